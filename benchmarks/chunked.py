@@ -17,13 +17,13 @@ from deltalake import DeltaTable
 
 from benchmarks.rig import COLUMNS, LIMIT_S, ROW, Meter, Rig, config, source
 from benchmarks.writers import Writers
-from ingestd.demo.daemon import Daemon
-from ingestd.demo.waiting import await_until
-from ingestd.observe.client import request_snapshot
-from ingestd.schema import TableId
-from ingestd.sink.paths import Layout
-from ingestd.sink.read import read_files
-from ingestd.sink.store import Store, open_store
+from ingestd.http.client import request_snapshot
+from ingestd.lake.delta.read import read_files
+from ingestd.lake.layout import Layout
+from ingestd.lake.store.store import Store, open_store
+from ingestd.model.schema import TableId
+from ingestd.testing.embedded.daemon import Daemon
+from ingestd.testing.embedded.waiting import await_until
 
 ROWS, WRITES_PER_S, PHASE_S = 2_000_000, 500, 20.0
 NAME = "chunked"

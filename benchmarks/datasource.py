@@ -19,7 +19,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from benchmarks.rig import COLUMNS, LIMIT_S, ROW, Rig, config, source
-from ingestd.demo.passwords import random_password
+from ingestd.testing.embedded.passwords import random_password
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

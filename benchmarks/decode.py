@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ingestd.decode.relation import table_of
-from ingestd.decode.stream import StreamDecoder
+from ingestd.decode.pgoutput.decoder import StreamDecoder
+from ingestd.decode.pgoutput.relation import table_of
 
 TRANSACTIONS, INSERTS_EACH = 100, 10_000
 FEED_BYTES = 4 << 20
@@ -133,7 +133,7 @@ def _decoded_s(feeds: Sequence[Feed], wanted: int) -> float:
 
 
 AS_DAEMON = """
-from ingestd.allocation import give_back_early
+from ingestd.process.memory import give_back_early
 give_back_early()
 import sys
 from benchmarks import decode

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from benchmarks.rig import COLUMNS, ROW, Rig, config, source, timed
-from ingestd.demo.daemon import Daemon
-from ingestd.positions import Lsn
+from ingestd.model.lsn import Lsn
+from ingestd.testing.embedded.daemon import Daemon
 
 ROWS, TRANSACTIONS = 1_000_000, 100
 

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.rig import Rig, config, source
-from ingestd.demo.daemon import Daemon
-from ingestd.schema import TableId
-from ingestd.sink.read import read_raw
+from ingestd.lake.delta.read import read_raw
+from ingestd.model.schema import TableId
+from ingestd.testing.embedded.daemon import Daemon
 
 RATE, SECONDS = 1000, 30
 SESSIONS = 8

@@ -24,17 +24,17 @@ import pyarrow as pa
 
 from benchmarks.rig import Rig, config, source
 from benchmarks.writers import Writers
-from ingestd.allocation import give_back_early
-from ingestd.changes import EpochSummary, TableBatch, change_schema
 from ingestd.config import DEFAULT_TARGET_BYTES
 from ingestd.demo.lake_view import view_lake
-from ingestd.demo.waiting import await_until
-from ingestd.positions import Lsn
-from ingestd.run.maintenance import MANY
-from ingestd.schema import Column, Table, TableId, with_before
-from ingestd.sink.lake import DeltaLake
-from ingestd.sink.maintenance import MaintenancePolicy
-from ingestd.sink.maintenance_process import MaintenanceProcess
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.lake.maintenance.compaction import MaintenancePolicy
+from ingestd.lake.maintenance.process import MaintenanceProcess
+from ingestd.model.changes import EpochSummary, TableBatch, change_schema
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import Column, Table, TableId, with_before
+from ingestd.pipeline.maintenance import MANY
+from ingestd.process.memory import give_back_early
+from ingestd.testing.embedded.waiting import await_until
 
 EPOCHS = 10_000
 EARLY = range(100, 300)

@@ -13,7 +13,7 @@ import psycopg
 from benchmarks.rig import LIMIT_S, Meter, Rig, config, source
 from benchmarks.writers import Writers
 from ingestd.demo.lake_view import view_lake
-from ingestd.demo.waiting import await_until
+from ingestd.testing.embedded.waiting import await_until
 
 TABLES, ROWS = 300, 100
 RAW_ROWS = ROWS + 1

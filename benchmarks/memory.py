@@ -16,9 +16,9 @@ import psycopg
 from benchmarks.figure import Figure, memory_figure
 from benchmarks.rig import COLUMNS, ROW, Rig, config, rig, source
 from benchmarks.writers import Writers
-from ingestd.demo.daemon import Daemon
-from ingestd.demo.waiting import await_until
-from ingestd.positions import Lsn
+from ingestd.model.lsn import Lsn
+from ingestd.testing.embedded.daemon import Daemon
+from ingestd.testing.embedded.waiting import await_until
 
 STEADY_MB, GIANT_MB, TABLES_MB = 350, 512, 600
 MILLION = 1_000_000

@@ -17,8 +17,8 @@ from delta.tables import DeltaTable
 from pyspark.sql import Window
 from pyspark.sql import functions as f
 
-from ingestd.schema import TableId
-from ingestd.sink.paths import Layout, segment
+from ingestd.lake.layout import Layout, segment
+from ingestd.model.schema import TableId
 from spark_jobs.session import local_session
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ingestd.changes import (
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.model.changes import (
     DELETE,
     INSERT,
     SNAPSHOT,
@@ -29,10 +30,9 @@ from ingestd.changes import (
     change_schema,
     marker_batch,
 )
-from ingestd.positions import Lsn
-from ingestd.recorded import TableEvent, TableState
-from ingestd.schema import TIMESTAMP, Column, Table, TableId
-from ingestd.sink.lake import DeltaLake
+from ingestd.model.lake_state import TableEvent, TableState
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import TIMESTAMP, Column, Table, TableId
 
 Ints = NDArray[np.int64]
 

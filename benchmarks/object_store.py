@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 
 from benchmarks import drain
 from benchmarks.rig import Rig
-from ingestd.schema import TableId
-from ingestd.sink.read import read_raw
+from ingestd.lake.delta.read import read_raw
+from ingestd.model.schema import TableId
 from tests.harness.object_store import ObjectStoreServer
 
 LATENCY_S, ROUNDS = 0.03, 5

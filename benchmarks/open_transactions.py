@@ -18,11 +18,11 @@ import psutil
 from numpy.typing import NDArray
 
 from benchmarks.rig import COLUMNS, ROW, Rig, config, rig, source
-from ingestd.demo.daemon import Daemon
-from ingestd.demo.waiting import await_until
-from ingestd.positions import Lsn
-from ingestd.schema import TableId
-from ingestd.sink.read import read_raw
+from ingestd.lake.delta.read import read_raw
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import TableId
+from ingestd.testing.embedded.daemon import Daemon
+from ingestd.testing.embedded.waiting import await_until
 
 RATE = 20
 """Small transactions a second."""

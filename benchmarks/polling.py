@@ -8,8 +8,8 @@ from statistics import median
 
 from benchmarks import snapshot
 from benchmarks.rig import LIMIT_S, Meter, Rig, config
-from ingestd.demo.daemon import Daemon
-from ingestd.demo.waiting import await_until
+from ingestd.testing.embedded.daemon import Daemon
+from ingestd.testing.embedded.waiting import await_until
 
 ROWS, RUNS = 1_000_000, 3
 STEADY_ROWS, CHANGES, CYCLES = 10_000_000, 1000, 20

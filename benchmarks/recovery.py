@@ -12,8 +12,8 @@ import psycopg
 
 from benchmarks.rig import LIMIT_S, Rig, config, source
 from benchmarks.writers import Writers
-from ingestd.demo.daemon import Daemon
-from ingestd.demo.waiting import await_until
+from ingestd.testing.embedded.daemon import Daemon
+from ingestd.testing.embedded.waiting import await_until
 
 TABLES, KILLS, PER_SECOND = 100, 10, 20
 EPOCHS_BEFORE, EPOCHS_BETWEEN = 50, 3

@@ -24,18 +24,18 @@ from deltalake import DeltaTable
 
 from benchmarks.rig import Rig, timed
 from benchmarks.snapshot import fill
-from ingestd.capture.reference import CopiedReferenceSource, describe
-from ingestd.capture.session import connect
-from ingestd.capture.settings import WalSettings
-from ingestd.changes import EpochSummary, TableBatch, change_schema, marker_batch
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.lake.layout import Layout
+from ingestd.lake.reference.source import RawReferenceSource
+from ingestd.lake.reference.table import DeltaReferenceTable
+from ingestd.model.changes import EpochSummary, TableBatch, change_schema, marker_batch
+from ingestd.model.lake_state import TableEvent, TableState
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import Table, TableId
 from ingestd.ports import ReferenceTableSource
-from ingestd.positions import Lsn
-from ingestd.recorded import TableEvent, TableState
-from ingestd.schema import Table, TableId
-from ingestd.sink.lake import DeltaLake
-from ingestd.sink.paths import Layout
-from ingestd.sink.reference_source import RawReferenceSource
-from ingestd.sink.reference_table import DeltaReferenceTable
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.reference_copy import CopiedReferenceSource, describe
+from ingestd.postgres.settings import WalSettings
 
 ROWS, CHANGES = 1_000_000, 10_000
 NAME = "reference"

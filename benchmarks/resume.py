@@ -18,13 +18,13 @@ from deltalake.exceptions import TableNotFoundError
 
 from benchmarks.rig import COLUMNS, LIMIT_S, ROW, Rig, config, source
 from benchmarks.writers import Writers
-from ingestd.demo.daemon import Daemon
-from ingestd.demo.waiting import await_until
-from ingestd.observe.client import request_snapshot
-from ingestd.schema import TableId
-from ingestd.sink.paths import Layout
-from ingestd.sink.read import read_files
-from ingestd.sink.store import open_store
+from ingestd.http.client import request_snapshot
+from ingestd.lake.delta.read import read_files
+from ingestd.lake.layout import Layout
+from ingestd.lake.store.store import open_store
+from ingestd.model.schema import TableId
+from ingestd.testing.embedded.daemon import Daemon
+from ingestd.testing.embedded.waiting import await_until
 
 ROWS, KILLS, WORKERS, WRITES_PER_S = 2_000_000, 20, 2, 200
 CHUNK_BYTES = 32_000_000

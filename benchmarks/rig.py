@@ -16,10 +16,10 @@ from typing import Any
 import psutil
 import psycopg
 
-from ingestd.demo.daemon import Daemon
-from ingestd.demo.postgres import PostgresServer
-from ingestd.demo.waiting import await_until
-from ingestd.positions import Lsn
+from ingestd.model.lsn import Lsn
+from ingestd.testing.embedded.daemon import Daemon
+from ingestd.testing.embedded.postgres import PostgresServer
+from ingestd.testing.embedded.waiting import await_until
 
 COLUMNS = """
     id bigint PRIMARY KEY, customer int NOT NULL, amount numeric(12,2), status varchar(20),

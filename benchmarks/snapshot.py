@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.rig import COLUMNS, LIMIT_S, ROW, Rig, config, source, timed
-from ingestd.demo.daemon import Daemon
-from ingestd.demo.waiting import await_until
+from ingestd.testing.embedded.daemon import Daemon
+from ingestd.testing.embedded.waiting import await_until
 
 ROWS, RUNS = 1_000_000, 3
 LARGER = 10

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ingestd.demo.daemon import module_environment
-from ingestd.demo.orphans import Guard
-from ingestd.demo.waiting import await_until
+from ingestd.testing.embedded.daemon import module_environment
+from ingestd.testing.embedded.orphans import Guard
+from ingestd.testing.embedded.waiting import await_until
 
 LIMIT_S = 600.0
 TERM_LIMIT_S = 60.0

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from ingestd import cli
-from ingestd.decode import rows
-from ingestd.decode.stream import StreamDecoder
-from ingestd.sink import durable
-from ingestd.sink.epochs import EpochTable
-from ingestd.sink.fragments import FragmentWriter
-from ingestd.sink.raw import RawTable
+from ingestd.decode import change_batch as rows
+from ingestd.decode.pgoutput.decoder import StreamDecoder
+from ingestd.lake.epochs_table import EpochTable
+from ingestd.lake.parquet_writer import FragmentWriter
+from ingestd.lake.raw_table import RawTable
+from ingestd.lake.store import fsync as durable
 
 DECODE, CAST, PARQUET = "decode", "Arrow cast", "Parquet"
 COMMIT, FSYNC = "Delta commit", "fsync"

@@ -23,8 +23,8 @@ from rich.table import Table
 
 from benchmarks import drain, staged
 from benchmarks.rig import Rig, rig
-from ingestd.demo.daemon import Daemon, module_environment
-from ingestd.positions import Lsn
+from ingestd.model.lsn import Lsn
+from ingestd.testing.embedded.daemon import Daemon, module_environment
 
 RESULTS = Path(__file__).with_name("PROFILE.md")
 FLAMES = Path(__file__).with_name(".data")

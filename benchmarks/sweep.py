@@ -19,15 +19,15 @@ from pathlib import Path
 import pyarrow as pa
 
 from benchmarks.rig import Rig, rig, timed
-from ingestd.capture.polling.key_pages import KeyPages
-from ingestd.capture.polling.key_set import KeySet
-from ingestd.capture.polling.sweep import Sweep, absent
-from ingestd.capture.session import connect
-from ingestd.capture.settings import PollingSettings
-from ingestd.changes import EpochSummary, TableBatch, change_schema
-from ingestd.positions import Lsn
-from ingestd.schema import Column, Table, TableId
-from ingestd.sink.lake import DeltaLake
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.model.changes import EpochSummary, TableBatch, change_schema
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import Column, Table, TableId
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.polling.keys.delete_sweep import Sweep, absent
+from ingestd.postgres.polling.keys.key_pages import KeyPages
+from ingestd.postgres.polling.keys.key_set import KeySet
+from ingestd.postgres.settings import PollingSettings
 
 ROWS, QUICK_ROWS = 10_000_000, 1_000_000
 GONE = 1000

@@ -12,7 +12,7 @@ import psutil
 
 from benchmarks.rig import LIMIT_S, Rig, config, source, timed
 from benchmarks.snapshot import fill
-from ingestd.demo.waiting import await_until
+from ingestd.testing.embedded.waiting import await_until
 
 ROWS, CHANGED = 1_000_000, 100_000
 NAME = "verify"

@@ -18,12 +18,6 @@ from pydantic import SecretStr
 from pydantic_core import PydanticUndefined
 
 from docs_site.markdown import MADE_BY, table
-from ingestd.capture.settings import (
-    PolledTableSettings,
-    PollingSettings,
-    PostgresSettings,
-    WalSettings,
-)
 from ingestd.config import (
     DEFAULT_REFRESH_S,
     DEFAULT_TARGET_BYTES,
@@ -38,13 +32,19 @@ from ingestd.config import (
     SourceSettings,
     TableSettings,
 )
-from ingestd.quantities import (
+from ingestd.config.units import (
     Address,
     seconds,
     seconds_or_off,
     seconds_or_zero,
     size_bytes,
     size_or_zero,
+)
+from ingestd.postgres.settings import (
+    PolledTableSettings,
+    PollingSettings,
+    PostgresSettings,
+    WalSettings,
 )
 
 _INTRO = """# Configuration

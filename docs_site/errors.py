@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from docs_site.error_texts import KINDS, Text, texts
 from docs_site.markdown import MADE_BY, table
-from ingestd import config_errors
-from ingestd.capture import faults as source_faults
-from ingestd.errors import PROTOCOL_REMEDY
-from ingestd.sink import faults
+from ingestd.config import errors as config_errors
+from ingestd.lake.store import errors as faults
+from ingestd.model.errors import PROTOCOL_REMEDY
+from ingestd.postgres.connection import errors as source_faults
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -57,15 +57,15 @@ _PLACES: Sequence[tuple[str, Sequence[str]]] = (
         "The config file",
         (
             "ingestd/config/*.py",
-            "ingestd/quantities.py",
-            "ingestd/references.py",
-            "ingestd/capture/settings.py",
+            "ingestd/config/units.py",
+            "ingestd/config/interpolation.py",
+            "ingestd/postgres/settings.py",
         ),
     ),
     ("A source read by its WAL", ("ingestd/capture/wal/*.py",)),
     ("A source that is polled", ("ingestd/capture/polling/*.py",)),
-    ("Any source, and its tables", ("ingestd/capture/*.py", "ingestd/row_limit.py")),
-    ("The run of a source", ("ingestd/run/*.py", "ingestd/open_files.py")),
+    ("Any source, and its tables", ("ingestd/capture/*.py", "ingestd/model/row_limit.py")),
+    ("The run of a source", ("ingestd/run/*.py", "ingestd/process/file_limit.py")),
     ("The lake", ("ingestd/sink/*.py",)),
     (
         "HTTP and the commands",
@@ -73,10 +73,10 @@ _PLACES: Sequence[tuple[str, Sequence[str]]] = (
             "ingestd/app/*.py",
             "ingestd/cli/*.py",
             "ingestd/starter/*.py",
-            "ingestd/drop_command.py",
-            "ingestd/lake_look.py",
-            "ingestd/table_report.py",
-            "ingestd/verify_report.py",
+            "ingestd/cli/commands/drop.py",
+            "ingestd/app/peek.py",
+            "ingestd/app/table_report.py",
+            "ingestd/app/verify_report.py",
             "ingestd/observe/*.py",
             "ingestd/failpoints.py",
         ),

@@ -35,7 +35,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ingestd.errors import ConfigError, TransientError
+from ingestd.model.errors import ConfigError, TransientError
 
 VARIABLE = "INGESTD_FAILPOINTS"
 DELAY_S = 0.2

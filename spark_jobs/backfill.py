@@ -12,15 +12,15 @@ import sys
 from collections.abc import Callable, Sequence
 
 from ingestd.config import Config
-from ingestd.errors import ConfigError, TransientError
-from ingestd.quantities import size_bytes
-from ingestd.schema import TableId
-from ingestd.sink.lake import DeltaLake
-from ingestd.sink.store import LocalStore
-from spark_jobs.backfill_driver import Backfill, Outcome
-from spark_jobs.backfill_reading import BackfillPolicy, SplitRunner
-from spark_jobs.backfill_splits import SplitReader
-from spark_jobs.command import (
+from ingestd.config.units import size_bytes
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.lake.store.store import LocalStore
+from ingestd.model.errors import ConfigError, TransientError
+from ingestd.model.schema import TableId
+from spark_jobs.backfills.driver import Backfill, Outcome
+from spark_jobs.backfills.plan import BackfillPolicy, SplitRunner
+from spark_jobs.backfills.task import SplitReader
+from spark_jobs.cli.arguments import (
     EXIT_DONE,
     EXIT_OPERATOR,
     EXIT_TRANSIENT,
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     config = require_config(chosen)
     tables = [_table_id(text) for text in chosen.tables]
     session = job_session(f"ingestd backfill {chosen.source}", remote=chosen.remote)
-    from spark_jobs.backfill_tasks import SparkTasks  # noqa: PLC0415 - needs pyspark
+    from spark_jobs.backfills.runner import SparkTasks  # noqa: PLC0415 - needs pyspark
 
     runner = SparkTasks(session)
     size, again = chosen.split_bytes, chosen.again

@@ -12,7 +12,7 @@
 The rows have the lake's types and what the config says of columns, and `_cdc_raw` for values that
 their columns can't hold. Tasks read by COPY, the same splits and page source as the daemon's
 snapshots, and hand Arrow batches on. All tasks of a query read one snapshot, whatever tables they
-read: `spark_jobs.exported_snapshot` has how, and when it ends. docs/spark-datasource.md has the
+read: `spark_jobs.source.exported_snapshot` has how, and when it ends. docs/spark-datasource.md has the
 options.
 
 What Spark 4.2 gives a Python data source, and what follows (all of it looked up in its sources, and
@@ -46,17 +46,17 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
+from ingestd.model.predicates import Predicate
 from ingestd.ports import Connector, PageSource, Split
-from ingestd.predicates import Predicate
-from spark_jobs.keeper_process import jvm_pid, keeper_of, listening_host
-from spark_jobs.keeper_protocol import KeeperAddress
-from spark_jobs.read_plan import ReadPlan
-from spark_jobs.snapshot_lease import Lease, leased, register
-from spark_jobs.source_filters import predicate_of
-from spark_jobs.source_options import FORMAT, SourceOptions, parse_options
-from spark_jobs.source_schema import arrow_schema, as_spark_takes, chosen, spark_schema
-from spark_jobs.source_table import SourceTable, find_table
-from spark_jobs.split_batches import batches_of
+from spark_jobs.source.filters import predicate_of
+from spark_jobs.source.keeper_process import jvm_pid, keeper_of, listening_host
+from spark_jobs.source.keeper_protocol import KeeperAddress
+from spark_jobs.source.lease import Lease, leased, register
+from spark_jobs.source.options import FORMAT, SourceOptions, parse_options
+from spark_jobs.source.read_plan import ReadPlan
+from spark_jobs.source.schema import arrow_schema, as_spark_takes, chosen, spark_schema
+from spark_jobs.source.split_batches import batches_of
+from spark_jobs.source.table import SourceTable, find_table
 
 _EXECUTION = ("spark.sql.execution.root.id", "spark.sql.execution.id")
 """Local properties of a task: the outermost action that it runs for, and this one."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from ingestd.errors import OperatorError
-from spark_jobs.checked_tables import CheckedTables
-from spark_jobs.command import spark_uri
-from spark_jobs.cuts import Cut, find_cut, newest_cut
-from spark_jobs.mirror_table import DELETED_AT
-from spark_jobs.targets import MIRRORS, table_path
+from ingestd.model.errors import OperatorError
+from spark_jobs.cli.arguments import spark_uri
+from spark_jobs.delta_log.checked_tables import CheckedTables
+from spark_jobs.engine.cuts import Cut, find_cut, newest_cut
+from spark_jobs.lake.targets import MIRRORS, table_path
+from spark_jobs.mirrors.table import DELETED_AT
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -12,9 +12,9 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from spark_jobs.command import run_until_stopped
-from spark_jobs.table_command import run_table_job, table_job_parser
-from spark_jobs.targets import HISTORIES
+from spark_jobs.cli.arguments import run_until_stopped
+from spark_jobs.cli.table_job import run_table_job, table_job_parser
+from spark_jobs.lake.targets import HISTORIES
 
 if TYPE_CHECKING:
     import argparse
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from spark_jobs.table_moves import TableJob
+    from spark_jobs.engine.table_mover import TableJob
 
 
 def as_of(spark: SparkSession, target: str, table: str, at: datetime) -> DataFrame:
-    """Give a table's rows as they were at a time. See `spark_jobs.history_views.as_of`."""
-    from spark_jobs import history_views  # noqa: PLC0415 - pyspark only where it is used
+    """Give a table's rows as they were at a time. See `spark_jobs.histories.views.as_of`."""
+    from spark_jobs.histories import views as history_views  # noqa: PLC0415 - pyspark only where it is used
 
     return history_views.as_of(spark, target, table, at)
 
 
 def as_of_lsn(spark: SparkSession, target: str, table: str, lsn: int | str) -> DataFrame:
-    """Give a table's rows as of a position. See `spark_jobs.history_views.as_of_lsn`."""
-    from spark_jobs import history_views  # noqa: PLC0415 - pyspark only where it is used
+    """Give a table's rows as of a position. See `spark_jobs.histories.views.as_of_lsn`."""
+    from spark_jobs.histories import views as history_views  # noqa: PLC0415 - pyspark only where it is used
 
     return history_views.as_of_lsn(spark, target, table, lsn)
 
@@ -58,7 +58,7 @@ def main(
     chosen = parser().parse_args(arguments)
 
     def make() -> tuple[TableJob, Mapping[str, str]]:
-        from spark_jobs.history_moving import SETTINGS, Histories  # noqa: PLC0415 - imports pyspark
+        from spark_jobs.histories.job import SETTINGS, Histories  # noqa: PLC0415 - imports pyspark
 
         return Histories(), SETTINGS
 

@@ -12,15 +12,15 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from spark_jobs.command import run_until_stopped
-from spark_jobs.table_command import run_table_job, table_job_parser
-from spark_jobs.targets import MIRRORS
+from spark_jobs.cli.arguments import run_until_stopped
+from spark_jobs.cli.table_job import run_table_job, table_job_parser
+from spark_jobs.lake.targets import MIRRORS
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Mapping, Sequence
 
-    from spark_jobs.table_moves import TableJob
+    from spark_jobs.engine.table_mover import TableJob
 
 
 def parser() -> argparse.ArgumentParser:
@@ -45,7 +45,7 @@ def main(
     chosen = parser().parse_args(arguments)
 
     def make() -> tuple[TableJob, Mapping[str, str]]:
-        from spark_jobs.mirroring import MERGE_SETTINGS, Mirroring  # noqa: PLC0415 - imports pyspark
+        from spark_jobs.mirrors.job import MERGE_SETTINGS, Mirroring  # noqa: PLC0415 - imports pyspark
 
         return Mirroring(soft_deletes=chosen.soft_deletes), MERGE_SETTINGS
 

@@ -16,8 +16,8 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from ingestd.quantities import seconds, size_bytes
-from spark_jobs.command import job_parser, require_config, run_job
+from ingestd.config.units import seconds, size_bytes
+from spark_jobs.cli.arguments import job_parser, require_config, run_job
 from spark_jobs.session import job_session
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
         f"ingestd reconcile {chosen.source}", remote=chosen.remote, needs_driver=True
     )
     # What follows imports pyspark, of which job_session has seen that it is there.
-    from spark_jobs.reconciling import reconcile  # noqa: PLC0415
+    from spark_jobs.reconciling.run import reconcile  # noqa: PLC0415
 
     return reconcile(session, config, chosen)
 

@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ingestd.errors import OperatorError
-from spark_jobs.class_archive import archive_path, cache_folder, options_to_use
+from ingestd.model.errors import OperatorError
+from spark_jobs.session_cache import archive_path, cache_folder, options_to_use
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

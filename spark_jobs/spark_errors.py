@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ingestd.errors import OperatorError, TransientError
+from ingestd.model.errors import OperatorError, TransientError
 
 if TYPE_CHECKING:
-    from ingestd.errors import IngestdError
+    from ingestd.model.errors import IngestdError
 
 
 def meaning_of(error: Exception) -> IngestdError:

@@ -1,4 +1,4 @@
-"""Makes local Spark sessions of this machine start sooner: see `spark_jobs.class_archive`.
+"""Makes local Spark sessions of this machine start sooner: see `spark_jobs.session_cache`.
 
     python -m spark_jobs.warm_up
 
@@ -16,10 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ingestd.errors import OperatorError
-from ingestd.importing import module_environment, python_command
-from spark_jobs.class_archive import has_plain_path, options_to_make, remove_older
-from spark_jobs.command import EXIT_DONE, run_job
+from ingestd.model.errors import OperatorError
+from ingestd.process.fast_imports import module_environment, python_command
+from spark_jobs.cli.arguments import EXIT_DONE, run_job
 from spark_jobs.session import (
     JAVA_OPTIONS,
     LOCAL_SETTINGS,
@@ -27,6 +26,7 @@ from spark_jobs.session import (
     local_session,
     require_spark,
 )
+from spark_jobs.session_cache import has_plain_path, options_to_make, remove_older
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

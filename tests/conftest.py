@@ -49,9 +49,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import psycopg
 import pytest
 
-from ingestd.demo.daemon import Daemon
-from ingestd.demo.installations import find_bindirs
-from ingestd.demo.postgres import PostgresServer
+from ingestd.testing.embedded.daemon import Daemon
+from ingestd.testing.embedded.installations import find_bindirs
+from ingestd.testing.embedded.postgres import PostgresServer
 from tests.harness.attacks import mark_attacks, report_lines
 from tests.harness.databases import Database, fresh_database
 from tests.harness.hostile import hostile_calls, make_hostile_schema, set_hostile_path

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, LiteralString
 
-from ingestd.demo.postgres import PostgresServer
+from ingestd.testing.embedded.postgres import PostgresServer
 from tests.harness.user_types import EXTENSIONS
 
 if TYPE_CHECKING:

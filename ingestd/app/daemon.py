@@ -16,19 +16,19 @@ from pathlib import Path
 import structlog
 
 from ingestd import __version__, failpoints
-from ingestd.app.parts import load, require_source
-from ingestd.app.sources import Building
+from ingestd.app.build import Building
+from ingestd.app.factories import load, require_source
+from ingestd.app.reload import Reloading
 from ingestd.config import Config
 from ingestd.decode import native
+from ingestd.http.auth import openness, protection_of
+from ingestd.http.command_token import OFF_REMEDY
+from ingestd.http.server import HttpServer
 from ingestd.observe import logs
-from ingestd.observe.command_token import OFF_REMEDY
-from ingestd.observe.http import HttpServer
 from ingestd.observe.metrics import Metrics
-from ingestd.observe.notify import telling_service_manager
-from ingestd.observe.protection import openness, protection_of
 from ingestd.observe.status import DaemonStatus, paused, ready
-from ingestd.reloading import Reloading
-from ingestd.run.storage_watch import StorageWatch
+from ingestd.observe.systemd import telling_service_manager
+from ingestd.pipeline.telemetry.storage import StorageWatch
 
 EXIT_WITHIN_S = 9.5
 """A stop that takes longer ends the process: what is not committed is read again at the start."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from ingestd.app.parts import connector_of, lake_of, storage_options
-from ingestd.checks import CheckLine
+from ingestd.app.factories import connector_of, lake_of, storage_options
 from ingestd.config import Config, SourceSettings
-from ingestd.errors import IngestdError
+from ingestd.lake.marker import read_marker
+from ingestd.lake.store.store import open_store
+from ingestd.model.check import CheckLine
+from ingestd.model.errors import IngestdError
+from ingestd.pipeline.known_lake import lake_lost, look
 from ingestd.ports import LakeLost
-from ingestd.run.known_lake import lake_lost, look
-from ingestd.sink.marker import read_marker
-from ingestd.sink.store import open_store
 
 
 def check_marker(config: Config) -> CheckLine | None:

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ingestd.app.parts import connector_of, lake_of, load, require_source
+from ingestd.app.factories import connector_of, lake_of, load, require_source
+from ingestd.app.table_report import SourceReport, report_tables, report_to_json, require_schema
 from ingestd.config import Config
-from ingestd.errors import IngestdError
-from ingestd.table_report import SourceReport, report_tables, report_to_json, require_schema
+from ingestd.model.errors import IngestdError
 
 
 def tables(

@@ -15,15 +15,19 @@ import typer
 from typer.main import get_command
 
 from ingestd import __version__
-from ingestd.cli import commands, lake, pausing, starting, status
-from ingestd.cli.examples import epilog
-from ingestd.cli.faults import (
+from ingestd.cli.commands import core as commands
+from ingestd.cli.commands import epochs as lake
+from ingestd.cli.commands import init as starting
+from ingestd.cli.commands import pause as pausing
+from ingestd.cli.commands import status
+from ingestd.cli.errors import (
     USAGE_ERROR,
     exit_code,
     report_unexpected,
     report_usage,
     reporting,
 )
+from ingestd.cli.examples import epilog
 
 __all__ = ["app", "exit_code", "main", "report_unexpected", "reporting"]
 

@@ -55,7 +55,7 @@ def _in_lake(uri: str, source: str) -> set[str]:
     """Give the tables that a local lake has."""
     if not uri or "://" in uri:
         return set()
-    from ingestd.sink.paths import OWN_FOLDERS, Layout  # noqa: PLC0415
+    from ingestd.lake.layout import OWN_FOLDERS, Layout  # noqa: PLC0415
 
     layout = Layout(source)
     with suppress(OSError):

@@ -9,7 +9,7 @@ import typer
 
 from ingestd.cli import completion
 from ingestd.cli.config_path import DEFAULT_CONFIG
-from ingestd.errors import ConfigError
+from ingestd.model.errors import ConfigError
 
 if TYPE_CHECKING:
     from ingestd.config import Config
@@ -63,7 +63,7 @@ TableNames = Annotated[
 
 def size_in(text: str, option: str) -> int:
     """Read a size, in bytes. Raises BadParameter."""
-    from ingestd.quantities import size_bytes  # noqa: PLC0415
+    from ingestd.config.units import size_bytes  # noqa: PLC0415
 
     try:
         return size_bytes(text)
@@ -73,7 +73,7 @@ def size_in(text: str, option: str) -> int:
 
 def duration_in(text: str, option: str) -> float:
     """Read a duration, in seconds. Raises BadParameter."""
-    from ingestd.quantities import seconds  # noqa: PLC0415
+    from ingestd.config.units import seconds  # noqa: PLC0415
 
     try:
         return seconds(text)

@@ -6,6 +6,7 @@ the daemon; a relative `file:` path to the folder of the config file.
 
 from __future__ import annotations
 
+from ingestd.config.base import Secret, Section
 from ingestd.config.daemon import (
     DEFAULT_TARGET_BYTES,
     EpochSettings,
@@ -16,7 +17,6 @@ from ingestd.config.daemon import (
     MaintenanceSettings,
 )
 from ingestd.config.file import Config, load_config
-from ingestd.config.section import Secret, Section
 from ingestd.config.sources import (
     DEFAULT_REFRESH_S,
     NO_CONTROLS,

@@ -15,9 +15,9 @@ from pydantic import (
     model_validator,
 )
 
-from ingestd.config.section import Section
-from ingestd.config_errors import KeyPathError
-from ingestd.quantities import Address, Seconds, SecondsOrOff, SizeBytes, address
+from ingestd.config.base import Section
+from ingestd.config.errors import KeyPathError
+from ingestd.config.units import Address, Seconds, SecondsOrOff, SizeBytes, address
 
 _STORES = ("s3", "s3a", "gs", "az", "abfs", "abfss", "adl")
 _SCHEMES = (*_STORES, "file")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, PrivateAttr, SecretStr, ValidationError
 
+from ingestd.config.base import Section
 from ingestd.config.daemon import (
     EpochSettings,
     HttpSettings,
@@ -17,12 +18,11 @@ from ingestd.config.daemon import (
     LogSettings,
     MaintenanceSettings,
 )
-from ingestd.config.section import Section
+from ingestd.config.errors import Problem, describe, problems_of
+from ingestd.config.interpolation import KeyPath, Resolver
+from ingestd.config.redaction import Redactor, secrets_in_environment
 from ingestd.config.sources import SourceSettings
-from ingestd.config_errors import Problem, describe, problems_of
-from ingestd.errors import ConfigError
-from ingestd.redaction import Redactor, secrets_in_environment
-from ingestd.references import KeyPath, Resolver
+from ingestd.model.errors import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path

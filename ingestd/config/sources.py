@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
-from ingestd.config.section import Secret, Section
-from ingestd.config_errors import KeyPathError
-from ingestd.quantities import Seconds
-from ingestd.references import KeyPath
-from ingestd.schema import TableId
+from ingestd.config.base import Secret, Section
+from ingestd.config.errors import KeyPathError
+from ingestd.config.interpolation import KeyPath
+from ingestd.config.units import Seconds
+from ingestd.model.schema import TableId
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,7 @@ class TableSettings(Section):
     """`[sources.NAME.table."schema.table"]`; columns by the source's names.
 
     `exclude_columns` never reach the lake. `mask_columns`: only a keyed hash of the value does, or
-    nothing. `types`: the lake's type, as `ingestd.decode.types.override_type` reads it.
+    nothing. `types`: the lake's type, as `ingestd.decode.type_mapping.override_type` reads it.
     `reference`: whether the lake keeps the table's current rows, and how they are kept
     (docs/reference-tables.md); `refresh`: how often, in seconds, "snapshot_only" reads them.
     """

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from ingestd.sink.paths import Layout
-from ingestd.sink.read import read_files
-from ingestd.sink.store import open_store
+from ingestd.lake.delta.read import read_files
+from ingestd.lake.layout import Layout
+from ingestd.lake.store.store import open_store
 
 
 @dataclass(frozen=True, slots=True)

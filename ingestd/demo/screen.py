@@ -11,13 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from ingestd.demo.lake_view import LakeView
-from ingestd.status_table import size
+from ingestd.terminal.status import size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
 
-    from ingestd.demo.comparison import Comparison
+    from ingestd.testing.oracle.comparison import Comparison
 
 _LINE_EVERY_S = 5.0
 

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING
 
-from ingestd.errors import OperatorError
+from ingestd.model.errors import OperatorError
 from spark_jobs.session import local_session
 
 if TYPE_CHECKING:

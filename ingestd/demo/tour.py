@@ -16,25 +16,25 @@ from typing import TYPE_CHECKING
 import psycopg
 from rich.console import Console
 
-from ingestd.demo.comparison import await_caught_up, compare_source
-from ingestd.demo.daemon import Daemon, DaemonEndedError
-from ingestd.demo.installations import find_bindirs, wheel_bindirs
 from ingestd.demo.lake_view import view_lake
-from ingestd.demo.orphans import Guard
-from ingestd.demo.postgres import PostgresServer
 from ingestd.demo.screen import Screen, print_comparisons
 from ingestd.demo.shop import Customers, open_shop
-from ingestd.errors import OperatorError
-from ingestd.files.creating import append, create, is_shared
-from ingestd.importing import module_environment, python_command
-from ingestd.schema import TableId
-from ingestd.sink.paths import Layout
+from ingestd.lake.layout import Layout
+from ingestd.model.errors import OperatorError
+from ingestd.model.schema import TableId
+from ingestd.process.fast_imports import module_environment, python_command
+from ingestd.process.file_creation import append, create, is_shared
+from ingestd.testing.embedded.daemon import Daemon, DaemonEndedError
+from ingestd.testing.embedded.installations import find_bindirs, wheel_bindirs
+from ingestd.testing.embedded.orphans import Guard
+from ingestd.testing.embedded.postgres import PostgresServer
+from ingestd.testing.oracle.comparison import await_caught_up, compare_source
 from spark_jobs.session import require_spark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ingestd.demo.comparison import Comparison
+    from ingestd.testing.oracle.comparison import Comparison
 
 SOURCE, SLOT, DATABASE = "shop", "ingestd_shop", "shop"
 SPARK_TABLE, SPARK_KEY = TableId("public", "orders"), "id"
@@ -192,8 +192,8 @@ def _print_next(stage: _Stage) -> None:
     say = stage.screen.say
     say(f"\nThe lake is in {stage.lake}. Try next:\n")
     snippet = (
-        "from ingestd.schema import TableId",
-        "from ingestd.sink.read import read_raw",
+        "from ingestd.model.schema import TableId",
+        "from ingestd.lake.delta.read import read_raw",
         f"read_raw({json.dumps(str(stage.lake))}, {SOURCE!r}, TableId('public', 'payments'))",
     )
     program = _program()

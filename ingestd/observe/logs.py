@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import structlog
 
-from ingestd.observe.traces import trace
+from ingestd.observe.tracebacks import trace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from structlog.typing import EventDict, Processor, WrappedLogger
 
     from ingestd.config import LogSettings
-    from ingestd.redaction import Redactor
+    from ingestd.config.redaction import Redactor
 
 
 _REFUSED_EVERY_S = 60.0

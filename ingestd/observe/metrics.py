@@ -16,9 +16,9 @@ from prometheus_client import (
     generate_latest,
 )
 
+from ingestd.model.lake_state import TableState
 from ingestd.observe.freshness import FreshnessHistogram
 from ingestd.observe.status import SourceState
-from ingestd.recorded import TableState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from prometheus_client.metrics import MetricWrapperBase
 
+    from ingestd.model.lsn import Lsn
     from ingestd.ports import Lag
-    from ingestd.positions import Lsn
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 

@@ -9,11 +9,17 @@ from datetime import UTC, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from ingestd.errors import TableError
+from ingestd.model.errors import TableError
+from ingestd.model.lake_state import TableState
 from ingestd.observe.freshness import RecentFreshness
 from ingestd.observe.progress import SnapshotProgress
-from ingestd.observe.recent import EPOCHS_KEPT, ERRORS_KEPT, EpochStatus, ErrorStatus, note_error
-from ingestd.recorded import TableState
+from ingestd.observe.recent_events import (
+    EPOCHS_KEPT,
+    ERRORS_KEPT,
+    EpochStatus,
+    ErrorStatus,
+    note_error,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,11 +28,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ingestd.errors import IngestdError
-    from ingestd.observe.command_token import CommandToken
+    from ingestd.http.command_token import CommandToken
+    from ingestd.model.errors import IngestdError
+    from ingestd.model.lake_state import Notice
+    from ingestd.model.lsn import Lsn
     from ingestd.ports import Lag
-    from ingestd.positions import Lsn
-    from ingestd.recorded import Notice
 
 
 DROPPED_SHOWN_FOR = timedelta(days=1)

@@ -10,8 +10,9 @@ from ingestd.observe.status import paused, ready
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from ingestd.model.lsn import Lsn
     from ingestd.observe.progress import SnapshotProgress
-    from ingestd.observe.recent import EpochStatus, ErrorStatus
+    from ingestd.observe.recent_events import EpochStatus, ErrorStatus
     from ingestd.observe.status import (
         DaemonStatus,
         LastSnapshot,
@@ -20,14 +21,13 @@ if TYPE_CHECKING:
         StorageWait,
         TableStatus,
     )
-    from ingestd.positions import Lsn
 
 
 def to_json(status: DaemonStatus) -> dict[str, Any]:
     """Give the whole status.
 
     `commands`: the file of the token that they need, its user, or why they are off. `offline`: why
-    it is not the daemon itself that says so; see `ingestd.app.offline`.
+    it is not the daemon itself that says so; see `ingestd.app.offline_status`.
     """
     is_ready, reasons = ready(status)
     return {

@@ -1,7 +1,7 @@
 """The ports: what `run/` drives and a capture or a sink provides.
 
 Their docstrings are the contract; `tests/contract/` holds every implementation to it, the in-memory
-ones of `ingestd.fakes` like the real ones.
+ones of `ingestd.testing.fakes` like the real ones.
 
 The order of a source's life, and who moves which position::
 

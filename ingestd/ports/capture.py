@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from ingestd.errors import TableError
-from ingestd.positions import ZERO
+from ingestd.model.errors import TableError
+from ingestd.model.lsn import ZERO
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
     from datetime import datetime
 
-    from ingestd.changes import Chunk, TableBatch
-    from ingestd.keys import Key
-    from ingestd.positions import Lsn
-    from ingestd.recorded import Committed, Notice, RegisteredTable
-    from ingestd.schema import Table, TableId
-    from ingestd.visibility import Visibility
+    from ingestd.model.changes import Chunk, TableBatch
+    from ingestd.model.keys import Key
+    from ingestd.model.lake_state import Committed, Notice, RegisteredTable
+    from ingestd.model.lsn import Lsn
+    from ingestd.model.pg_snapshot import Visibility
+    from ingestd.model.schema import Table, TableId
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,7 @@ class Snapshot(Protocol):
 class ChangeCapture(Protocol):
     """Changes of one source. One user at a time, all calls from one event loop.
 
-    Raises TransientError, OperatorError (see `ingestd.errors`) or ProtocolError from any call.
+    Raises TransientError, OperatorError (see `ingestd.model.errors`) or ProtocolError from any call.
     """
 
     @property

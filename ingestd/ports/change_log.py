@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from ingestd.schema import TableId
+    from ingestd.model.schema import TableId
 
 
 class ChangeLog(Protocol):

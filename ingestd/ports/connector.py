@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pydantic import BaseModel
 
-    from ingestd.checks import CheckLine
-    from ingestd.errors import OperatorError
+    from ingestd.model.check import CheckLine
+    from ingestd.model.errors import OperatorError
+    from ingestd.model.lake_state import RegisteredTable
+    from ingestd.model.predicates import Predicate
+    from ingestd.model.schema import Table, TableId
     from ingestd.ports.capture import ChangeCapture, Refused
     from ingestd.ports.change_log import ChangeLog
     from ingestd.ports.demand import Demand
-    from ingestd.predicates import Predicate
-    from ingestd.recorded import RegisteredTable
-    from ingestd.schema import Table, TableId
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from ingestd.changes import CommittedEpoch, EpochSummary, TableBatch
-    from ingestd.errors import IngestdError, TableError
-    from ingestd.positions import Lsn
-    from ingestd.recorded import Committed, TableEvent
-    from ingestd.schema import Table, TableId
+    from ingestd.model.changes import CommittedEpoch, EpochSummary, TableBatch
+    from ingestd.model.errors import IngestdError, TableError
+    from ingestd.model.lake_state import Committed, TableEvent
+    from ingestd.model.lsn import Lsn
+    from ingestd.model.schema import Table, TableId
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ class Sink(ChangeLog, Protocol):
     async def unsent(self, table: Table, since: Lsn) -> Sequence[pa.RecordBatch]:
         """Give the durable changes with `_cdc_lsn` >= `since` that lack values that were not sent.
 
-        Of the change schema, the columns of `ingestd.keys.key_columns` and `_cdc_unchanged`.
+        Of the change schema, the columns of `ingestd.model.keys.key_columns` and `_cdc_unchanged`.
         """
         ...
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from playwright.sync_api import expect
 
-from ingestd.errors import OperatorError
-from ingestd.observe.protection import Protection
-from ingestd.observe.shown import Redacted, Shown
+from ingestd.config.redaction import Redactor
+from ingestd.http.auth import Protection
+from ingestd.http.status_diff import Redacted, Shown
+from ingestd.model.errors import OperatorError
+from ingestd.model.lake_state import TableState
+from ingestd.model.lsn import Lsn
 from ingestd.observe.status import SourceState
 from ingestd.ports import Lag
-from ingestd.positions import Lsn
-from ingestd.recorded import TableState
-from ingestd.redaction import Redactor
 from tests.browser.conftest import LIMIT_MS
 from tests.harness.page_server import PageServer
 from tests.harness.page_states import STATES, healthy, many, stopped

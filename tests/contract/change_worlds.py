@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import psycopg
 from psycopg import sql
 
-from ingestd.capture.polling.connector import PollingFactory
-from ingestd.capture.settings import PollingSettings, WalSettings
-from ingestd.capture.wal.connector import WalFactory
-from ingestd.errors import TransientError
-from ingestd.fakes.capture import FakeChange, FakeDatabase
-from ingestd.fakes.connector import FakeFactory, FakeSettings
-from ingestd.positions import Lsn
+from ingestd.model.errors import TransientError
+from ingestd.model.lsn import Lsn
+from ingestd.postgres.polling.connector import PollingFactory
+from ingestd.postgres.settings import PollingSettings, WalSettings
+from ingestd.postgres.wal.connector import WalFactory
+from ingestd.testing.fakes.capture import FakeChange, FakeDatabase
+from ingestd.testing.fakes.connector import FakeFactory, FakeSettings
 from tests.unit.run.fixtures import A, B, table
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-    from ingestd.capture.polling.capture import PollingCapture
+    from ingestd.model.schema import Table
     from ingestd.ports import ChangeCapture, Connector, ConnectorFactory
-    from ingestd.schema import Table
+    from ingestd.postgres.polling.capture import PollingCapture
     from tests.harness.databases import Database
 
 LIMIT_S = 20.0

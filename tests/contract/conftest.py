@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
-from ingestd.capture.key_splits import KeySplits
-from ingestd.capture.page_source import CopyPageSource
-from ingestd.capture.session import connect
-from ingestd.capture.splits import CtidSplits
-from ingestd.decode.types import lake_type
-from ingestd.fakes.tables import FakePageSource, FakeSplitManager, FakeTables
-from ingestd.schema import Column, Table, TableId
+from ingestd.decode.type_mapping import lake_type
+from ingestd.model.schema import Column, Table, TableId
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.snapshot.ctid_splits import CtidSplits
+from ingestd.postgres.snapshot.key_splits import KeySplits
+from ingestd.postgres.snapshot.page_source import CopyPageSource
+from ingestd.testing.fakes.tables import FakePageSource, FakeSplitManager, FakeTables
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
     from contextlib import AbstractAsyncContextManager
 
+    from ingestd.model.predicates import Predicate
     from ingestd.ports import PageSource, Split, SplitManager
-    from ingestd.predicates import Predicate
     from tests.harness.databases import Database
 
 NAME = TableId("public", "Größe x")

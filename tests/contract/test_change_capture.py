@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import BaseModel
 
-from ingestd.errors import TableError, TransientError
+from ingestd.model.errors import TableError, TransientError
+from ingestd.model.lake_state import Committed, RegisteredTable, TableState
+from ingestd.model.lsn import Lsn
 from ingestd.ports import ChangeCapture, Fresh, LakeLost, Lost, Resumed, SnapshotPage, TableRead
-from ingestd.positions import Lsn
-from ingestd.recorded import Committed, RegisteredTable, TableState
 from tests.contract.change_worlds import (
     LARGE_ROWS,
     LIMIT_S,
@@ -27,9 +27,9 @@ from tests.contract.change_worlds import (
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from ingestd.changes import Chunk, TableBatch
+    from ingestd.model.changes import Chunk, TableBatch
+    from ingestd.model.schema import Table
     from ingestd.ports import Snapshot
-    from ingestd.schema import Table
     from tests.harness.databases import Database
 
 

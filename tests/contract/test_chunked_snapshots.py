@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ingestd.changes import marker_batch
-from ingestd.errors import TableReplacedError
-from ingestd.keys import new_keys
+from ingestd.lake.fold.plain import fold
+from ingestd.model.changes import marker_batch
+from ingestd.model.errors import TableReplacedError
+from ingestd.model.keys import new_keys
+from ingestd.model.pg_snapshot import Visibility
+from ingestd.pipeline.dedup_window import Touched
 from ingestd.ports import Snapshot, SnapshotPage, SplitRead, TableRead
-from ingestd.run.touched import Touched
-from ingestd.sink.fold import fold
-from ingestd.visibility import Visibility
 from tests.contract.change_worlds import (
     LIMIT_S,
     ChangeWorld,
@@ -31,10 +31,10 @@ from tests.contract.change_worlds import (
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from ingestd.changes import Chunk, TableBatch
+    from ingestd.model.changes import Chunk, TableBatch
+    from ingestd.model.lsn import Lsn
+    from ingestd.model.schema import Table
     from ingestd.ports import ChangeCapture, SnapshotItem
-    from ingestd.positions import Lsn
-    from ingestd.schema import Table
 
 NOTE = "x" * 100
 NOTHING = Visibility(0, 0)

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 from pydantic import SecretStr
 
-from ingestd.capture.polling.connector import PollingFactory
-from ingestd.capture.settings import PollingSettings, WalSettings
-from ingestd.capture.wal.connector import WalFactory
-from ingestd.errors import TableError, TransientError
-from ingestd.fakes.capture import FakeDatabase
-from ingestd.fakes.connector import FakeFactory, FakeSettings
+from ingestd.model.errors import TableError, TransientError
+from ingestd.model.schema import Column, Table, TableId
 from ingestd.ports import Refused
-from ingestd.schema import Column, Table, TableId
+from ingestd.postgres.polling.connector import PollingFactory
+from ingestd.postgres.settings import PollingSettings, WalSettings
+from ingestd.postgres.wal.connector import WalFactory
+from ingestd.testing.fakes.capture import FakeDatabase
+from ingestd.testing.fakes.connector import FakeFactory, FakeSettings
 
 if TYPE_CHECKING:
     from ingestd.ports import Connector

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
-from ingestd.capture.metadata import PostgresMetadata, distinct
-from ingestd.errors import OperatorError, TransientError
-from ingestd.fakes.tables import FakeMetadata
+from ingestd.model.errors import OperatorError, TransientError
+from ingestd.model.schema import TableId
 from ingestd.ports import ColumnInfo, TableInfo
-from ingestd.schema import TableId
+from ingestd.postgres.catalog.metadata import PostgresMetadata, distinct
+from ingestd.testing.fakes.tables import FakeMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

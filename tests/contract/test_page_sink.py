@@ -13,10 +13,10 @@ import pytest
 from deltalake import CommitProperties, DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
 
-from ingestd.fakes.sink import MemoryPageSink
-from ingestd.sink.durable import Fsync
-from ingestd.sink.fragments import FragmentSink, FragmentWriter
-from ingestd.sink.store import LocalStore
+from ingestd.lake.parquet_writer import FragmentSink, FragmentWriter
+from ingestd.lake.store.fsync import Fsync
+from ingestd.lake.store.store import LocalStore
+from ingestd.testing.fakes.sink import MemoryPageSink
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from ingestd.changes import change_schema
-from ingestd.errors import TransientError
-from ingestd.predicates import Comparison, IsNull, NotNull, OneOf, kept
+from ingestd.model.changes import change_schema
+from ingestd.model.errors import TransientError
+from ingestd.model.predicates import Comparison, IsNull, NotNull, OneOf, kept
 
 if TYPE_CHECKING:
+    from ingestd.model.predicates import Predicate
     from ingestd.ports import PageSource, Split
-    from ingestd.predicates import Predicate
     from tests.contract.conftest import TableWorld
 
 MANY = range(1, 300_001)

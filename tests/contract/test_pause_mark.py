@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ingestd.errors import OperatorError
-from ingestd.fakes.pause import FakePauseMark
-from ingestd.sink.pause_mark import NAME, LakePauseMark
+from ingestd.lake.pause_mark import NAME, LakePauseMark
+from ingestd.model.errors import OperatorError
+from ingestd.testing.fakes.pause import FakePauseMark
 from tests.contract.test_page_sink import NotedFsync
 from tests.harness.object_store import ObjectStoreServer
 

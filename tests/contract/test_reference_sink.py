@@ -10,14 +10,15 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from ingestd.errors import OperatorError, TransientError
-from ingestd.fakes.reference import FakeReferenceLake, FakeReferenceSink
-from ingestd.schema import TIMESTAMP_NTZ, TableId
-from ingestd.sink import reference_log, reference_table
-from ingestd.sink.paths import Layout
-from ingestd.sink.read import read_files
-from ingestd.sink.reference_table import DeltaReferenceTable
-from ingestd.sink.store import LocalStore
+from ingestd.lake.delta.read import read_files
+from ingestd.lake.layout import Layout
+from ingestd.lake.reference import log as reference_log
+from ingestd.lake.reference import table as reference_table
+from ingestd.lake.reference.table import DeltaReferenceTable
+from ingestd.lake.store.store import LocalStore
+from ingestd.model.errors import OperatorError, TransientError
+from ingestd.model.schema import TIMESTAMP_NTZ, TableId
+from ingestd.testing.fakes.reference import FakeReferenceLake, FakeReferenceSink
 from tests.contract.test_page_sink import NotedFsync
 
 if TYPE_CHECKING:

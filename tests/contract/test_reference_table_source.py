@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import psycopg
 import pytest
 
-from ingestd.capture.reference import CopiedReferenceSource
-from ingestd.capture.settings import SETTINGS
-from ingestd.errors import IngestdError, TransientError
-from ingestd.fakes.reference import FakeReferenceTable, FakeReferenceTableSource
-from ingestd.sink.reference_source import RawReferenceSource
+from ingestd.lake.reference.source import RawReferenceSource
+from ingestd.model.errors import IngestdError, TransientError
+from ingestd.postgres.reference_copy import CopiedReferenceSource
+from ingestd.postgres.settings import SETTINGS
+from ingestd.testing.fakes.reference import FakeReferenceTable, FakeReferenceTableSource
 from tests.contract.conftest import NAME, make_table
 from tests.harness.change_log import ChangeLogWriter
 

@@ -15,16 +15,16 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from ingestd.capture.polling.key_set import KeySet
-from ingestd.changes import TableBatch, marker_batch
-from ingestd.errors import OperatorError, TableError, TransientError
-from ingestd.fakes.sink import MemoryDisk, MemoryLake
+from ingestd.lake.delta.read import read_raw
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.model.changes import TableBatch, marker_batch
+from ingestd.model.errors import OperatorError, TableError, TransientError
+from ingestd.model.lake_state import TableEvent, TableState
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import Column, Table, TableId
 from ingestd.ports import Sink
-from ingestd.positions import Lsn
-from ingestd.recorded import TableEvent, TableState
-from ingestd.schema import Column, Table, TableId
-from ingestd.sink.lake import DeltaLake
-from ingestd.sink.read import read_raw
+from ingestd.postgres.polling.keys.key_set import KeySet
+from ingestd.testing.fakes.sink import MemoryDisk, MemoryLake
 from tests.unit.sink.rows import AT, inserts, make_batch, make_table, summary
 
 A = make_table("a", oid=1)

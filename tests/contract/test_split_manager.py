@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ingestd.errors import TransientError
+from ingestd.model.errors import TransientError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

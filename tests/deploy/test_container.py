@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from ingestd.app.daemon import EXIT_WITHIN_S
-from ingestd.capture.settings import SETTINGS
 from ingestd.config import load_config
+from ingestd.postgres.settings import SETTINGS
 
 ROOT = Path(__file__).parent.parent.parent
 DOCKERFILE = ROOT / "Dockerfile"

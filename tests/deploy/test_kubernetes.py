@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from ingestd.app.daemon import EXIT_WITHIN_S
-from ingestd.capture.settings import SETTINGS
 from ingestd.config import load_config
-from ingestd.quantities import Address
+from ingestd.config.units import Address
+from ingestd.postgres.settings import SETTINGS
 from tests.harness.config import wal_config
 from tests.harness.waiting import await_until
 

@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from ingestd.cli import app
-from ingestd.demo.ports import free_port
+from ingestd.testing.embedded.ports import free_port
 from tests.harness.config import wal_config
 from tests.harness.waiting import await_until
 from tests.harness.workload import Workload

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ingestd.demo.comparison import await_caught_up
-from ingestd.sink.fold import fold_rows
-from ingestd.sink.read import read_raw
+from ingestd.lake.delta.read import read_raw
+from ingestd.lake.fold.plain import fold_rows
+from ingestd.testing.oracle.comparison import await_caught_up
 from tests.faults.test_kill import await_epoch_after
 from tests.harness.bank import TABLES, TOTAL, Bank
 from tests.harness.compare import assert_lake_equals_source, epochs

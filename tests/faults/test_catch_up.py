@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ingestd.capture.settings import WalSettings
-from ingestd.capture.wal.connector import WalFactory
-from ingestd.run.epoch import EpochPolicy
-from ingestd.run.pipeline import Pipeline, PipelinePolicy
-from ingestd.sink.lake import DeltaLake
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.pipeline.filling_epoch import EpochPolicy
+from ingestd.pipeline.pipeline import Pipeline, PipelinePolicy
+from ingestd.postgres.settings import WalSettings
+from ingestd.postgres.wal.connector import WalFactory
 from tests.faults.test_kill import (
     FAST_EPOCHS,
     SOURCE,

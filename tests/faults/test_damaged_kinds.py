@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ingestd.recorded import TableState
-from ingestd.schema import TableId
+from ingestd.model.lake_state import TableState
+from ingestd.model.schema import TableId
 from tests.faults.test_lake_faults import config, slot_of
 from tests.harness.command_line import run_command, snapshot_of
 from tests.harness.compare import assert_lake_equals_source, registry
@@ -30,7 +30,7 @@ from tests.harness.waiting import await_until
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ingestd.demo.daemon import Daemon
+    from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ingestd.failpoints import VARIABLE
-from ingestd.schema import TableId
+from ingestd.model.schema import TableId
 from tests.faults.test_lake_faults import config, slot_of
 from tests.harness.command_line import run_command
 from tests.harness.compare import assert_lake_equals_source, raw_rows, registry
@@ -20,7 +20,7 @@ from tests.harness.waiting import await_until
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ingestd.demo.daemon import Daemon
+    from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

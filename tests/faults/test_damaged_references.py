@@ -13,12 +13,12 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from ingestd.errors import IngestdError
-from ingestd.observe.client import fetch_status
-from ingestd.schema import TableId
-from ingestd.sink.paths import Layout
-from ingestd.sink.read import read_files
-from ingestd.sink.store import open_store
+from ingestd.http.client import fetch_status
+from ingestd.lake.delta.read import read_files
+from ingestd.lake.layout import Layout
+from ingestd.lake.store.store import open_store
+from ingestd.model.errors import IngestdError
+from ingestd.model.schema import TableId
 from tests.faults.test_lake_faults import config, slot_of
 from tests.harness.command_line import run_command
 from tests.harness.compare import assert_lake_equals_source
@@ -29,7 +29,7 @@ from tests.harness.waiting import await_until
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ingestd.demo.daemon import Daemon
+    from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

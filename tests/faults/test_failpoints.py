@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ingestd.demo.daemon import module_environment
 from ingestd.failpoints import POINTS, VARIABLE
+from ingestd.testing.embedded.daemon import module_environment
 from tests.harness.databases import fresh_database
 from tests.harness.lives import (
     ANEW,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from ingestd.demo.postgres import PostgresServer
+    from ingestd.testing.embedded.postgres import PostgresServer
     from tests.conftest import MakeDaemon
 
 LANES = 2
@@ -215,7 +215,7 @@ def maintain(
     """Run maintenance of a table; give its exit code, what it told, and what acted."""
     armed = ",".join(f"{point}={action}" for point, action in entries)
     with subprocess.Popen(
-        [sys.executable, "-m", "ingestd.sink.maintenance_process"],
+        [sys.executable, "-m", "ingestd.lake.maintenance.process"],
         env={**module_environment(), VARIABLE: armed},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

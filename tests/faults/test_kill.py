@@ -12,8 +12,8 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from ingestd.positions import Lsn
-from ingestd.sink.paths import Layout
+from ingestd.lake.layout import Layout
+from ingestd.model.lsn import Lsn
 from tests.harness.compare import (
     assert_change_log_is_sound,
     assert_lake_equals_source,
@@ -26,7 +26,7 @@ from tests.harness.workload import Workload
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ingestd.demo.daemon import Daemon
+    from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

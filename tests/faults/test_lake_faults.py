@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from ingestd.demo.comparison import await_caught_up
 from ingestd.failpoints import VARIABLE
-from ingestd.schema import TableId
+from ingestd.model.schema import TableId
+from ingestd.testing.oracle.comparison import await_caught_up
 from tests.harness.command_line import run_command, snapshot_of
 from tests.harness.compare import (
     assert_change_log_is_sound,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from ingestd.demo.daemon import Daemon
+    from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ingestd.failpoints import VARIABLE
-from ingestd.schema import TableId
+from ingestd.model.schema import TableId
 from tests.harness.command_line import run_command
 from tests.harness.compare import epochs, raw_rows
 from tests.harness.config import polling_config, wal_config
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ingestd.demo.daemon import Daemon
+    from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

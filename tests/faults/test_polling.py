@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ingestd.demo.comparison import (
+from ingestd.lake.delta.read import read_raw
+from ingestd.lake.fold.plain import fold
+from ingestd.testing.oracle.comparison import (
     compare_source,
     folded_lake,
     source_columns,
     source_rows,
 )
-from ingestd.sink.fold import fold
-from ingestd.sink.read import read_raw
 from tests.harness.compare import assert_change_log_is_sound, epochs, registry
 from tests.harness.config import polling_config
 from tests.harness.databases import fresh_database
@@ -37,9 +37,9 @@ from tests.harness.waiting import await_until
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ingestd.demo.daemon import Daemon
-    from ingestd.demo.postgres import PostgresServer
-    from ingestd.schema import TableId
+    from ingestd.model.schema import TableId
+    from ingestd.testing.embedded.daemon import Daemon
+    from ingestd.testing.embedded.postgres import PostgresServer
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

@@ -10,14 +10,14 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
-from ingestd.capture.settings import WalSettings
-from ingestd.capture.wal.capture import WalCapture
-from ingestd.capture.wal.catch_up import CatchUp, CatchUpPolicy
-from ingestd.capture.wal.slot_advance import SlotAdvance
-from ingestd.capture.wal.stream import StreamLimits, open_stream
-from ingestd.errors import TransientError
 from ingestd.failpoints import VARIABLE
-from ingestd.positions import Lsn
+from ingestd.model.errors import TransientError
+from ingestd.model.lsn import Lsn
+from ingestd.postgres.settings import WalSettings
+from ingestd.postgres.wal.capture import WalCapture
+from ingestd.postgres.wal.drain.drain import CatchUp, CatchUpPolicy
+from ingestd.postgres.wal.replication_stream import StreamLimits, open_stream
+from ingestd.postgres.wal.slots.advance import SlotAdvance
 from tests.harness.compare import assert_change_log_is_sound, assert_lake_equals_source, epochs
 from tests.harness.databases import lineage_of
 from tests.harness.pausing import paused
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from ingestd.demo.daemon import Daemon
-    from ingestd.demo.postgres import PostgresServer
+    from ingestd.testing.embedded.daemon import Daemon
+    from ingestd.testing.embedded.postgres import PostgresServer
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

@@ -14,7 +14,7 @@ from tests.harness.shop_servers import assert_equal, snapshots
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ingestd.demo.postgres import PostgresServer
+    from ingestd.testing.embedded.postgres import PostgresServer
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

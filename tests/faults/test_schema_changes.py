@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 import pytest
 from psycopg import errors
 
-from ingestd.schema import TableId
+from ingestd.model.schema import TableId
 from tests.harness.compare import (
     assert_change_log_is_sound,
     assert_lake_equals_source,
@@ -25,7 +25,7 @@ from tests.harness.writers import Writers
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ingestd.demo.daemon import Daemon
+    from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

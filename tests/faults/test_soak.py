@@ -14,7 +14,7 @@ from tests.soak.run import Soak
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ingestd.demo.postgres import PostgresServer
+    from ingestd.testing.embedded.postgres import PostgresServer
     from tests.conftest import MakeDaemon
 
 

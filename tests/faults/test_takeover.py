@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from ingestd.capture.claiming import LEASE, release_claim, take_claim
-from ingestd.capture.control import Control
-from ingestd.capture.session import connect
-from ingestd.errors import TransientError
+from ingestd.model.errors import TransientError
+from ingestd.postgres.connection.claim import Control
+from ingestd.postgres.connection.claim_session import LEASE, release_claim, take_claim
+from ingestd.postgres.connection.session import connect
 from tests.faults.test_polling import assert_log_makes_sense, await_equal
 from tests.harness.compare import assert_change_log_is_sound, assert_lake_equals_source
 from tests.harness.config import polling_config, wal_config
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from ingestd.demo.daemon import Daemon
+    from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ingestd.failpoints import VARIABLE
-from ingestd.schema import TableId
+from ingestd.model.schema import TableId
 from tests.faults.test_kill import Auditor, await_epoch_after
 from tests.harness.command_line import run_command
 from tests.harness.compare import (
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from ingestd.demo.daemon import Daemon
+    from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 import psycopg
 from psycopg import sql
 
-from ingestd.capture.blocks import BlockRange
-from ingestd.capture.copy_queries import columns_query, rows_query
-from ingestd.decode.packing import Packing
-from ingestd.demo.installations import wheel_bindirs
-from ingestd.demo.postgres import PostgresServer
+from ingestd.decode.copy.packing import Packing
+from ingestd.postgres.catalog.block_range import BlockRange
+from ingestd.postgres.snapshot.queries import columns_query, rows_query
+from ingestd.testing.embedded.installations import wheel_bindirs
+from ingestd.testing.embedded.postgres import PostgresServer
 from tests.fuzz.framing import MOST_BYTES, input_of
 from tests.fuzz.targets import COPIED, PACKED, TYPES
 

@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from ingestd.decode.cast import cast
-from ingestd.decode.columnar import ColumnarDecoder
-from ingestd.decode.copy import CopyDecoder
-from ingestd.decode.frames import split_frames
-from ingestd.decode.packing import Packing
-from ingestd.decode.relation import Relation, table_of
-from ingestd.decode.stream import StreamDecoder
-from ingestd.decode.streamed import CommitOrder
-from ingestd.decode.texts import texts_of
-from ingestd.decode.types import lake_type
-from ingestd.decode.wire import Cutter, error_fields
-from ingestd.errors import ProtocolError
-from ingestd.positions import Lsn
-from ingestd.schema import Column, Table, TableId, with_before
+from ingestd.decode.copy.columnar import ColumnarDecoder
+from ingestd.decode.copy.packing import Packing
+from ingestd.decode.copy.rows import CopyDecoder
+from ingestd.decode.pgoutput.backend_messages import Cutter, error_fields
+from ingestd.decode.pgoutput.decoder import StreamDecoder
+from ingestd.decode.pgoutput.frames import split_frames
+from ingestd.decode.pgoutput.relation import Relation, table_of
+from ingestd.decode.pgoutput.streamed_transactions import CommitOrder
+from ingestd.decode.type_mapping import lake_type
+from ingestd.decode.values.cast import cast
+from ingestd.decode.values.text_column import texts_of
+from ingestd.model.errors import ProtocolError
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import Column, Table, TableId, with_before
 from tests.fuzz.framing import feeds_of, laid_out
 from tests.fuzz.plain import (
     BEGINS,
@@ -43,7 +43,7 @@ from tests.unit.decode.test_streamed import MemorySpool
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ingestd.changes import Chunk, TableBatch
+    from ingestd.model.changes import Chunk, TableBatch
 
 T = TypeVar("T")
 Target = Callable[[bytes], bool]
@@ -146,7 +146,7 @@ def stream(data: bytes) -> bool:
         return False
     feeds = feeds_of(data[1:])
     if any(message[:1] == b"L" for messages in feeds for message in messages):
-        return False  # of our own making (`decode/shortening.py`)
+        return False  # of our own making (`decode/pgoutput/shortening.py`)
     decoder = StreamDecoder(resolve, hold_bytes=(0, 60, 300, 1 << 20)[data[0] & 3])
     chunks: list[Chunk] = []
     try:
@@ -183,7 +183,7 @@ def streamed(data: bytes) -> bool:
         return False
     feeds = feeds_of(data[1:])
     if any(message[:1] == b"L" for messages in feeds for message in messages):
-        return False  # of our own making (`decode/shortening.py`)
+        return False  # of our own making (`decode/pgoutput/shortening.py`)
     expected = _plain(lambda: _ordered_plainly(feeds))
     order, found = CommitOrder(MemorySpool()), []
     decoder = StreamDecoder(resolve, hold_bytes=300) if data[0] & 1 else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ingestd.decode.columnar import ColumnarDecoder
+from ingestd.decode.copy.columnar import ColumnarDecoder
 from tests.fuzz import targets
 from tests.fuzz.framing import feeds_of, input_of
 from tests.fuzz.mutations import mutated

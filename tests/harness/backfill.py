@@ -1,7 +1,7 @@
 """Backfills whose tasks are threads of the driver, and which are killed where a test wants it.
 
 ``python -m tests.harness.backfill CONFIG SOURCE STATE [--again] TABLE...`` kills itself when STATE
-is reached: one of `spark_jobs.backfill_driver`, or ``split:N``, when N splits have been read.
+is reached: one of `spark_jobs.backfills.driver`, or ``split:N``, when N splits have been read.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ingestd.capture.settings import SETTINGS
 from ingestd.config import load_config
-from ingestd.demo.daemon import module_environment
-from ingestd.schema import TableId
+from ingestd.model.schema import TableId
+from ingestd.postgres.settings import SETTINGS
+from ingestd.testing.embedded.daemon import module_environment
 from spark_jobs.backfill import build
-from spark_jobs.backfill_tasks import of_text, to_text
+from spark_jobs.backfills.runner import of_text, to_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from spark_jobs.backfill_driver import Outcome
-    from spark_jobs.backfill_reading import SplitRunner
-    from spark_jobs.backfill_record import Note
-    from spark_jobs.backfill_splits import Failure, Order, SplitReader
+    from spark_jobs.backfills.driver import Outcome
+    from spark_jobs.backfills.plan import SplitRunner
+    from spark_jobs.backfills.record import Note
+    from spark_jobs.backfills.task import Failure, Order, SplitReader
 
 SPLIT_BYTES = 300_000
 LIMIT_S = 60

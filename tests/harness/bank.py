@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import psycopg
 from psycopg import errors, sql
 
-from ingestd.schema import TableId
+from ingestd.model.schema import TableId
 from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ingestd.changes import EpochSummary, TableBatch, change_schema, marker_batch
-from ingestd.positions import Lsn
-from ingestd.recorded import TableEvent, TableState
-from ingestd.sink.lake import DeltaLake
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.model.changes import EpochSummary, TableBatch, change_schema, marker_batch
+from ingestd.model.lake_state import TableEvent, TableState
+from ingestd.model.lsn import Lsn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from ingestd.schema import Table
+    from ingestd.model.schema import Table
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 SOURCE = "shop"

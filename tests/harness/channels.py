@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from psycopg.conninfo import make_conninfo
 
-from ingestd.capture.channels import opening
+from ingestd.postgres.transport.channels import opening
 from tests.harness.tls_servers import NAME
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from ingestd.demo.daemon import module_environment
+from ingestd.testing.embedded.daemon import module_environment
 from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ingestd.demo.daemon import Daemon
+    from ingestd.testing.embedded.daemon import Daemon
 
 LIMIT_S = 120
 

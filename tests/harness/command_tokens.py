@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ingestd.observe.http import HttpServer
+    from ingestd.http.server import HttpServer
 
 
 def bearer(server: HttpServer) -> dict[str, str]:

@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, Any
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from ingestd.demo.comparison import (
+from ingestd.lake.delta.read import read_files, read_raw
+from ingestd.lake.layout import Layout
+from ingestd.lake.store.store import open_store
+from ingestd.testing.oracle.comparison import (
     await_caught_up,
     compare_source,
     read_registry,
     source_tables,
 )
-from ingestd.sink.paths import Layout
-from ingestd.sink.read import read_files, read_raw
-from ingestd.sink.store import open_store
 from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from ingestd.demo.comparison import Comparison
-    from ingestd.schema import TableId
+    from ingestd.model.schema import TableId
+    from ingestd.testing.oracle.comparison import Comparison
     from tests.harness.databases import Database
 
 

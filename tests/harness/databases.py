@@ -11,16 +11,16 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from ingestd.capture.session import connect
-from ingestd.capture.wal.server import inspect_server
-from ingestd.demo.waiting import await_until
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.wal.server import inspect_server
+from ingestd.testing.embedded.waiting import await_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import psycopg
 
-    from ingestd.demo.postgres import PostgresServer
+    from ingestd.testing.embedded.postgres import PostgresServer
 
 Connection = "psycopg.Connection[tuple[Any, ...]]"
 _LIMIT_S = 15

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ingestd.schema import TableId
-from ingestd.sink.commit_actions import actions_of
-from ingestd.sink.paths import Layout
+from ingestd.lake.delta.actions import actions_of
+from ingestd.lake.layout import Layout
+from ingestd.model.schema import TableId
 from tests.harness.compare import epochs
 
 

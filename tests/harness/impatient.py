@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from ingestd.capture import watched
-from ingestd.capture.wal import stream
 from ingestd.cli import main
-from ingestd.run import retrying
-from ingestd.sink import storage_calls
+from ingestd.lake.store import pending_calls as storage_calls
+from ingestd.pipeline import retry as retrying
+from ingestd.postgres.connection import liveness as watched
+from ingestd.postgres.wal import replication_stream as stream
 
 OPERATOR_DELAY_S = 1.0
 SILENT_S = 1.0

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from ingestd.demo.comparison import compare_source
 from ingestd.failpoints import POINTS, VARIABLE
-from ingestd.positions import Lsn
-from ingestd.sink.append_log import AppendLog
-from ingestd.sink.epochs import EpochTable
-from ingestd.sink.paths import Layout
-from ingestd.sink.store import open_store
+from ingestd.lake.delta.appender import AppendLog
+from ingestd.lake.epochs_table import EpochTable
+from ingestd.lake.layout import Layout
+from ingestd.lake.store.store import open_store
+from ingestd.model.lsn import Lsn
+from ingestd.testing.oracle.comparison import compare_source
 from tests.harness.compare import assert_change_log_is_sound, epochs, registry
 from tests.harness.config import wal_config
 from tests.harness.epoch_versions import assert_epoch_versions
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
     from pathlib import Path
 
-    from ingestd.demo.comparison import Comparison
-    from ingestd.demo.daemon import Daemon
+    from ingestd.testing.embedded.daemon import Daemon
+    from ingestd.testing.oracle.comparison import Comparison
     from tests.harness.databases import Database
 
 SOURCE = "shop"

@@ -1,4 +1,4 @@
-"""Orders for the process of `ingestd.sink.maintenance_process`."""
+"""Orders for the process of `ingestd.lake.maintenance.process`."""
 
 from __future__ import annotations
 

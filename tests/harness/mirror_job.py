@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from ingestd.demo.daemon import module_environment
+from ingestd.testing.embedded.daemon import module_environment
 from spark_jobs.mirror import main
 from tests.harness.mirrors import SOURCE
 from tests.harness.waiting import await_until

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingestd.demo.comparison import source_columns, source_key, source_rows
-from ingestd.demo.folding import fold
-from ingestd.demo.schema_history import SchemaHistory
-from ingestd.demo.server_text import FLOAT_TEXTS, text_function
-from ingestd.sink.read import read_raw
+from ingestd.lake.delta.read import read_raw
+from ingestd.testing.oracle.comparison import source_columns, source_key, source_rows
+from ingestd.testing.oracle.folding import fold
+from ingestd.testing.oracle.schema_history import SchemaHistory
+from ingestd.testing.oracle.server_text import FLOAT_TEXTS, text_function
 from spark_jobs.epochs import latest
 from tests.harness.compare import registry
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from ingestd.demo.folding import Texts
-    from ingestd.schema import TableId
+    from ingestd.model.schema import TableId
+    from ingestd.testing.oracle.folding import Texts
     from spark_jobs.epochs import MirrorCut
     from tests.harness.databases import Database
 

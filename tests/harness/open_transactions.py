@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import psycopg
 
-from ingestd.capture.wal import decoding_memory
-from ingestd.decode import commits_ahead
-from ingestd.decode.streamed import StreamCommit, Stretch
+from ingestd.decode.pgoutput import reordered_drain as commits_ahead
+from ingestd.decode.pgoutput.streamed_transactions import StreamCommit, Stretch
+from ingestd.postgres.wal import decoding_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

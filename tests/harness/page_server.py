@@ -7,12 +7,12 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from ingestd.config.redaction import Redactor
+from ingestd.config.units import Address
+from ingestd.http.auth import OPEN, Protection
+from ingestd.http.server import HttpServer
 from ingestd.observe.history import History
-from ingestd.observe.http import HttpServer
 from ingestd.observe.metrics import Metrics
-from ingestd.observe.protection import OPEN, Protection
-from ingestd.quantities import Address
-from ingestd.redaction import Redactor
 
 if TYPE_CHECKING:
     from collections.abc import Callable

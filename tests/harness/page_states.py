@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ingestd.errors import OperatorError, TransientError
+from ingestd.model.errors import OperatorError, TransientError
+from ingestd.model.lake_state import TableState
+from ingestd.model.lsn import Lsn
 from ingestd.observe.history import INTERVAL_S, POINTS_KEPT, History
 from ingestd.observe.status import DaemonStatus, ReferenceStatus, SourceState, SourceStatus
 from ingestd.ports import Lag
-from ingestd.positions import Lsn
-from ingestd.recorded import TableState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

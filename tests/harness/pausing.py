@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ingestd.sink.commit_actions import FENCE, WRITER, actions_of, has_data
+from ingestd.lake.delta.actions import FENCE, WRITER, actions_of, has_data
 from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ingestd.demo.daemon import Daemon
+    from ingestd.testing.embedded.daemon import Daemon
     from tests.harness.databases import Database
 
 LIMIT_S = 120.0

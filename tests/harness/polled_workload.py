@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 import psycopg
 from psycopg import errors
 
-from ingestd.schema import TableId
+from ingestd.model.schema import TableId
 from tests.harness.collations import make_collations
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from ingestd.demo.accounts import account_for_server
-from ingestd.demo.ports import free_port
-from ingestd.demo.postgres import SUPERUSER
+from ingestd.testing.embedded.accounts import account_for_server
+from ingestd.testing.embedded.ports import free_port
+from ingestd.testing.embedded.postgres import SUPERUSER
 from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from ingestd.changes import EpochSummary, TableBatch
-from ingestd.positions import Lsn
-from ingestd.recorded import TableEvent, TableState
-from ingestd.schema import Table
-from ingestd.sink.lake import DeltaLake
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.model.changes import EpochSummary, TableBatch
+from ingestd.model.lake_state import TableEvent, TableState
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import Table
 from tests.unit.sink.rows import make_batch
 
 Change = dict[str, Any]

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ingestd.demo.postgres import PostgresServer
+from ingestd.testing.embedded.postgres import PostgresServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ingestd.schema import TableId
-from ingestd.sink.read import read_raw
+from ingestd.lake.delta.read import read_raw
+from ingestd.model.schema import TableId
 from tests.harness.compare import assert_lake_equals_source
 from tests.harness.config import wal_config
 from tests.harness.databases import Database
@@ -14,8 +14,8 @@ from tests.harness.waiting import await_until
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ingestd.demo.daemon import Daemon
-    from ingestd.demo.postgres import PostgresServer
+    from ingestd.testing.embedded.daemon import Daemon
+    from ingestd.testing.embedded.postgres import PostgresServer
 
 LIMIT_S = 40.0
 ORDERS = TableId("public", "orders")

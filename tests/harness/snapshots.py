@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tests.harness.command_line import run_command
 
 if TYPE_CHECKING:
-    from ingestd.demo.daemon import Daemon
+    from ingestd.testing.embedded.daemon import Daemon
 
 LIMIT_S = 60
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 
-from ingestd.demo.accounts import account_for_server, open_way
-from ingestd.demo.installations import find_bindirs
-from ingestd.demo.postgres import PostgresServer
+from ingestd.testing.embedded.accounts import account_for_server, open_way
+from ingestd.testing.embedded.installations import find_bindirs
+from ingestd.testing.embedded.postgres import PostgresServer
 from tests.harness.servers import running_server
 from tests.harness.shop_servers import shop_on, slot
 from tests.harness.waiting import await_until
@@ -23,7 +23,7 @@ from tests.harness.waiting import await_until
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ingestd.demo.daemon import Daemon
+    from ingestd.testing.embedded.daemon import Daemon
     from tests.harness.databases import Database
 
 FAST = {"fsync": "off", "full_page_writes": "off", "autovacuum": "off"}

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from psycopg.conninfo import make_conninfo
 
-from ingestd.demo.accounts import account_for_server
-from ingestd.demo.installations import find_bindirs
-from ingestd.demo.postgres import PostgresServer
+from ingestd.testing.embedded.accounts import account_for_server
+from ingestd.testing.embedded.installations import find_bindirs
+from ingestd.testing.embedded.postgres import PostgresServer
 from tests.harness.certificates import Authority
 
 if TYPE_CHECKING:

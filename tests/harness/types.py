@@ -1,6 +1,6 @@
 """Every built-in type a table can have: its column in the lake, ordinary values, and odd ones.
 
-The mapping is written out here, apart from `ingestd.decode.types`. A value is the text of an SQL
+The mapping is written out here, apart from `ingestd.decode.type_mapping`. A value is the text of an SQL
 literal, or an SQL expression (`Sql`) where the type's input function takes nothing.
 """
 

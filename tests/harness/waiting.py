@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ingestd.demo.waiting import await_until
+from ingestd.testing.embedded.waiting import await_until
 
 __all__ = ["await_until"]

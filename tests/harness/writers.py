@@ -22,7 +22,7 @@ from tests.harness.waiting import await_until
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from ingestd.schema import TableId
+    from ingestd.model.schema import TableId
 
     Session = psycopg.Connection[tuple[Any, ...]]
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ingestd.capture.settings import WalSettings
-from ingestd.demo.comparison import await_caught_up
-from ingestd.demo.daemon import Daemon
-from ingestd.errors import OperatorError, TransientError
-from ingestd.observe.client import request_snapshot
-from ingestd.schema import TableId
+from ingestd.http.client import request_snapshot
+from ingestd.model.errors import OperatorError, TransientError
+from ingestd.model.schema import TableId
+from ingestd.postgres.settings import WalSettings
+from ingestd.testing.embedded.daemon import Daemon
+from ingestd.testing.oracle.comparison import await_caught_up
 from tests.harness.config import wal_config
 from tests.harness.databases import fresh_database
 from tests.harness.waiting import await_until
@@ -26,7 +26,7 @@ from tests.histories.steps import DOWN, History, Step, Weather
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ingestd.demo.postgres import PostgresServer
+    from ingestd.testing.embedded.postgres import PostgresServer
     from tests.harness.databases import Database
 
 LIMIT_S = 90.0

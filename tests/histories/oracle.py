@@ -1,6 +1,6 @@
 """The lake held against the source, after a check of the catalog.
 
-The lake is folded by `ingestd.demo.folding`, which shares no code with what writes it; the source
+The lake is folded by `ingestd.testing.oracle.folding`, which shares no code with what writes it; the source
 is read by the output functions of its types.
 """
 
@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 from deltalake.exceptions import TableNotFoundError
 
-from ingestd.demo.comparison import (
+from ingestd.lake.delta.read import read_raw
+from ingestd.testing.oracle.comparison import (
     read_registry,
     source_columns,
     source_key,
     source_rows,
     source_tables,
 )
-from ingestd.demo.folding import Folded, fold
-from ingestd.demo.schema_history import SchemaHistory
-from ingestd.sink.read import read_raw
+from ingestd.testing.oracle.folding import Folded, fold
+from ingestd.testing.oracle.schema_history import SchemaHistory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from ingestd.schema import TableId
+    from ingestd.model.schema import TableId
     from tests.harness.databases import Database
 
 SOURCE = "shop"

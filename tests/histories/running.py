@@ -14,7 +14,7 @@ from tests.histories.worlds import WORLDS, World
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ingestd.demo.postgres import PostgresServer
+    from ingestd.testing.embedded.postgres import PostgresServer
     from tests.histories.steps import History, Weather
 
 SEEDS_APART = 100_003

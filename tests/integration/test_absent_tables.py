@@ -8,12 +8,12 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from ingestd.app.checking import check
-from ingestd.observe.client import fetch_status
-from ingestd.schema import TableId
-from ingestd.sink.paths import Layout
-from ingestd.sink.read import read_files
-from ingestd.sink.store import open_store
+from ingestd.app.check import check
+from ingestd.http.client import fetch_status
+from ingestd.lake.delta.read import read_files
+from ingestd.lake.layout import Layout
+from ingestd.lake.store.store import open_store
+from ingestd.model.schema import TableId
 from tests.harness.command_line import run_command
 from tests.harness.config import polling_config, wal_config
 from tests.harness.waiting import await_until

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from ingestd.demo.postgres import PostgresServer
+    from ingestd.testing.embedded.postgres import PostgresServer
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import pytest
 from deltalake import DeltaTable
 
-from ingestd.capture.blocks import BlockRange
-from ingestd.errors import OperatorError, TransientError
-from ingestd.schema import TableId
-from ingestd.sink.read import read_raw
-from spark_jobs.backfill_splits import Failure
+from ingestd.lake.delta.read import read_raw
+from ingestd.model.errors import OperatorError, TransientError
+from ingestd.model.schema import TableId
+from ingestd.postgres.catalog.block_range import BlockRange
+from spark_jobs.backfills.task import Failure
 from tests.harness.backfill import Threads, backfill, killed_backfill
 from tests.harness.compare import (
     assert_change_log_is_sound,
@@ -31,9 +31,9 @@ from tests.harness.waiting import await_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ingestd.demo.daemon import Daemon
-    from spark_jobs.backfill_record import Note
-    from spark_jobs.backfill_splits import Order, SplitReader
+    from ingestd.testing.embedded.daemon import Daemon
+    from spark_jobs.backfills.record import Note
+    from spark_jobs.backfills.task import Order, SplitReader
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

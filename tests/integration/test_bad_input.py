@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from ingestd.demo.accounts import account_for_server, open_way
-from ingestd.demo.daemon import Daemon, module_environment
-from ingestd.demo.postgres import PostgresServer
+from ingestd.testing.embedded.accounts import account_for_server, open_way
+from ingestd.testing.embedded.daemon import Daemon, module_environment
+from ingestd.testing.embedded.postgres import PostgresServer
 from tests.harness.command_line import run_command
 from tests.harness.config import wal_config
 from tests.harness.databases import Database, skip_without_lists
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ingestd.demo.accounts import Account
+    from ingestd.testing.embedded.accounts import Account
     from tests.conftest import MakeDaemon
 
 PASSWORD = "s3cr3t-Pa55"
@@ -48,7 +48,7 @@ class Outcome:
 
 AS_ANOTHER_USER = """
 import os, sys
-import ingestd.app.checking, ingestd.app.daemon, ingestd.cli
+import ingestd.app.check, ingestd.app.daemon, ingestd.cli
 user, group = map(int, sys.argv[1:3])
 os.setgroups([]), os.setgid(group), os.setuid(user)
 sys.argv[:3] = ["ingestd"]

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 from psycopg import sql
 
-from ingestd.observe.client import request_snapshot
-from ingestd.observe.status_page import PAGE_PATHS
-from ingestd.schema import TableId
+from ingestd.http.client import request_snapshot
+from ingestd.http.page_files import PAGE_PATHS
+from ingestd.model.schema import TableId
 from tests.harness.canaries import WORD, CanaryType, make_canaries, told_forms
 from tests.harness.command_line import run_command
 from tests.harness.compare import epochs, raw_rows, registry
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ingestd.demo.daemon import Daemon
-    from ingestd.demo.postgres import PostgresServer
+    from ingestd.testing.embedded.daemon import Daemon
+    from ingestd.testing.embedded.postgres import PostgresServer
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ingestd.demo.comparison import await_caught_up, compare_source
-from ingestd.schema import TableId
+from ingestd.model.schema import TableId
+from ingestd.testing.oracle.comparison import await_caught_up, compare_source
 from tests.harness.compare import raw_rows
 from tests.harness.config import wal_config
 from tests.harness.waiting import await_until
@@ -21,7 +21,7 @@ from tests.harness.waiting import await_until
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ingestd.demo.daemon import Daemon
+    from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

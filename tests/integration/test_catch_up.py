@@ -13,28 +13,26 @@ import structlog
 from psycopg import sql
 from pydantic import SecretStr
 
-from ingestd.capture.session import connect
-from ingestd.capture.settings import WalSettings
-from ingestd.capture.wal import (
-    backlog_parts,
-    catch_up,
-    decoding_memory,
-    delivery,
-    drain_slot,
-    slot_advance,
-    stream,
-)
-from ingestd.capture.wal.capture import WalCapture
-from ingestd.capture.wal.catch_up import CatchUpPolicy
-from ingestd.capture.wal.delivery import LATE_LOOKS
-from ingestd.capture.wal.drain_slot import DrainSlot
-from ingestd.capture.wal.server import refuse_other
-from ingestd.capture.wal.stream import ReplicationStream
-from ingestd.errors import TransientError
-from ingestd.run.epoch import EpochPolicy
-from ingestd.run.pipeline import Pipeline, PipelinePolicy
-from ingestd.schema import TableId
-from ingestd.sink.lake import DeltaLake
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.model.errors import TransientError
+from ingestd.model.schema import TableId
+from ingestd.pipeline.filling_epoch import EpochPolicy
+from ingestd.pipeline.pipeline import Pipeline, PipelinePolicy
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.settings import WalSettings
+from ingestd.postgres.wal import change_stream as delivery
+from ingestd.postgres.wal import decoding_memory
+from ingestd.postgres.wal import replication_stream as stream
+from ingestd.postgres.wal.capture import WalCapture
+from ingestd.postgres.wal.change_stream import LATE_LOOKS
+from ingestd.postgres.wal.drain import drain as catch_up
+from ingestd.postgres.wal.drain import parts as backlog_parts
+from ingestd.postgres.wal.drain import slot_copy as drain_slot
+from ingestd.postgres.wal.drain.drain import CatchUpPolicy
+from ingestd.postgres.wal.drain.slot_copy import DrainSlot
+from ingestd.postgres.wal.replication_stream import ReplicationStream
+from ingestd.postgres.wal.server import refuse_other
+from ingestd.postgres.wal.slots import advance as slot_advance
 from tests.harness.compare import assert_change_log_is_sound, raw_rows
 from tests.harness.databases import lineage_of
 from tests.harness.open_transactions import given_in_segments
@@ -48,10 +46,10 @@ if TYPE_CHECKING:
 
     from psycopg import AsyncConnection
 
-    from ingestd.capture.wal.backlog_parts import Part
-    from ingestd.capture.watched import WatchedConnection
-    from ingestd.demo.postgres import PostgresServer
-    from ingestd.positions import Lsn
+    from ingestd.model.lsn import Lsn
+    from ingestd.postgres.connection.liveness import WatchedConnection
+    from ingestd.postgres.wal.drain.parts import Part
+    from ingestd.testing.embedded.postgres import PostgresServer
     from tests.harness.databases import Database
 
 LIMIT_S = 30.0
@@ -218,7 +216,7 @@ async def test_exactly_once_blocks_that_are_large_are_not_read_ahead_of(
     *,
     large_bytes: int,
 ) -> None:
-    monkeypatch.setattr("ingestd.capture.wal.catch_up.LARGE_BLOCK_BYTES", large_bytes)
+    monkeypatch.setattr("ingestd.postgres.wal.drain.drain.LARGE_BLOCK_BYTES", large_bytes)
     database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
     policy = CatchUpPolicy(above_bytes=100_000, part_bytes=1_000_000)
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from ingestd.capture.wal import backlog_parts
-from ingestd.capture.wal.backlog_parts import cut
-from ingestd.capture.wal.catch_up import CatchUp, CatchUpPolicy, PartFailedError
-from ingestd.decode import commits_ahead
-from ingestd.positions import Lsn
+from ingestd.decode.pgoutput import reordered_drain as commits_ahead
+from ingestd.model.lsn import Lsn
+from ingestd.postgres.wal.drain import parts as backlog_parts
+from ingestd.postgres.wal.drain.drain import CatchUp, CatchUpPolicy, PartFailedError
+from ingestd.postgres.wal.drain.parts import cut
 from tests.harness.databases import lineage_of
 from tests.harness.open_transactions import OpenWriters, given_in_segments, meanings
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ingestd.changes import Chunk
-    from ingestd.decode.stream import StreamDecoder
+    from ingestd.decode.pgoutput.decoder import StreamDecoder
+    from ingestd.model.changes import Chunk
     from tests.harness.databases import Database
 
 _PLAIN = (

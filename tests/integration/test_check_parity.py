@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ingestd.app.checking import check
-from ingestd.demo.daemon import Daemon
+from ingestd.app.check import check
+from ingestd.testing.embedded.daemon import Daemon
 from tests.harness.config import polling_config, wal_config
 from tests.harness.waiting import await_until
 

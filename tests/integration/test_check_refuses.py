@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from ingestd.app.checking import check
-from ingestd.demo.daemon import Daemon
+from ingestd.app.check import check
+from ingestd.testing.embedded.daemon import Daemon
 from tests.harness.config import polling_config, wal_config
 from tests.harness.servers import FAST, running_server
 from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:
-    from ingestd.demo.postgres import PostgresServer
+    from ingestd.testing.embedded.postgres import PostgresServer
 
 LIMIT_S = 60.0
 ERRORS = Path(__file__).parent.parent.parent / "docs" / "errors.md"

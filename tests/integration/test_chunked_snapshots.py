@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ingestd.schema import TableId
-from ingestd.sink.read import read_raw
+from ingestd.lake.delta.read import read_raw
+from ingestd.model.schema import TableId
 from tests.harness.command_line import run_command
 from tests.harness.compare import assert_lake_equals_source, registry
 from tests.harness.config import wal_config
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from ingestd.demo.daemon import Daemon
+    from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

@@ -9,10 +9,10 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from ingestd.capture.advisory import claim_key
-from ingestd.capture.claiming import _half
-from ingestd.capture.control import Control
-from ingestd.errors import TransientError
+from ingestd.model.errors import TransientError
+from ingestd.postgres.connection.advisory_locks import claim_key
+from ingestd.postgres.connection.claim import Control
+from ingestd.postgres.connection.claim_session import _half
 from tests.harness.config import polling_config, wal_config
 from tests.harness.databases import fresh_database
 from tests.harness.waiting import await_until

@@ -10,9 +10,9 @@ from psycopg.conninfo import make_conninfo
 from typer.testing import CliRunner
 
 from ingestd import cli
-from ingestd.capture.control import Control
-from ingestd.demo.comparison import compare_source
-from ingestd.schema import TableId
+from ingestd.model.schema import TableId
+from ingestd.postgres.connection.claim import Control
+from ingestd.testing.oracle.comparison import compare_source
 from tests.harness.config import polling_config, wal_config
 from tests.harness.waiting import await_until
 

@@ -12,7 +12,7 @@ from psycopg.conninfo import make_conninfo
 from typer.testing import CliRunner
 
 from ingestd import cli
-from ingestd.schema import TableId
+from ingestd.model.schema import TableId
 from tests.harness.compare import assert_lake_equals_source
 from tests.harness.servers import FAST, running_server
 from tests.integration.test_least_privilege import attributes, granted, run_script

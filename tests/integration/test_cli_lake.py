@@ -12,10 +12,10 @@ from deltalake import write_deltalake
 from typer.testing import CliRunner
 
 from ingestd import cli
-from ingestd.demo.comparison import await_caught_up
-from ingestd.schema import TableId
-from ingestd.sink.epochs import SCHEMA as EPOCHS
-from ingestd.sink.read import read_raw
+from ingestd.lake.delta.read import read_raw
+from ingestd.lake.epochs_table import SCHEMA as EPOCHS
+from ingestd.model.schema import TableId
+from ingestd.testing.oracle.comparison import await_caught_up
 from tests.harness.config import wal_config
 from tests.harness.object_store import ObjectStoreServer
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from typer.testing import Result
 
-    from ingestd.demo.daemon import Daemon
+    from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ingestd import cli
-from ingestd.demo.daemon import module_environment
+from ingestd.testing.embedded.daemon import module_environment
 from tests.harness.config import wal_config
 
 if TYPE_CHECKING:

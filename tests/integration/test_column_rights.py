@@ -10,8 +10,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 from psycopg.conninfo import make_conninfo
 
-from ingestd.schema import TableId
-from ingestd.sink.paths import Layout
+from ingestd.lake.layout import Layout
+from ingestd.model.schema import TableId
 from tests.harness.command_line import run_command
 from tests.harness.compare import raw_rows, registry
 from tests.harness.config import polling_config, wal_config

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from ingestd.capture.blocks import BlockRange
-from ingestd.capture.catalog import describe, list_tables
-from ingestd.capture.columns import as_published, controlled
-from ingestd.capture.pages import TablePages
-from ingestd.capture.published import published
-from ingestd.capture.session import connect
-from ingestd.capture.views import ExportedView, Place
 from ingestd.config import TableSettings
-from ingestd.decode.types import BUILT_IN
-from ingestd.demo.comparison import await_caught_up
+from ingestd.decode.type_mapping import BUILT_IN
+from ingestd.lake.delta.read import read_raw
+from ingestd.lake.fold.plain import Row, fold
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import Table, TableId
 from ingestd.ports import Split
-from ingestd.positions import Lsn
-from ingestd.schema import Table, TableId
-from ingestd.sink.fold import Row, fold
-from ingestd.sink.read import read_raw
+from ingestd.postgres.captured.columns import as_published, controlled
+from ingestd.postgres.catalog.block_range import BlockRange
+from ingestd.postgres.catalog.publication import published
+from ingestd.postgres.catalog.tables import describe, list_tables
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.snapshot.page_reader import TablePages
+from ingestd.postgres.snapshot.read_view import ExportedView, Place
+from ingestd.testing.oracle.comparison import await_caught_up
 from tests.harness.compare import registry
 from tests.harness.config import wal_config
 from tests.harness.databases import skip_without_lists
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from ingestd.demo.daemon import Daemon
+    from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

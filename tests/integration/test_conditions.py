@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from ingestd.capture.conditions import check_condition, joined
-from ingestd.errors import TableError
-from ingestd.schema import Table, TableId
+from ingestd.model.errors import TableError
+from ingestd.model.schema import Table, TableId
+from ingestd.postgres.snapshot.where import check_condition, joined
 from tests.integration.test_pages import table_named
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from ingestd.capture.copy_out import CopyOut
-from ingestd.capture.session import connect
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.transport.copy_out import CopyOut
 from tests.harness.channels import WAYS, dsn_by
 from tests.harness.databases import fresh_database
 from tests.harness.waiting import await_until

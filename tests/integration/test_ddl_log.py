@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from ingestd.capture.session import connect
-from ingestd.capture.wal.ddl_log import DdlEvent, parse
-from ingestd.capture.wal.ddl_script import DdlLogFault, bodies, ddl_log_fault, script
-from ingestd.decode.logical_messages import DDL_PREFIX
-from ingestd.schema import TableId
+from ingestd.decode.pgoutput.logical_messages import DDL_PREFIX
+from ingestd.model.schema import TableId
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.rewrites.ddl_log import DdlEvent, parse
+from ingestd.postgres.rewrites.ddl_script import DdlLogFault, bodies, ddl_log_fault, script
 from tests.harness.compare import assert_lake_equals_source, raw_rows, registry
 from tests.harness.config import wal_config
 from tests.harness.databases import fresh_database
@@ -23,7 +23,7 @@ from tests.harness.waiting import await_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ingestd.demo.daemon import Daemon
+    from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

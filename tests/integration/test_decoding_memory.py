@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from ingestd.capture.session import connect
-from ingestd.capture.wal.decoding_memory import raise_decoding_memory
-from ingestd.capture.wal.server import lineage_of
-from ingestd.capture.wal.stream import StreamLimits, open_stream
-from ingestd.positions import ZERO
+from ingestd.model.lsn import ZERO
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.wal.decoding_memory import raise_decoding_memory
+from ingestd.postgres.wal.replication_stream import StreamLimits, open_stream
+from ingestd.postgres.wal.server import lineage_of
 from tests.harness.open_transactions import send_while_open, sent_while_open
 from tests.harness.waiting import await_until
 

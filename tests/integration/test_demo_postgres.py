@@ -11,14 +11,14 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from ingestd.demo.accounts import Account, open_way
-from ingestd.demo.comparison import source_columns, source_key, source_rows, source_tables
-from ingestd.demo.installations import find_bindirs, reachable_bindir
-from ingestd.demo.postgres import PostgresServer
-from ingestd.demo.processes import children_of, is_running
-from ingestd.demo.server_text import text_function
-from ingestd.errors import OperatorError
-from ingestd.schema import TableId
+from ingestd.model.errors import OperatorError
+from ingestd.model.schema import TableId
+from ingestd.testing.embedded.accounts import Account, open_way
+from ingestd.testing.embedded.installations import find_bindirs, reachable_bindir
+from ingestd.testing.embedded.postgres import PostgresServer
+from ingestd.testing.embedded.processes import children_of, is_running
+from ingestd.testing.oracle.comparison import source_columns, source_key, source_rows, source_tables
+from ingestd.testing.oracle.server_text import text_function
 from tests.harness.waiting import await_until
 from tests.harness.workload import TABLES, Workload
 
@@ -79,7 +79,7 @@ def test_failed_start_names_the_cause(tmp_path: Path) -> None:
 def test_no_server_outlives_its_owner(tmp_path: Path) -> None:
     script = (
         "import sys, pathlib\n"
-        "from ingestd.demo.postgres import PostgresServer\n"
+        "from ingestd.testing.embedded.postgres import PostgresServer\n"
         "server = PostgresServer(pathlib.Path(sys.argv[1]))\n"
         "server.start()\n"
         "print(server.pid, flush=True)\n"

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 from pydantic import SecretStr
 
-from ingestd.capture.session import connect
-from ingestd.capture.settings import WalSettings
-from ingestd.capture.wal.preflight import preflight
-from ingestd.demo.comparison import await_caught_up, compare_source
-from ingestd.schema import TableId
+from ingestd.model.schema import TableId
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.settings import WalSettings
+from ingestd.postgres.wal.preflight import preflight
+from ingestd.testing.oracle.comparison import await_caught_up, compare_source
 from tests.harness.compare import assert_lake_equals_source, raw_rows, registry
 from tests.harness.config import polling_config, wal_config
 from tests.harness.waiting import await_until
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ingestd.demo.daemon import Daemon
+    from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 import pytest
 from pydantic import SecretStr
 
-from ingestd.capture.definitions import read_catalog
-from ingestd.capture.positions import insert_position
-from ingestd.capture.session import connect
-from ingestd.capture.settings import WalSettings
-from ingestd.capture.wal import discovery
-from ingestd.capture.wal.server import inspect_server
-from ingestd.positions import Lsn
-from ingestd.recorded import TableEvent, TableState, registered
+from ingestd.model.lake_state import TableEvent, TableState, registered
+from ingestd.model.lsn import Lsn
+from ingestd.postgres.captured.definition import read_catalog
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.connection.wal_position import insert_position
+from ingestd.postgres.settings import WalSettings
+from ingestd.postgres.wal import discovery
+from ingestd.postgres.wal.server import inspect_server
 
 if TYPE_CHECKING:
-    from ingestd.capture.definitions import Catalog
     from ingestd.ports import Discovery
+    from ingestd.postgres.captured.definition import Catalog
     from tests.harness.databases import Database
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ingestd.schema import TableId
+from ingestd.model.schema import TableId
 from tests.harness.compare import assert_lake_equals_source, raw_rows, registry
 from tests.harness.config import wal_config
 from tests.harness.waiting import await_until
@@ -17,7 +17,7 @@ from tests.harness.waiting import await_until
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ingestd.demo.daemon import Daemon
+    from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

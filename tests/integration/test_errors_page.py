@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from ingestd.demo.daemon import Daemon
-from ingestd.demo.ports import free_port
-from ingestd.demo.postgres import PostgresServer
+from ingestd.testing.embedded.daemon import Daemon
+from ingestd.testing.embedded.ports import free_port
+from ingestd.testing.embedded.postgres import PostgresServer
 from tests.harness.command_line import run_command
 from tests.harness.config import wal_config
 from tests.harness.servers import running_server

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 from psycopg import sql
 
-from ingestd.capture.key_list import KeyedRelation, KeyList
-from ingestd.capture.polling.key_order import key_order
-from ingestd.capture.session import connect
-from ingestd.schema import Column, Table, TableId
+from ingestd.model.schema import Column, Table, TableId
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.polling.keys.key_order import key_order
+from ingestd.postgres.snapshot.key_lookup import KeyedRelation, KeyList
 from tests.harness.command_line import await_verified
 from tests.harness.config import polling_config, wal_config
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ingestd.positions import Lsn
-from ingestd.schema import TableId
-from ingestd.sink.fold import fold
-from ingestd.sink.read import read_raw
+from ingestd.lake.delta.read import read_raw
+from ingestd.lake.fold.plain import fold
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import TableId
 from tests.harness.channels import encrypted
 from tests.harness.compare import assert_lake_equals_source, registry
 from tests.harness.config import polling_config, wal_config
@@ -18,7 +18,7 @@ from tests.harness.databases import fresh_database
 from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:
-    from ingestd.demo.daemon import Daemon
+    from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
     from tests.harness.tls_servers import TlsServer

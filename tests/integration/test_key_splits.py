@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ingestd.capture.key_range import KeyRange
-from ingestd.capture.key_splits import KeySplits
-from ingestd.capture.page_source import CopyPageSource
-from ingestd.errors import TableError, TableReplacedError
-from ingestd.predicates import Comparison
-from ingestd.schema import Mask
+from ingestd.model.errors import TableError, TableReplacedError
+from ingestd.model.predicates import Comparison
+from ingestd.model.schema import Mask
+from ingestd.postgres.snapshot.key_range import KeyRange
+from ingestd.postgres.snapshot.key_splits import KeySplits
+from ingestd.postgres.snapshot.page_source import CopyPageSource
 from tests.harness.collations import make_collations
 from tests.integration.test_pages import REWRITES, exported, table_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from ingestd.model.schema import Table
     from ingestd.ports import Split
-    from ingestd.schema import Table
     from tests.harness.databases import Database
 
 SMALL = 20_000

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ingestd.sink.probe import probe
-from ingestd.sink.store import open_store
+from ingestd.lake.check import probe
+from ingestd.lake.store.store import open_store
 from tests.harness.object_store import ObjectStoreServer
 
 if TYPE_CHECKING:

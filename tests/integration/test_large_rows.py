@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ingestd.positions import Lsn
-from ingestd.schema import TableId
-from ingestd.sink.fold import fold
-from ingestd.sink.read import read_raw
+from ingestd.lake.delta.read import read_raw
+from ingestd.lake.fold.plain import fold
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import TableId
 from tests.harness.compare import assert_change_log_is_sound, assert_lake_equals_source, registry
 from tests.harness.config import polling_config, wal_config
 from tests.harness.waiting import await_until
@@ -17,7 +17,7 @@ from tests.harness.waiting import await_until
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ingestd.demo.daemon import Daemon
+    from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

@@ -13,8 +13,8 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 import ingestd
-from ingestd.demo.comparison import compare_source
-from ingestd.schema import TableId
+from ingestd.model.schema import TableId
+from ingestd.testing.oracle.comparison import compare_source
 from tests.harness.compare import assert_lake_equals_source
 from tests.harness.config import polling_config, wal_config
 from tests.harness.waiting import await_until
@@ -22,7 +22,7 @@ from tests.harness.waiting import await_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ingestd.demo.daemon import Daemon
+    from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

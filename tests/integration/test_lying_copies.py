@@ -11,16 +11,16 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from ingestd.capture.copy_out import CopyOut
-from ingestd.capture.session import connect
-from ingestd.capture.wal.decoding import BlockDecoding
-from ingestd.capture.wal.stream import StreamLimits, open_stream
-from ingestd.decode.copy import CopyRows
-from ingestd.decode.relation import table_of
-from ingestd.decode.stream import StreamDecoder
-from ingestd.decode.streamed import CommitOrder
-from ingestd.errors import IngestdError, OperatorError, ProtocolError, TransientError
-from ingestd.positions import Lsn
+from ingestd.decode.copy.rows import CopyRows
+from ingestd.decode.pgoutput.decoder import StreamDecoder
+from ingestd.decode.pgoutput.relation import table_of
+from ingestd.decode.pgoutput.streamed_transactions import CommitOrder
+from ingestd.model.errors import IngestdError, OperatorError, ProtocolError, TransientError
+from ingestd.model.lsn import Lsn
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.transport.copy_out import CopyOut
+from ingestd.postgres.wal.block_decoder import BlockDecoding
+from ingestd.postgres.wal.replication_stream import StreamLimits, open_stream
 from tests.harness import lying_messages as honest
 from tests.harness.databases import lineage_of
 from tests.harness.lies import lying_scripts, written
@@ -30,7 +30,7 @@ from tests.unit.decode.test_streamed import MemorySpool
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ingestd.demo.postgres import PostgresServer
+    from ingestd.testing.embedded.postgres import PostgresServer
     from tests.harness.databases import Database
 
 pytestmark = pytest.mark.attack("server")

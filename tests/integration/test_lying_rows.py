@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ingestd.schema import TableId
-from ingestd.sink.fold import fold
-from ingestd.sink.read import read_raw
+from ingestd.lake.delta.read import read_raw
+from ingestd.lake.fold.plain import fold
+from ingestd.model.schema import TableId
 from tests.harness import lying_messages as honest
 from tests.harness.compare import registry
 from tests.harness.config import polling_config, wal_config
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from ingestd.demo.daemon import Daemon
-    from ingestd.demo.postgres import PostgresServer
+    from ingestd.testing.embedded.daemon import Daemon
+    from ingestd.testing.embedded.postgres import PostgresServer
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ingestd.positions import Lsn
-from ingestd.schema import TableId
-from ingestd.sink.fold import fold
-from ingestd.sink.read import read_raw
+from ingestd.lake.delta.read import read_raw
+from ingestd.lake.fold.plain import fold
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import TableId
 from tests.harness.config import wal_config
 from tests.harness.lying_server import LyingServer, keepalive, message
 from tests.harness.waiting import await_until
@@ -20,8 +20,8 @@ from tests.harness.waiting import await_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ingestd.demo.daemon import Daemon
-    from ingestd.demo.postgres import PostgresServer
+    from ingestd.testing.embedded.daemon import Daemon
+    from ingestd.testing.embedded.postgres import PostgresServer
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

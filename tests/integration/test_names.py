@@ -10,16 +10,16 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from psycopg import sql
 
-from ingestd.demo.comparison import (
+from ingestd.lake.delta.read import read_raw
+from ingestd.lake.layout import Layout
+from ingestd.model.schema import TableId
+from ingestd.testing.oracle.comparison import (
     await_caught_up,
     source_columns,
     source_key,
     source_rows,
 )
-from ingestd.demo.folding import fold
-from ingestd.schema import TableId
-from ingestd.sink.paths import Layout
-from ingestd.sink.read import read_raw
+from ingestd.testing.oracle.folding import fold
 from tests.harness.command_line import run_command
 from tests.harness.compare import (
     assert_change_log_is_sound,
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from collections import Counter
     from pathlib import Path
 
-    from ingestd.demo.daemon import Daemon
-    from ingestd.demo.folding import Texts
+    from ingestd.testing.embedded.daemon import Daemon
+    from ingestd.testing.oracle.folding import Texts
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

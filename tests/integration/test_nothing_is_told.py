@@ -16,10 +16,10 @@ from psycopg.conninfo import make_conninfo
 from typer.testing import CliRunner
 
 from ingestd.cli import app as command_line
-from ingestd.observe.client import Endpoint, fetch_status, request_snapshot
-from ingestd.observe.command_token import read_token
-from ingestd.schema import TableId
-from ingestd.sink.read import read_raw
+from ingestd.http.client import Endpoint, fetch_status, request_snapshot
+from ingestd.http.command_token import read_token
+from ingestd.lake.delta.read import read_raw
+from ingestd.model.schema import TableId
 from tests.harness.compare import raw_rows, registry
 from tests.harness.config import polling_config, wal_config
 from tests.harness.waiting import await_until
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ingestd.demo.daemon import Daemon
+    from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

@@ -14,26 +14,26 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
-from ingestd.demo.comparison import await_caught_up
-from ingestd.errors import IngestdError, LakeLostError, OperatorError, TransientError
-from ingestd.positions import Lsn
-from ingestd.schema import TableId
-from ingestd.sink import append_log
-from ingestd.sink.faults import storage_fault
-from ingestd.sink.lake import DeltaLake
-from ingestd.sink.maintenance import MaintenancePolicy, TableMaintenance
-from ingestd.sink.marker import (
+from ingestd.lake.delta import appender as append_log
+from ingestd.lake.delta.read import read_files, read_raw
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.lake.fencing import Writer
+from ingestd.lake.layout import Layout
+from ingestd.lake.maintenance.compaction import MaintenancePolicy, TableMaintenance
+from ingestd.lake.marker import (
     note_source,
     read_marker,
     removed,
     require_marker,
     write_marker,
 )
-from ingestd.sink.paths import Layout
-from ingestd.sink.read import read_files, read_raw
-from ingestd.sink.s3_objects import S3Objects
-from ingestd.sink.store import MARKER, open_store
-from ingestd.sink.writer import Writer
+from ingestd.lake.store.errors import storage_fault
+from ingestd.lake.store.s3 import S3Objects
+from ingestd.lake.store.store import MARKER, open_store
+from ingestd.model.errors import IngestdError, LakeLostError, OperatorError, TransientError
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import TableId
+from ingestd.testing.oracle.comparison import await_caught_up
 from tests.harness.compare import assert_change_log_is_sound, assert_lake_equals_source
 from tests.harness.compare import epochs as epochs_of
 from tests.harness.config import wal_config
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from ingestd.changes import CommittedEpoch
-    from ingestd.demo.daemon import Daemon
+    from ingestd.model.changes import CommittedEpoch
+    from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ingestd.app.checking import check
-from ingestd.schema import TableId
+from ingestd.app.check import check
+from ingestd.model.schema import TableId
 from tests.harness.command_line import run_command
 from tests.harness.compare import raw_rows
 from tests.harness.config import polling_config, wal_config
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ingestd.demo.daemon import Daemon
+    from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

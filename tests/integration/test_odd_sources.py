@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ingestd.demo.comparison import await_caught_up
-from ingestd.schema import TableId
-from ingestd.sink.read import read_raw
+from ingestd.lake.delta.read import read_raw
+from ingestd.model.schema import TableId
+from ingestd.testing.oracle.comparison import await_caught_up
 from tests.harness.config import wal_config
 
 if TYPE_CHECKING:

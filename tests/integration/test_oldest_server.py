@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ingestd.sink.read import read_raw
+from ingestd.lake.delta.read import read_raw
 from tests.harness.compare import assert_lake_equals_source
 from tests.harness.shop_servers import LIMIT_S, ORDERS, config, with_shop
 from tests.harness.standbys import needs, server_of

@@ -12,16 +12,16 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
-from ingestd.capture.settings import WalSettings
-from ingestd.capture.wal.capture import WalCapture
-from ingestd.capture.wal.catch_up import CatchUpPolicy
-from ingestd.capture.wal.open_transactions import OpenTransactions, SpoolPolicy
-from ingestd.errors import TransientError
-from ingestd.positions import Lsn
-from ingestd.run.epoch import EpochPolicy
-from ingestd.run.pipeline import Pipeline, PipelinePolicy
-from ingestd.schema import TableId
-from ingestd.sink.lake import DeltaLake
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.model.errors import TransientError
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import TableId
+from ingestd.pipeline.filling_epoch import EpochPolicy
+from ingestd.pipeline.pipeline import Pipeline, PipelinePolicy
+from ingestd.postgres.settings import WalSettings
+from ingestd.postgres.wal.capture import WalCapture
+from ingestd.postgres.wal.drain.drain import CatchUpPolicy
+from ingestd.postgres.wal.spool import OpenTransactions, SpoolPolicy
 from tests.harness.compare import assert_change_log_is_sound, assert_lake_equals_source, raw_rows
 from tests.harness.open_transactions import (
     OpenWriters,

@@ -9,16 +9,16 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from ingestd.capture.blocks import BlockRange
-from ingestd.capture.key_list import KeyedRelation, KeyList
-from ingestd.capture.key_splits import KeySplits
-from ingestd.capture.planning import ensure_plannable
-from ingestd.capture.polling.key_order import key_order
-from ingestd.capture.polling.key_pages import KeyPages
-from ingestd.capture.relation_lock import lock_relation
-from ingestd.capture.session import connect
-from ingestd.demo.waiting import await_until
-from ingestd.errors import TableError
+from ingestd.model.errors import TableError
+from ingestd.postgres.catalog.block_range import BlockRange
+from ingestd.postgres.catalog.planner_functions import ensure_plannable
+from ingestd.postgres.catalog.relation_lock import lock_relation
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.polling.keys.key_order import key_order
+from ingestd.postgres.polling.keys.key_pages import KeyPages
+from ingestd.postgres.snapshot.key_lookup import KeyedRelation, KeyList
+from ingestd.postgres.snapshot.key_splits import KeySplits
+from ingestd.testing.embedded.waiting import await_until
 from tests.harness.command_line import run_command
 from tests.harness.config import polling_config, wal_config
 from tests.harness.hostile import CALLED, hostile_calls

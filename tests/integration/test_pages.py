@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from ingestd.capture.blocks import BlockRange
-from ingestd.capture.catalog import describe, list_tables
-from ingestd.capture.pages import TablePages
-from ingestd.capture.session import connect
-from ingestd.capture.splits import CtidSplits
-from ingestd.capture.views import ExportedView, Place
-from ingestd.changes import change_schema
-from ingestd.demo.server_text import FLOAT_TEXTS, text_function
-from ingestd.demo.waiting import await_until
-from ingestd.errors import TableChangedError, TableError, TableReplacedError, TransientError
+from ingestd.model.changes import change_schema
+from ingestd.model.errors import TableChangedError, TableError, TableReplacedError, TransientError
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import Column, Table, TableId
 from ingestd.ports import Split
-from ingestd.positions import Lsn
-from ingestd.schema import Column, Table, TableId
+from ingestd.postgres.catalog.block_range import BlockRange
+from ingestd.postgres.catalog.tables import describe, list_tables
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.snapshot.ctid_splits import CtidSplits
+from ingestd.postgres.snapshot.page_reader import TablePages
+from ingestd.postgres.snapshot.read_view import ExportedView, Place
+from ingestd.testing.embedded.waiting import await_until
+from ingestd.testing.oracle.server_text import FLOAT_TEXTS, text_function
 from tests.harness.databases import Database
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from ingestd.changes import TableBatch
+    from ingestd.model.changes import TableBatch
 
 POINT = Lsn(0x1_0000_0000)
 AT = datetime(2024, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
@@ -365,7 +365,7 @@ async def test_values_of_many_megabytes(
     database: Database, monkeypatch: pytest.MonkeyPatch, large_bytes: int
 ) -> None:
     """Whether or not the next block is read before one is done with."""
-    monkeypatch.setattr("ingestd.capture.pages.LARGE_BLOCK_BYTES", large_bytes)
+    monkeypatch.setattr("ingestd.postgres.snapshot.page_reader.LARGE_BLOCK_BYTES", large_bytes)
     database.execute(
         "CREATE TABLE big (id int PRIMARY KEY, body text)",
         "INSERT INTO big SELECT i, repeat(i::text, 9000000) FROM generate_series(1, 4) i",

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from ingestd.capture.read_probe import read_fault
-from ingestd.capture.session import connect
-from ingestd.errors import TableError
-from ingestd.schema import TableId
+from ingestd.model.errors import TableError
+from ingestd.model.schema import TableId
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.snapshot.read_probe import read_fault
 from tests.harness.command_line import run_command
 from tests.harness.compare import assert_lake_equals_source
 from tests.harness.config import wal_config
@@ -27,7 +27,7 @@ from tests.integration.test_pages import table_named
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ingestd.demo.daemon import Daemon
+    from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

@@ -14,10 +14,15 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from ingestd.capture.session import connect
-from ingestd.capture.storage import Storage
-from ingestd.capture.storage_queries import difference, read_empty, read_files, read_places
-from ingestd.capture.views import look
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.rewrites.fingerprint import Storage
+from ingestd.postgres.rewrites.fingerprint_queries import (
+    difference,
+    read_empty,
+    read_files,
+    read_places,
+)
+from ingestd.postgres.snapshot.read_view import look
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ingestd.demo.comparison import compare_source
+from ingestd.testing.oracle.comparison import compare_source
 from tests.harness.command_line import run_command
 from tests.harness.compare import (
     assert_change_log_is_sound,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ingestd.demo.daemon import Daemon
+    from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

@@ -12,16 +12,16 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from ingestd.capture import session
-from ingestd.capture.pinned import SETTINGS, WHERE_KNOWN
-from ingestd.capture.session import connect, parameters_of
-from ingestd.capture.watched import WatchedConnection
-from ingestd.demo.comparison import await_caught_up, compare_source
-from ingestd.demo.installations import find_bindirs
-from ingestd.demo.ports import free_port
-from ingestd.errors import OperatorError
-from ingestd.schema import TableId
-from ingestd.sink.read import read_raw
+from ingestd.lake.delta.read import read_raw
+from ingestd.model.errors import OperatorError
+from ingestd.model.schema import TableId
+from ingestd.postgres.connection import session
+from ingestd.postgres.connection.liveness import WatchedConnection
+from ingestd.postgres.connection.pinned_settings import SETTINGS, WHERE_KNOWN
+from ingestd.postgres.connection.session import connect, parameters_of
+from ingestd.testing.embedded.installations import find_bindirs
+from ingestd.testing.embedded.ports import free_port
+from ingestd.testing.oracle.comparison import await_caught_up, compare_source
 from tests.harness.config import wal_config
 from tests.harness.databases import fresh_database
 from tests.harness.poolers import pooler_of
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
     from pathlib import Path
 
-    from ingestd.demo.daemon import Daemon
-    from ingestd.demo.postgres import PostgresServer
+    from ingestd.testing.embedded.daemon import Daemon
+    from ingestd.testing.embedded.postgres import PostgresServer
     from tests.harness.databases import Database
 
 PINNED = {
@@ -253,10 +253,10 @@ async def test_every_connection_to_a_source_is_made_in_one_place() -> None:
         if made.search(path.read_text("utf-8")) and "demo" not in path.parts
     }
     assert found == {
-        "ingestd/capture/session.py",
-        "ingestd/capture/watched.py",
-        "ingestd/capture/pooler.py",
-        "ingestd/capture/polling/server.py",
+        "ingestd/postgres/connection/session.py",
+        "ingestd/postgres/connection/liveness.py",
+        "ingestd/postgres/connection/pooler.py",
+        "ingestd/postgres/polling/server.py",
     }
 
 
@@ -403,7 +403,7 @@ def test_lossless_rows_are_the_same_whatever_is_set(
 
 @contextlib.contextmanager
 def daemon_of(folder: Path, config: str, environment: Mapping[str, str]) -> Iterator[Daemon]:
-    from ingestd.demo.daemon import Daemon  # noqa: PLC0415
+    from ingestd.testing.embedded.daemon import Daemon  # noqa: PLC0415
 
     daemon = Daemon(folder, config, environment=environment)
     try:

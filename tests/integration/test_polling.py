@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ingestd.capture.polling.seen import Progress
-from ingestd.demo.comparison import compare_source
-from ingestd.schema import TableId
-from ingestd.sink.fold import fold
-from ingestd.sink.read import read_raw
+from ingestd.lake.delta.read import read_raw
+from ingestd.lake.fold.plain import fold
+from ingestd.model.schema import TableId
+from ingestd.postgres.polling.progress import Progress
+from ingestd.testing.oracle.comparison import compare_source
 from tests.harness.compare import assert_change_log_is_sound, await_listed, registry
 from tests.harness.config import polling_config, wal_config
 from tests.harness.waiting import await_until

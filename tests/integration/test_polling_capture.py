@@ -9,21 +9,23 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from ingestd.capture.polling import lake_keys, polls, sweep
-from ingestd.capture.polling.capture import PollingCapture
-from ingestd.capture.polling.seen import Progress
-from ingestd.capture.settings import PollingSettings
-from ingestd.changes import marker_batch
+from ingestd.model.changes import marker_batch
+from ingestd.model.lake_state import Committed, RegisteredTable, TableState
+from ingestd.model.lsn import ZERO, Lsn
+from ingestd.model.schema import TableId
 from ingestd.ports import Resumed, SnapshotPage
-from ingestd.positions import ZERO, Lsn
-from ingestd.recorded import Committed, RegisteredTable, TableState
-from ingestd.schema import TableId
+from ingestd.postgres.polling import scheduler as polls
+from ingestd.postgres.polling.capture import PollingCapture
+from ingestd.postgres.polling.keys import delete_sweep as sweep
+from ingestd.postgres.polling.keys import lake_keys
+from ingestd.postgres.polling.progress import Progress
+from ingestd.postgres.settings import PollingSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from ingestd.changes import TableBatch
-    from ingestd.schema import Table
+    from ingestd.model.changes import TableBatch
+    from ingestd.model.schema import Table
     from tests.harness.databases import Database
 
 LIMIT_S = 20.0

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.compute as pc
 import pytest
 
-from ingestd.demo.comparison import compare_source
-from ingestd.schema import TableId
-from ingestd.sink.read import read_raw
+from ingestd.lake.delta.read import read_raw
+from ingestd.model.schema import TableId
+from ingestd.testing.oracle.comparison import compare_source
 from tests.harness.compare import assert_change_log_is_sound, await_listed, registry
 from tests.harness.config import polling_config
 from tests.harness.databases import Database
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ingestd.demo.postgres import PostgresServer
+    from ingestd.testing.embedded.postgres import PostgresServer
     from tests.conftest import MakeDaemon
 
 LIMIT_S = 30.0

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from ingestd.capture.polling.poll import Look, backend_of, begin, look_at
-from ingestd.capture.polling.seen import Progress, Seen
-from ingestd.capture.session import connect
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.polling.poll import Look, backend_of, begin, look_at
+from ingestd.postgres.polling.progress import Progress, Seen
 from tests.integration.test_polling_looks import described
 
 if TYPE_CHECKING:
-    from ingestd.capture.polling.polled import PolledTable
-    from ingestd.capture.watched import WatchedConnection
+    from ingestd.postgres.connection.liveness import WatchedConnection
+    from ingestd.postgres.polling.polled_table import PolledTable
     from tests.harness.databases import Database
 
 ROWS = 200_000

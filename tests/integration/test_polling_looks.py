@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from ingestd.capture.polling.poll import (
+from ingestd.decode.type_mapping import lake_type
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import Column, Table, TableId
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.polling.poll import (
     Look,
     Now,
     backend_of,
@@ -18,18 +22,14 @@ from ingestd.capture.polling.poll import (
     first_progress,
     look_at,
 )
-from ingestd.capture.polling.polled import Cursor, PolledTable
-from ingestd.capture.polling.rows import Place
-from ingestd.capture.polling.seen import Progress, Seen
-from ingestd.capture.session import connect
-from ingestd.decode.types import lake_type
-from ingestd.positions import Lsn
-from ingestd.schema import Column, Table, TableId
+from ingestd.postgres.polling.polled_table import Cursor, PolledTable
+from ingestd.postgres.polling.progress import Progress, Seen
+from ingestd.postgres.polling.rows import Place
 
 if TYPE_CHECKING:
     import psycopg
 
-    from ingestd.capture.watched import WatchedConnection
+    from ingestd.postgres.connection.liveness import WatchedConnection
     from tests.harness.databases import Database
 
 COLUMNS = [

@@ -15,19 +15,20 @@ import pyarrow.compute as pc
 import pytest
 from psycopg import AsyncCursor
 
-from ingestd.capture.blocks import BlockRange
-from ingestd.capture.page_source import CopyPageSource
-from ingestd.capture.polling import lake_keys, sweep
-from ingestd.capture.polling.key_pages import KeyPages
-from ingestd.capture.polling.key_set import KeySet
-from ingestd.capture.polling.lake_keys import Part
-from ingestd.capture.polling.sweep import Sweep, absent
-from ingestd.capture.session import connect
-from ingestd.capture.settings import PollingSettings
-from ingestd.changes import TableBatch
-from ingestd.errors import TableChangedError, TransientError
+from ingestd.model.changes import TableBatch
+from ingestd.model.errors import TableChangedError, TransientError
+from ingestd.model.schema import Mask
 from ingestd.ports import Split
-from ingestd.schema import Mask
+from ingestd.postgres.catalog.block_range import BlockRange
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.polling.keys import delete_sweep as sweep
+from ingestd.postgres.polling.keys import lake_keys
+from ingestd.postgres.polling.keys.delete_sweep import Sweep, absent
+from ingestd.postgres.polling.keys.key_pages import KeyPages
+from ingestd.postgres.polling.keys.key_set import KeySet
+from ingestd.postgres.polling.keys.lake_keys import Part
+from ingestd.postgres.settings import PollingSettings
+from ingestd.postgres.snapshot.page_source import CopyPageSource
 from tests.harness.collations import make_collations
 from tests.integration.test_key_splits import AFTER, KEYS, PREPARE
 from tests.integration.test_pages import exported, table_named
@@ -35,8 +36,8 @@ from tests.integration.test_pages import exported, table_named
 if TYPE_CHECKING:
     from psycopg import AsyncConnection
 
-    from ingestd.demo.postgres import PostgresServer
-    from ingestd.schema import Table, TableId
+    from ingestd.model.schema import Table, TableId
+    from ingestd.testing.embedded.postgres import PostgresServer
     from tests.harness.databases import Database
 
 ROWS = 600

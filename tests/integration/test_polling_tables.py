@@ -8,27 +8,27 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ingestd.capture.polling import preflight
-from ingestd.capture.polling.connector import PollingFactory
-from ingestd.capture.polling.polled import Cursor
-from ingestd.capture.polling.seen import Progress, Seen
-from ingestd.capture.polling.server import inspect_polled_server
-from ingestd.capture.polling.tables import PolledTables
-from ingestd.capture.session import connect
-from ingestd.capture.settings import PollingSettings
-from ingestd.decode.types import lake_type
-from ingestd.positions import Lsn
-from ingestd.recorded import RegisteredTable, TableEvent, TableState, registered
-from ingestd.schema import TableId
+from ingestd.decode.type_mapping import lake_type
+from ingestd.model.lake_state import RegisteredTable, TableEvent, TableState, registered
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import TableId
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.polling import preflight
+from ingestd.postgres.polling.connector import PollingFactory
+from ingestd.postgres.polling.discovery import PolledTables
+from ingestd.postgres.polling.polled_table import Cursor
+from ingestd.postgres.polling.progress import Progress, Seen
+from ingestd.postgres.polling.server import inspect_polled_server
+from ingestd.postgres.settings import PollingSettings
 from tests.harness.poolers import pooler_of
 from tests.harness.standbys import await_replayed, copy_of, promote, server_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ingestd.checks import CheckLine
+    from ingestd.model.check import CheckLine
+    from ingestd.model.schema import Table
     from ingestd.ports import Discovery
-    from ingestd.schema import Table
     from tests.harness.databases import Database
 
 T = TableId("public", "t")

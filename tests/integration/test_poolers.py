@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Literal
 import psycopg
 import pytest
 
-from ingestd.capture.pinned import SETTINGS
-from ingestd.capture.polling.server import detect_transaction_pooler
-from ingestd.capture.session import connect
-from ingestd.demo.comparison import compare_source
-from ingestd.errors import OperatorError
-from ingestd.schema import TableId
+from ingestd.model.errors import OperatorError
+from ingestd.model.schema import TableId
+from ingestd.postgres.connection.pinned_settings import SETTINGS
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.polling.server import detect_transaction_pooler
+from ingestd.testing.oracle.comparison import compare_source
 from tests.harness.config import polling_config
 from tests.harness.poolers import pooler_of
 from tests.harness.waiting import await_until

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, get_args
 import pyarrow as pa
 import pytest
 
-from ingestd.capture.page_source import CopyPageSource
-from ingestd.capture.pushdown import condition
-from ingestd.capture.splits import CtidSplits
-from ingestd.predicates import Comparison, IsNull, NotNull, OneOf, Operator, kept
-from ingestd.schema import Mask
+from ingestd.model.predicates import Comparison, IsNull, NotNull, OneOf, Operator, kept
+from ingestd.model.schema import Mask
+from ingestd.postgres.snapshot.ctid_splits import CtidSplits
+from ingestd.postgres.snapshot.page_source import CopyPageSource
+from ingestd.postgres.snapshot.pushdown import condition
 from tests.harness.collations import make_collations
 from tests.integration.test_pages import WHOLE, exported, table_named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ingestd.model.predicates import Predicate, Value
+    from ingestd.model.schema import Table
     from ingestd.ports import Split
-    from ingestd.predicates import Predicate, Value
-    from ingestd.schema import Table
     from tests.harness.databases import Database
 
 NAN, INFINITY = float("nan"), float("inf")

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 from psycopg import sql
 
-from ingestd.capture.catalog import qualified
-from ingestd.capture.quoting import printed
-from ingestd.errors import reading_anew
-from ingestd.schema import TableId
-from ingestd.terminal_text import one_line, printable, printable_lines
+from ingestd.model.errors import reading_anew
+from ingestd.model.printable_text import one_line, printable, printable_lines
+from ingestd.model.schema import TableId
+from ingestd.postgres.catalog.tables import qualified
+from ingestd.postgres.connection.quoting import printed
 
 if TYPE_CHECKING:
     from tests.harness.databases import Database

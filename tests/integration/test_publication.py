@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from ingestd.capture.catalog import describe, list_tables
-from ingestd.capture.columns import controlled
-from ingestd.capture.identity import incomplete, only_inserts
-from ingestd.capture.published import Published, published
-from ingestd.capture.session import connect
-from ingestd.capture.wal.publication import column_list, keep_publication
 from ingestd.config import TableSettings
-from ingestd.decode.types import BUILT_IN
-from ingestd.schema import Table, TableId
+from ingestd.decode.type_mapping import BUILT_IN
+from ingestd.model.schema import Table, TableId
+from ingestd.postgres.captured.columns import controlled
+from ingestd.postgres.catalog.publication import Published, published
+from ingestd.postgres.catalog.replica_identity import incomplete, only_inserts
+from ingestd.postgres.catalog.tables import describe, list_tables
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.wal.publication_sql import column_list, keep_publication
 from tests.harness.databases import skip_without_lists
 
 if TYPE_CHECKING:

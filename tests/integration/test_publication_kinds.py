@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import SecretStr
 
-from ingestd.capture.settings import WalSettings
-from ingestd.capture.wal.preflight import preflight
-from ingestd.schema import TableId
-from ingestd.sink.read import read_raw
+from ingestd.lake.delta.read import read_raw
+from ingestd.model.schema import TableId
+from ingestd.postgres.settings import WalSettings
+from ingestd.postgres.wal.preflight import preflight
 from tests.harness.compare import assert_change_log_is_sound, assert_lake_equals_source, registry
 from tests.harness.config import wal_config
 from tests.harness.databases import Database, fresh_database
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ingestd.demo.daemon import Daemon
-    from ingestd.demo.postgres import PostgresServer
+    from ingestd.testing.embedded.daemon import Daemon
+    from ingestd.testing.embedded.postgres import PostgresServer
     from tests.conftest import MakeDaemon
 
 LIMIT_S = 30.0

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ingestd.app.checking import check
-from ingestd.capture.session import connect
-from ingestd.capture.wal.publication import kept_out
-from ingestd.schema import TableId
+from ingestd.app.check import check
+from ingestd.model.schema import TableId
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.wal.publication_sql import kept_out
 from tests.harness.config import wal_config
 from tests.harness.waiting import await_until
 

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ingestd.capture.published import FIRST_WITH_PARTS, WITH_GENERATED, published
-from ingestd.capture.session import connect
-from ingestd.schema import TableId
+from ingestd.model.schema import TableId
+from ingestd.postgres.catalog.publication import FIRST_WITH_PARTS, WITH_GENERATED, published
+from ingestd.postgres.connection.session import connect
 from tests.harness.databases import Database, fresh_database
 from tests.harness.standbys import needs, server_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ingestd.demo.postgres import PostgresServer
+    from ingestd.testing.embedded.postgres import PostgresServer
 
 TABLES = (
     "CREATE SCHEMA a",

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from psycopg import sql
 
-import ingestd.capture.quoting  # noqa: F401 - what has it so
+import ingestd.postgres.connection.quoting  # noqa: F401 - what has it so
 from tests.integration.test_round_trip_encodings import recreate
 
 if TYPE_CHECKING:

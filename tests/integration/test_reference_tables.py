@@ -13,12 +13,12 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from ingestd.app.checking import check
-from ingestd.observe.client import fetch_status, request_snapshot
-from ingestd.schema import TableId
-from ingestd.sink.paths import Layout
-from ingestd.sink.read import read_files
-from ingestd.sink.store import open_store
+from ingestd.app.check import check
+from ingestd.http.client import fetch_status, request_snapshot
+from ingestd.lake.delta.read import read_files
+from ingestd.lake.layout import Layout
+from ingestd.lake.store.store import open_store
+from ingestd.model.schema import TableId
 from tests.harness.command_line import run_command
 from tests.harness.config import wal_config
 from tests.harness.waiting import await_until
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ingestd.checks import CheckLine
-    from ingestd.demo.daemon import Daemon
+    from ingestd.model.check import CheckLine
+    from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

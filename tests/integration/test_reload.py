@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ingestd.demo.comparison import await_caught_up
-from ingestd.demo.daemon import module_environment
-from ingestd.schema import TableId
+from ingestd.model.schema import TableId
+from ingestd.testing.embedded.daemon import module_environment
+from ingestd.testing.oracle.comparison import await_caught_up
 from tests.harness.compare import (
     assert_change_log_is_sound,
     assert_lake_equals_source,
@@ -28,7 +28,7 @@ from tests.harness.workload import Workload
 from tests.integration.test_pause import done
 
 if TYPE_CHECKING:
-    from ingestd.demo.daemon import Daemon
+    from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

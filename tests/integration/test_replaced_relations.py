@@ -13,20 +13,15 @@ import pyarrow as pa
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from ingestd.capture.blocks import BlockRange
-from ingestd.capture.conditions import check_condition
-from ingestd.capture.dependent_text_queries import holds
-from ingestd.capture.dependent_texts import Doubt as TextDoubt
-from ingestd.capture.dependent_texts import Use
-from ingestd.capture.evidence import Doubt, Question
-from ingestd.capture.key_list import KeyedRelation
-from ingestd.capture.key_range import KeyColumn, KeyRange
-from ingestd.capture.key_splits import KeySplits
-from ingestd.capture.page_source import CopyPageSource
-from ingestd.capture.pages import TablePages
-from ingestd.capture.pinned import WHERE_KNOWN
-from ingestd.capture.polling.key_pages import KeyPages
-from ingestd.capture.polling.poll import (
+from ingestd.model.errors import TableError
+from ingestd.model.lsn import Lsn
+from ingestd.ports import Split
+from ingestd.postgres.catalog.block_range import BlockRange
+from ingestd.postgres.connection.pinned_settings import WHERE_KNOWN
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.polling.keys.delete_sweep import absent
+from ingestd.postgres.polling.keys.key_pages import KeyPages
+from ingestd.postgres.polling.poll import (
     Look,
     backend_of,
     begin,
@@ -34,25 +29,30 @@ from ingestd.capture.polling.poll import (
     latest_cursor,
     look_at,
 )
-from ingestd.capture.polling.polled import Cursor, PolledTable
-from ingestd.capture.polling.seen import Progress, Seen
-from ingestd.capture.polling.sweep import absent
-from ingestd.capture.read_probe import read_fault
-from ingestd.capture.session import connect
-from ingestd.capture.splits import CtidSplits
-from ingestd.capture.storage_queries import _holds
-from ingestd.capture.views import ExportedView, OwnView, Place
-from ingestd.demo.waiting import await_until
-from ingestd.errors import TableError
-from ingestd.ports import Split
-from ingestd.positions import Lsn
+from ingestd.postgres.polling.polled_table import Cursor, PolledTable
+from ingestd.postgres.polling.progress import Progress, Seen
+from ingestd.postgres.rewrites.catalog_evidence import Doubt, Question
+from ingestd.postgres.rewrites.dependent_text_queries import holds
+from ingestd.postgres.rewrites.dependent_texts import Doubt as TextDoubt
+from ingestd.postgres.rewrites.dependent_texts import Use
+from ingestd.postgres.rewrites.fingerprint_queries import _holds
+from ingestd.postgres.snapshot.ctid_splits import CtidSplits
+from ingestd.postgres.snapshot.key_lookup import KeyedRelation
+from ingestd.postgres.snapshot.key_range import KeyColumn, KeyRange
+from ingestd.postgres.snapshot.key_splits import KeySplits
+from ingestd.postgres.snapshot.page_reader import TablePages
+from ingestd.postgres.snapshot.page_source import CopyPageSource
+from ingestd.postgres.snapshot.read_probe import read_fault
+from ingestd.postgres.snapshot.read_view import ExportedView, OwnView, Place
+from ingestd.postgres.snapshot.where import check_condition
+from ingestd.testing.embedded.waiting import await_until
 from tests.harness.hostile import CALLED, hostile_calls
 from tests.integration.test_pages import exported, table_named
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 
-    from ingestd.schema import Table
+    from ingestd.model.schema import Table
     from tests.harness.databases import Database
 
 LIMIT_S = 30.0

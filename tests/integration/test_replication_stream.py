@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ingestd.capture.channels.opening import Channels
-from ingestd.capture.copy_reader import CopyReader
-from ingestd.capture.session import connect
-from ingestd.capture.wal.stream import ReplicationStream, StreamLimits
-from ingestd.decode.frames import split_frames
-from ingestd.errors import OperatorError, TransientError
-from ingestd.positions import ZERO, Lsn
+from ingestd.decode.pgoutput.frames import split_frames
+from ingestd.model.errors import OperatorError, TransientError
+from ingestd.model.lsn import ZERO, Lsn
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.transport.channels.opening import Channels
+from ingestd.postgres.transport.copy_reader import CopyReader
+from ingestd.postgres.wal.replication_stream import ReplicationStream, StreamLimits
 from tests.harness.channels import WAYS, dsn_by
 from tests.harness.databases import fresh_database
 from tests.harness.waiting import await_until

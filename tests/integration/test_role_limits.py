@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from ingestd.capture.session import connect
+from ingestd.postgres.connection.session import connect
 from tests.harness.compare import assert_lake_equals_source, registry
 from tests.harness.config import wal_config
 from tests.harness.databases import Database, fresh_database
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ingestd.demo.daemon import Daemon
-    from ingestd.demo.postgres import PostgresServer
+    from ingestd.testing.embedded.daemon import Daemon
+    from ingestd.testing.embedded.postgres import PostgresServer
     from tests.conftest import MakeDaemon
 
 LIMIT_S = 30.0

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ingestd.demo.comparison import await_caught_up
-from ingestd.demo.daemon import Daemon
-from ingestd.schema import TableId, delta_type
-from ingestd.sink.read import read_raw
+from ingestd.lake.delta.read import read_raw
+from ingestd.model.schema import TableId, delta_type
+from ingestd.testing.embedded.daemon import Daemon
+from ingestd.testing.oracle.comparison import await_caught_up
 from tests.harness.chosen_types import (
     CHOSEN,
     NARROW,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from ingestd.demo.postgres import PostgresServer
+    from ingestd.testing.embedded.postgres import PostgresServer
 
 LIMIT_S = 60.0
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import SecretStr
 
-from ingestd.capture.settings import WalSettings
-from ingestd.capture.wal.capture import WalCapture
-from ingestd.capture.wal.catch_up import CatchUpPolicy
-from ingestd.demo.comparison import await_caught_up
-from ingestd.run.epoch import EpochPolicy
-from ingestd.run.pipeline import Pipeline, PipelinePolicy
-from ingestd.schema import TableId
-from ingestd.sink.lake import DeltaLake
-from ingestd.sink.read import read_raw
+from ingestd.lake.delta.read import read_raw
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.model.schema import TableId
+from ingestd.pipeline.filling_epoch import EpochPolicy
+from ingestd.pipeline.pipeline import Pipeline, PipelinePolicy
+from ingestd.postgres.settings import WalSettings
+from ingestd.postgres.wal.capture import WalCapture
+from ingestd.postgres.wal.drain.drain import CatchUpPolicy
+from ingestd.testing.oracle.comparison import await_caught_up
 from tests.harness.config import wal_config
 from tests.integration.test_catch_up import run_until_rows
 from tests.unit.run.fixtures import watch

@@ -18,17 +18,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from psycopg import sql
 
-from ingestd.capture.blocks import BlockRange
-from ingestd.capture.catalog import describe, list_tables, list_types
-from ingestd.capture.pages import TablePages
-from ingestd.capture.pinned import SETTINGS
-from ingestd.capture.session import connect
-from ingestd.capture.views import ExportedView, Place
-from ingestd.changes import change_schema
-from ingestd.decode.stream import StreamDecoder
-from ingestd.decode.types import Types, override_type
+from ingestd.decode.pgoutput.decoder import StreamDecoder
+from ingestd.decode.type_mapping import Types, override_type
+from ingestd.model.changes import change_schema
+from ingestd.model.lsn import Lsn
 from ingestd.ports import Split
-from ingestd.positions import Lsn
+from ingestd.postgres.catalog.block_range import BlockRange
+from ingestd.postgres.catalog.tables import describe, list_tables, list_types
+from ingestd.postgres.connection.pinned_settings import SETTINGS
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.snapshot.page_reader import TablePages
+from ingestd.postgres.snapshot.read_view import ExportedView, Place
 from tests.harness.databases import Database, fresh_database
 from tests.harness.generated_values import GENERATED
 from tests.harness.round_trip import Texts, row_faults, source_texts
@@ -37,9 +37,9 @@ from tests.harness.user_types import SETUP
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ingestd.changes import TableBatch
-    from ingestd.demo.postgres import PostgresServer
-    from ingestd.schema import Column, Table
+    from ingestd.model.changes import TableBatch
+    from ingestd.model.schema import Column, Table
+    from ingestd.testing.embedded.postgres import PostgresServer
 
     Connection = psycopg.Connection[tuple[Any, ...]]
 

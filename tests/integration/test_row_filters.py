@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ingestd.demo.comparison import await_caught_up
-from ingestd.schema import TableId
+from ingestd.model.schema import TableId
+from ingestd.testing.oracle.comparison import await_caught_up
 from tests.harness.command_line import run_command
 from tests.harness.compare import assert_lake_equals_source, registry
 from tests.harness.config import wal_config
@@ -17,7 +17,7 @@ from tests.harness.waiting import await_until
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ingestd.demo.daemon import Daemon
+    from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

@@ -9,12 +9,12 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from ingestd.capture.conditions import check_condition
-from ingestd.capture.faults import classify
-from ingestd.capture.said import said
-from ingestd.capture.splits import read_error
-from ingestd.errors import TableError
-from ingestd.schema import TableId
+from ingestd.model.errors import TableError
+from ingestd.model.schema import TableId
+from ingestd.postgres.connection.errors import classify
+from ingestd.postgres.connection.server_messages import said
+from ingestd.postgres.snapshot.ctid_splits import read_error
+from ingestd.postgres.snapshot.where import check_condition
 from tests.integration.test_pages import table_named
 
 if TYPE_CHECKING:

@@ -20,11 +20,11 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 from psycopg import errors, sql
 
-from ingestd.demo.comparison import await_caught_up, compare_table, source_tables
-from ingestd.demo.daemon import Daemon
-from ingestd.schema import TableId
-from ingestd.sink.paths import Layout
-from ingestd.sink.read import read_raw
+from ingestd.lake.delta.read import read_raw
+from ingestd.lake.layout import Layout
+from ingestd.model.schema import TableId
+from ingestd.testing.embedded.daemon import Daemon
+from ingestd.testing.oracle.comparison import await_caught_up, compare_table, source_tables
 from tests.harness.compare import registry
 from tests.harness.config import wal_config
 from tests.harness.databases import fresh_database
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from ingestd.demo.postgres import PostgresServer
+    from ingestd.testing.embedded.postgres import PostgresServer
     from tests.harness.databases import Database
 
 LIMIT_S = 90

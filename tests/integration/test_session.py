@@ -9,12 +9,12 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from ingestd.capture.dsn import read_dsn
-from ingestd.capture.faults import classify
-from ingestd.capture.session import connect
-from ingestd.demo.ports import free_port
-from ingestd.demo.postgres import PostgresServer
-from ingestd.errors import IngestdError, OperatorError, TransientError
+from ingestd.model.errors import IngestdError, OperatorError, TransientError
+from ingestd.postgres.connection.dsn import read_dsn
+from ingestd.postgres.connection.errors import classify
+from ingestd.postgres.connection.session import connect
+from ingestd.testing.embedded.ports import free_port
+from ingestd.testing.embedded.postgres import PostgresServer
 from tests.harness.servers import running_server
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ingestd.capture.wal.slot_advance import SlotAdvance, step_after
-from ingestd.positions import Lsn
+from ingestd.model.lsn import Lsn
+from ingestd.postgres.wal.slots.advance import SlotAdvance, step_after
 from tests.harness.databases import lineage_of
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ingestd.positions import Lsn
+from ingestd.model.lsn import Lsn
 from tests.harness.compare import registry
 from tests.harness.shop_servers import (
     LIMIT_S,

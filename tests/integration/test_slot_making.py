@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ingestd.demo.daemon import Daemon
-from ingestd.schema import TableId
+from ingestd.model.schema import TableId
+from ingestd.testing.embedded.daemon import Daemon
 from tests.harness.command_line import run_command
 from tests.harness.compare import assert_lake_equals_source, raw_rows, registry
 from tests.harness.config import wal_config

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from ingestd.demo.waiting import await_until
-from ingestd.errors import OperatorError, TransientError
-from spark_jobs.keeper_process import keeper_of
-from spark_jobs.read_plan import ReadPlan
-from spark_jobs.snapshot_lease import is_there, leased, register
-from spark_jobs.source_options import parse_options
-from spark_jobs.source_table import find_table
+from ingestd.model.errors import OperatorError, TransientError
+from ingestd.testing.embedded.waiting import await_until
+from spark_jobs.source.keeper_process import keeper_of
+from spark_jobs.source.lease import is_there, leased, register
+from spark_jobs.source.options import parse_options
+from spark_jobs.source.read_plan import ReadPlan
+from spark_jobs.source.table import find_table
 from tests.harness.config import wal_config
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from spark_jobs.keeper_protocol import KeeperAddress
+    from spark_jobs.source.keeper_protocol import KeeperAddress
     from tests.harness.databases import Database
 
 LIMIT_S = 30.0
@@ -58,7 +58,7 @@ class Driver:
         await_until(lambda: self.sessions() == 0, LIMIT_S, "the sessions to end")
 
     def keeper_process(self) -> psutil.Process:
-        words = ["spark_jobs.snapshot_keeper", "127.0.0.1", str(self.process.pid)]
+        words = ["spark_jobs.source.keeper", "127.0.0.1", str(self.process.pid)]
         [found] = [
             p
             for p in psutil.process_iter(["cmdline"])

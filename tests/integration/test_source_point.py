@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ingestd.capture.settings import WalSettings
-from ingestd.errors import TableChangedError, TransientError
-from ingestd.schema import TableId
-from spark_jobs.source_point import SourcePoint
+from ingestd.model.errors import TableChangedError, TransientError
+from ingestd.model.schema import TableId
+from ingestd.postgres.settings import WalSettings
+from spark_jobs.reconciling.source_point import SourcePoint
 from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:

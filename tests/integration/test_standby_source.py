@@ -13,21 +13,21 @@ from pydantic import SecretStr
 from typer.testing import CliRunner
 
 from ingestd import cli
-from ingestd.capture import watched
-from ingestd.capture.positions import insert_position
-from ingestd.capture.session import connect
-from ingestd.capture.settings import WalSettings
-from ingestd.capture.wal import slot_making
-from ingestd.capture.wal.capture import WalCapture
-from ingestd.capture.wal.catch_up import CatchUpPolicy
-from ingestd.capture.wal.preflight import preflight
-from ingestd.capture.wal.slot_making import prepare_slot, temporary_point
-from ingestd.demo.comparison import compare_source
-from ingestd.errors import TransientError
-from ingestd.positions import ZERO, Lsn
-from ingestd.run.epoch import EpochPolicy
-from ingestd.run.pipeline import Pipeline, PipelinePolicy
-from ingestd.sink.lake import DeltaLake
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.model.errors import TransientError
+from ingestd.model.lsn import ZERO, Lsn
+from ingestd.pipeline.filling_epoch import EpochPolicy
+from ingestd.pipeline.pipeline import Pipeline, PipelinePolicy
+from ingestd.postgres.connection import liveness as watched
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.connection.wal_position import insert_position
+from ingestd.postgres.settings import WalSettings
+from ingestd.postgres.wal.capture import WalCapture
+from ingestd.postgres.wal.drain.drain import CatchUpPolicy
+from ingestd.postgres.wal.preflight import preflight
+from ingestd.postgres.wal.slots import create as slot_making
+from ingestd.postgres.wal.slots.create import prepare_slot, temporary_point
+from ingestd.testing.oracle.comparison import compare_source
 from tests.harness.compare import assert_change_log_is_sound, await_listed, epochs
 from tests.harness.shop_servers import (
     LIMIT_S,
@@ -55,8 +55,8 @@ from tests.unit.run.fixtures import watch
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ingestd.capture.wal.slot import ExportedPoint
-    from ingestd.demo.daemon import Daemon
+    from ingestd.postgres.wal.slots.slot import ExportedPoint
+    from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

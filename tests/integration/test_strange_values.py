@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ingestd.schema import TableId
+from ingestd.model.schema import TableId
 from tests.harness.compare import raw_rows
 from tests.harness.config import wal_config
 from tests.harness.waiting import await_until

@@ -17,10 +17,10 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from ingestd.demo.accounts import Account, account_for_server
-from ingestd.demo.daemon import module_environment
-from ingestd.demo.installations import reachable_bindir
-from ingestd.demo.processes import children_of
+from ingestd.testing.embedded.accounts import Account, account_for_server
+from ingestd.testing.embedded.daemon import module_environment
+from ingestd.testing.embedded.installations import reachable_bindir
+from ingestd.testing.embedded.processes import children_of
 from tests.harness.poolers import pooler_of
 from tests.harness.tls_servers import tls_server
 from tests.harness.waiting import await_until
@@ -28,7 +28,7 @@ from tests.harness.waiting import await_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ingestd.demo.postgres import PostgresServer
+    from ingestd.testing.embedded.postgres import PostgresServer
     from tests.harness.databases import Database
 
 pytestmark = pytest.mark.attack("account")

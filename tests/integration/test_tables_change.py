@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ingestd.schema import TableId
-from ingestd.sink.read import read_raw
+from ingestd.lake.delta.read import read_raw
+from ingestd.model.schema import TableId
 from tests.harness.compare import assert_lake_equals_source, epochs, raw_rows, registry
 from tests.harness.config import wal_config
 from tests.harness.databases import Database
@@ -18,7 +18,7 @@ from tests.harness.writers import Writers
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ingestd.demo.daemon import Daemon
+    from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
 
 LIMIT_S = 60

@@ -9,11 +9,11 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from ingestd.app import checking
-from ingestd.capture.faults import classify
-from ingestd.capture.polling.server import detect_transaction_pooler
-from ingestd.capture.session import connect
-from ingestd.errors import OperatorError
+from ingestd.app import check as checking
+from ingestd.model.errors import OperatorError
+from ingestd.postgres.connection.errors import classify
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.polling.server import detect_transaction_pooler
 from tests.harness.certificates import Authority
 from tests.harness.compare import assert_lake_equals_source
 from tests.harness.config import polling_config, wal_config

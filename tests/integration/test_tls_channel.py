@@ -15,13 +15,13 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from ingestd.capture.channels import tls
-from ingestd.capture.channels.libpq import LibpqChannel
-from ingestd.capture.channels.opening import Channels
-from ingestd.capture.channels.tls import TlsChannel
-from ingestd.capture.copy_out import CopyOut
-from ingestd.capture.copy_reader import CopyReader
-from ingestd.capture.session import connect
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.transport.channels import tls
+from ingestd.postgres.transport.channels.libpq import LibpqChannel
+from ingestd.postgres.transport.channels.opening import Channels
+from ingestd.postgres.transport.channels.tls import TlsChannel
+from ingestd.postgres.transport.copy_out import CopyOut
+from ingestd.postgres.transport.copy_reader import CopyReader
 from tests.harness.certificates import Authority
 from tests.harness.channels import encrypted
 from tests.harness.databases import fresh_database
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from ingestd.capture.channels.channel import Channel
-    from ingestd.capture.watched import WatchedConnection
+    from ingestd.postgres.connection.liveness import WatchedConnection
+    from ingestd.postgres.transport.channels.channel import Channel
     from tests.harness.databases import Database
     from tests.harness.tls_servers import TlsServer
 
@@ -261,9 +261,9 @@ def test_a_function_that_the_program_has_too_is_not_called(
 SCRIPT = """
 import asyncio, sys
 from psycopg import pq, sql
-from ingestd.capture.channels.opening import Channels
-from ingestd.capture.copy_out import CopyOut
-from ingestd.capture.session import connect
+from ingestd.postgres.transport.channels.opening import Channels
+from ingestd.postgres.transport.copy_out import CopyOut
+from ingestd.postgres.connection.session import connect
 async def main():
     connection = await connect(sys.argv[1])
     channel = await Channels(connection).open()

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from deltalake import DeltaTable
 
-from ingestd.sink.maintenance import MaintenancePolicy
-from ingestd.sink.maintenance_process import MaintenanceProcess
+from ingestd.lake.maintenance.compaction import MaintenancePolicy
+from ingestd.lake.maintenance.process import MaintenanceProcess
 from tests.harness.config import wal_config
 from tests.harness.waiting import await_until
 

@@ -18,12 +18,13 @@ from psycopg import AsyncConnection
 from typer.testing import CliRunner
 
 from ingestd import cli
-from ingestd.capture import pages, verified_source
-from ingestd.demo.comparison import await_caught_up
-from ingestd.schema import TableId
-from ingestd.sink.maintenance_process import maintain
-from ingestd.sink.paths import Layout
-from ingestd.sink.read import read_raw
+from ingestd.lake.delta.read import read_raw
+from ingestd.lake.layout import Layout
+from ingestd.lake.maintenance.process import maintain
+from ingestd.model.schema import TableId
+from ingestd.postgres import verify_source as verified_source
+from ingestd.postgres.snapshot import page_reader as pages
+from ingestd.testing.oracle.comparison import await_caught_up
 from tests.harness.compare import registry
 from tests.harness.config import polling_config, wal_config
 from tests.harness.databases import fresh_database
@@ -38,10 +39,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from ingestd.demo.daemon import Daemon
-    from ingestd.demo.postgres import PostgresServer
+    from ingestd.model.schema import Table
     from ingestd.ports import Split
-    from ingestd.schema import Table
+    from ingestd.testing.embedded.daemon import Daemon
+    from ingestd.testing.embedded.postgres import PostgresServer
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

@@ -16,18 +16,18 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
-from ingestd.capture.settings import WalSettings
-from ingestd.capture.wal.capture import WalCapture
-from ingestd.capture.wal.catch_up import CatchUpPolicy
-from ingestd.demo.comparison import compare_source
-from ingestd.demo.daemon import module_environment
-from ingestd.demo.ports import free_port
-from ingestd.positions import Lsn
-from ingestd.run.epoch import EpochPolicy
-from ingestd.run.pipeline import Pipeline, PipelinePolicy
-from ingestd.schema import TableId
-from ingestd.sink.lake import DeltaLake
-from ingestd.sink.read import read_raw
+from ingestd.lake.delta.read import read_raw
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import TableId
+from ingestd.pipeline.filling_epoch import EpochPolicy
+from ingestd.pipeline.pipeline import Pipeline, PipelinePolicy
+from ingestd.postgres.settings import WalSettings
+from ingestd.postgres.wal.capture import WalCapture
+from ingestd.postgres.wal.drain.drain import CatchUpPolicy
+from ingestd.testing.embedded.daemon import module_environment
+from ingestd.testing.embedded.ports import free_port
+from ingestd.testing.oracle.comparison import compare_source
 from tests.harness.compare import (
     assert_change_log_is_sound,
     assert_lake_equals_source,
@@ -42,10 +42,10 @@ from tests.unit.run.fixtures import watch
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
-    from ingestd.demo.daemon import Daemon
-    from ingestd.demo.postgres import PostgresServer
+    from ingestd.model.schema import Table
     from ingestd.ports import Snapshot
-    from ingestd.schema import Table
+    from ingestd.testing.embedded.daemon import Daemon
+    from ingestd.testing.embedded.postgres import PostgresServer
     from tests.conftest import MakeDaemon
 
 LIMIT_S = 30.0

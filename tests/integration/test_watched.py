@@ -15,22 +15,22 @@ import structlog
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from ingestd.capture import watched
-from ingestd.capture.copy_out import CopyOut
-from ingestd.capture.faults import classify
-from ingestd.capture.session import DEFAULTS, connect
-from ingestd.capture.wal import stream as streaming
-from ingestd.capture.wal.stream import ReplicationStream, StreamLimits, open_stream
-from ingestd.decode.frames import split_frames
-from ingestd.errors import TransientError
-from ingestd.positions import ZERO
+from ingestd.decode.pgoutput.frames import split_frames
+from ingestd.model.errors import TransientError
+from ingestd.model.lsn import ZERO
+from ingestd.postgres.connection import liveness as watched
+from ingestd.postgres.connection.errors import classify
+from ingestd.postgres.connection.session import DEFAULTS, connect
+from ingestd.postgres.transport.copy_out import CopyOut
+from ingestd.postgres.wal import replication_stream as streaming
+from ingestd.postgres.wal.replication_stream import ReplicationStream, StreamLimits, open_stream
 from tests.harness.databases import lineage_of
 from tests.harness.flaky_network import STREAM, FlakyNetwork
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
-    from ingestd.demo.postgres import PostgresServer
+    from ingestd.testing.embedded.postgres import PostgresServer
     from tests.harness.databases import Database
 
 LIMIT_S = 60

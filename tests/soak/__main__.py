@@ -12,8 +12,8 @@ import traceback
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ingestd.demo.daemon import Daemon
-from ingestd.demo.postgres import PostgresServer
+from ingestd.testing.embedded.daemon import Daemon
+from ingestd.testing.embedded.postgres import PostgresServer
 from tests.harness.databases import fresh_database
 from tests.harness.lives import Lives, lives_config
 from tests.harness.workload import create_schema

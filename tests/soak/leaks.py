@@ -13,8 +13,8 @@ import traceback
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ingestd.demo.daemon import Daemon
-from ingestd.demo.postgres import PostgresServer
+from ingestd.testing.embedded.daemon import Daemon
+from ingestd.testing.embedded.postgres import PostgresServer
 from tests.harness.databases import fresh_database
 from tests.harness.workload import create_schema
 from tests.soak.samples import Limits, Sample, Trend

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from ingestd.demo.daemon import module_environment
+from ingestd.testing.embedded.daemon import module_environment
 from tests.harness.lives import HELP, LIMIT_S, OFTEN, USUAL, Lives, durable_lsn, step_of
 from tests.harness.maintaining import order_of
 from tests.harness.waiting import await_until
@@ -24,8 +24,8 @@ from tests.harness.workload import Workload
 from tests.soak.report import Report, Resources
 
 if TYPE_CHECKING:
-    from ingestd.demo.postgres import PostgresServer
-    from ingestd.positions import Lsn
+    from ingestd.model.lsn import Lsn
+    from ingestd.testing.embedded.postgres import PostgresServer
 
 ROUND_KILLS = 40
 PAUSE_S = 0.03
@@ -158,7 +158,7 @@ class Soak:
 
     def _kill_maintenance(self) -> None:
         """Which joins files meanwhile; in a part of all cases it comes to its end."""
-        command = [sys.executable, "-m", "ingestd.sink.maintenance_process"]
+        command = [sys.executable, "-m", "ingestd.lake.maintenance.process"]
         environment = module_environment()
         with subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import psutil
 import psycopg.errors
 
-from ingestd.demo.comparison import await_caught_up, compare_source
+from ingestd.testing.oracle.comparison import await_caught_up, compare_source
 from tests.harness.config import wal_config
 from tests.harness.waiting import await_until
 from tests.harness.workload import Workload
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from ingestd.demo.daemon import Daemon
+    from ingestd.testing.embedded.daemon import Daemon
     from tests.harness.databases import Database
 
 SESSIONS = 3

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow.compute as pc
 
-from ingestd.demo.comparison import await_caught_up
-from ingestd.demo.daemon import Daemon
-from ingestd.demo.postgres import PostgresServer
 from ingestd.failpoints import VARIABLE
-from ingestd.schema import TableId
-from ingestd.sink.read import read_raw
+from ingestd.lake.delta.read import read_raw
+from ingestd.model.schema import TableId
+from ingestd.testing.embedded.daemon import Daemon
+from ingestd.testing.embedded.postgres import PostgresServer
+from ingestd.testing.oracle.comparison import await_caught_up
 from tests.harness.config import wal_config
 from tests.harness.databases import fresh_database
 from tests.harness.flaky_network import FlakyNetwork

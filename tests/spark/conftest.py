@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ingestd.errors import OperatorError
+from ingestd.model.errors import OperatorError
 from spark_jobs.session import local_session
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from ingestd.demo.daemon import module_environment
-from ingestd.errors import TransientError
-from spark_jobs.backfill_tasks import SparkTasks
+from ingestd.model.errors import TransientError
+from ingestd.testing.embedded.daemon import module_environment
+from spark_jobs.backfills.runner import SparkTasks
 from tests.harness.backfill import backfill
 from tests.harness.compare import (
     assert_change_log_is_sound,
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from spark_jobs.backfill_record import Note
-    from spark_jobs.backfill_splits import Failure, Order, SplitReader
+    from spark_jobs.backfills.record import Note
+    from spark_jobs.backfills.task import Failure, Order, SplitReader
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 from deltalake import DeltaTable
 
-from ingestd.demo.comparison import await_caught_up, compare_source
-from ingestd.schema import TableId
-from ingestd.sink.paths import Layout
-from ingestd.sink.read import read_raw
+from ingestd.lake.delta.read import read_raw
+from ingestd.lake.layout import Layout
+from ingestd.model.schema import TableId
+from ingestd.testing.oracle.comparison import await_caught_up, compare_source
 from spark_jobs import history, mirror
 from spark_jobs.history import as_of
 from tests.harness.command_line import run_command
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from ingestd.demo.daemon import Daemon
+    from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

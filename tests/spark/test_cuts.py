@@ -10,11 +10,11 @@ import pytest
 from delta.tables import DeltaTable
 from py4j.protocol import Py4JError
 
-from spark_jobs import cuts
-from spark_jobs.cuts import Cut, CutLog, find_cut
-from spark_jobs.driver_commit import commit
+from spark_jobs.delta_log.driver_commit import commit
+from spark_jobs.engine import cuts
+from spark_jobs.engine.cuts import Cut, CutLog, find_cut
 from spark_jobs.epochs import latest
-from spark_jobs.lake import SourceLake
+from spark_jobs.lake.source_lake import SourceLake
 
 if TYPE_CHECKING:
     from pathlib import Path

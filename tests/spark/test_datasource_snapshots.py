@@ -11,7 +11,7 @@ import pytest
 from py4j.protocol import Py4JError
 from pyspark.errors import ArithmeticException, PySparkException
 
-from ingestd.demo.waiting import await_until
+from ingestd.testing.embedded.waiting import await_until
 from tests.harness.databases import Database, fresh_database
 from tests.spark.reading import Reading, reading
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
-    from ingestd.demo.postgres import PostgresServer
+    from ingestd.testing.embedded.postgres import PostgresServer
 
 LIMIT_S = 30.0
 PAUSE_S = 0.005

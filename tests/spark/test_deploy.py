@@ -19,8 +19,8 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
+from spark_jobs.lake.targets import MIRRORS, table_path
 from spark_jobs.session import DELTA_PACKAGE, SPARK_VERSION
-from spark_jobs.targets import MIRRORS, table_path
 from tests.harness.plain_mirror import MIRROR
 
 if TYPE_CHECKING:

@@ -14,19 +14,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from ingestd.schema import TIMESTAMP, Column, Table, TableId
-from spark_jobs import (
-    driver_commit,
-    driver_files,
-    driver_merge,
-    driver_step,
-    mirror_files,
-    mirror_table,
-    mirroring,
-)
-from spark_jobs.commits import snapshot_of
+from ingestd.model.schema import TIMESTAMP, Column, Table, TableId
+from spark_jobs.delta_log import driver_commit, driver_files
+from spark_jobs.delta_log import file_cache as mirror_files
+from spark_jobs.delta_log.commits import snapshot_of
 from spark_jobs.epochs import latest
 from spark_jobs.mirror import main
+from spark_jobs.mirrors import driver_merge, driver_step
+from spark_jobs.mirrors import job as mirroring
+from spark_jobs.mirrors import table as mirror_table
 from tests.harness.raw_lake import Change, RawLake
 
 if TYPE_CHECKING:

@@ -12,17 +12,17 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from ingestd.changes import EpochSummary
-from ingestd.errors import OperatorError, TableError
-from ingestd.positions import Lsn
-from ingestd.recorded import TableEvent, TableState
-from ingestd.schema import Column
-from ingestd.sink.lake import DeltaLake
-from spark_jobs.commits import Signature
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.model.changes import EpochSummary
+from ingestd.model.errors import OperatorError, TableError
+from ingestd.model.lake_state import TableEvent, TableState
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import Column
+from spark_jobs.delta_log.commits import Signature
+from spark_jobs.engine.table_mover import Step
+from spark_jobs.histories.job import SETTINGS, Histories
 from spark_jobs.history import as_of, as_of_lsn
-from spark_jobs.history_moving import SETTINGS, Histories
-from spark_jobs.lake import Epoch, SourceLake
-from spark_jobs.table_moves import Step
+from spark_jobs.lake.source_lake import Epoch, SourceLake
 from tests.harness.history_logs import KeyedLog, KeylessLog, change
 from tests.harness.plain_history import keyed_history, keyless_history
 from tests.unit.sink.rows import AT, make_batch, make_table
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from ingestd.schema import Table
+    from ingestd.model.schema import Table
 
     Row = dict[str, Any]
 

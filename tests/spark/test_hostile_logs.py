@@ -13,14 +13,14 @@ import pytest
 from deltalake import DeltaTable as RustTable
 from deltalake import write_deltalake
 
-from ingestd.errors import FolderError
-from spark_jobs.checked_tables import CheckedTables, name_within
-from spark_jobs.deletion_vectors import rows_gone, vector_files_of
-from spark_jobs.epoch_query import EpochQuery
+from ingestd.model.errors import FolderError
+from spark_jobs.delta_log.checked_tables import CheckedTables, name_within
+from spark_jobs.delta_log.deletion_vectors import rows_gone, vector_files_of
+from spark_jobs.engine.epoch_query import EpochQuery
 from spark_jobs.epochs import latest
 from spark_jobs.history import as_of_lsn
 from spark_jobs.history import main as history_main
-from spark_jobs.lake import SourceLake
+from spark_jobs.lake.source_lake import SourceLake
 from tests.spark.test_mirror import Mirror, change, mirror, raw, table
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from ingestd.schema import Table
+    from ingestd.model.schema import Table
     from tests.harness.raw_lake import RawLake
 
 __all__ = ["mirror", "raw"]

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ingestd.sink.durable import Fsync
-from ingestd.sink.lake import DeltaLake
-from ingestd.sink.maintenance import MaintenancePolicy, TableMaintenance
-from ingestd.sink.store import LocalStore
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.lake.maintenance.compaction import MaintenancePolicy, TableMaintenance
+from ingestd.lake.store.fsync import Fsync
+from ingestd.lake.store.store import LocalStore
 from tests.harness.waiting import await_until
 from tests.unit.sink.rows import inserts, make_table, summary
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from ingestd.schema import Column, Table, TableId
+from ingestd.model.schema import Column, Table, TableId
 from spark_jobs.epochs import latest, read_at
+from spark_jobs.lake.targets import table_path
 from spark_jobs.mirror import main
-from spark_jobs.targets import table_path
 from tests.harness.plain_delta import read_delta
 from tests.harness.raw_lake import Change, RawLake
 

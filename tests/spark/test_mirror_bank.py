@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql import functions as f
 
-from ingestd.demo.comparison import await_caught_up
+from ingestd.testing.oracle.comparison import await_caught_up
 from spark_jobs.epochs import read_at
 from tests.harness.bank import TABLES, TOTAL, Bank
 from tests.harness.compare import epochs

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable as RustTable
 
-from ingestd.errors import OperatorError
+from ingestd.model.errors import OperatorError
 from spark_jobs.epochs import latest, read_at
 from spark_jobs.history import as_of_lsn
 from spark_jobs.history import main as history_main
+from spark_jobs.lake.targets import table_path
 from spark_jobs.mirror import main
-from spark_jobs.targets import table_path
 from tests.harness.raw_lake import RawLake
 from tests.spark.test_mirror import Mirror, change, mirror, raw, table
 

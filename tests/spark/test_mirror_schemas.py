@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from ingestd.schema import Column, Table, TableId, with_before
+from ingestd.model.schema import Column, Table, TableId, with_before
 from spark_jobs.epochs import latest
 from tests.spark.test_mirror import Mirror, change, mirror, raw, table
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ingestd.demo.comparison import await_caught_up
-from ingestd.schema import TableId
+from ingestd.model.schema import TableId
+from ingestd.testing.oracle.comparison import await_caught_up
 from spark_jobs.epochs import read_at
 from tests.harness.compare import epochs, registry
 from tests.harness.config import wal_config
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from ingestd.demo.daemon import Daemon
+    from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from spark_jobs.differences import differences, differing_ranges, sums_by_range
-from spark_jobs.moved_on import moved_on
-from spark_jobs.row_hashes import RAW, WEIGHT, Comparison, hashed
+from spark_jobs.reconciling.differences import differences, differing_ranges, sums_by_range
+from spark_jobs.reconciling.roll_forward import moved_on
+from spark_jobs.reconciling.row_hashes import RAW, WEIGHT, Comparison, hashed
 from tests.harness.plain_mirror import Row, fold
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
-from ingestd.decode.lake_names import allocate
+from ingestd.decode.lake_columns import allocate
 from ingestd.demo.spark import stream_read
-from ingestd.positions import Lsn
-from ingestd.recorded import TableEvent, TableState
-from ingestd.schema import Column, Table, TableId
-from ingestd.sink.lake import DeltaLake
-from ingestd.sink.paths import Layout
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.lake.layout import Layout
+from ingestd.model.lake_state import TableEvent, TableState
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import Column, Table, TableId
 from tests.integration.test_names import COLUMNS
 from tests.unit.sink.rows import AT, make_batch, make_table, summary
 from tests.unit.sink.test_registry import old_row, write_old_registry
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from ingestd.changes import TableBatch
+    from ingestd.model.changes import TableBatch
 
 ID = Column("id", 23, -1, pa.int32(), "integer", identity=True)
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ingestd.demo.comparison import await_caught_up
-from spark_jobs import newest_files
-from spark_jobs.lake import SourceLake
-from spark_jobs.newest_files import NewestFiles
+from ingestd.testing.oracle.comparison import await_caught_up
+from spark_jobs.delta_log import newest_files
+from spark_jobs.delta_log.newest_files import NewestFiles
+from spark_jobs.lake.source_lake import SourceLake
 from tests.harness.config import wal_config
 
 if TYPE_CHECKING:

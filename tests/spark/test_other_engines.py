@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import pytest
 from deltalake import DeltaTable
 
-from ingestd.errors import TableError
-from ingestd.schema import TableId
-from ingestd.sink.durable import Fsync
-from ingestd.sink.lake import DeltaLake
-from ingestd.sink.maintenance import MaintenancePolicy, TableMaintenance
-from ingestd.sink.newest import newest_rows
-from ingestd.sink.read import read_raw
-from ingestd.sink.store import LocalStore
-from ingestd.sink.table_features import FeatureError
+from ingestd.lake.delta.newest_rows import newest_rows
+from ingestd.lake.delta.read import read_raw
+from ingestd.lake.delta.table_features import FeatureError
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.lake.maintenance.compaction import MaintenancePolicy, TableMaintenance
+from ingestd.lake.store.fsync import Fsync
+from ingestd.lake.store.store import LocalStore
+from ingestd.model.errors import TableError
+from ingestd.model.schema import TableId
 from tests.harness.other_engines import GO_ON, STOP
 from tests.unit.sink.rows import inserts, make_table, summary
 

@@ -12,14 +12,14 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from ingestd.demo.comparison import await_caught_up
-from ingestd.demo.daemon import Daemon
-from ingestd.errors import ConfigError, TransientError
+from ingestd.model.errors import ConfigError, TransientError
+from ingestd.testing.embedded.daemon import Daemon
+from ingestd.testing.oracle.comparison import await_caught_up
 from spark_jobs import reconcile
-from spark_jobs.command import require_config
-from spark_jobs.reconcile_report import State, TableResult
-from spark_jobs.reconciling import compare
-from spark_jobs.targets import table_path
+from spark_jobs.cli.arguments import require_config
+from spark_jobs.lake.targets import table_path
+from spark_jobs.reconciling.report import State, TableResult
+from spark_jobs.reconciling.run import compare
 from tests.harness.compare import registry
 from tests.harness.config import wal_config
 from tests.harness.plain_mirror import write_mirrors

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from ingestd.changes import TableBatch, change_schema
 from ingestd.demo.spark import stream_read
-from ingestd.schema import Column, Table, TableId
-from ingestd.sink.lake import DeltaLake
-from ingestd.sink.paths import Layout
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.lake.layout import Layout
+from ingestd.model.changes import TableBatch, change_schema
+from ingestd.model.schema import Column, Table, TableId
 from tests.unit.sink.rows import summary
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ingestd.errors import OperatorError
+from ingestd.model.errors import OperatorError
 from spark_jobs.session import DELTA_VERSION, cached_jars, require_spark
 
 if TYPE_CHECKING:

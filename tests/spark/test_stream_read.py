@@ -3,8 +3,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ingestd.demo.spark import current_rows, stream_read
-from ingestd.sink.lake import DeltaLake
-from ingestd.sink.paths import Layout
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.lake.layout import Layout
 from tests.unit.sink.rows import inserts, make_batch, make_table, summary
 
 if TYPE_CHECKING:
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from ingestd.changes import TableBatch
+    from ingestd.model.changes import TableBatch
 
 T = make_table("Ünï orders")
 STREAMED = ["_cdc_op", "id", "note", "_cdc_lsn", "_cdc_seq", "_cdc_epoch"]

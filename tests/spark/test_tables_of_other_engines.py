@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from ingestd.cli import app
-from ingestd.demo.comparison import source_columns, source_rows
-from ingestd.schema import TableId
-from ingestd.sink.maintenance_process import maintain
+from ingestd.lake.maintenance.process import maintain
+from ingestd.model.schema import TableId
+from ingestd.testing.oracle.comparison import source_columns, source_rows
 from spark_jobs import mirror
 from spark_jobs.epochs import latest
 from tests.faults.test_lake_faults import config, slot_of
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from ingestd.demo.daemon import Daemon
+    from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 

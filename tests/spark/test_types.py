@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ingestd.demo.comparison import await_caught_up
-from ingestd.demo.daemon import Daemon
-from ingestd.schema import TableId
-from ingestd.sink.paths import Layout
-from ingestd.sink.read import read_raw
+from ingestd.lake.delta.read import read_raw
+from ingestd.lake.layout import Layout
+from ingestd.model.schema import TableId
+from ingestd.testing.embedded.daemon import Daemon
+from ingestd.testing.oracle.comparison import await_caught_up
 from tests.harness.config import wal_config
 from tests.harness.databases import fresh_database
 from tests.harness.round_trip import Texts, read_texts
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from ingestd.demo.postgres import PostgresServer
+    from ingestd.testing.embedded.postgres import PostgresServer
 
 LIMIT_S = 60.0
 TYPED = [t for t in BUILT_IN if t.delta != "string" or t.name in {"text", "numeric", "jsonb"}]

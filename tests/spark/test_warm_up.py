@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ingestd.errors import OperatorError
-from spark_jobs.class_archive import archive_path
+from ingestd.model.errors import OperatorError
 from spark_jobs.session import class_archive
+from spark_jobs.session_cache import archive_path
 from spark_jobs.warm_up import main
 
 SESSION = """

@@ -11,15 +11,15 @@ from textwrap import dedent
 import pytest
 from deltalake import _internal
 
-from ingestd.allocation import Trimming, keeping_all
+from ingestd.process.memory import Trimming, keeping_all
 
 IS_GLIBC = platform.libc_ver()[0] == "glibc"
 ON_GLIBC = pytest.mark.skipif(not IS_GLIBC, reason="the C library's heap is not glibc's")
-CHOSEN = "from ingestd.allocation import *; give_back_early(); "
+CHOSEN = "from ingestd.process.memory import *; give_back_early(); "
 
 GROWS_AND_SHRINKS = dedent("""
     import resource, sys, threading
-    from ingestd.allocation import give_back_early
+    from ingestd.process.memory import give_back_early
     give_back_early()
     import numpy as np, pyarrow as pa
     print(pa.default_memory_pool().backend_name)
@@ -37,7 +37,7 @@ GROWS_AND_SHRINKS = dedent("""
     print(int(line.split()[1]) // 1024)
 """)
 LEAVES_HOLES = dedent("""
-    from ingestd.allocation import Trimming, give_back_early, resident_bytes
+    from ingestd.process.memory import Trimming, give_back_early, resident_bytes
     give_back_early()
     trimming = Trimming(32 << 20)
     trimming.trim()
@@ -88,7 +88,7 @@ def test_growth_counts_from_the_least_since_the_last_time(monkeypatch: pytest.Mo
     trimming = Trimming(512 << 20)
 
     def is_due(megabytes: int) -> bool:
-        monkeypatch.setattr("ingestd.allocation.resident_bytes", lambda: megabytes << 20)
+        monkeypatch.setattr("ingestd.process.memory.resident_bytes", lambda: megabytes << 20)
         return trimming.is_due()
 
     assert not is_due(256)

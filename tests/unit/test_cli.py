@@ -15,17 +15,20 @@ import pytest
 from typer import Exit
 from typer.testing import CliRunner
 
-from ingestd import cli, status_table
-from ingestd.checks import CheckLine
-from ingestd.checks_table import print_checks
-from ingestd.errors import (
+from ingestd import cli
+from ingestd.config.redaction import Redactor
+from ingestd.config.units import Address
+from ingestd.http.server import HttpServer
+from ingestd.model.check import CheckLine
+from ingestd.model.errors import (
     ConfigError,
     IngestdError,
     OperatorError,
     ProtocolError,
     TransientError,
 )
-from ingestd.observe.http import HttpServer
+from ingestd.model.lake_state import TableState
+from ingestd.model.lsn import Lsn
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import (
     DaemonStatus,
@@ -34,10 +37,8 @@ from ingestd.observe.status import (
     SourceStatus,
 )
 from ingestd.observe.status_json import to_json
-from ingestd.positions import Lsn
-from ingestd.quantities import Address
-from ingestd.recorded import TableState
-from ingestd.redaction import Redactor
+from ingestd.terminal import status as status_table
+from ingestd.terminal.check import print_checks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 
     from typer.testing import Result
 
-    from ingestd.schema import TableId
+    from ingestd.model.schema import TableId
 
 CONFIG = """
 [lake]

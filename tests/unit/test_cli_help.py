@@ -14,9 +14,9 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from ingestd import cli
+from ingestd.cli.commands.status import with_value
+from ingestd.cli.errors import wrapped
 from ingestd.cli.examples import EXAMPLES
-from ingestd.cli.faults import wrapped
-from ingestd.cli.status import with_value
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ingestd.capture.settings import (
+from ingestd.config import Config, TableSettings, load_config
+from ingestd.config.units import Address
+from ingestd.model.errors import ConfigError
+from ingestd.model.schema import TableId
+from ingestd.postgres.settings import (
     SETTINGS,
     PolledTableSettings,
     PollingSettings,
     WalSettings,
 )
-from ingestd.config import Config, TableSettings, load_config
-from ingestd.errors import ConfigError
-from ingestd.quantities import Address
-from ingestd.schema import TableId
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

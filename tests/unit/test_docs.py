@@ -11,8 +11,8 @@ from pydantic import BaseModel
 from docs_site import configuration, events
 from docs_site.error_texts import texts
 from docs_site.pages import FOLDER, PAGES, ROOT
-from ingestd.capture.settings import SETTINGS
 from ingestd.config import Config
+from ingestd.postgres.settings import SETTINGS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,9 +13,9 @@ import pytest
 
 import ingestd
 from ingestd import failpoints
-from ingestd.demo.daemon import module_environment
-from ingestd.errors import ConfigError, TransientError
 from ingestd.failpoints import POINTS, arm, lost, os_error, parse, reach, reach_async
+from ingestd.model.errors import ConfigError, TransientError
+from ingestd.testing.embedded.daemon import module_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Files are opened for writing by `ingestd.files.creating`, `tempfile`, or for a reason below."""
+"""Files are opened for writing by `ingestd.process.file_creation`, `tempfile`, or for a reason below."""
 
 from __future__ import annotations
 
@@ -13,13 +13,19 @@ if TYPE_CHECKING:
 
 ROOT = Path(ingestd.__file__).parent.parent
 MEANT = {
-    ("ingestd/files/creating.py", "os.open"): "it is the rule",
-    ("ingestd/sink/store.py", "open"): "mode x: O_EXCL, which follows no link",
-    ("ingestd/sink/plain_files.py", "os.open"): "below the table's folder, O_EXCL, O_NOFOLLOW",
-    ("ingestd/observe/command_token.py", "os.open"): "O_EXCL, O_NOFOLLOW below its folder; renamed",
+    ("ingestd/process/file_creation.py", "os.open"): "it is the rule",
+    ("ingestd/lake/store/store.py", "open"): "mode x: O_EXCL, which follows no link",
+    (
+        "ingestd/lake/store/plain_files.py",
+        "os.open",
+    ): "below the table's folder, O_EXCL, O_NOFOLLOW",
+    ("ingestd/http/command_token.py", "os.open"): "O_EXCL, O_NOFOLLOW below its folder; renamed",
     ("spark_jobs/session.py", "open"): "a lock in the user's own cache folder; nothing is written",
-    ("spark_jobs/keeper_process.py", "os.open"): "a lock in a private folder; nothing is written",
-    ("ingestd/sink/durable.py", "os.open"): "for reading, to sync it",
+    (
+        "spark_jobs/source/keeper_process.py",
+        "os.open",
+    ): "a lock in a private folder; nothing is written",
+    ("ingestd/lake/store/fsync.py", "os.open"): "for reading, to sync it",
 }
 _WRITES = tuple(quote + mode for quote in "'\"" for mode in "wxa")
 

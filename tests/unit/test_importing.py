@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from ingestd.importing import module_environment, python_command
-from ingestd.sink.maintenance import MaintenancePolicy
-from ingestd.sink.maintenance_process import MaintenanceProcess
-from ingestd.sink.marker import write_marker
-from ingestd.sink.store import open_store
+from ingestd.lake.maintenance.compaction import MaintenancePolicy
+from ingestd.lake.maintenance.process import MaintenanceProcess
+from ingestd.lake.marker import write_marker
+from ingestd.lake.store.store import open_store
+from ingestd.process.fast_imports import module_environment, python_command
 
 START = """
 import os, ssl, sys
-from ingestd.importing import sparing
+from ingestd.process.fast_imports import sparing
 with sparing():
     import ingestd.app.daemon
     import aiohttp.connector
@@ -40,7 +40,7 @@ def test_neither_rich_nor_certificates_are_read_at_the_start(
 
 
 def test_what_was_imported_before_stays() -> None:
-    program = "import sys, rich\nfrom ingestd.importing import sparing\nwith sparing(): import rich"
+    program = "import sys, rich\nfrom ingestd.process.fast_imports import sparing\nwith sparing(): import rich"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 

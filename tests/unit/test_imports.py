@@ -33,7 +33,7 @@ FREE = (0, len(LAYERS) - 1)
 """Layers whose modules may import each other: the vocabulary, and the edge."""
 
 KEPT_OUT = {
-    "run": {"ingestd.capture", "ingestd.sink", "psycopg", "deltalake"},
+    "run": {"ingestd.postgres", "ingestd.lake", "psycopg", "deltalake"},
     "capture": {"deltalake"},
     "sink": {"psycopg"},
     "decode": {"psycopg", "deltalake", "asyncio", "socket"},
@@ -105,18 +105,18 @@ def test_imports_point_downwards() -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("ingestd.sink.raw", "from ingestd.capture import wal"),
-        ("ingestd.capture.wal", "import ingestd.sink.raw"),
-        ("ingestd.capture.wal", "from ..sink import raw"),
-        ("ingestd.capture.wal", "from ingestd.run.pipeline import Pipeline"),
-        ("ingestd.run.pipeline", "from ingestd.sink.raw import x"),
-        ("ingestd.run.pipeline", "def f():\n    import psycopg.pq"),
-        ("ingestd.run.pipeline", "from deltalake import DeltaTable"),
+        ("ingestd.lake.raw_table", "from ingestd.postgres import wal"),
+        ("ingestd.postgres.wal", "import ingestd.lake.raw_table"),
+        ("ingestd.postgres.wal", "from ..sink import raw"),
+        ("ingestd.postgres.wal", "from ingestd.pipeline.pipeline import Pipeline"),
+        ("ingestd.pipeline.pipeline", "from ingestd.lake.raw_table import x"),
+        ("ingestd.pipeline.pipeline", "def f():\n    import psycopg.pq"),
+        ("ingestd.pipeline.pipeline", "from deltalake import DeltaTable"),
         ("ingestd.decode.pgoutput", "import asyncio"),
         ("ingestd.decode.pgoutput", "from ingestd.observe import metrics"),
         ("ingestd.ports", "if TYPE_CHECKING:\n    from ingestd.decode import types"),
-        ("ingestd.observe.http", "from ingestd import app"),
-        ("ingestd.sink.raw", "from . import x\nfrom ingestd.fakes import FakeSink"),
+        ("ingestd.http.server", "from ingestd import app"),
+        ("ingestd.lake.raw_table", "from . import x\nfrom ingestd.testing.fakes import FakeSink"),
         ("ingestd.helpers", "import os"),
         ("ingestd.cli", "from ingestd.nowhere import x"),
     ],
@@ -129,12 +129,12 @@ def test_the_checker_sees_a_wrong_import(module: str, source: str) -> None:
     ("module", "source"),
     [
         (
-            "ingestd.sink.raw",
+            "ingestd.lake.raw_table",
             "import deltalake\nfrom . import x\nfrom ingestd.ports import Sink",
         ),
-        ("ingestd.run.pipeline", "from ingestd.observe.metrics import Metrics"),
-        ("ingestd.app", "from ingestd.capture import wal\nfrom ingestd.sink import raw"),
-        ("ingestd.ports", "from ingestd.changes import Chunk"),
+        ("ingestd.pipeline.pipeline", "from ingestd.observe.metrics import Metrics"),
+        ("ingestd.app", "from ingestd.postgres import wal\nfrom ingestd.lake import raw"),
+        ("ingestd.ports", "from ingestd.model.changes import Chunk"),
         ("ingestd.config", "from ingestd import __version__"),
         ("ingestd.__main__", "from ingestd.cli import main"),
     ],

@@ -7,9 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ingestd.changes import change_schema
-from ingestd.keys import key_columns, key_rows, new_keys, old_keys
-from ingestd.schema import TIMESTAMP, TIMESTAMP_NTZ, Column, Table, TableId, with_before
+from ingestd.model.changes import change_schema
+from ingestd.model.keys import key_columns, key_rows, new_keys, old_keys
+from ingestd.model.schema import TIMESTAMP, TIMESTAMP_NTZ, Column, Table, TableId, with_before
 
 AT = datetime(2024, 5, 6, 7, 8, 9, 5, tzinfo=UTC)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ingestd.lake_listing import print_changes, print_epochs
+from ingestd.terminal.epochs import print_changes, print_epochs
 
 COLUMNS = 80
 EPOCH = {

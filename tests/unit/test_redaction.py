@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psycopg.conninfo import conninfo_to_dict
 
-from ingestd.positions import Lsn
-from ingestd.redaction import MASK, Redactor, secrets_in_environment
+from ingestd.config.redaction import MASK, Redactor, secrets_in_environment
+from ingestd.model.lsn import Lsn
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
-from ingestd.capture.settings import SETTINGS
+from ingestd.app.reload import Reloading, changes, share_bytes
 from ingestd.config import Config, load_config
-from ingestd.errors import ConfigError
-from ingestd.reloading import Reloading, changes, share_bytes
-from ingestd.run.supervisor import Supervisor
+from ingestd.model.errors import ConfigError
+from ingestd.pipeline.supervisor import Supervisor
+from ingestd.postgres.settings import SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,9 +8,9 @@ import re
 import pytest
 from rich.console import Console
 
-from ingestd.observe.snapshot_request import TableProgress
-from ingestd.snapshot_display import SnapshotBars, SnapshotLines
-from ingestd.status_table import duration
+from ingestd.http.snapshot_client import TableProgress
+from ingestd.terminal.snapshot import SnapshotBars, SnapshotLines
+from ingestd.terminal.status import duration
 
 A = "public.[b]a[/b]"
 

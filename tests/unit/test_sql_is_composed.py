@@ -7,28 +7,46 @@ import pytest
 from tests.harness.composed_sql import ROOT, built_texts
 
 MEANT = {
-    ("ingestd/capture/conditions.py", "text"): "--where is SQL of whoever may run the command",
-    ("ingestd/capture/copy_queries.py", "table.row_filter"): "the publication's, and --where",
-    ("ingestd/capture/key_list.py", "escaped"): "hexadecimal digits, for bytes that are no text",
-    ("ingestd/capture/wal/publication.py", "row_filter"): "as pg_get_expr writes it",
-    ("ingestd/capture/key_range.py", "name"): "held against what operators consist of",
-    ("ingestd/capture/pushdown.py", "kind.held or 'true'"): "a LiteralString of the module",
-    ("ingestd/capture/pushdown.py", "predicate.operator"): "one of `ingestd.predicates.Operator`",
-    ("ingestd/capture/wal/stream.py", "str(after)"): "an LSN: hexadecimal digits and a slash",
+    ("ingestd/postgres/snapshot/where.py", "text"): "--where is SQL of whoever may run the command",
+    ("ingestd/postgres/snapshot/queries.py", "table.row_filter"): "the publication's, and --where",
     (
-        "ingestd/capture/control.py",
+        "ingestd/postgres/snapshot/key_lookup.py",
+        "escaped",
+    ): "hexadecimal digits, for bytes that are no text",
+    ("ingestd/postgres/wal/publication_sql.py", "row_filter"): "as pg_get_expr writes it",
+    ("ingestd/postgres/snapshot/key_range.py", "name"): "held against what operators consist of",
+    (
+        "ingestd/postgres/snapshot/pushdown.py",
+        "kind.held or 'true'",
+    ): "a LiteralString of the module",
+    (
+        "ingestd/postgres/snapshot/pushdown.py",
+        "predicate.operator",
+    ): "one of `ingestd.model.predicates.Operator`",
+    (
+        "ingestd/postgres/wal/replication_stream.py",
+        "str(after)",
+    ): "an LSN: hexadecimal digits and a slash",
+    (
+        "ingestd/postgres/connection/claim.py",
         "connection.pgconn",
     ): "a generator of psycopg's, not a statement",
     (
-        "ingestd/capture/channels/libpq.py",
+        "ingestd/postgres/transport/channels/libpq.py",
         r"content.removesuffix(b'\x00')",
     ): "what stream.py and copy_out.py composed, as bytes",
-    ("ingestd/capture/key_splits.py", "query_bytes(connection, query)"): "composed, as bytes",
     (
-        "ingestd/capture/polling/key_pages.py",
+        "ingestd/postgres/snapshot/key_splits.py",
         "query_bytes(connection, query)",
     ): "composed, as bytes",
-    ("ingestd/capture/names.py", "query"): "what its caller composed, in another encoding",
+    (
+        "ingestd/postgres/polling/keys/key_pages.py",
+        "query_bytes(connection, query)",
+    ): "composed, as bytes",
+    (
+        "ingestd/postgres/connection/names.py",
+        "query",
+    ): "what its caller composed, in another encoding",
 }
 """Arguments that are not literal, and why they may be given."""
 

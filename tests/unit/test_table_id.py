@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd.schema import TableId
+from ingestd.model.schema import TableId
 
 names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)
 tricky = st.text('".a\n', min_size=1)

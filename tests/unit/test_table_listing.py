@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from ingestd.grid import Grid
-from ingestd.table_listing import print_tables
+from ingestd.terminal.grid import Grid
+from ingestd.terminal.tables import print_tables
 
 
 def printed(document: dict[str, Any], *, columns: bool = False) -> list[str]:

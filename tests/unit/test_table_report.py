@@ -8,19 +8,25 @@ import pyarrow as pa
 import pytest
 from pydantic import SecretStr
 
-from ingestd.config import SourceSettings
-from ingestd.errors import ConfigError, IngestdError, OperatorError, TableError, TransientError
-from ingestd.fakes.tables import FakeMetadata
-from ingestd.ports import ColumnInfo, Coverage, Refused, TableInfo
-from ingestd.recorded import Committed, RegisteredTable, TableState
-from ingestd.schema import Column, Mask, Table, TableId
-from ingestd.table_report import (
+from ingestd.app.table_report import (
     SourceReport,
     Told,
     report_tables,
     report_to_json,
     require_schema,
 )
+from ingestd.config import SourceSettings
+from ingestd.model.errors import (
+    ConfigError,
+    IngestdError,
+    OperatorError,
+    TableError,
+    TransientError,
+)
+from ingestd.model.lake_state import Committed, RegisteredTable, TableState
+from ingestd.model.schema import Column, Mask, Table, TableId
+from ingestd.ports import ColumnInfo, Coverage, Refused, TableInfo
+from ingestd.testing.fakes.tables import FakeMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

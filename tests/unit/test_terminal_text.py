@@ -9,19 +9,19 @@ import pytest
 import typer
 from rich.console import Console
 
-from ingestd.checks import CheckLine
-from ingestd.checks_table import print_checks
-from ingestd.cli.faults import reporting
-from ingestd.errors import OperatorError
+from ingestd.app.verify_report import VerifyReport
+from ingestd.cli.errors import reporting
+from ingestd.config.redaction import Redactor
+from ingestd.model.check import CheckLine
+from ingestd.model.errors import OperatorError
+from ingestd.model.lake_state import TableState
+from ingestd.model.lsn import Lsn
+from ingestd.model.printable_text import printable, printable_lines
 from ingestd.observe.status import DaemonStatus, SourceStatus, TableStatus
 from ingestd.observe.status_json import to_json
-from ingestd.positions import Lsn
-from ingestd.recorded import TableState
-from ingestd.redaction import Redactor
-from ingestd.status_table import print_status
-from ingestd.terminal_text import printable, printable_lines
-from ingestd.verification import Outcome, State
-from ingestd.verify_report import VerifyReport
+from ingestd.ports.verify import Outcome, State
+from ingestd.terminal.check import print_checks
+from ingestd.terminal.status import print_status
 
 NAME = "a\x1b]0;title\x07\x1b[2J\r\nok    shop  all is well\x9b31m"
 ONE_LINE = NAME.replace("\n", "")

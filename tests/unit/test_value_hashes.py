@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd import value_hashes
-from ingestd.schema import TIMESTAMP
-from ingestd.value_hashes import column_hashes, row_hashes, text_hash
+from ingestd.digests import value_hashes
+from ingestd.digests.value_hashes import column_hashes, row_hashes, text_hash
+from ingestd.model.schema import TIMESTAMP
 
 BITS = (1 << 64) - 1
 NULL = 0x6A09E667F3BCC909

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from ingestd.capture.settings import WalSettings
-from ingestd.errors import ConfigError, TableError, TransientError
+from ingestd.app.verify_report import VerifyReport, asked_for
+from ingestd.model.errors import ConfigError, TableError, TransientError
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import TableId
 from ingestd.ports import Coverage, Refused
-from ingestd.positions import Lsn
-from ingestd.schema import TableId
-from ingestd.verification import Difference, Kind, Outcome, State
-from ingestd.verify_report import VerifyReport, asked_for
+from ingestd.ports.verify import Difference, Kind, Outcome, State
+from ingestd.postgres.settings import WalSettings
 from tests.unit.sink.rows import make_table
 
 ORDERS = TableId("public", "orders")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ingestd.visibility import Visibility, is_before
+from ingestd.model.pg_snapshot import Visibility, is_before
 
 
 def sees(text: str, *xids: int) -> list[bool]:

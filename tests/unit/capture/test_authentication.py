@@ -12,10 +12,10 @@ import psycopg
 import pytest
 from psycopg import pq
 
-from ingestd.capture.authentication import check_lines, required
-from ingestd.capture.dsn import read_dsn
-from ingestd.capture.faults import classify
-from ingestd.capture.session import connect, parameters_of
+from ingestd.postgres.connection.authentication import check_lines, required
+from ingestd.postgres.connection.dsn import read_dsn
+from ingestd.postgres.connection.errors import classify
+from ingestd.postgres.connection.session import connect, parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

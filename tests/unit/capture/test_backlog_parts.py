@@ -5,7 +5,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd.capture.wal.backlog_parts import (
+from ingestd.model.lsn import Lsn
+from ingestd.postgres.wal.drain.drain import AGAIN_BYTES, AGAIN_PARTS, PAUSE_S, CatchUpPolicy
+from ingestd.postgres.wal.drain.parts import (
     LEAST_BYTES,
     MESSAGE_BYTES,
     MOST_JOINED,
@@ -13,8 +15,6 @@ from ingestd.capture.wal.backlog_parts import (
     PartQueue,
     cut,
 )
-from ingestd.capture.wal.catch_up import AGAIN_BYTES, AGAIN_PARTS, PAUSE_S, CatchUpPolicy
-from ingestd.positions import Lsn
 
 POSITIONS = st.integers(1, 1 << 60)
 BYTES = st.integers(1, 1 << 40)

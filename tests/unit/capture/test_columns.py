@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from ingestd.capture.columns import as_published, controlled
 from ingestd.config import TableSettings
-from ingestd.decode.types import BUILT_IN, lake_type
-from ingestd.errors import TableError
-from ingestd.schema import Column, Mask, Table, TableId, with_before
+from ingestd.decode.type_mapping import BUILT_IN, lake_type
+from ingestd.model.errors import TableError
+from ingestd.model.schema import Column, Mask, Table, TableId, with_before
+from ingestd.postgres.captured.columns import as_published, controlled
 
 if TYPE_CHECKING:
-    from ingestd.schema import ReplicaIdentity
+    from ingestd.model.schema import ReplicaIdentity
 
 KEY = b"sesame"
 INT, TEXT, NUMERIC = 23, 25, 1700

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from ingestd.capture.settings import WalSettings
-from ingestd.capture.wal.continuity import Standing, judge
-from ingestd.capture.wal.server import Server, parse_history
-from ingestd.capture.wal.slot import Slot
-from ingestd.errors import OperatorError, TransientError
+from ingestd.model.errors import OperatorError, TransientError
+from ingestd.model.lake_state import Committed, RegisteredTable, TableState
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import TableId
 from ingestd.ports import Fresh, LakeLost, Lost, Resumed
-from ingestd.positions import Lsn
-from ingestd.recorded import Committed, RegisteredTable, TableState
-from ingestd.schema import TableId
+from ingestd.postgres.settings import WalSettings
+from ingestd.postgres.wal.continuity import Standing, judge
+from ingestd.postgres.wal.server import Server, parse_history
+from ingestd.postgres.wal.slots.slot import Slot
 
 ORDERS = TableId("public", "orders")
 SETTINGS = WalSettings(

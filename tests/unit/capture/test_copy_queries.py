@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from ingestd.capture.blocks import BlockRange
-from ingestd.capture.columns import controlled
-from ingestd.capture.copy_queries import columns_query, rows_query
 from ingestd.config import TableSettings
-from ingestd.decode.packing import Packing
-from ingestd.decode.types import BUILT_IN, lake_type
-from ingestd.schema import Column, Table, TableId, with_before
+from ingestd.decode.copy.packing import Packing
+from ingestd.decode.type_mapping import BUILT_IN, lake_type
+from ingestd.model.schema import Column, Table, TableId, with_before
+from ingestd.postgres.captured.columns import controlled
+from ingestd.postgres.catalog.block_range import BlockRange
+from ingestd.postgres.snapshot.queries import columns_query, rows_query
 
 KINDS = {"id": 23, "born": 1082, "photo": 17, "salary": 1700, "note": 25}
 PEOPLE = with_before(

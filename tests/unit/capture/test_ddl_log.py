@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd.capture.storage import Storage, StoredColumn
-from ingestd.capture.type_parts import TypeParts
-from ingestd.capture.wal.ddl_log import DdlEvent, DdlLog, Known, parse, reason_of
-from ingestd.positions import Lsn
-from ingestd.schema import TableId
-from ingestd.visibility import Visibility
+from ingestd.model.lsn import Lsn
+from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.schema import TableId
+from ingestd.postgres.catalog.user_types import TypeParts
+from ingestd.postgres.rewrites.ddl_log import DdlEvent, DdlLog, Known, parse, reason_of
+from ingestd.postgres.rewrites.fingerprint import Storage, StoredColumn
 
 TABLE, ROOT, LEAF, LATER, ENUM = 10, 20, 21, 22, 30
 NAME, ROOT_NAME = TableId("public", "t"), TableId("public", "r")
@@ -183,7 +183,7 @@ def test_what_is_kept_is_bounded() -> None:
 def test_what_too_many_events_hide_is_read_in_each_table_of_the_type(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ingestd.capture.wal.ddl_log._MOST_KEPT", 4)
+    monkeypatch.setattr("ingestd.postgres.rewrites.ddl_log._MOST_KEPT", 4)
     events, others = log(), (11, 12)
     tables = {oid: (TableId("public", f"t{oid}"), PLAIN) for oid in (TABLE, *others)}
     events.looked(tables, SEEN, ())

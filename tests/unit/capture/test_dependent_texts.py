@@ -10,7 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd.capture.dependent_texts import (
+from ingestd.model.changes import TableBatch, change_schema
+from ingestd.model.lsn import Lsn
+from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.schema import Column, Table, TableId
+from ingestd.postgres.rewrites.dependent_texts import (
     NO_TEXTS,
     Doubt,
     TableTexts,
@@ -18,12 +22,8 @@ from ingestd.capture.dependent_texts import (
     Use,
     doubts,
 )
-from ingestd.capture.storage import Storage
-from ingestd.capture.streamed_texts import StreamedTexts
-from ingestd.changes import TableBatch, change_schema
-from ingestd.positions import Lsn
-from ingestd.schema import Column, Table, TableId
-from ingestd.visibility import Visibility
+from ingestd.postgres.rewrites.fingerprint import Storage
+from ingestd.postgres.rewrites.streamed_texts import StreamedTexts
 
 OBJECTS = st.dictionaries(st.integers(1, 300), st.sampled_from("abc"), min_size=1)
 USES = (Use("regclass", "value", "v", 2205),)

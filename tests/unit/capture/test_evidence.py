@@ -8,8 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd.capture.evidence import Doubt, Proven, Question, judge
-from ingestd.capture.storage import COMPARABLE_XIDS, KeyMark, Storage, StoredColumn, digest
+from ingestd.postgres.rewrites.catalog_evidence import Doubt, Proven, Question, judge
+from ingestd.postgres.rewrites.fingerprint import (
+    COMPARABLE_XIDS,
+    KeyMark,
+    Storage,
+    StoredColumn,
+    digest,
+)
 
 ID = StoredColumn(1, 23, -1, 700, has_missing=False, name=digest("id"))
 NOTE = StoredColumn(2, 25, -1, 700, has_missing=False, name=digest("note"))

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from ingestd.capture.identity import Partition, Sending, incomplete, only_inserts
-from ingestd.capture.published import Published
-from ingestd.schema import Column, Table, TableId
+from ingestd.model.schema import Column, Table, TableId
+from ingestd.postgres.catalog.publication import Published
+from ingestd.postgres.catalog.replica_identity import Partition, Sending, incomplete, only_inserts
 
 P = TableId("public", "p")
 LEAF = TableId("public", "leaf")

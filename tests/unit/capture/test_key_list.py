@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from ingestd.capture.key_list import bare_literal, can_be_found
-from ingestd.capture.wal.chunks import can_be_chunked
-from ingestd.schema import Column, Mask, Table, TableId
+from ingestd.model.schema import Column, Mask, Table, TableId
+from ingestd.postgres.snapshot.chunked import can_be_chunked
+from ingestd.postgres.snapshot.key_lookup import bare_literal, can_be_found
 
 TEXT, INT8, NUMERIC, FLOAT8 = 25, 20, 1700, 701
 

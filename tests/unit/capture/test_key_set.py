@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingestd.capture.polling import key_set, lake_keys, sorted_hashes
-from ingestd.capture.polling.key_hashes import key_hashes
-from ingestd.capture.polling.key_set import KeySet
-from ingestd.capture.polling.lake_keys import parts_held
-from ingestd.changes import TableBatch
-from ingestd.schema import TIMESTAMP, Column, Table, TableId
+from ingestd.model.changes import TableBatch
+from ingestd.model.schema import TIMESTAMP, Column, Table, TableId
+from ingestd.postgres.polling.keys import key_set, lake_keys, sorted_hashes
+from ingestd.postgres.polling.keys.key_hashes import key_hashes
+from ingestd.postgres.polling.keys.key_set import KeySet
+from ingestd.postgres.polling.keys.lake_keys import parts_held
 
 RAW = pa.map_(pa.string(), pa.string())
 

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingestd.capture.wal.open_transactions import OpenTransactions, SpoolPolicy
-from ingestd.decode.streamed import OpenMessages
-from ingestd.errors import TransientError
+from ingestd.decode.pgoutput.streamed_transactions import OpenMessages
+from ingestd.model.errors import TransientError
+from ingestd.postgres.wal.spool import OpenTransactions, SpoolPolicy
 from tests.unit.decode.streamed_server import Server
 from tests.unit.decode.test_streamed import CUTS, FIRST_XIDS, assert_as_committed, ordered
 

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from ingestd.capture.patterns import (
+from ingestd.config import SourceSettings
+from ingestd.model.schema import TableId
+from ingestd.postgres.captured.selection import (
     missing_table,
     missing_tables,
     named_tables,
@@ -14,8 +16,6 @@ from ingestd.capture.patterns import (
     unmatched_notices,
     why_left_out,
 )
-from ingestd.config import SourceSettings
-from ingestd.schema import TableId
 
 PRESENT = [TableId("public", "orders"), TableId("a.b", "x.y"), TableId("a", "b.x")]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ingestd.capture.channels.plain import PlainChannel
+from ingestd.postgres.transport.channels.plain import PlainChannel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,8 +5,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd.capture.polling.positions import Positions
-from ingestd.positions import Lsn
+from ingestd.model.lsn import Lsn
+from ingestd.postgres.polling.position_clock import Positions
 
 
 def test_on_an_idle_server_positions_grow_all_the_same() -> None:

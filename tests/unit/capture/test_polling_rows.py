@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from ingestd.capture.polling.polled import PolledTable
-from ingestd.capture.polling.rows import FoundRows, Place, vanished_rows
-from ingestd.changes import TableBatch
-from ingestd.decode.copy import CopyRows
-from ingestd.decode.types import lake_type
-from ingestd.positions import Lsn
-from ingestd.schema import Column, Table, TableId
+from ingestd.decode.copy.rows import CopyRows
+from ingestd.decode.type_mapping import lake_type
+from ingestd.model.changes import TableBatch
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import Column, Table, TableId
+from ingestd.postgres.polling.polled_table import PolledTable
+from ingestd.postgres.polling.rows import FoundRows, Place, vanished_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from ingestd.capture.polling.schedule import (
+from ingestd.postgres.polling.intervals import (
     JITTER,
     QUIETEST,
     WHOLE_LIMIT_S,

@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from ingestd.capture.polling.lake_keys import WHOLE, Part
-from ingestd.capture.polling.polled import PolledTable
-from ingestd.capture.polling.polls import Polls
-from ingestd.capture.polling.positions import Positions
-from ingestd.capture.polling.seen import Progress, Seen
-from ingestd.capture.settings import PollingSettings
-from ingestd.schema import Table, TableId
+from ingestd.model.schema import Table, TableId
+from ingestd.postgres.polling.keys.lake_keys import WHOLE, Part
+from ingestd.postgres.polling.polled_table import PolledTable
+from ingestd.postgres.polling.position_clock import Positions
+from ingestd.postgres.polling.progress import Progress, Seen
+from ingestd.postgres.polling.scheduler import Polls
+from ingestd.postgres.settings import PollingSettings
 
 DAY_S = 86_400.0
 NOW, STARTED = 1_800_000_000.0, 500.0

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from ingestd.capture.positions import end_of_record
-from ingestd.positions import Lsn
+from ingestd.model.lsn import Lsn
+from ingestd.postgres.connection.wal_position import end_of_record
 
 PAGE = 8192
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from ingestd.capture.faults import classify
-from ingestd.capture.session import connect
-from ingestd.errors import OperatorError, TransientError
+from ingestd.model.errors import OperatorError, TransientError
+from ingestd.postgres.connection.errors import classify
+from ingestd.postgres.connection.session import connect
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from ingestd.errors import IngestdError
+    from ingestd.model.errors import IngestdError
 
 
 @asynccontextmanager

@@ -7,10 +7,14 @@ import sys
 
 import pytest
 
-from ingestd.capture.registry import FACTORIES
-from ingestd.capture.settings import SETTINGS
+from ingestd.app.connectors import FACTORIES
+from ingestd.postgres.settings import SETTINGS
 
-UNASKED = ("ingestd.capture.polling.connector", "ingestd.run.verifying", "ingestd.table_report")
+UNASKED = (
+    "ingestd.postgres.polling.connector",
+    "ingestd.pipeline.verify.run",
+    "ingestd.app.table_report",
+)
 """What a daemon with sources of kind `wal` does not need."""
 
 
@@ -28,7 +32,7 @@ def test_there_is_none_for_another_kind() -> None:
 
 
 def test_a_daemon_imports_what_it_needs_only() -> None:
-    asked = "import sys, ingestd.app.daemon, ingestd.capture.registry as r; r.FACTORIES['wal']"
+    asked = "import sys, ingestd.app.daemon, ingestd.app.connectors as r; r.FACTORIES['wal']"
     program = f"{asked}; print([m for m in {UNASKED!r} if m in sys.modules])"
     run = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

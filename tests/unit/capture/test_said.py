@@ -7,8 +7,8 @@ import re
 import psycopg
 import pytest
 
-from ingestd.capture.faults import classify
-from ingestd.capture.said import said
+from ingestd.postgres.connection.errors import classify
+from ingestd.postgres.connection.server_messages import said
 
 VALUE = "canary@example.org"
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from ingestd.capture.evidence import is_altered, reassigned
-from ingestd.capture.storage import KeyMark, Storage, StoredColumn, digest
+from ingestd.postgres.rewrites.catalog_evidence import is_altered, reassigned
+from ingestd.postgres.rewrites.fingerprint import KeyMark, Storage, StoredColumn, digest
 
 ID = StoredColumn(1, 23, -1, 700, has_missing=False, name=digest("id"))
 NOTE = StoredColumn(2, 25, -1, 700, has_missing=False, name=digest("note"))

@@ -10,10 +10,10 @@ import pytest
 from psycopg import pq
 
 import ingestd
-from ingestd.capture import tls
-from ingestd.capture.dsn import read_dsn
-from ingestd.capture.session import parameters_of
-from ingestd.capture.tls import check_line, secured, system_roots, transport
+from ingestd.postgres.connection import tls
+from ingestd.postgres.connection.dsn import read_dsn
+from ingestd.postgres.connection.session import parameters_of
+from ingestd.postgres.connection.tls import check_line, secured, system_roots, transport
 
 ROOT = Path(ingestd.__file__).parent.parent
 _MAKES = re.compile(r"([\w.]*\.)?(psycopg|\w*Connection|PGconn)\.connect")
@@ -176,10 +176,10 @@ def test_what_every_connection_is_made_with() -> None:
 
 
 MAKERS = {
-    "ingestd/capture/session.py": 2,  # with `parameters_of`
-    "ingestd/capture/polling/server.py": 1,  # the same
-    "ingestd/capture/pooler.py": 1,  # with what one of those gives
-    "ingestd/capture/watched.py": 1,  # the same
+    "ingestd/postgres/connection/session.py": 2,  # with `parameters_of`
+    "ingestd/postgres/polling/server.py": 1,  # the same
+    "ingestd/postgres/connection/pooler.py": 1,  # with what one of those gives
+    "ingestd/postgres/connection/liveness.py": 1,  # the same
 }
 """Where connections are made, and how many calls do it."""
 

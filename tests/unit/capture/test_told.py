@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from ingestd.capture.storage import KeyMark, Storage, StoredColumn, digest
-from ingestd.capture.wal.told import Tellings
-from ingestd.decode.relation import Relation, RelationColumn
-from ingestd.positions import Lsn
-from ingestd.schema import TableId
-from ingestd.visibility import Visibility
+from ingestd.decode.pgoutput.relation import Relation, RelationColumn
+from ingestd.model.lsn import Lsn
+from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.schema import TableId
+from ingestd.postgres.rewrites.fingerprint import KeyMark, Storage, StoredColumn, digest
+from ingestd.postgres.rewrites.stream_evidence import Tellings
 
 TABLE, LEAF, XID, LSN = 16400, 16410, 800, Lsn(5000)
 SEEN, BEFORE = Visibility(810, 810), Visibility(790, 790)

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from ingestd.capture.blocks import BlockRange
-from ingestd.capture.leaves import Leaf
-from ingestd.capture.splits import cut
-from ingestd.capture.unread import Unread, unread
-from ingestd.errors import TableReplacedError
-from ingestd.positions import Lsn
+from ingestd.model.errors import TableReplacedError
+from ingestd.model.lsn import Lsn
+from ingestd.postgres.catalog.block_range import BlockRange
+from ingestd.postgres.catalog.partitions import Leaf
+from ingestd.postgres.snapshot.ctid_splits import cut
+from ingestd.postgres.snapshot.resume import Unread, unread
 from tests.unit.run.fixtures import table
 
 POINT = Lsn.parse("1/2000")

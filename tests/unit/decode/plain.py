@@ -20,8 +20,8 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pyarrow as pa
 
-from ingestd.decode.relation import Relation, RelationColumn, Resolve
-from ingestd.schema import TIMESTAMP, TIMESTAMP_NTZ, Table, TableId
+from ingestd.decode.pgoutput.relation import Relation, RelationColumn, Resolve
+from ingestd.model.schema import TIMESTAMP, TIMESTAMP_NTZ, Table, TableId
 
 EPOCH_US = 946_684_800_000_000
 INF = float("inf")

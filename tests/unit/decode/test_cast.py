@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingestd.decode import native
-from ingestd.decode.cast import cast, raw_text
-from ingestd.decode.texts import Source, texts_of
-from ingestd.decode.tuples import Part
-from ingestd.decode.typed_tuples import walk_typed
-from ingestd.schema import TIMESTAMP, TIMESTAMP_NTZ, Column
+from ingestd.decode.pgoutput.native_tuples import walk_typed
+from ingestd.decode.pgoutput.tuples import Part
+from ingestd.decode.values.cast import cast, raw_text
+from ingestd.decode.values.text_column import Source, texts_of
+from ingestd.model.schema import TIMESTAMP, TIMESTAMP_NTZ, Column
 from tests.unit.decode.pgoutput import tuple_data
 from tests.unit.decode.plain import Refused, parse
 

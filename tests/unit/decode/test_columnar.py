@@ -12,19 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingestd.decode.calendar import date_text, timestamp_text
-from ingestd.decode.columnar import AmbiguousMarkError, ColumnarDecoder
-from ingestd.decode.packing import ABSENT, BETWEEN, Packing, fixed, packings_of
-from ingestd.decode.types import lake_type
-from ingestd.errors import ProtocolError
-from ingestd.positions import Lsn
-from ingestd.schema import Column, Mask, Table, TableId
+from ingestd.decode.copy.columnar import AmbiguousMarkError, ColumnarDecoder
+from ingestd.decode.copy.packing import ABSENT, BETWEEN, Packing, fixed, packings_of
+from ingestd.decode.type_mapping import lake_type
+from ingestd.decode.values.calendar import date_text, timestamp_text
+from ingestd.model.errors import ProtocolError
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import Column, Mask, Table, TableId
 from tests.unit.decode import pgoutput
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ingestd.changes import TableBatch
+    from ingestd.model.changes import TableBatch
 
 COLUMNS = [("id", 20, False), ("n", 23, True), ("s", 25, True), ("b", 17, True), ("d", 1082, True)]
 COLUMNS.append(("f", 16, True))

@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd.changes import TableBatch, change_schema
-from ingestd.decode.columnar import ColumnarDecoder
-from ingestd.decode.masks import masked, masked_text
-from ingestd.decode.packing import Form, Packing, form_of
-from ingestd.decode.relation import table_of
-from ingestd.decode.stream import StreamDecoder
-from ingestd.decode.texts import texts_of
-from ingestd.positions import Lsn
-from ingestd.schema import Column, Mask, Table, TableId, with_before
+from ingestd.decode.copy.columnar import ColumnarDecoder
+from ingestd.decode.copy.packing import Form, Packing, form_of
+from ingestd.decode.pgoutput.decoder import StreamDecoder
+from ingestd.decode.pgoutput.relation import table_of
+from ingestd.decode.values.masks import masked, masked_text
+from ingestd.decode.values.text_column import texts_of
+from ingestd.model.changes import TableBatch, change_schema
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import Column, Mask, Table, TableId, with_before
 from tests.unit.decode import pgoutput
 
 if TYPE_CHECKING:

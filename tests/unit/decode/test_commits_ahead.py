@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingestd.decode.commits_ahead import CommitsAhead
-from ingestd.decode.stream import StreamDecoder
-from ingestd.errors import ProtocolError
+from ingestd.decode.pgoutput.decoder import StreamDecoder
+from ingestd.decode.pgoutput.reordered_drain import CommitsAhead
+from ingestd.model.errors import ProtocolError
 from tests.unit.decode import pgoutput
 from tests.unit.decode.streamed_server import Server
 from tests.unit.decode.test_stream_equals_plain import resolve

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingestd.changes import TableBatch
-from ingestd.decode.copy import CopyDecoder
-from ingestd.decode.relation import parse_relation, table_of
-from ingestd.errors import ProtocolError
-from ingestd.positions import Lsn
+from ingestd.decode.copy.rows import CopyDecoder
+from ingestd.decode.pgoutput.relation import parse_relation, table_of
+from ingestd.model.changes import TableBatch
+from ingestd.model.errors import ProtocolError
+from ingestd.model.lsn import Lsn
 from tests.unit.decode import pgoutput
 
 TABLE = table_of(

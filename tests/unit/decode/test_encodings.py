@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ingestd.decode.cast import cast, raw_texts
-from ingestd.decode.encodings import _MULTIPLE, _SINGLE, Encoding, encoding_of
-from ingestd.decode.masks import masked
-from ingestd.decode.texts import Source, Texts
-from ingestd.schema import Mask
+from ingestd.decode.values.cast import cast, raw_texts
+from ingestd.decode.values.encodings import _MULTIPLE, _SINGLE, Encoding, encoding_of
+from ingestd.decode.values.masks import masked
+from ingestd.decode.values.text_column import Source, Texts
+from ingestd.model.schema import Mask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,9 +7,9 @@ import struct
 import numpy as np
 import pytest
 
-from ingestd.decode.frames import Frames, split_frames, standby_status
-from ingestd.errors import ProtocolError
-from ingestd.positions import Lsn
+from ingestd.decode.pgoutput.frames import Frames, split_frames, standby_status
+from ingestd.model.errors import ProtocolError
+from ingestd.model.lsn import Lsn
 
 
 def data(payload: bytes) -> bytes:

@@ -8,12 +8,12 @@ from unittest import mock
 import pyarrow as pa
 import pytest
 
-from ingestd.changes import Chunk, TableBatch
-from ingestd.decode.changerows import change_batches
-from ingestd.decode.messages import Messages, Transactions
-from ingestd.decode.relation import table_of
-from ingestd.decode.stream import StreamDecoder
-from ingestd.schema import with_before
+from ingestd.decode.pgoutput.changes import change_batches
+from ingestd.decode.pgoutput.decoder import StreamDecoder
+from ingestd.decode.pgoutput.messages import Messages, Transactions
+from ingestd.decode.pgoutput.relation import table_of
+from ingestd.model.changes import Chunk, TableBatch
+from ingestd.model.schema import with_before
 from tests.unit.decode import pgoutput
 
 TABLES, ROWS = 50, 40
@@ -54,8 +54,8 @@ def test_so_much_is_decoded_at_a_time(limit: str, of_table: int) -> None:
         return change_batches(messages, transactions, group)
 
     with (
-        mock.patch("ingestd.decode.stream.change_batches", decoded),
-        mock.patch(f"ingestd.decode.stream.{limit}", 7 * of_table),
+        mock.patch("ingestd.decode.pgoutput.decoder.change_batches", decoded),
+        mock.patch(f"ingestd.decode.pgoutput.decoder.{limit}", 7 * of_table),
     ):
         chunk = decode()
     assert [batch.table.id.name for batch in chunk.batches] == [
@@ -67,7 +67,7 @@ def test_so_much_is_decoded_at_a_time(limit: str, of_table: int) -> None:
 
 def test_together_they_are_what_they_are_alone() -> None:
     """Their rows lie between each other's, and not in the order of the tables."""
-    with mock.patch("ingestd.decode.stream.SMALL_ROWS", 0):
+    with mock.patch("ingestd.decode.pgoutput.decoder.SMALL_ROWS", 0):
         alone = decode()
     together = decode()
     assert len(alone.batches) == len(together.batches) == TABLES

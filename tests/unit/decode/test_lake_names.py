@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd.decode.lake_names import allocate, column_name, folded
-from ingestd.recorded import RegisteredColumn
-from ingestd.schema import TIMESTAMP, TIMESTAMP_NTZ, Column, delta_type
+from ingestd.decode.lake_columns import allocate, column_name, folded
+from ingestd.model.lake_state import RegisteredColumn
+from ingestd.model.schema import TIMESTAMP, TIMESTAMP_NTZ, Column, delta_type
 
 INT, LONG, TEXT = pa.int32(), pa.int64(), pa.string()
 TYPES = [

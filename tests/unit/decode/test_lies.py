@@ -13,24 +13,24 @@ import psycopg
 import pytest
 from numpy.typing import NDArray
 
-from ingestd.capture.polling.polled import PolledTable
-from ingestd.capture.polling.rows import FoundRows, Place
-from ingestd.capture.wal.decoding import BlockDecoding
-from ingestd.decode import streamed
-from ingestd.decode.columnar import ColumnarDecoder
-from ingestd.decode.commits_ahead import CommitsAhead
-from ingestd.decode.copy import CopyDecoder, CopyRows
-from ingestd.decode.packing import Packing, fields_of
-from ingestd.decode.relation import Relation, table_of
-from ingestd.decode.shortening import CopiedChange, StreamedChange
-from ingestd.decode.single import SingleMessages
-from ingestd.decode.stream import StreamDecoder
-from ingestd.decode.streamed import CommitOrder
-from ingestd.decode.types import lake_type
-from ingestd.decode.wire import Cutter, error_fields
-from ingestd.errors import ProtocolError
-from ingestd.positions import Lsn
-from ingestd.schema import Column, Mask, Table, TableId, with_before
+from ingestd.decode.copy.columnar import ColumnarDecoder
+from ingestd.decode.copy.message_rows import SingleMessages
+from ingestd.decode.copy.packing import Packing, fields_of
+from ingestd.decode.copy.rows import CopyDecoder, CopyRows
+from ingestd.decode.pgoutput import streamed_transactions as streamed
+from ingestd.decode.pgoutput.backend_messages import Cutter, error_fields
+from ingestd.decode.pgoutput.decoder import StreamDecoder
+from ingestd.decode.pgoutput.relation import Relation, table_of
+from ingestd.decode.pgoutput.reordered_drain import CommitsAhead
+from ingestd.decode.pgoutput.shortening import CopiedChange, StreamedChange
+from ingestd.decode.pgoutput.streamed_transactions import CommitOrder
+from ingestd.decode.type_mapping import lake_type
+from ingestd.model.errors import ProtocolError
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import Column, Mask, Table, TableId, with_before
+from ingestd.postgres.polling.polled_table import PolledTable
+from ingestd.postgres.polling.rows import FoundRows, Place
+from ingestd.postgres.wal.block_decoder import BlockDecoding
 from tests.harness import lying_messages as honest
 from tests.harness.lies import (
     LONG,
@@ -47,7 +47,7 @@ from tests.unit.decode.test_commits_ahead import told
 from tests.unit.decode.test_streamed import MemorySpool
 
 if TYPE_CHECKING:
-    from ingestd.changes import Chunk
+    from ingestd.model.changes import Chunk
 
 pytestmark = pytest.mark.attack("server")
 SAID_BYTES = 2000

@@ -7,10 +7,10 @@ import struct
 import numpy as np
 import pytest
 
-from ingestd.decode.logical_messages import MOST_BYTES
-from ingestd.decode.stream import StreamDecoder
-from ingestd.decode.streamed import count_before, without_xids
-from ingestd.positions import Lsn
+from ingestd.decode.pgoutput.decoder import StreamDecoder
+from ingestd.decode.pgoutput.logical_messages import MOST_BYTES
+from ingestd.decode.pgoutput.streamed_transactions import count_before, without_xids
+from ingestd.model.lsn import Lsn
 from tests.unit.decode import pgoutput
 
 DDL = b"ingestd.ddl"

@@ -8,16 +8,16 @@ from textwrap import dedent
 import numpy as np
 import pytest
 
-from ingestd.decode.messages import read_messages
+from ingestd.decode.pgoutput.messages import read_messages
 from tests.unit.decode import pgoutput
 
 OIDS = range(1, 9)
 
 MANY_TABLES = dedent("""
-    from ingestd.allocation import give_back_early
+    from ingestd.process.memory import give_back_early
     give_back_early()
-    from ingestd.decode.relation import table_of
-    from ingestd.decode.stream import StreamDecoder
+    from ingestd.decode.pgoutput.relation import table_of
+    from ingestd.decode.pgoutput.decoder import StreamDecoder
     from tests.unit.decode import pgoutput
 
     def heap_mb():

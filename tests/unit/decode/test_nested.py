@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ingestd.decode.cast import cast
-from ingestd.decode.texts import texts_of
-from ingestd.schema import TIMESTAMP
+from ingestd.decode.values.cast import cast
+from ingestd.decode.values.text_column import texts_of
+from ingestd.model.schema import TIMESTAMP
 from tests.unit.decode.plain import write_array, write_record
 from tests.unit.decode.test_cast import check
 

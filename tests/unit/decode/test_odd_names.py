@@ -7,9 +7,9 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd.capture.names import tables_apart
-from ingestd.decode.encodings import OddName, encoding_of, name_of
-from ingestd.decode.relation import parse_relation
+from ingestd.decode.pgoutput.relation import parse_relation
+from ingestd.decode.values.encodings import OddName, encoding_of, name_of
+from ingestd.postgres.connection.names import tables_apart
 
 ENCODINGS = (None, "WIN1252", "EUC_JP")
 PIECES = st.sampled_from([b"a", b"\\x81", b"\\xff", b"\x81", b"\xff", b"\xa9\xa1", b" (2)", b"\\"])

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingestd.decode.cast import cast
-from ingestd.decode.texts import texts_of
+from ingestd.decode.values.cast import cast
+from ingestd.decode.values.text_column import texts_of
 from tests.unit.decode.plain import Refused, parse, require
 
 NUMBERS = [

@@ -7,9 +7,9 @@ from functools import partial
 
 import pytest
 
-from ingestd.decode.relation import Relation, table_of
-from ingestd.decode.stream import StreamDecoder
-from ingestd.schema import with_before
+from ingestd.decode.pgoutput.decoder import StreamDecoder
+from ingestd.decode.pgoutput.relation import Relation, table_of
+from ingestd.model.schema import with_before
 from tests.unit.decode import pgoutput
 
 ROOT, LEAF, OTHER, FOREIGN = 5, 6, 7, 8

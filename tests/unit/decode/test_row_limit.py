@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from ingestd.decode.relation import Relation, table_of
-from ingestd.decode.stream import StreamDecoder
-from ingestd.schema import Table, TableId, with_before
+from ingestd.decode.pgoutput.decoder import StreamDecoder
+from ingestd.decode.pgoutput.relation import Relation, table_of
+from ingestd.model.schema import Table, TableId, with_before
 from tests.unit.decode import pgoutput
 
 LIMIT_BYTES = 1000

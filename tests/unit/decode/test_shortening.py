@@ -11,12 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd.decode.relation import Relation, table_of
-from ingestd.decode.shortening import CopiedChange, Shortener, StreamedChange, columns_left_out
-from ingestd.decode.stream import StreamDecoder
-from ingestd.decode.wire import MOST_ASIDE_BYTES, MOST_BYTES, Cutter
-from ingestd.errors import ProtocolError
-from ingestd.schema import Table, with_before
+from ingestd.decode.pgoutput.backend_messages import MOST_ASIDE_BYTES, MOST_BYTES, Cutter
+from ingestd.decode.pgoutput.decoder import StreamDecoder
+from ingestd.decode.pgoutput.relation import Relation, table_of
+from ingestd.decode.pgoutput.shortening import (
+    CopiedChange,
+    Shortener,
+    StreamedChange,
+    columns_left_out,
+)
+from ingestd.model.errors import ProtocolError
+from ingestd.model.schema import Table, with_before
 from tests.unit.decode import pgoutput
 
 OID, ROOM = 77, 30

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd.decode.single import SingleMessages
-from ingestd.errors import ProtocolError
+from ingestd.decode.copy.message_rows import SingleMessages
+from ingestd.model.errors import ProtocolError
 
 HEADER = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0)
 TRAILER = struct.pack(">h", -1)

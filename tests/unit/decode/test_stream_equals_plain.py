@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingestd.changes import Chunk, change_schema
-from ingestd.decode.messages import SPARSE
-from ingestd.decode.relation import Relation, table_of
-from ingestd.decode.stream import JOINT_VALUES, SMALL_ROWS, StreamDecoder
-from ingestd.errors import ProtocolError
-from ingestd.schema import Table, with_before
+from ingestd.decode.pgoutput.decoder import JOINT_VALUES, SMALL_ROWS, StreamDecoder
+from ingestd.decode.pgoutput.messages import SPARSE
+from ingestd.decode.pgoutput.relation import Relation, table_of
+from ingestd.model.changes import Chunk, change_schema
+from ingestd.model.errors import ProtocolError
+from ingestd.model.schema import Table, with_before
 from tests.unit.decode import pgoutput
 from tests.unit.decode.plain import Plain, write_array
 
@@ -240,9 +240,9 @@ def test_decoder_equals_plain_one(
     for message in messages:
         plain.feed(message)
     with (
-        mock.patch("ingestd.decode.messages.SPARSE", sparse),
-        mock.patch("ingestd.decode.stream.SMALL_ROWS", together[0]),
-        mock.patch("ingestd.decode.stream.JOINT_VALUES", together[1]),
+        mock.patch("ingestd.decode.pgoutput.messages.SPARSE", sparse),
+        mock.patch("ingestd.decode.pgoutput.decoder.SMALL_ROWS", together[0]),
+        mock.patch("ingestd.decode.pgoutput.decoder.JOINT_VALUES", together[1]),
     ):
         chunks = decode(messages, cuts, hold)
     found = sorted(rows_of(chunks).items())
@@ -296,8 +296,8 @@ def test_damaged_bytes_give_protocol_error_and_nothing_else(
         damaged[at : at + 1] = [bytes(message)] * put
         damaged = damaged or messages
     with (
-        mock.patch("ingestd.decode.messages.SPARSE", sparse),
-        mock.patch("ingestd.decode.stream.SMALL_ROWS", small),
+        mock.patch("ingestd.decode.pgoutput.messages.SPARSE", sparse),
+        mock.patch("ingestd.decode.pgoutput.decoder.SMALL_ROWS", small),
     ):
         _decodes_or_refuses(damaged, cuts)
 

@@ -12,9 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingestd.decode.stream import StreamDecoder
-from ingestd.decode.streamed import CommitOrder, OpenMessages, Spool, count_before
-from ingestd.errors import ProtocolError
+from ingestd.decode.pgoutput.decoder import StreamDecoder
+from ingestd.decode.pgoutput.streamed_transactions import (
+    CommitOrder,
+    OpenMessages,
+    Spool,
+    count_before,
+)
+from ingestd.model.errors import ProtocolError
 from tests.unit.decode import pgoutput
 from tests.unit.decode.plain import Reader, read_relation
 from tests.unit.decode.streamed_server import Server

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd.decode.texts import Source, Texts
+from ingestd.decode.values.text_column import Source, Texts
 
 Bytes = st.binary(min_size=1, max_size=40)
 

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 
 from ingestd.decode import native
+from ingestd.decode.change_batch import cast_column
 from ingestd.decode.native import Compiled
-from ingestd.decode.rows import cast_column
-from ingestd.decode.texts import Source, texts_of
-from ingestd.decode.tuples import Part
-from ingestd.decode.typed_tuples import TypedTuples, walk_typed
-from ingestd.schema import TIMESTAMP, TIMESTAMP_NTZ, Column
+from ingestd.decode.pgoutput.native_tuples import TypedTuples, walk_typed
+from ingestd.decode.pgoutput.tuples import Part
+from ingestd.decode.values.text_column import Source, texts_of
+from ingestd.model.schema import TIMESTAMP, TIMESTAMP_NTZ, Column
 from tests.unit.decode.pgoutput import UNCHANGED, Value, tuple_data
 
 pytestmark = pytest.mark.parametrize("decoding", ["compiled"], indirect=True, scope="module")

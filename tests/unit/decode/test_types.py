@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from ingestd.decode.types import BUILT_IN, Attribute, PgType, lake_type, override_type
-from ingestd.schema import TIMESTAMP, TIMESTAMP_NTZ
+from ingestd.decode.type_mapping import BUILT_IN, Attribute, PgType, lake_type, override_type
+from ingestd.model.schema import TIMESTAMP, TIMESTAMP_NTZ
 
 NUMERIC_10_2 = (10 << 16 | 2) + 4
 MONEY, MONEYS, ENUM, ENUMS, POINT3, POINTS3, EMPTY, CASES, LIST, NEST = range(20_000, 20_010)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ingestd.decode.utf8 import not_utf8
+from ingestd.decode.values.utf8 import not_utf8
 
 SEQUENCES = [
     *(b"a", b"\xc2\x80", b"\xdf\xbf", b"\xe0\xa0\x80", b"\xef\xbf\xbf", b"\xf0\x90\x80\x80"),

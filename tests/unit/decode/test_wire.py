@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd.decode.wire import Cutter, cut, error_fields
-from ingestd.errors import ProtocolError
+from ingestd.decode.pgoutput.backend_messages import Cutter, cut, error_fields
+from ingestd.model.errors import ProtocolError
 
 
 def message(kind: bytes, content: bytes) -> bytes:

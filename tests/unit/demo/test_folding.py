@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ingestd.changes import change_schema
-from ingestd.demo.folding import fold
-from ingestd.demo.schema_history import SchemaHistory
-from ingestd.schema import Column, Table, TableId
+from ingestd.model.changes import change_schema
+from ingestd.model.schema import Column, Table, TableId
+from ingestd.testing.oracle.folding import fold
+from ingestd.testing.oracle.schema_history import SchemaHistory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ingestd.files.creating import append, create, is_shared, make_private_folder, replace
+from ingestd.process.file_creation import append, create, is_shared, make_private_folder, replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,21 +18,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ingestd.config import HttpSettings
-from ingestd.errors import OperatorError
-from ingestd.observe.client import cancel_snapshot, fetch_status, request_snapshot
-from ingestd.observe.command_token import CommandToken, read_token, why_off
-from ingestd.observe.http import HttpServer
+from ingestd.config.redaction import Redactor
+from ingestd.config.units import Address
+from ingestd.http.auth import check_http
+from ingestd.http.client import cancel_snapshot, fetch_status, request_snapshot
+from ingestd.http.command_token import CommandToken, read_token, why_off
+from ingestd.http.server import HttpServer
+from ingestd.model.errors import OperatorError
 from ingestd.observe.metrics import Metrics
-from ingestd.observe.protection import check_http
 from ingestd.observe.status import DaemonStatus, SourceStatus
-from ingestd.quantities import Address
-from ingestd.redaction import Redactor
 from tests.harness.command_tokens import bearer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ingestd.schema import TableId
+    from ingestd.model.schema import TableId
 
 T0 = datetime(2026, 1, 2, tzinfo=UTC)
 PORT = 9464

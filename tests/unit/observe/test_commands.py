@@ -10,15 +10,21 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from ingestd.errors import ConfigError, IngestdError, OperatorError, TableError, TransientError
-from ingestd.observe.client import Endpoint, cancel_snapshot, endpoint_of, request_snapshot
-from ingestd.observe.http import HttpServer
+from ingestd.config.redaction import Redactor
+from ingestd.config.units import Address, is_loopback
+from ingestd.http.auth import host_of
+from ingestd.http.client import Endpoint, cancel_snapshot, endpoint_of, request_snapshot
+from ingestd.http.server import HttpServer
+from ingestd.model.errors import (
+    ConfigError,
+    IngestdError,
+    OperatorError,
+    TableError,
+    TransientError,
+)
+from ingestd.model.schema import TableId
 from ingestd.observe.metrics import Metrics
-from ingestd.observe.protection import host_of
 from ingestd.observe.status import DaemonStatus, SourceStatus
-from ingestd.quantities import Address, is_loopback
-from ingestd.redaction import Redactor
-from ingestd.schema import TableId
 from tests.harness.command_tokens import bearer
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ingestd.observe.connections import MAX_CONNECTIONS, Connections
-from ingestd.observe.http import HttpServer
+from ingestd.config.redaction import Redactor
+from ingestd.config.units import Address
+from ingestd.http.auth import Protection
+from ingestd.http.connections import MAX_CONNECTIONS, Connections
+from ingestd.http.server import HttpServer
 from ingestd.observe.metrics import Metrics
-from ingestd.observe.protection import Protection
 from ingestd.observe.status import DaemonStatus
-from ingestd.quantities import Address
-from ingestd.redaction import Redactor
 from tests.harness.certificates import Authority
 from tests.unit.observe.test_http import ANY_PORT, Unasked
 

@@ -13,16 +13,16 @@ import aiohttp
 import pytest
 from structlog.testing import capture_logs
 
-from ingestd.errors import OperatorError
-from ingestd.observe.events_feed import MAX_READERS, EventsFeed
+from ingestd.config.redaction import Redactor
+from ingestd.config.units import Address
+from ingestd.http.auth import Protection
+from ingestd.http.server import HttpServer
+from ingestd.http.sse import MAX_READERS, EventsFeed
+from ingestd.model.errors import OperatorError
+from ingestd.model.lake_state import TableState
 from ingestd.observe.history import INTERVAL_S
-from ingestd.observe.http import HttpServer
 from ingestd.observe.metrics import Metrics
-from ingestd.observe.protection import Protection
 from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus
-from ingestd.quantities import Address
-from ingestd.recorded import TableState
-from ingestd.redaction import Redactor
 from tests.harness.page_server import NoCommands
 
 if TYPE_CHECKING:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from ingestd.config.redaction import Redactor
+from ingestd.model.lake_state import TableState
+from ingestd.model.lsn import Lsn
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import SourceState
 from ingestd.ports import Lag
-from ingestd.positions import Lsn
-from ingestd.recorded import TableState
-from ingestd.redaction import Redactor
 
 LAG = Lag(Lsn(10), Lsn(4), 6, 7, 8)
 

@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 
-from ingestd.errors import TransientError
+from ingestd.model.errors import TransientError
+from ingestd.model.lsn import Lsn
 from ingestd.observe.history import INTERVAL_S, POINTS_KEPT, History, columns
 from ingestd.observe.status import SourceState, SourceStatus
 from ingestd.ports import Lag
-from ingestd.positions import Lsn
 
 T0 = datetime(2026, 1, 2, tzinfo=UTC)
 

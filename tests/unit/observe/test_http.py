@@ -16,22 +16,22 @@ import pytest
 import structlog
 
 from ingestd.config import LogSettings
-from ingestd.errors import OperatorError
-from ingestd.observe.answers import HEADERS
-from ingestd.observe.client import fetch_status
-from ingestd.observe.connections import MAX_CONNECTIONS
-from ingestd.observe.http import HttpServer
+from ingestd.config.redaction import Redactor
+from ingestd.config.units import Address
+from ingestd.http.client import fetch_status
+from ingestd.http.connections import MAX_CONNECTIONS
+from ingestd.http.responses import HEADERS
+from ingestd.http.server import HttpServer
+from ingestd.model.errors import OperatorError
+from ingestd.model.lake_state import TableState
 from ingestd.observe.logs import configure
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus
-from ingestd.quantities import Address
-from ingestd.recorded import TableState
-from ingestd.redaction import Redactor
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
-    from ingestd.schema import TableId
+    from ingestd.model.schema import TableId
 
 T0 = datetime(2026, 1, 2, tzinfo=UTC)
 ANY_PORT = Address("127.0.0.1", 0)

@@ -16,10 +16,10 @@ import pytest
 import structlog
 
 from ingestd.config import LogSettings
+from ingestd.config.redaction import Redactor
+from ingestd.model.lsn import Lsn
 from ingestd.observe import logs
 from ingestd.observe.logs import configure, take_what_is_uncaught, tell_of_loop
-from ingestd.positions import Lsn
-from ingestd.redaction import Redactor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,7 +94,7 @@ def test_an_event_is_one_json_line(stream: io.StringIO) -> None:
 def test_the_level_holds(stream: io.StringIO) -> None:
     configure(LogSettings(level="warning"), Redactor(), stream)
     structlog.get_logger("ingestd").info("quiet")
-    structlog.get_logger("ingestd.run").warning("loud")
+    structlog.get_logger("ingestd.pipeline").warning("loud")
     assert [line["event"] for line in lines(stream)] == ["loud"]
 
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ingestd.app.parts import load
-from ingestd.cli.running import meant_daemon
-from ingestd.errors import OperatorError
-from ingestd.observe.meant import MeantDaemon
+from ingestd.app.factories import load
+from ingestd.cli.daemon import meant_daemon
+from ingestd.config.units import Address
+from ingestd.http.daemon_identity import MeantDaemon
+from ingestd.model.errors import OperatorError
 from ingestd.observe.status import DaemonStatus, SourceStatus
 from ingestd.observe.status_json import to_json
-from ingestd.quantities import Address
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ingestd.model.lake_state import TableState
+from ingestd.model.lsn import Lsn
 from ingestd.observe.freshness import RecentFreshness
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import SourceState
 from ingestd.ports import Lag
-from ingestd.positions import Lsn
-from ingestd.recorded import TableState
 
 
 @pytest.fixture

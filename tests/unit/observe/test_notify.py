@@ -11,13 +11,13 @@ from uuid import uuid4
 import pytest
 from structlog.testing import capture_logs
 
-from ingestd.observe.notify import (
+from ingestd.config.redaction import Redactor
+from ingestd.observe.systemd import (
     READY_WITHIN_S,
     ServiceManager,
     Telling,
     telling_service_manager,
 )
-from ingestd.redaction import Redactor
 
 LIMIT_S = 20.0
 

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any, cast
 import aiohttp
 import pytest
 
-from ingestd.errors import ConfigError, IngestdError, OperatorError, TransientError
-from ingestd.observe.client import request_pause, request_resume
-from ingestd.observe.http import HttpServer
+from ingestd.config.redaction import Redactor
+from ingestd.config.units import Address
+from ingestd.http.auth import Protection
+from ingestd.http.client import request_pause, request_resume
+from ingestd.http.server import HttpServer
+from ingestd.model.errors import ConfigError, IngestdError, OperatorError, TransientError
 from ingestd.observe.metrics import Metrics
-from ingestd.observe.protection import Protection
 from ingestd.observe.status import DaemonStatus, SourceStatus
-from ingestd.quantities import Address
-from ingestd.redaction import Redactor
 from tests.harness.command_tokens import bearer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from ingestd.observe.commands import SnapshotControl
+    from ingestd.http.commands import SnapshotControl
 
 T0 = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 

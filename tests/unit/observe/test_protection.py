@@ -13,27 +13,27 @@ import aiohttp
 import pytest
 
 from ingestd.config import HttpSettings
-from ingestd.errors import OperatorError
-from ingestd.observe.client import (
+from ingestd.config.redaction import Redactor
+from ingestd.config.units import Address
+from ingestd.http.auth import Protection, check_http, openness, protection_of
+from ingestd.http.client import (
     Endpoint,
     cancel_snapshot,
     endpoint_in,
     fetch_status,
     request_snapshot,
 )
-from ingestd.observe.http import HttpServer
+from ingestd.http.server import HttpServer
+from ingestd.model.errors import OperatorError
 from ingestd.observe.metrics import Metrics
-from ingestd.observe.protection import Protection, check_http, openness, protection_of
 from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus
-from ingestd.quantities import Address
-from ingestd.redaction import Redactor
 from tests.harness.certificates import Authority
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
-    from ingestd.schema import TableId
+    from ingestd.model.schema import TableId
 
 T0 = datetime(2026, 1, 2, tzinfo=UTC)
 TOKEN = "0123456789abcdef-._~+/=="

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingestd.errors import OperatorError
+from ingestd.config.redaction import Redactor
+from ingestd.http.status_diff import Redacted, Shown
+from ingestd.model.errors import OperatorError
+from ingestd.model.lake_state import TableState
+from ingestd.model.lsn import Lsn
 from ingestd.observe.history import History
-from ingestd.observe.shown import Redacted, Shown
 from ingestd.observe.status import DaemonStatus, SnapshotOutcome, SourceState, SourceStatus
-from ingestd.positions import Lsn
-from ingestd.recorded import TableState
-from ingestd.redaction import Redactor
 
 T0 = datetime(2026, 1, 2, tzinfo=UTC)
 REDACTED = Redacted(Redactor(["sesame"]))

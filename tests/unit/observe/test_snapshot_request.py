@@ -8,18 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ingestd.errors import ConfigError, OperatorError, TransientError
-from ingestd.observe import snapshot_request as module
-from ingestd.observe.http import HttpServer
-from ingestd.observe.meant import MeantDaemon
-from ingestd.observe.metrics import Metrics
-from ingestd.observe.snapshot_request import (
+from ingestd.config.redaction import Redactor
+from ingestd.config.units import Address
+from ingestd.http import snapshot_client as module
+from ingestd.http.daemon_identity import MeantDaemon
+from ingestd.http.server import HttpServer
+from ingestd.http.snapshot_client import (
     Following,
     TableProgress,
     ask_for_snapshot,
     ask_to_cancel,
     follow,
 )
+from ingestd.model.errors import ConfigError, OperatorError, TransientError
+from ingestd.model.lake_state import TableState
+from ingestd.model.lsn import Lsn
+from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import (
     DaemonStatus,
     SnapshotOutcome,
@@ -27,15 +31,11 @@ from ingestd.observe.status import (
     SourceStatus,
 )
 from ingestd.observe.status_json import to_json
-from ingestd.positions import Lsn
-from ingestd.quantities import Address
-from ingestd.recorded import TableState
-from ingestd.redaction import Redactor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ingestd.schema import TableId
+    from ingestd.model.schema import TableId
 
 T0 = datetime(2026, 1, 2, tzinfo=UTC)
 A, B = "public.a", "public.b"

@@ -8,7 +8,10 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 
-from ingestd.errors import OperatorError, TableError
+from ingestd.model.errors import OperatorError, TableError
+from ingestd.model.lake_state import TableState
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import TableId
 from ingestd.observe.status import (
     DaemonStatus,
     SnapshotOutcome,
@@ -18,9 +21,6 @@ from ingestd.observe.status import (
 )
 from ingestd.observe.status_json import to_json
 from ingestd.ports import Lag
-from ingestd.positions import Lsn
-from ingestd.recorded import TableState
-from ingestd.schema import TableId
 
 T0 = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 LATER = T0 + timedelta(minutes=1)

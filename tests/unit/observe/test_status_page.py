@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import aiohttp
 import pytest
 
-import ingestd.observe.status_page as served
-from ingestd.observe.http import HttpServer
+import ingestd.http.page_files as served
+from ingestd.config.redaction import Redactor
+from ingestd.config.units import Address
+from ingestd.http.auth import OPEN, Protection
+from ingestd.http.server import HttpServer
 from ingestd.observe.metrics import Metrics
-from ingestd.observe.protection import OPEN, Protection
 from ingestd.observe.status import DaemonStatus, SourceStatus
-from ingestd.quantities import Address
-from ingestd.redaction import Redactor
 from tests.harness.page_server import NoCommands
 
 if TYPE_CHECKING:

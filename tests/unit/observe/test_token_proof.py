@@ -15,8 +15,10 @@ import pytest
 from typer.testing import CliRunner
 
 from ingestd import cli
-from ingestd.errors import IngestdError, OperatorError
-from ingestd.observe.client import (
+from ingestd.config.redaction import Redactor
+from ingestd.config.units import Address
+from ingestd.http.auth import OPEN, Protection
+from ingestd.http.client import (
     Endpoint,
     UnprovenError,
     cancel_snapshot,
@@ -25,14 +27,12 @@ from ingestd.observe.client import (
     request_resume,
     request_snapshot,
 )
-from ingestd.observe.command_token import CommandToken
-from ingestd.observe.http import HttpServer
+from ingestd.http.command_token import CommandToken
+from ingestd.http.server import HttpServer
+from ingestd.http.token_proof import ProofKey, new_challenge, written_address
+from ingestd.model.errors import IngestdError, OperatorError
 from ingestd.observe.metrics import Metrics
-from ingestd.observe.protection import OPEN, Protection
 from ingestd.observe.status import DaemonStatus, SourceStatus
-from ingestd.observe.token_proof import ProofKey, new_challenge, written_address
-from ingestd.quantities import Address
-from ingestd.redaction import Redactor
 from tests.harness.config import wal_config
 from tests.unit.observe.test_command_token import Asked
 
@@ -152,7 +152,7 @@ async def test_a_squatter_that_relays_to_a_daemon_learns_nothing(kind: str) -> N
 async def test_what_follows_the_proof_goes_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon that ends after its proof: another connection would reach who listens then."""
     proof = ProofKey(TOKEN)
-    monkeypatch.setattr("ingestd.observe.client.new_challenge", lambda: "0" * 64)
+    monkeypatch.setattr("ingestd.http.client.new_challenge", lambda: "0" * 64)
     squatter = Squatter(closes=True)
     async with squatter.listening() as there:
         address = f"127.0.0.1 {there.port}"

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import structlog
 
-from ingestd.fakes.capture import FakeCapture, FakeChange, FakeDatabase
-from ingestd.fakes.sink import MemoryDisk, MemoryLake
+from ingestd.lake.fold.plain import fold
+from ingestd.model.schema import Column, Table, TableId, with_before
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import SourceStatus
+from ingestd.pipeline.filling_epoch import EpochPolicy
+from ingestd.pipeline.pipeline import Pipeline, PipelinePolicy
+from ingestd.pipeline.telemetry.source import Watch
 from ingestd.ports import Sink
-from ingestd.run.epoch import EpochPolicy
-from ingestd.run.pipeline import Pipeline, PipelinePolicy
-from ingestd.run.watch import Watch
-from ingestd.schema import Column, Table, TableId, with_before
-from ingestd.sink.fold import fold
+from ingestd.testing.fakes.capture import FakeCapture, FakeChange, FakeDatabase
+from ingestd.testing.fakes.sink import MemoryDisk, MemoryLake
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -24,15 +24,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from ingestd.changes import TRUNCATE, UPDATE, TableBatch, marker_batch
-from ingestd.fakes.database import FakeChange, FakeDatabase, FakeTransaction
-from ingestd.fakes.rows import numbered, read_batch, stream_batches
-from ingestd.keys import Key
-from ingestd.positions import ZERO, Lsn
-from ingestd.run.touched import Delivered, Touched
-from ingestd.schema import Column, Table, TableId, with_before
-from ingestd.sink.fold import fold
-from ingestd.visibility import Visibility
+from ingestd.lake.fold.plain import fold
+from ingestd.model.changes import TRUNCATE, UPDATE, TableBatch, marker_batch
+from ingestd.model.keys import Key
+from ingestd.model.lsn import ZERO, Lsn
+from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.schema import Column, Table, TableId, with_before
+from ingestd.pipeline.dedup_window import Delivered, Touched
+from ingestd.testing.fakes.database import FakeChange, FakeDatabase, FakeTransaction
+from ingestd.testing.fakes.rows import numbered, read_batch, stream_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -122,7 +122,7 @@ class Lake:
 
 
 class State(Enum):
-    """Of a reading; see `ingestd.run.reading`."""
+    """Of a reading; see `ingestd.pipeline.snapshot_reader`."""
 
     AWAITED = "commits of an earlier run are awaited"
     RECORDED = "changes are noted from here on"

@@ -13,17 +13,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ingestd.changes import MARKER_SEQ, TRUNCATE, UPDATE
-from ingestd.errors import TransientError
-from ingestd.fakes.capture import FakeCapture
-from ingestd.fakes.database import FakeChange, FakeDatabase
-from ingestd.fakes.sink import MemoryDisk, MemoryLake
-from ingestd.fakes.snapshot import FakeSnapshot, Reach
+from ingestd.model.changes import MARKER_SEQ, TRUNCATE, UPDATE
+from ingestd.model.errors import TransientError
+from ingestd.model.lake_state import TableEvent, TableState
+from ingestd.model.schema import Column, with_before
+from ingestd.pipeline.pipeline import Pipeline
+from ingestd.pipeline.table_state import left_of
 from ingestd.ports import SnapshotItem
-from ingestd.recorded import TableEvent, TableState
-from ingestd.run.pipeline import Pipeline
-from ingestd.run.table_entry import left_of
-from ingestd.schema import Column, with_before
+from ingestd.testing.fakes.capture import FakeCapture
+from ingestd.testing.fakes.database import FakeChange, FakeDatabase
+from ingestd.testing.fakes.sink import MemoryDisk, MemoryLake
+from ingestd.testing.fakes.snapshot import FakeSnapshot, Reach
 from tests.unit.run.fixtures import (
     LIMIT_S,
     A,
@@ -207,8 +207,8 @@ class NeverWhole(MemoryLake):
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingestd.run.reading.PATIENCE_S", 0.001)
-    monkeypatch.setattr("ingestd.run.reading.MOVE_ON_INTERVAL_S", 0.005)
+    monkeypatch.setattr("ingestd.pipeline.snapshot_reader.PATIENCE_S", 0.001)
+    monkeypatch.setattr("ingestd.pipeline.snapshot_reader.MOVE_ON_INTERVAL_S", 0.005)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -216,7 +216,7 @@ async def test_snapshot_boundary_chunks_under_writes_and_kills(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if seed % 2:  # rows are read by their keys between chunks, too
-        monkeypatch.setattr("ingestd.run.reading.KEYS_AT_ONCE", 2)
+        monkeypatch.setattr("ingestd.pipeline.snapshot_reader.KEYS_AT_ONCE", 2)
     source = Source(seed)
     rng = source.rng
     for _ in range(6):
@@ -247,9 +247,9 @@ class ReadTwice(FakeSnapshot):
 
 async def test_a_row_that_is_read_twice_has_two_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     """By its key, then with its block. Equal rows at one position are `doubled` to `verify`."""
-    monkeypatch.setattr("ingestd.run.reading.KEYS_AT_ONCE", 1)
-    monkeypatch.setattr("ingestd.run.reading.PATIENCE_S", 0.1)
-    monkeypatch.setattr("ingestd.run.reading.MOVE_ON_INTERVAL_S", 1.0)
+    monkeypatch.setattr("ingestd.pipeline.snapshot_reader.KEYS_AT_ONCE", 1)
+    monkeypatch.setattr("ingestd.pipeline.snapshot_reader.PATIENCE_S", 0.1)
+    monkeypatch.setattr("ingestd.pipeline.snapshot_reader.MOVE_ON_INTERVAL_S", 1.0)
     base, disk = FakeDatabase([T]), MemoryDisk()
     for key in range(BLOCKS):
         row = {"id": key, "note": "old", "big": "big"}

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingestd.run import compared_parts
-from ingestd.run.compared_parts import Comparison, Differing
-from ingestd.run.folded_digests import Folded
-from ingestd.value_hashes import Hashes
-from ingestd.verification import Kind, Matrix
+from ingestd.digests.value_hashes import Hashes
+from ingestd.pipeline.verify import compare as compared_parts
+from ingestd.pipeline.verify.compare import Comparison, Differing
+from ingestd.pipeline.verify.fold import Folded
+from ingestd.ports.verify import Kind, Matrix
 
 NONE = np.empty(0, np.uint64)
 Pairs = dict[int, int]

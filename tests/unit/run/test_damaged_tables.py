@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from ingestd.fakes.capture import FakeCapture, FakeDatabase
-from ingestd.fakes.sink import MemoryDisk, MemoryLake
-from ingestd.recorded import TableEvent, TableState
-from ingestd.schema import Column, with_before
+from ingestd.model.lake_state import TableEvent, TableState
+from ingestd.model.schema import Column, with_before
+from ingestd.testing.fakes.capture import FakeCapture, FakeDatabase
+from ingestd.testing.fakes.sink import MemoryDisk, MemoryLake
 from tests.unit.run.fixtures import A, B, lake_rows, put, running, source_rows, until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ingestd.schema import Table
+    from ingestd.model.schema import Table
 
 LIVE = {TableState.LIVE}
 

@@ -7,11 +7,11 @@ from unittest.mock import Mock
 import pyarrow as pa
 import pytest
 
-from ingestd.changes import NO_COMMITS, Chunk, TableBatch, change_schema
-from ingestd.positions import Lsn
-from ingestd.recorded import Unlisted
-from ingestd.run.epoch import FillingEpoch, Tally
-from ingestd.run.touched import Delivered
+from ingestd.model.changes import NO_COMMITS, Chunk, TableBatch, change_schema
+from ingestd.model.lake_state import Unlisted
+from ingestd.model.lsn import Lsn
+from ingestd.pipeline.dedup_window import Delivered
+from ingestd.pipeline.filling_epoch import FillingEpoch, Tally
 from tests.unit.run.fixtures import A
 
 NOTHING: Any = {"commit_times": NO_COMMITS, "nbytes": 0}

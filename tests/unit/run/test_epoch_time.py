@@ -8,10 +8,10 @@ from itertools import pairwise
 
 import pytest
 
-from ingestd.fakes.capture import FakeCapture, FakeDatabase
-from ingestd.fakes.sink import MemoryDisk, MemoryEpochWriter, MemoryLake
-from ingestd.positions import ZERO
-from ingestd.run.pipeline import Pipeline
+from ingestd.model.lsn import ZERO
+from ingestd.pipeline.pipeline import Pipeline
+from ingestd.testing.fakes.capture import FakeCapture, FakeDatabase
+from ingestd.testing.fakes.sink import MemoryDisk, MemoryEpochWriter, MemoryLake
 from tests.unit.run.fixtures import LIMIT_S, A, lake_rows, policy, put, source_rows, until, watch
 
 

@@ -13,19 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingestd.row_digests import ComparedColumn, key_digests, row_digests, value_hashes
-from ingestd.run.folded_digests import fold_digests, fold_linked
-from ingestd.run.number_parts import NumberParts, part_of
-from ingestd.schema import Column, Table, TableId
-from ingestd.sink.change_digests import digest_changes, lazy_columns, linked_keys
-from ingestd.sink.fold import fold
-from ingestd.verification import KEY, Digested
+from ingestd.digests.row_digests import ComparedColumn, key_digests, row_digests, value_hashes
+from ingestd.lake.fold.plain import fold
+from ingestd.lake.verify.change_digests import digest_changes, lazy_columns, linked_keys
+from ingestd.model.schema import Column, Table, TableId
+from ingestd.pipeline.verify.fold import fold_digests, fold_linked
+from ingestd.pipeline.verify.spill import NumberParts, part_of
+from ingestd.ports.verify import KEY, Digested
 from tests.unit.sink.rows import make_batch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ingestd.value_hashes import Hashes
+    from ingestd.digests.value_hashes import Hashes
 
 KEYED = Table(
     TableId("public", "t"),

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from ingestd.errors import LakeLostError
-from ingestd.fakes.capture import FakeCapture, FakeDatabase
-from ingestd.fakes.sink import MemoryLake
+from ingestd.model.errors import LakeLostError
+from ingestd.model.lake_state import Committed
+from ingestd.model.lsn import Lsn
+from ingestd.pipeline import known_lake
+from ingestd.pipeline.known_lake import KnownLake, LakeRoot, look
 from ingestd.ports import Continuity, LakeLost, Resumed
-from ingestd.positions import Lsn
-from ingestd.recorded import Committed
-from ingestd.run import known_lake
-from ingestd.run.known_lake import KnownLake, LakeRoot, look
+from ingestd.testing.fakes.capture import FakeCapture, FakeDatabase
+from ingestd.testing.fakes.sink import MemoryLake
 
 HERE = Committed(3, Lsn(500), origin="7/1", lake="a")
 

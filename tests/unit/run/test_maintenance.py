@@ -11,15 +11,15 @@ from datetime import UTC, datetime
 import pytest
 import structlog
 
-from ingestd.changes import CommittedEpoch, EpochSummary, TableInEpoch
-from ingestd.errors import OperatorError, TransientError
+from ingestd.model.changes import CommittedEpoch, EpochSummary, TableInEpoch
+from ingestd.model.errors import OperatorError, TransientError
+from ingestd.model.lsn import Lsn
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import SourceState, SourceStatus
+from ingestd.pipeline.maintenance import MANY, Maintainer, MaintenanceSchedule
+from ingestd.pipeline.telemetry.maintenance import MaintenanceWatch
+from ingestd.pipeline.telemetry.source import Watch
 from ingestd.ports import MaintainedTable
-from ingestd.positions import Lsn
-from ingestd.run.maintenance import MANY, Maintainer, MaintenanceSchedule
-from ingestd.run.maintenance_watch import MaintenanceWatch
-from ingestd.run.watch import Watch
 from tests.unit.run.fixtures import A, until
 
 Look = tuple[bool, bool, frozenset[str] | None]

@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from ingestd.run.number_parts import NumberParts, part_of
+from ingestd.pipeline.verify.spill import NumberParts, part_of
 
 COUNT = 256
 

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from structlog.testing import capture_logs
 
-from ingestd.errors import OperatorError, TransientError
-from ingestd.fakes.pause import FakePauseMark
+from ingestd.model.errors import OperatorError, TransientError
+from ingestd.model.schema import TableId
 from ingestd.observe.status import SourceState
-from ingestd.run.one_source import OneSource, Supervised
-from ingestd.run.supervisor import Supervisor
-from ingestd.schema import TableId
+from ingestd.pipeline.source_runner import OneSource, Supervised
+from ingestd.pipeline.supervisor import Supervisor
+from ingestd.testing.fakes.pause import FakePauseMark
 from tests.unit.run.fixtures import LIMIT_S, until, watch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from ingestd.run.pipeline import Pipeline
-    from ingestd.run.watch import Watch
+    from ingestd.pipeline.pipeline import Pipeline
+    from ingestd.pipeline.telemetry.source import Watch
 
 SINCE = datetime(2026, 11, 22, 12, tzinfo=UTC)
 FULL = OperatorError("lake ./lake: the disk is full", remedy="free space there")

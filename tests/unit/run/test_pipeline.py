@@ -14,19 +14,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ingestd.changes import Chunk, CommittedEpoch, EpochSummary
-from ingestd.errors import OperatorError, TableError, TransientError
-from ingestd.fakes.capture import FakeCapture, FakeChange, FakeDatabase
-from ingestd.fakes.sink import MemoryDisk, MemoryEpochWriter, MemoryLake
-from ingestd.fakes.snapshot import FakeSnapshot
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.model.changes import Chunk, CommittedEpoch, EpochSummary
+from ingestd.model.errors import OperatorError, TableError, TransientError
+from ingestd.model.lake_state import Committed, RegisteredTable, TableState
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import Column, Table, TableId, with_before
 from ingestd.observe.status import SourceState
+from ingestd.pipeline.filling_epoch import EpochPolicy
+from ingestd.pipeline.pipeline import Pipeline, PipelinePolicy
 from ingestd.ports import Continuity, Lost, Refused, Snapshot, SnapshotItem, Stop
-from ingestd.positions import Lsn
-from ingestd.recorded import Committed, RegisteredTable, TableState
-from ingestd.run.epoch import EpochPolicy
-from ingestd.run.pipeline import Pipeline, PipelinePolicy
-from ingestd.schema import Column, Table, TableId, with_before
-from ingestd.sink.lake import DeltaLake
+from ingestd.testing.fakes.capture import FakeCapture, FakeChange, FakeDatabase
+from ingestd.testing.fakes.sink import MemoryDisk, MemoryEpochWriter, MemoryLake
+from ingestd.testing.fakes.snapshot import FakeSnapshot
 from tests.unit.run.fixtures import (
     LIMIT_S,
     A,
@@ -425,7 +425,7 @@ async def test_a_fault_of_the_source_does_not_wait_for_ever_for_the_lake(
     brief = replace(policy(), drain_limit_s=0.05)
     async with running(base, disk, settings=brief) as task:
         await until(lambda: settled(base, disk))
-        monkeypatch.setattr("ingestd.fakes.sink.MemoryEpochWriter.commit", hang)
+        monkeypatch.setattr("ingestd.testing.fakes.sink.MemoryEpochWriter.commit", hang)
         base.commit(put(A, 1))
         await until(begun.is_set)
         fail(base)
@@ -526,7 +526,7 @@ async def test_without_snapshots_a_gap_stops_the_source() -> None:
 
 
 async def test_a_lost_claim_ends_a_snapshot_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingestd.run.pipeline.MONITOR_INTERVAL_S", 0.001)
+    monkeypatch.setattr("ingestd.pipeline.pipeline.MONITOR_INTERVAL_S", 0.001)
     base, disk = FakeDatabase([A]), MemoryDisk()
 
     class Endless(FakeCapture):
@@ -549,8 +549,8 @@ async def test_clean_up_goes_on_when_files_cannot_be_removed(
     async def fails(_: object) -> None:
         raise TransientError("the store is away", reason="storage")
 
-    monkeypatch.setattr("ingestd.fakes.sink.MemoryEpochWriter.abort", fails)
-    monkeypatch.setattr("ingestd.fakes.sink.MemoryLake.close", lambda _: asyncio.sleep(0))
+    monkeypatch.setattr("ingestd.testing.fakes.sink.MemoryEpochWriter.abort", fails)
+    monkeypatch.setattr("ingestd.testing.fakes.sink.MemoryLake.close", lambda _: asyncio.sleep(0))
     base.unreadable[A.id] = TableError(A.id, "x")
 
     def crash(step: str) -> None:

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import structlog
 
-from ingestd.errors import IngestdError, OperatorError, TransientError
-from ingestd.fakes.reference import (
+from ingestd.model.errors import IngestdError, OperatorError, TransientError
+from ingestd.model.lake_state import TableState
+from ingestd.model.schema import TableId
+from ingestd.observe.metrics import Metrics
+from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus, ready
+from ingestd.pipeline import reference_tables as keeping
+from ingestd.pipeline.reference_tables import Followed, References, Reread
+from ingestd.pipeline.telemetry.reference import ReferenceWatch
+from ingestd.pipeline.telemetry.source import Watch
+from ingestd.testing.fakes.reference import (
     FakeReferenceLake,
     FakeReferenceSink,
     FakeReferenceTable,
     FakeReferenceTableSource,
 )
-from ingestd.observe.metrics import Metrics
-from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus, ready
-from ingestd.recorded import TableState
-from ingestd.run import references as keeping
-from ingestd.run.reference_watch import ReferenceWatch
-from ingestd.run.references import Followed, References, Reread
-from ingestd.run.watch import Watch
-from ingestd.schema import TableId
 from tests.contract.conftest import NAME, make_table
 from tests.unit.run.fixtures import until
 

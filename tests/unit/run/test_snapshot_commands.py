@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ingestd.errors import OperatorError, TransientError
-from ingestd.fakes.capture import FakeCapture, FakeDatabase
-from ingestd.fakes.sink import MemoryDisk, MemoryLake
-from ingestd.recorded import TableState
-from ingestd.run.pipeline import Pipeline
-from ingestd.schema import with_before
+from ingestd.model.errors import OperatorError, TransientError
+from ingestd.model.lake_state import TableState
+from ingestd.model.schema import with_before
+from ingestd.pipeline.pipeline import Pipeline
+from ingestd.testing.fakes.capture import FakeCapture, FakeDatabase
+from ingestd.testing.fakes.sink import MemoryDisk, MemoryLake
 from tests.unit.run.fixtures import (
     A,
     B,
@@ -29,9 +29,9 @@ from tests.unit.run.fixtures import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
+    from ingestd.model.schema import Table, TableId
+    from ingestd.pipeline.telemetry.source import Watch
     from ingestd.ports import Snapshot
-    from ingestd.run.watch import Watch
-    from ingestd.schema import Table, TableId
 
 
 class HeldCapture(FakeCapture):

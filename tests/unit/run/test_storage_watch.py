@@ -9,12 +9,12 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
+from ingestd.lake.store.fsync import Fsync
+from ingestd.lake.store.pending_calls import PATIENCE_S, StorageCalls
+from ingestd.lake.store.store import LocalStore
 from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus, ready
 from ingestd.observe.status_json import to_json
-from ingestd.run.storage_watch import StorageWatch
-from ingestd.sink.durable import Fsync
-from ingestd.sink.storage_calls import PATIENCE_S, StorageCalls
-from ingestd.sink.store import LocalStore
+from ingestd.pipeline.telemetry.storage import StorageWatch
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from structlog.testing import capture_logs
 
-from ingestd.errors import (
+from ingestd.model.errors import (
     PROTOCOL_REMEDY,
     IngestdError,
     OperatorError,
     ProtocolError,
     TransientError,
 )
+from ingestd.model.schema import TableId
 from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus, ready
-from ingestd.run import one_source
-from ingestd.run.one_source import Supervised
-from ingestd.run.retrying import retry_delay_s
-from ingestd.run.supervisor import Supervisor
-from ingestd.schema import TableId
+from ingestd.pipeline import source_runner as one_source
+from ingestd.pipeline.retry import retry_delay_s
+from ingestd.pipeline.source_runner import Supervised
+from ingestd.pipeline.supervisor import Supervisor
 from tests.unit.run.fixtures import LIMIT_S, until, watch
 
 if TYPE_CHECKING:
-    from ingestd.run.pipeline import Pipeline
-    from ingestd.run.references import References
+    from ingestd.pipeline.pipeline import Pipeline
+    from ingestd.pipeline.reference_tables import References
 
 LOST = TransientError("connection lost", reason="connection_lost")
 DENIED = OperatorError("no REPLICATION attribute", remedy="ALTER ROLE r REPLICATION;")

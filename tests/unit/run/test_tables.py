@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from ingestd.model.lake_state import Committed, TableState, registered
+from ingestd.model.lsn import Lsn
+from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.schema import Column
+from ingestd.pipeline.table_set import TableBook
 from ingestd.ports import Discovery
-from ingestd.positions import Lsn
-from ingestd.recorded import Committed, TableState, registered
-from ingestd.run.tables import TableBook
-from ingestd.schema import Column
-from ingestd.visibility import Visibility
 from tests.unit.run.fixtures import A
 
 if TYPE_CHECKING:
-    from ingestd.schema import TableId
+    from ingestd.model.schema import TableId
 
 AT = datetime(2024, 5, 6, tzinfo=UTC)
 FOUND = Discovery((A,), (), "server", lsn=Lsn(50))

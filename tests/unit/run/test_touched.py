@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from ingestd.changes import change_schema
-from ingestd.run import touched as module
-from ingestd.run.touched import Touched
-from ingestd.schema import Column, Table, TableId
-from ingestd.visibility import Visibility
+from ingestd.model.changes import change_schema
+from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.schema import Column, Table, TableId
+from ingestd.pipeline import dedup_window as module
+from ingestd.pipeline.dedup_window import Touched
 
 if TYPE_CHECKING:
     import pytest

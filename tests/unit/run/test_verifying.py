@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from ingestd.errors import IngestdError, OperatorError, TableChangedError, TransientError
+from ingestd.digests.row_digests import ComparedColumn
+from ingestd.lake.fold.plain import fold_rows
+from ingestd.lake.verify.change_digests import digest_changes
+from ingestd.model.errors import IngestdError, OperatorError, TableChangedError, TransientError
+from ingestd.model.lsn import Lsn
+from ingestd.pipeline.verify import compare as compared_parts
+from ingestd.pipeline.verify import run as verifying
+from ingestd.pipeline.verify import table as table_verification
+from ingestd.pipeline.verify.run import Looks, Verification, rest_between
+from ingestd.pipeline.verify.table import VerifySettings
 from ingestd.ports import Split
-from ingestd.positions import Lsn
-from ingestd.row_digests import ComparedColumn
-from ingestd.run import compared_parts, table_verification, verifying
-from ingestd.run.table_verification import VerifySettings
-from ingestd.run.verifying import Looks, Verification, rest_between
-from ingestd.sink.change_digests import digest_changes
-from ingestd.sink.fold import fold_rows
-from ingestd.verification import KEY, Digested, Kind, Outcome, Point, State
-from ingestd.verify_display import Untold
+from ingestd.ports.verify import KEY, Digested, Kind, Outcome, Point, State
+from ingestd.terminal.verify import Untold
 from tests.unit.sink.rows import make_batch, make_table
 
 if TYPE_CHECKING:
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from ingestd.schema import Table, TableId
-    from ingestd.verification import Matrix, Rows, VerifiedSource
+    from ingestd.model.schema import Table, TableId
+    from ingestd.ports.verify import Matrix, Rows, VerifiedSource
 
 TABLE = make_table("orders")
 ONE, TWO, OTHER = {"id": 1, "note": "a"}, {"id": 2, "note": "b"}, {"id": 2, "note": "c"}

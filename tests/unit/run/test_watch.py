@@ -12,9 +12,11 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from ingestd.changes import CommittedEpoch, EpochSummary, TableInEpoch, change_schema
-from ingestd.errors import OperatorError, TableError, TransientError
-from ingestd.fakes.sink import MemoryDisk, MemoryLake
+from ingestd.model.changes import CommittedEpoch, EpochSummary, TableInEpoch, change_schema
+from ingestd.model.errors import OperatorError, TableError, TransientError
+from ingestd.model.lake_state import Committed, TableEvent, TableState, registered
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import TIMESTAMP, TIMESTAMP_NTZ, Table, TableId
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import (
     DaemonStatus,
@@ -25,13 +27,11 @@ from ingestd.observe.status import (
     ready,
 )
 from ingestd.observe.status_json import to_json
+from ingestd.pipeline.filling_epoch import FillingEpoch, Tally
+from ingestd.pipeline.telemetry.raw_values import hint
+from ingestd.pipeline.telemetry.source import Watch
 from ingestd.ports import Discovery, Lag, Refused
-from ingestd.positions import Lsn
-from ingestd.recorded import Committed, TableEvent, TableState, registered
-from ingestd.run.epoch import FillingEpoch, Tally
-from ingestd.run.raw_values import hint
-from ingestd.run.watch import Watch
-from ingestd.schema import TIMESTAMP, TIMESTAMP_NTZ, Table, TableId
+from ingestd.testing.fakes.sink import MemoryDisk, MemoryLake
 from tests.unit.run.fixtures import A, B
 
 if TYPE_CHECKING:

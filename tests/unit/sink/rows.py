@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from ingestd.changes import EpochSummary, TableBatch, change_schema
-from ingestd.positions import Lsn
-from ingestd.recorded import TableEvent, TableState
-from ingestd.schema import Column, Table, TableId
+from ingestd.model.changes import EpochSummary, TableBatch, change_schema
+from ingestd.model.lake_state import TableEvent, TableState
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import Column, Table, TableId
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 678901, UTC)
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, Schema
 
-from ingestd.errors import FolderError, TableError
-from ingestd.schema import _DELTA_NAMES, TIMESTAMP, TIMESTAMP_NTZ, Column
-from ingestd.sink.lake import DeltaLake
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.model.errors import FolderError, TableError
+from ingestd.model.schema import _DELTA_NAMES, TIMESTAMP, TIMESTAMP_NTZ, Column
 from tests.harness.damages import ALTERED, HARMLESS, newest
 from tests.unit.sink.rows import make_batch, make_table, summary
 
@@ -55,7 +55,7 @@ class Epochs:
 async def test_isolated_an_altered_table_is_not_written_over(
     tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch, *, puts_new: bool
 ) -> None:
-    monkeypatch.setattr("ingestd.sink.store.LocalStore.puts_new", puts_new)
+    monkeypatch.setattr("ingestd.lake.store.store.LocalStore.puts_new", puts_new)
     epochs = Epochs(tmp_path)
     await epochs.open()
     for lsn in (100, 200):
@@ -123,7 +123,7 @@ OWN = [*_DELTA_NAMES, pa.decimal128(38, 9), pa.list_(TIMESTAMP_NTZ), pa.struct({
 async def test_isolated_what_deltalake_lists_for_our_own_types_is_no_obstacle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, puts_new: bool
 ) -> None:
-    monkeypatch.setattr("ingestd.sink.store.LocalStore.puts_new", puts_new)
+    monkeypatch.setattr("ingestd.lake.store.store.LocalStore.puts_new", puts_new)
     columns = [Column(f"c{n}", 25, -1, kind, "text") for n, kind in enumerate(OWN)]
     rounds = [[], columns, [*columns, MORE], [*columns, MORE]]
     for lsn, more in enumerate(rounds, start=1):

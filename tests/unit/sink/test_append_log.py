@@ -15,14 +15,14 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from ingestd.errors import IngestdError, OperatorError, TableError, TransientError
-from ingestd.positions import Lsn
-from ingestd.schema import TableId
-from ingestd.sink.append_log import CHECKPOINT_EVERY, REOPEN_EVERY, AppendLog, Creation
-from ingestd.sink.durable import Fsync
-from ingestd.sink.lake import DeltaLake
-from ingestd.sink.read import read_raw
-from ingestd.sink.store import LocalStore
+from ingestd.lake.delta.appender import CHECKPOINT_EVERY, REOPEN_EVERY, AppendLog, Creation
+from ingestd.lake.delta.read import read_raw
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.lake.store.fsync import Fsync
+from ingestd.lake.store.store import LocalStore
+from ingestd.model.errors import IngestdError, OperatorError, TableError, TransientError
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import TableId
 from tests.harness.waiting import await_until
 from tests.unit.sink.rows import inserts, make_table, summary
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from ingestd.sink.arrow_types import conformed, plain
+from ingestd.lake.delta.arrow_types import conformed, plain
 
 _TEXTS = ["a", None, "longer than the twelve bytes of a view", ""]
 _LISTS = [["a", None], None, [], ["b", "c", "d"]]

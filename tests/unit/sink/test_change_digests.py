@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingestd.sink.change_digests import reached
+from ingestd.lake.verify.change_digests import reached
 
 small = st.integers(0, 12)
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 from deltalake import DeltaTable
 
-from ingestd.sink.commit_tail import CommitTail, EpochEnd, commit_path
-from ingestd.sink.lake import DeltaLake
-from ingestd.sink.store import open_store
-from ingestd.sink.table_log import TableLog
+from ingestd.lake.delta.log import TableLog
+from ingestd.lake.delta.tail import CommitTail, EpochEnd, commit_path
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.lake.store.store import open_store
 from tests.unit.sink.rows import inserts, make_table, summary
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ingestd.sink.commit_actions import actions_of, is_whole, judge, resume_in, writer_of
-from ingestd.sink.commit_tail import CommitTail, commit_path
-from ingestd.sink.reference_log import CONTENT, ReferenceLog
-from ingestd.sink.store import open_store
+from ingestd.lake.delta.actions import actions_of, is_whole, judge, resume_in, writer_of
+from ingestd.lake.delta.tail import CommitTail, commit_path
+from ingestd.lake.reference.log import CONTENT, ReferenceLog
+from ingestd.lake.store.store import open_store
 
 _ODD = [
     *(chr(n) for n in (*range(0x20), *range(0x7F, 0xA1))),
@@ -64,5 +64,5 @@ def test_no_commit_is_split_by_other_separators_of_lines() -> None:
         if re.search(r"\.splitlines\(", path.read_text())
     ]
     assert found == []
-    commits = (root / "spark_jobs/commits.py").read_text()
+    commits = (root / "spark_jobs/delta_log/commits.py").read_text()
     assert ".splitlines(" not in commits

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ingestd.schema import TIMESTAMP, TIMESTAMP_NTZ
-from ingestd.sink.content_digest import ContentDigest
+from ingestd.lake.reference.digest import ContentDigest
+from ingestd.model.schema import TIMESTAMP, TIMESTAMP_NTZ
 
 SCHEMA = pa.schema(
     [

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, Schema
 
-from ingestd.schema import Column, Table
-from ingestd.sink.evolution import SchemaConflictError, additions, evolved
-from ingestd.sink.lake import DeltaLake
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.lake.schema_evolution import SchemaConflictError, additions, evolved
+from ingestd.model.schema import Column, Table
 from tests.unit.sink.rows import inserts, make_table, summary
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
-from ingestd.errors import FolderError, OperatorError, TransientError
-from ingestd.sink.faults import storage_fault, storage_faults
+from ingestd.lake.store.errors import storage_fault, storage_faults
+from ingestd.model.errors import FolderError, OperatorError, TransientError
 
 if TYPE_CHECKING:
     from pathlib import Path

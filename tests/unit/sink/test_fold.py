@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd.schema import Column
-from ingestd.sink.fold import fold
+from ingestd.lake.fold.plain import fold
+from ingestd.model.schema import Column
 from tests.unit.sink.rows import make_batch, make_table
 
 T = make_table("t", Column("big", 25, -1, pa.string(), "text"))

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import write_deltalake
 
-from ingestd.sink.durable import Fsync
-from ingestd.sink.maintenance import MaintenancePolicy, TableMaintenance
-from ingestd.sink.newest import newest_rows
-from ingestd.sink.read import read_raw
-from ingestd.sink.store import LocalStore
+from ingestd.lake.delta.newest_rows import newest_rows
+from ingestd.lake.delta.read import read_raw
+from ingestd.lake.maintenance.compaction import MaintenancePolicy, TableMaintenance
+from ingestd.lake.store.fsync import Fsync
+from ingestd.lake.store.store import LocalStore
 from tests.unit.sink.rows import make_table
 
 if TYPE_CHECKING:

@@ -18,21 +18,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ingestd.errors import OperatorError
-from ingestd.sink.durable import Fsync
-from ingestd.sink.filling import DeltaEpochWriter
-from ingestd.sink.fragments import FragmentWriter, in_one_piece
-from ingestd.sink.lake import FILE_WORKERS, DeltaLake
-from ingestd.sink.read import read_raw
-from ingestd.sink.store import LocalStore
+from ingestd.lake.delta.read import read_raw
+from ingestd.lake.delta_lake import FILE_WORKERS, DeltaLake
+from ingestd.lake.epoch_writer import DeltaEpochWriter
+from ingestd.lake.parquet_writer import FragmentWriter, in_one_piece
+from ingestd.lake.store.fsync import Fsync
+from ingestd.lake.store.store import LocalStore
+from ingestd.model.errors import OperatorError
 from tests.unit.run.fixtures import until
 from tests.unit.sink.rows import inserts, make_table, summary
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
+    from ingestd.lake.store.fsync import Durability
     from ingestd.ports import EpochWriter
-    from ingestd.sink.durable import Durability
 
 NAMES = ("a", "b", "c")
 LIMIT_S = 10.0

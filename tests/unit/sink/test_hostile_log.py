@@ -20,27 +20,27 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd.errors import FolderError, IngestdError, OperatorError, TableError
+from ingestd.lake.delta.appender import AppendLog, Creation
+from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES
+from ingestd.lake.delta.log_paths import OWN_FILE, file_of
+from ingestd.lake.delta.newest_rows import newest_rows
+from ingestd.lake.delta.read import read_raw
+from ingestd.lake.delta.statistics import MAX_TEXT
+from ingestd.lake.delta.tail import CommitTail
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.lake.maintenance.process import maintain
+from ingestd.lake.raw_table import raw_schema, statistics_columns
+from ingestd.lake.reference.log import ReferenceLog
+from ingestd.lake.reference.source import RawReferenceSource
+from ingestd.lake.store import plain_files
+from ingestd.lake.store.fsync import Fsync
+from ingestd.lake.store.store import LocalStore
+from ingestd.lake.verify.lake import DeltaVerifiedLake
+from ingestd.model.errors import FolderError, IngestdError, OperatorError, TableError
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import Column, Table, TableId
 from ingestd.ports import Fragment
-from ingestd.positions import Lsn
-from ingestd.schema import Column, Table, TableId
-from ingestd.sink import plain_files
-from ingestd.sink.append_log import AppendLog, Creation
-from ingestd.sink.commit_tail import CommitTail
-from ingestd.sink.durable import Fsync
-from ingestd.sink.lake import DeltaLake
-from ingestd.sink.log_files import MOST_COMMIT_BYTES
-from ingestd.sink.log_paths import OWN_FILE, file_of
-from ingestd.sink.maintenance_process import maintain
-from ingestd.sink.newest import newest_rows
-from ingestd.sink.raw import raw_schema, statistics_columns
-from ingestd.sink.read import read_raw
-from ingestd.sink.reference_log import ReferenceLog
-from ingestd.sink.reference_source import RawReferenceSource
-from ingestd.sink.statistics import MAX_TEXT
-from ingestd.sink.store import LocalStore
-from ingestd.sink.verified_lake import DeltaVerifiedLake
-from ingestd.verification import Point
+from ingestd.ports.verify import Point
 from tests.harness.maintaining import order_of
 from tests.unit.sink.rows import inserts, listed_live, make_table, summary
 
@@ -237,7 +237,7 @@ async def test_nothing_outside_the_table_is_read_or_removed_whatever_its_log_nam
         hostile = commit(attacked, action(named.replace("/OUT", str(out))))
         for days, reader in product((0.0, DAYS_30), READERS):
             now_s = time.time() + days
-            monkeypatch.setattr("ingestd.sink.maintenance_process.time.time", lambda: now_s)  # noqa: B023
+            monkeypatch.setattr("ingestd.lake.maintenance.process.time.time", lambda: now_s)  # noqa: B023
             try:
                 told = str(await reader(lake))
             except IngestdError as error:

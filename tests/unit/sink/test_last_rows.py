@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingestd.changes import change_schema
-from ingestd.schema import Column, Table, TableId
-from ingestd.sink.fold import fold
-from ingestd.sink.last_rows import last_rows
-from ingestd.sink.reference_changes import ReferenceChanges
+from ingestd.lake.fold.plain import fold
+from ingestd.lake.fold.vectorized import last_rows
+from ingestd.lake.reference.changes import ReferenceChanges
+from ingestd.model.changes import change_schema
+from ingestd.model.schema import Column, Table, TableId
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

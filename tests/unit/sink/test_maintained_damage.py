@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from ingestd.sink.lake import DeltaLake
-from ingestd.sink.maintenance_process import maintain
-from ingestd.sink.read import read_raw
+from ingestd.lake.delta.read import read_raw
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.lake.maintenance.process import maintain
 from tests.harness.damages import AT_START, EVER, NEVER, Damage, cut_files, remove_files
 from tests.harness.maintaining import order_of
 from tests.unit.sink.rows import inserts, listed_live, make_table, summary
@@ -58,7 +58,7 @@ async def test_isolated_a_damaged_table_is_reported_and_the_others_are_maintaine
         damage(root / kind)
     damaged = {kind: _rows(tmp_path, kind) for kind in DAMAGES}
     now_s = time.time() + 86400 * cleans_after_days
-    monkeypatch.setattr("ingestd.sink.maintenance_process.time.time", lambda: now_s)
+    monkeypatch.setattr("ingestd.lake.maintenance.process.time.time", lambda: now_s)
     told = {line["table"]: line for line in maintain(json.loads(order_of(tmp_path)))}
     assert told["_epochs"].get("joined_files", 0) >= EPOCHS
     assert told["public.untouched"]["joined_files"] == EPOCHS

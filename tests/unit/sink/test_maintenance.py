@@ -17,14 +17,14 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Schema
 
-from ingestd.positions import Lsn
-from ingestd.sink.append_log import CHECKPOINT_EVERY, AppendLog
-from ingestd.sink.durable import Fsync
-from ingestd.sink.lake import DeltaLake
-from ingestd.sink.maintenance import Maintained, MaintenancePolicy, TableMaintenance
-from ingestd.sink.maintenance_log import LogCleaner
-from ingestd.sink.read import list_files, read_raw
-from ingestd.sink.store import LocalStore
+from ingestd.lake.delta.appender import CHECKPOINT_EVERY, AppendLog
+from ingestd.lake.delta.read import list_files, read_raw
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.lake.maintenance.compaction import Maintained, MaintenancePolicy, TableMaintenance
+from ingestd.lake.maintenance.log_cleanup import LogCleaner
+from ingestd.lake.store.fsync import Fsync
+from ingestd.lake.store.store import LocalStore
+from ingestd.model.lsn import Lsn
 from tests.harness.waiting import await_until
 from tests.unit.sink.rows import inserts, listed_live, make_table, summary
 
@@ -198,7 +198,7 @@ async def test_a_kill_at_any_step_loses_nothing_and_its_files_go_later(
 ) -> None:
     lake = await filled(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr("ingestd.sink.fragments.FragmentWriter.abort", lambda _: None)
+        patch.setattr("ingestd.lake.parquet_writer.FragmentWriter.abort", lambda _: None)
         with pytest.raises(KilledError):
             maintain(tmp_path, days=8, began_s=1e12, killed_at=killed_at)
     assert ids(tmp_path) == expected(20)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd.sink.maintenance_plan import (
+from ingestd.lake.maintenance.plan import (
     CHECKPOINTS_APART,
     LEAST_FILES,
     MOST_FILES,

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ingestd.errors import TransientError
-from ingestd.sink.maintenance import MaintenancePolicy
-from ingestd.sink.maintenance_process import MaintenanceProcess
+from ingestd.lake.maintenance.compaction import MaintenancePolicy
+from ingestd.lake.maintenance.process import MaintenanceProcess
+from ingestd.model.errors import TransientError
 from tests.unit.sink.test_maintenance import FOLDER, POLICY, expected, filled, ids, live
 
 
@@ -77,7 +77,7 @@ async def test_it_ends_with_the_daemon(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
-        "import threading, sys; from ingestd.sink.maintenance_process import _end_with_parent;"
+        "import threading, sys; from ingestd.lake.maintenance.process import _end_with_parent;"
         "threading.Thread(target=_end_with_parent).start(); print('up', flush=True);"
         "threading.Event().wait()",
         stdin=asyncio.subprocess.PIPE,

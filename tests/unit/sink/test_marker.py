@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingestd.errors import LakeLostError, OperatorError
-from ingestd.sink.marker import read_marker, require_marker, write_marker
-from ingestd.sink.store import MARKER as NAME
-from ingestd.sink.store import ObjectStore, Store, open_store
+from ingestd.lake.marker import read_marker, require_marker, write_marker
+from ingestd.lake.store.store import MARKER as NAME
+from ingestd.lake.store.store import ObjectStore, Store, open_store
+from ingestd.model.errors import LakeLostError, OperatorError
 
 if TYPE_CHECKING:
     from pathlib import Path

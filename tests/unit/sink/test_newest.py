@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, WriterProperties, write_deltalake
 
-from ingestd.sink.newest import newest_rows
-from ingestd.sink.store import open_store
+from ingestd.lake.delta.newest_rows import newest_rows
+from ingestd.lake.store.store import open_store
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,10 +7,10 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from ingestd.decode.cast import cast
-from ingestd.decode.texts import texts_of
-from ingestd.schema import TIMESTAMP, TIMESTAMP_NTZ, Column
-from ingestd.sink.older_values import as_newest, server_texts
+from ingestd.decode.values.cast import cast
+from ingestd.decode.values.text_column import texts_of
+from ingestd.lake.fold.older_types import as_newest, server_texts
+from ingestd.model.schema import TIMESTAMP, TIMESTAMP_NTZ, Column
 
 FLOATS = (
     "0 -0 NaN Infinity -Infinity 100 0.1 -1.5 0.0001 1e-05 123456789012345 1e+15 "

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd.errors import TableError
-from ingestd.schema import TableId
-from ingestd.sink.paths import Layout, name_of, segment
+from ingestd.lake.layout import Layout, name_of, segment
+from ingestd.model.errors import TableError
+from ingestd.model.schema import TableId
 
 names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)
 tricky = st.text("_xX0159AFé. ", min_size=1)

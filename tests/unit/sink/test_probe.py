@@ -6,7 +6,7 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from ingestd.sink.probe import probe
+from ingestd.lake.check import probe
 
 if TYPE_CHECKING:
     from pathlib import Path

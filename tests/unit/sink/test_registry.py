@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
-from ingestd.decode.lake_names import allocate
-from ingestd.positions import Lsn
-from ingestd.recorded import TableEvent, TableState
-from ingestd.schema import TIMESTAMP, TableId
-from ingestd.sink.append_log import AppendLog, Creation
-from ingestd.sink.epochs import EpochTable
-from ingestd.sink.fragments import FragmentWriter
-from ingestd.sink.lake import DeltaLake
-from ingestd.sink.read import conform
-from ingestd.sink.registry import SCHEMA
-from ingestd.sink.store import open_store
+from ingestd.decode.lake_columns import allocate
+from ingestd.lake.delta.appender import AppendLog, Creation
+from ingestd.lake.delta.read import conform
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.lake.epochs_table import EpochTable
+from ingestd.lake.parquet_writer import FragmentWriter
+from ingestd.lake.registry_table import SCHEMA
+from ingestd.lake.store.store import open_store
+from ingestd.model.lake_state import TableEvent, TableState
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import TIMESTAMP, TableId
 from tests.unit.sink.rows import AT, inserts, make_table, summary
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from ingestd.sink.raw import RawTable
+    from ingestd.lake.raw_table import RawTable
 
 T = make_table("orders")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ingestd.sink.s3_objects import NotSureError, s3_objects
+from ingestd.lake.store.s3 import NotSureError, s3_objects
 
 KEYS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
 GIVEN = {**KEYS, "AWS_REGION": "eu-west-1"}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ingestd.sink.lake import DeltaLake
+from ingestd.lake.delta_lake import DeltaLake
 from tests.unit.sink.rows import inserts, make_table, summary
 
 if TYPE_CHECKING:

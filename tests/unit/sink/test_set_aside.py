@@ -10,14 +10,14 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from ingestd.errors import OperatorError, TransientError
-from ingestd.sink.append_log import AppendLog, Creation
-from ingestd.sink.durable import Fsync
-from ingestd.sink.lake import DeltaLake
-from ingestd.sink.maintenance_log import LogCleaner
-from ingestd.sink.paths import Layout
-from ingestd.sink.reference_table import DeltaReferenceTable
-from ingestd.sink.store import LocalStore
+from ingestd.lake.delta.appender import AppendLog, Creation
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.lake.layout import Layout
+from ingestd.lake.maintenance.log_cleanup import LogCleaner
+from ingestd.lake.reference.table import DeltaReferenceTable
+from ingestd.lake.store.fsync import Fsync
+from ingestd.lake.store.store import LocalStore
+from ingestd.model.errors import OperatorError, TransientError
 from tests.unit.sink.rows import inserts, make_table, summary
 
 if TYPE_CHECKING:

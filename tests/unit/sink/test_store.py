@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ingestd.errors import OperatorError
-from ingestd.sink.durable import Fsync
-from ingestd.sink.store import LocalStore, open_store
+from ingestd.lake.store.fsync import Fsync
+from ingestd.lake.store.store import LocalStore, open_store
+from ingestd.model.errors import OperatorError
 
 if TYPE_CHECKING:
     from pathlib import Path

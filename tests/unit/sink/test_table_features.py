@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ingestd.schema import TableId
-from ingestd.sink.evolution import lost_fields
-from ingestd.sink.faults import table_fault
-from ingestd.sink.table_features import NotWritableError, TableTraits, find_obstacle
+from ingestd.lake.delta.table_features import NotWritableError, TableTraits, find_obstacle
+from ingestd.lake.schema_evolution import lost_fields
+from ingestd.lake.store.errors import table_fault
+from ingestd.model.schema import TableId
 
 PLAIN = pa.schema([("id", pa.int32()), ("old", pa.struct([("id", pa.int32())]))])
 MAPPED = {"delta.columnMapping.mode": "name"}

@@ -10,21 +10,21 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from ingestd.errors import OperatorError, TableError
-from ingestd.positions import Lsn
-from ingestd.recorded import GONE, TableEvent, TableState
-from ingestd.sink.durable import Fsync
-from ingestd.sink.lake import DeltaLake
-from ingestd.sink.read import read_raw
-from ingestd.sink.store import LocalStore
-from ingestd.sink.table_log import TableLog
+from ingestd.lake.delta.log import TableLog
+from ingestd.lake.delta.read import read_raw
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.lake.store.fsync import Fsync
+from ingestd.lake.store.store import LocalStore
+from ingestd.model.errors import OperatorError, TableError
+from ingestd.model.lake_state import GONE, TableEvent, TableState
+from ingestd.model.lsn import Lsn
 from tests.unit.sink.rows import inserts, make_table, summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from ingestd.recorded import Committed
+    from ingestd.model.lake_state import Committed
 
 A = make_table("a")
 RAW = "shop/public/a"

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ingestd.errors import IngestdError, TransientError
-from ingestd.sink.durable import Durability
-from ingestd.sink.lake import DeltaLake
-from ingestd.sink.read import read_raw
-from ingestd.sink.store import LocalStore
+from ingestd.lake.delta.read import read_raw
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.lake.store.fsync import Durability
+from ingestd.lake.store.store import LocalStore
+from ingestd.model.errors import IngestdError, TransientError
 from tests.harness.compare import epochs
 from tests.harness.epoch_versions import assert_epoch_versions
 from tests.unit.sink.rows import inserts, make_table, summary

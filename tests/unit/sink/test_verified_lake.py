@@ -15,16 +15,16 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from ingestd.errors import TableChangedError, TableError
-from ingestd.positions import Lsn
-from ingestd.row_digests import RawText, key_digests, value_hashes
-from ingestd.run.folded_digests import fold_digests
-from ingestd.schema import Column, Table
-from ingestd.sink import verified_lake
-from ingestd.sink.change_values import values_of_changes
-from ingestd.sink.verified_lake import DeltaVerifiedLake
-from ingestd.verification import KEY, Point
-from ingestd.visibility import Visibility
+from ingestd.digests.row_digests import RawText, key_digests, value_hashes
+from ingestd.lake.verify import lake as verified_lake
+from ingestd.lake.verify.change_values import values_of_changes
+from ingestd.lake.verify.lake import DeltaVerifiedLake
+from ingestd.model.errors import TableChangedError, TableError
+from ingestd.model.lsn import Lsn
+from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.schema import Column, Table
+from ingestd.pipeline.verify.fold import fold_digests
+from ingestd.ports.verify import KEY, Point
 from tests.harness.raw_lake import RawLake
 from tests.unit.sink.rows import make_table
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ingestd.verification import Digested, Rows
+    from ingestd.ports.verify import Digested, Rows
 
 TABLE = make_table("orders")
 FOLDER = "shop/public/orders"

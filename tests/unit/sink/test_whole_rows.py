@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingestd.changes import change_schema
-from ingestd.errors import TableError
-from ingestd.sink.fold import fold
-from ingestd.sink.raw_changes import change_rows_schema
-from ingestd.sink.read import conform
-from ingestd.sink.reference_definition import ReferenceColumn, ReferenceDefinition
-from ingestd.sink.whole_rows import WholeRows
-from ingestd.value_hashes import row_hashes
+from ingestd.digests.value_hashes import row_hashes
+from ingestd.lake.delta.read import conform
+from ingestd.lake.fold.plain import fold
+from ingestd.lake.reference.definition import ReferenceColumn, ReferenceDefinition
+from ingestd.lake.reference.keyless_rows import WholeRows
+from ingestd.lake.reference.raw_changes import change_rows_schema
+from ingestd.model.changes import change_schema
+from ingestd.model.errors import TableError
 from tests.unit.sink.test_last_rows import TABLE, table
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 from deltalake import DeltaTable
 
-from ingestd.errors import OperatorError
-from ingestd.positions import Lsn
-from ingestd.recorded import Notice
-from ingestd.sink.lake import DeltaLake
-from ingestd.sink.writer import Writer
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.lake.fencing import Writer
+from ingestd.model.errors import OperatorError
+from ingestd.model.lake_state import Notice
+from ingestd.model.lsn import Lsn
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
+from ingestd.lake.store.store import ObjectStore, Store, open_store
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import Column, Mask
 from ingestd.ports import Fragment
-from ingestd.positions import Lsn
-from ingestd.schema import Column, Mask
-from ingestd.sink.store import ObjectStore, Store, open_store
-from spark_jobs.backfill_record import Note, Plan, PlannedSplit, Record, definition_of, write_note
-from spark_jobs.backfill_splits import Failure
-from spark_jobs.backfill_tasks import of_text, to_text
+from spark_jobs.backfills.record import Note, Plan, PlannedSplit, Record, definition_of, write_note
+from spark_jobs.backfills.runner import of_text, to_text
+from spark_jobs.backfills.task import Failure
 from tests.unit.sink.rows import AT, make_table
 
 if TYPE_CHECKING:

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from ingestd.capture.blocks import BlockRange
+from ingestd.model.lake_state import Committed
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import TableId
 from ingestd.ports import Fragment
-from ingestd.positions import Lsn
-from ingestd.recorded import Committed
-from ingestd.schema import TableId
-from spark_jobs.backfill_record import Plan, PlannedSplit
-from spark_jobs.backfill_resume import Standing, are_there, why_void
+from ingestd.postgres.catalog.block_range import BlockRange
+from spark_jobs.backfills.record import Plan, PlannedSplit
+from spark_jobs.backfills.resume import Standing, are_there, why_void
 from tests.unit.sink.rows import AT
 
 TABLE = TableId("public", "a")

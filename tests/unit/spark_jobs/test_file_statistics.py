@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from spark_jobs.driver_merge import _that_may_have
-from spark_jobs.file_statistics import statistics
+from spark_jobs.delta_log.file_statistics import statistics
+from spark_jobs.mirrors.driver_merge import _that_may_have
 
 SCHEMA = pa.schema(
     [

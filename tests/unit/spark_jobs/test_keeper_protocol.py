@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ingestd.errors import OperatorError, TransientError
-from spark_jobs import snapshot_lease
-from spark_jobs.keeper_protocol import (
+from ingestd.model.errors import OperatorError, TransientError
+from spark_jobs.source import lease as snapshot_lease
+from spark_jobs.source.keeper_protocol import (
     KeeperAddress,
     Talk,
     failure,
@@ -17,7 +17,7 @@ from spark_jobs.keeper_protocol import (
     raise_failure,
     to_text,
 )
-from spark_jobs.snapshot_lease import leased
+from spark_jobs.source.lease import leased
 
 REQUEST = {"asks": "there"}
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.lineages import START, Key, Move, Position, lineages
+from spark_jobs.reconciling.key_lineage import START, Key, Move, Position, lineages
 
 KEYS = st.integers(0, 4)
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs import quick_folding
-from spark_jobs.folding import fold_changes
-from spark_jobs.quick_folding import above_truncate, fold
+from spark_jobs.fold import arrow as quick_folding
+from spark_jobs.fold.arrow import above_truncate, fold
+from spark_jobs.fold.plain import fold_changes
 
 RAW = pa.map_(pa.string(), pa.string())
 COLUMNS = ("id", "part", "a", "b")

@@ -4,13 +4,13 @@ from datetime import UTC, datetime
 
 import pytest
 
-from ingestd.errors import IngestdError, TableChangedError, TableError, TransientError
-from ingestd.positions import Lsn
-from ingestd.schema import TableId
-from spark_jobs.differences import RangeSums, differing_ranges, total_rows
+from ingestd.model.errors import IngestdError, TableChangedError, TableError, TransientError
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import TableId
 from spark_jobs.reconcile import parser
-from spark_jobs.reconcile_report import Example, Run, State, TableResult, exit_code_of, summary
-from spark_jobs.split_frame import TaskFaultError, task_fault
+from spark_jobs.reconciling.differences import RangeSums, differing_ranges, total_rows
+from spark_jobs.reconciling.report import Example, Run, State, TableResult, exit_code_of, summary
+from spark_jobs.source.split_frame import TaskFaultError, task_fault
 
 ORDERS = TableId("public", "orders")
 EQUAL = TableResult("public.orders", State.EQUAL, source_rows=3, mirror_rows=3)

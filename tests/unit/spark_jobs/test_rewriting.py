@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.rewriting import merge
+from spark_jobs.fold.arrow_merge import merge
 
 RAW = pa.map_(pa.string(), pa.string())
 OWN = [("id", pa.int64()), ("note", pa.string()), ("gone", pa.string()), ("_cdc_raw", RAW)]

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import datasource as spark
 
-from ingestd.predicates import Comparison, IsNull, NotNull, OneOf, Predicate
-from ingestd.schema import Column
-from spark_jobs.source_filters import predicate_of
+from ingestd.model.predicates import Comparison, IsNull, NotNull, OneOf, Predicate
+from ingestd.model.schema import Column
+from spark_jobs.source.filters import predicate_of
 
 COLUMNS = {
     "id": Column("id", 23, -1, pa.int32()),

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ingestd.errors import ConfigError
-from ingestd.schema import TableId
-from spark_jobs.source_options import SourceOptions, parse_options
+from ingestd.model.errors import ConfigError
+from ingestd.model.schema import TableId
+from spark_jobs.source.options import SourceOptions, parse_options
 
 NEEDED = {"config": "c.toml", "source": "shop", "table": "public.orders"}
 

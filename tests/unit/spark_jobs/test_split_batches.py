@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 import pyarrow as pa
 import pytest
 
-from ingestd.predicates import Predicate
-from spark_jobs.split_batches import BATCHES_AHEAD, batches_of
+from ingestd.model.predicates import Predicate
+from spark_jobs.source.split_batches import BATCHES_AHEAD, batches_of
 
 
 def batch(n: int) -> pa.RecordBatch:

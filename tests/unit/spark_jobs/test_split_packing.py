@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ingestd.model.schema import Table, TableId
 from ingestd.ports import Split
-from ingestd.schema import Table, TableId
-from spark_jobs.split_packing import packed
+from spark_jobs.source.split_packing import packed
 
 TABLE = Table(TableId("public", "t"), 1, ())
 

@@ -1,0 +1,228 @@
+"""Sources as the daemon runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Collection
+from datetime import UTC, datetime
+from functools import partial
+
+import structlog
+
+from ingestd.app.factories import (
+    connector_of,
+    lake_of,
+    pause_mark_of,
+    policy_of,
+    raw_source_of,
+    reference_table_of,
+    storage_options,
+)
+from ingestd.config import UNSTREAMED, Config, SourceSettings
+from ingestd.config.redaction import Redactor
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.lake.fencing import Writer
+from ingestd.lake.maintenance.compaction import MaintenancePolicy
+from ingestd.lake.maintenance.process import MaintenanceProcess
+from ingestd.lake.store.pending_calls import StorageCalls
+from ingestd.model.errors import OperatorError
+from ingestd.model.schema import TableId
+from ingestd.observe import logs
+from ingestd.observe.metrics import Metrics
+from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus
+from ingestd.pipeline.known_lake import KnownLake, LakeRoot
+from ingestd.pipeline.maintenance import Maintainer, MaintenanceSchedule
+from ingestd.pipeline.paused_source import Paused
+from ingestd.pipeline.pipeline import Pipeline
+from ingestd.pipeline.reference_tables import Followed, Keeper, References, Reread
+from ingestd.pipeline.source_runner import Supervised
+from ingestd.pipeline.supervisor import Supervisor
+from ingestd.pipeline.telemetry.maintenance import MaintenanceWatch
+from ingestd.pipeline.telemetry.reference import ReferenceWatch
+from ingestd.pipeline.telemetry.source import Watch
+from ingestd.postgres.connection.advisory_locks import claim_of, signature_of
+from ingestd.postgres.connection.session import transport_of
+from ingestd.postgres.connection.tls import REMEDY, weakness
+from ingestd.postgres.reference_copy import CopiedReferenceSource
+from ingestd.process.memory import Trimming
+
+
+class Building:
+    """Builds sources, those at the start and those of a reload (reloading.Begin)."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        status: DaemonStatus,
+        redactor: Redactor,
+        accepted: Collection[str] = (),
+    ) -> None:
+        self.supervisor = Supervisor({})
+        self._metrics = metrics
+        self._status = status
+        self._redactor = redactor
+        self._turn = asyncio.Semaphore(1)
+        self._trimming = Trimming()
+        self._writers: dict[str, Writer] = {}
+        self._root = LakeRoot()
+        self._calls: dict[str, StorageCalls] = {}
+        self._known = {name: KnownLake(is_accepted=True) for name in accepted}
+
+    def log(self, config: Config) -> None:
+        """Have the log as the config says; what was a secret stays one."""
+        self._redactor.learn(config.redactor)
+        logs.configure(config.log, self._redactor, sys.stderr)
+
+    def source(self, config: Config, name: str) -> None:
+        """Build a source and run it. What is shown of it goes on, if it is there already."""
+        settings = config.sources[name]
+        _warn_of_weak_tls(name, settings)
+        known = self._status.sources.get(name)
+        if known is None:
+            known = self._status.sources[name] = SourceStatus(name, since=datetime.now(UTC))
+        calls = self._calls.setdefault(name, StorageCalls())
+        known.storage = calls.waiting
+        known.references.clear()
+        known.claim = claim_of(settings)
+        writer = self._writers.get(name)
+        signature = signature_of(settings)
+        if writer is None or writer.claim != signature:
+            writer = self._writers[name] = Writer(signature)
+        self._trimming.limit_bytes = config.limits.memory
+        lake = self._known.setdefault(name, KnownLake())
+        self._root.expect(name)
+        built = _supervised(
+            config,
+            name,
+            settings,
+            self._metrics,
+            known,
+            self._turn,
+            writer,
+            self._trimming,
+            lake,
+            self._root,
+            calls,
+        )
+        self.supervisor.begin(name, built)
+
+    def under_way(self) -> list[str]:
+        """Say what has not ended of the sources, for a log. From any thread."""
+        sources = list(self._status.sources.items())
+        found = [
+            f"source {name} is {source.state}"
+            for name, source in sources
+            if source.state is not SourceState.CLOSED
+        ]
+        waits = [calls.waiting(0.0) for calls in list(self._calls.values())]
+        return found + [str(wait) for wait in waits if wait is not None]
+
+    def forget(self, name: str) -> None:
+        """Show nothing of a source any more."""
+        self._status.sources.pop(name, None)
+        self._writers.pop(name, None)
+        self._known.pop(name, None)
+        self._calls.pop(name, None)
+        self._root.forget(name)
+        self._metrics.forget_source(name)
+
+
+def _warn_of_weak_tls(name: str, settings: SourceSettings) -> None:
+    """Say if the source's server could be anyone, because its DSN says so."""
+    try:
+        found = transport_of(settings.dsn.get_secret_value())
+    except OperatorError:
+        return  # the source itself says so
+    if found.is_weak:
+        structlog.get_logger("ingestd").warning(
+            "tls.weak",
+            source=name,
+            mode=found.mode,
+            host=found.host,
+            reason=weakness(found),
+            remedy=REMEDY,
+        )
+
+
+def _supervised(  # noqa: PLR0917 - of one source
+    config: Config,
+    name: str,
+    settings: SourceSettings,
+    metrics: Metrics,
+    source_status: SourceStatus,
+    turn: asyncio.Semaphore,
+    writer: Writer,
+    trimming: Trimming,
+    known: KnownLake,
+    root: LakeRoot,
+    calls: StorageCalls,
+) -> Supervised:
+    log = structlog.get_logger("ingestd")
+    watch = Watch(source_status, metrics, log)
+    policy = policy_of(config, settings)
+    connector = connector_of(config, name, settings)
+
+    def make_pipeline() -> Pipeline:
+        lake = lake_of(config, name, writer, trimming, calls=calls)
+        return Pipeline(connector.capture(lake), lake, policy, watch, known=known, root=root)
+
+    def make_paused() -> Paused:
+        def make_lake() -> DeltaLake:
+            return lake_of(config, name, is_claimed=False, calls=calls)
+
+        return Paused(connector.capture, make_lake, watch)
+
+    return Supervised(
+        make_pipeline,
+        watch,
+        _references(config, name, settings, source_status, metrics, watch, calls),
+        _maintainer(config, name, MaintenanceWatch(metrics, log, watch), turn),
+        pause_mark_of(config, name, calls),
+        make_paused,
+        known,
+    )
+
+
+def _maintainer(
+    config: Config, name: str, watch: MaintenanceWatch, turn: asyncio.Semaphore
+) -> Maintainer:
+    settings = config.maintenance
+    policy = MaintenancePolicy(settings.target_bytes, settings.retention)
+    lake = MaintenanceProcess(
+        config.lake.uri,
+        name,
+        policy,
+        storage_options=storage_options(config),
+        references=[str(table) for table in config.sources[name].references()],
+    )
+    return Maintainer(lake, MaintenanceSchedule(settings.compact), watch, turn)
+
+
+def _references(  # noqa: PLR0917 - of one source
+    config: Config,
+    name: str,
+    settings: SourceSettings,
+    status: SourceStatus,
+    metrics: Metrics,
+    watch: Watch,
+    calls: StorageCalls,
+) -> References | None:
+    tables = settings.references()
+    if not tables:
+        return None
+    kinds = {table: found.reference for table, found in tables.items()}
+    log = structlog.get_logger("ingestd")
+    told = ReferenceWatch(status, metrics, log, watch, kinds)
+    keepers: dict[TableId, Keeper] = {}
+    for table, found in tables.items():
+        sink = reference_table_of(config, name, table, calls=calls)
+        if found.reference in UNSTREAMED:
+            refresh_s = found.refresh_s if found.reference == "snapshot_only" else None
+            copied = partial(CopiedReferenceSource, name, settings, table)
+            keepers[table] = Reread(table, copied, sink, told, refresh_s)
+        else:
+            folded = partial(raw_source_of, config, name, table, calls)
+            keepers[table] = Followed(table, folded, sink, told)
+    asked = frozenset(t for t, kind in kinds.items() if kind in UNSTREAMED)
+    return References(keepers, told, asked)

@@ -1,0 +1,137 @@
+"""`ingestd check`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ingestd.app.factories import connector_of, lake_of, load, policy_of, storage_options
+from ingestd.app.lake_check import check_lakes, check_marker
+from ingestd.config import Config, SourceSettings
+from ingestd.http.auth import check_http
+from ingestd.lake.check import probe
+from ingestd.lake.fencing import SEPARATE, Writer, drop_of
+from ingestd.lake.layout import Layout
+from ingestd.model.check import CheckLine
+from ingestd.model.errors import IngestdError
+from ingestd.pipeline.preflight import Rehearsal
+from ingestd.ports import Connector
+from ingestd.postgres.connection.advisory_locks import signature_of
+from ingestd.postgres.reference_copy import check_references
+from ingestd.postgres.server_capacity import room_lines
+
+
+def check(config_path: Path) -> list[CheckLine]:
+    """Look for everything that would make a run fail. Raises ConfigError."""
+    config = load(config_path)
+    lake = probe(config.lake.uri, storage_options(config))
+    marker = None if lake.level == "fail" else check_marker(config)
+    has_lake = lake.level != "fail" and marker is None
+    of_lake: list[CheckLine | None] = [lake, marker]
+    if has_lake:
+        lost = asyncio.run(check_lakes(config))
+        of_lake = [lake, *lost, *asyncio.run(_check_writers(config))]
+    lines = [*of_lake, check_http(config.http, os.environ)]
+    return [*filter(None, lines), *asyncio.run(_check_sources(config, has_lake=has_lake))]
+
+
+async def _check_writers(config: Config) -> list[CheckLine | None]:
+    return await asyncio.gather(*(_check_writer(config, n, s) for n, s in config.sources.items()))
+
+
+async def _check_writer(config: Config, name: str, settings: SourceSettings) -> CheckLine | None:
+    """Say if another ingestd wrote the source's lake last, one that may live."""
+    subject = f"lake {config.lake.uri}"
+    lake = lake_of(config, name, Writer(signature_of(settings)), is_claimed=False)
+    try:
+        other = await lake.last_claim()
+    except IngestdError as error:
+        return CheckLine(name, subject, "warn", error.what, error.remedy)
+    finally:
+        await lake.close()
+    if other is None:
+        return None
+    detail = f"last written by {other}, which is not this config's; `ingestd run` takes it over"
+    remedy = f"if that one is to go on, {SEPARATE}{drop_of(other)}"
+    return CheckLine(name, subject, "warn", detail, remedy)
+
+
+async def _check_sources(config: Config, *, has_lake: bool) -> list[CheckLine]:
+    connectors = {n: connector_of(config, n, s) for n, s in config.sources.items()}
+    try:
+        found = dict(
+            zip(
+                connectors,
+                await asyncio.gather(
+                    *(_check_source(config, n, c, has_lake=has_lake) for n, c in connectors.items())
+                ),
+                strict=True,
+            )
+        )
+        room = await _check_room({n: c for n, c in connectors.items() if _answers(found[n])})
+    finally:
+        for connector in connectors.values():
+            await connector.close()
+    # What all need together says more than what one needs alone.
+    together = {(line.source, line.subject) for line in room}
+    alone = [line for lines in found.values() for line in lines]
+    return [line for line in alone if (line.source, line.subject) not in together] + room
+
+
+async def _check_source(
+    config: Config, name: str, connector: Connector, *, has_lake: bool
+) -> list[CheckLine]:
+    settings = config.sources[name]
+    lines = [*await connector.check(), *await check_references(name, settings)]
+    if not has_lake or not _answers(lines):
+        return lines
+    return _merged(lines, await _rehearsed(config, name, connector))
+
+
+async def _rehearsed(config: Config, name: str, connector: Connector) -> list[CheckLine]:
+    """Return what a start would be refused, by the steps of a start."""
+    lake = lake_of(config, name, is_claimed=False)
+    capture = connector.capture(lake)
+    try:
+        demand = await connector.demand()
+        policy = policy_of(config, config.sources[name])
+        start = Rehearsal(
+            name,
+            capture,
+            lake,
+            policy,
+            claimed_by=demand.claimed_by,
+            placed=Layout(name).raw,
+        )
+        return await start.lines()
+    except IngestdError as error:
+        return [CheckLine(name, "start", "fail", error.what, error.remedy)]
+    finally:
+        await lake.close()
+        await capture.close()
+
+
+async def _check_room(connectors: Mapping[str, Connector]) -> list[CheckLine]:
+    """Return what sources that share a server need of it together, and it has not."""
+    if len(connectors) < 2:  # noqa: PLR2004 - the preflight of one has said it
+        return []
+    try:
+        demands = {name: await connector.demand() for name, connector in connectors.items()}
+    except IngestdError:
+        return []  # the source that does not answer any more has a line of its own at the next try
+    return room_lines(demands)
+
+
+def _answers(lines: Sequence[CheckLine]) -> bool:
+    """Whether the source's server can be asked for more."""
+    return not any(x.level == "fail" and x.subject in {"connection", "server"} for x in lines)
+
+
+def _merged(found: Sequence[CheckLine], rehearsed: Sequence[CheckLine]) -> list[CheckLine]:
+    """Return each thing once; a table that a start refuses is not called captured as well."""
+    refused = {line.subject for line in rehearsed if line.level == "fail"}
+    kept = [line for line in found if line.level == "fail" or line.subject not in refused]
+    said = {(line.detail, line.remedy) for line in kept}
+    return kept + [line for line in rehearsed if (line.detail, line.remedy) not in said]

@@ -1,0 +1,136 @@
+"""What everything is built of: the config's connectors, lakes and tables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from ingestd.app.connectors import FACTORIES
+from ingestd.app.reload import share_bytes
+from ingestd.config import Config, SourceSettings, load_config
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.lake.fencing import Writer
+from ingestd.lake.pause_mark import LakePauseMark
+from ingestd.lake.reference.source import RawReferenceSource
+from ingestd.lake.reference.table import DeltaReferenceTable
+from ingestd.lake.store.pending_calls import StorageCalls
+from ingestd.model.errors import ConfigError
+from ingestd.model.row_limit import READING_PART
+from ingestd.model.schema import TableId
+from ingestd.pipeline.filling_epoch import EpochPolicy
+from ingestd.pipeline.pipeline import PipelinePolicy
+from ingestd.ports import Connector, PauseMark, ReferenceTableSource
+from ingestd.postgres.settings import SETTINGS
+from ingestd.process.memory import Trimming
+
+
+def load(path: Path) -> Config:
+    """Read the config. Raises ConfigError."""
+    return load_config(path, SETTINGS, os.environ)
+
+
+def require_source(config: Config, source: str) -> None:
+    """Raise ConfigError if there is no such source."""
+    if source not in config.sources:
+        there = ", ".join(sorted(config.sources))
+        raise ConfigError(f"sources.{source}: no such source; there is {there}")
+
+
+def storage_options(config: Config) -> Mapping[str, str] | None:
+    """Give the lake's options as deltalake takes them."""
+    options = {k: v.get_secret_value() for k, v in config.lake.storage_options.items()}
+    return options or None
+
+
+def connector_of(config: Config, name: str, settings: SourceSettings) -> Connector:
+    """Give what reads a source."""
+    factory = FACTORIES[settings.kind]
+    return factory.create(name, settings, memory_bytes=share_bytes(config) // READING_PART)
+
+
+def lake_of(
+    config: Config,
+    source: str,
+    writer: Writer | None = None,
+    trimming: Trimming | None = None,
+    *,
+    is_claimed: bool = True,
+    calls: StorageCalls | None = None,
+) -> DeltaLake:
+    """Give a source's raw tables. `is_claimed`: whoever uses it holds the source's claim."""
+    return DeltaLake(
+        config.lake.uri,
+        source,
+        storage_options=storage_options(config),
+        # And for open files half of it, in an object store 1.5 times.
+        buffer_bytes=share_bytes(config) // 6,
+        trimming=trimming,
+        writer=writer,
+        is_claimed=is_claimed,
+        calls=calls,
+    )
+
+
+def reference_table_of(
+    config: Config,
+    source: str,
+    table: TableId,
+    *,
+    is_claimed: bool = True,
+    calls: StorageCalls | None = None,
+) -> DeltaReferenceTable:
+    """Give the table that is kept equal to a table of a source."""
+    return DeltaReferenceTable(
+        config.lake.uri,
+        source,
+        table,
+        storage_options=storage_options(config),
+        buffer_bytes=share_bytes(config) // 8,
+        is_claimed=is_claimed,
+        needs_marker=True,
+        calls=calls,
+    )
+
+
+def raw_source_of(
+    config: Config, source: str, table: TableId, calls: StorageCalls, position: int | None
+) -> ReferenceTableSource:
+    """Give a table as its raw table has it, from `position` on."""
+    made = RawReferenceSource(
+        config.lake.uri,
+        source,
+        table,
+        storage_options=storage_options(config),
+        memory_bytes=share_bytes(config) // 16,  # a fold takes several times that
+        calls=calls,
+    )
+    if position is not None:
+        made.resume(position)
+    return made
+
+
+def policy_of(config: Config, settings: SourceSettings) -> PipelinePolicy:
+    """Return what the config says about a source's pipeline."""
+    return PipelinePolicy(
+        epoch=EpochPolicy(config.epoch.max_delay, config.epoch.max_bytes),
+        snapshot=getattr(settings, "snapshot", "initial") == "initial",
+        resnapshot_when_lost=getattr(settings, "slot_lost", "resnapshot") == "resnapshot",
+        resnapshot_when_lake_lost=getattr(settings, "lake_lost", "stop") == "resnapshot",
+        resnapshot_rewritten=getattr(settings, "on_rewrite", "resnapshot") == "resnapshot",
+    )
+
+
+def pause_mark_of(config: Config, name: str, calls: StorageCalls | None = None) -> PauseMark:
+    """Give what keeps in the lake that a source is paused."""
+    options = storage_options(config)
+    return LakePauseMark(
+        config.lake.uri, name, storage_options=options, needs_lake=True, calls=calls
+    )
+
+
+def pause_mark(config_path: Path, source: str) -> PauseMark:
+    """Give the same of a config file's source. Raises ConfigError."""
+    config = load(config_path)
+    require_source(config, source)
+    return pause_mark_of(config, source)

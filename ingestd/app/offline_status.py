@@ -1,0 +1,103 @@
+"""`ingestd status` where no daemon can be asked."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ingestd import __version__
+from ingestd.app.factories import connector_of, lake_of, load, pause_mark_of, reference_table_of
+from ingestd.config import UNSTREAMED, Config, SourceSettings
+from ingestd.model.errors import IngestdError, OperatorError, TableError
+from ingestd.model.lake_state import TableState
+from ingestd.observe.status import (
+    DaemonStatus,
+    ReferenceStatus,
+    SourceState,
+    SourceStatus,
+)
+from ingestd.observe.status_json import to_json
+from ingestd.pipeline.known_lake import lake_lost, look
+from ingestd.ports import LakeLost
+from ingestd.postgres.connection.advisory_locks import claim_of
+
+
+def status(config_path: Path, why: str) -> dict[str, Any]:
+    """Tell what slot and lake know where no daemon can be asked: the same shape as /status.
+
+    `why` it can't be: `offline` there, and why nothing is ready.
+    """
+    return asyncio.run(_status(load(config_path), why))
+
+
+async def _status(config: Config, why: str) -> dict[str, Any]:
+    now = datetime.now(UTC)
+    daemon = DaemonStatus(__version__, now, lake=config.lake.uri)
+    for name, settings in config.sources.items():
+        daemon.sources[name] = await _offline(config, name, settings, now)
+    tree = config.redactor.tree(to_json(daemon))
+    assert isinstance(tree, dict)
+    unknown = {"started_at": None, "offline": why, "ready": False, "not_ready_because": [why]}
+    return tree | unknown
+
+
+async def _offline(
+    config: Config, name: str, settings: SourceSettings, now: datetime
+) -> SourceStatus:
+    found = SourceStatus(name, now, SourceState.CLOSED, claim=claim_of(settings))
+    capture = connector_of(config, name, settings).capture()
+    lake = lake_of(config, name, is_claimed=False)
+    try:
+        if (since := await pause_mark_of(config, name).since()) is not None:
+            found.pause(since)
+        committed, verdict = await look(lake, capture)
+        found.resumed(epoch=committed.epoch, end_lsn=committed.position)
+        for table in committed.tables.values():
+            why = None if table.reason is None else OperatorError(table.reason)
+            is_dropped = table.state is TableState.DROPPED
+            since = (table.at if is_dropped else None) or now
+            found.table(str(table.table), table.state, since, why, snapshot_lsn=table.snapshot_lsn)
+        found.forget_dropped(now)
+        for error in committed.damaged.values():
+            found.table(str(error.table), TableState.STOPPED, now, error)
+        lag = await capture.lag()
+        found.measured(lag, None)
+        if lag.confirmed_lsn is not None:
+            found.confirmed(lag.confirmed_lsn)
+        await _offline_references(config, name, settings, found)
+        if isinstance(verdict, LakeLost):
+            found.lake_lost = True
+            raise lake_lost(name, verdict.reason)
+    except IngestdError as error:
+        if found.state is SourceState.PAUSED:
+            found.reason, found.remedy = error.what, error.remedy
+        else:
+            found.enter(SourceState.CLOSED, now, error)
+    finally:
+        await lake.close()
+        await capture.close()
+    return found
+
+
+async def _offline_references(
+    config: Config, name: str, settings: SourceSettings, found: SourceStatus
+) -> None:
+    for table, controls in settings.references().items():
+        told, kind = str(table), controls.reference
+        try:
+            state = await reference_table_of(config, name, table, is_claimed=False).open()
+        except TableError as error:
+            stopped = ReferenceStatus(told, kind, TableState.STOPPED, found.since)
+            stopped.reason, stopped.remedy = error.reason, error.remedy
+            found.references[told] = stopped
+            continue
+        if state is None:
+            continue
+        reference = ReferenceStatus(told, kind, TableState.LIVE, found.since)
+        reference.version, reference.rows = state.version, state.rows
+        reference.epoch = state.position
+        found.references[told] = reference
+        if kind in UNSTREAMED:
+            found.table(told, TableState.LIVE, found.since)

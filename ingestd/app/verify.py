@@ -1,0 +1,105 @@
+"""`ingestd verify`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from ingestd.app.factories import connector_of, load, pause_mark_of, require_source, storage_options
+from ingestd.app.verify_report import VerifyReport, asked_for
+from ingestd.config import Config
+from ingestd.lake.verify.lake import DeltaVerifiedLake
+from ingestd.model.errors import OperatorError
+from ingestd.model.schema import Table, TableId
+from ingestd.pipeline.verify.run import Looks, Verification
+from ingestd.pipeline.verify.table import VerifySettings
+from ingestd.ports.verify import Progress, VerifiedSource
+from ingestd.postgres.polling.intervals import QUIETEST
+from ingestd.postgres.settings import PollingSettings, PostgresSettings
+from ingestd.postgres.verify_source import Pace, SourceAtPoint
+
+LOOK_LIMIT_S = 60.0
+"""How long a look at the catalog for a verification may take."""
+
+
+def verify(
+    config_path: Path,
+    source: str,
+    patterns: Sequence[str],
+    *,
+    wait_s: float,
+    memory_bytes: int | None,
+    rate_bytes_per_s: float | None,
+    shown: int,
+    with_values: bool,
+    progress: Progress,
+) -> VerifyReport:
+    """Compare a source's tables (those that `patterns` name, or all) with the lake, row by row.
+
+    Raises ConfigError; OperatorError, TransientError if nothing was begun.
+    """
+    config = load(config_path)
+    require_source(config, source)
+    settings = config.sources[source]
+    assert isinstance(settings, PostgresSettings)
+    chosen = VerifySettings(
+        memory_bytes or config.limits.memory,
+        settings.snapshot_workers,
+        wait_s,
+        shown,
+        with_values,
+    )
+    return asyncio.run(
+        _verify(config, source, settings, patterns, chosen, Pace(rate_bytes_per_s), progress)
+    )
+
+
+async def _verify(  # noqa: PLR0917 - of one source
+    config: Config,
+    name: str,
+    settings: PostgresSettings,
+    patterns: Sequence[str],
+    chosen: VerifySettings,
+    pace: Pace,
+    progress: Progress,
+) -> VerifyReport:
+
+    where = f"source {name}"
+    if (since := await pause_mark_of(config, name).since()) is not None:
+        raise OperatorError(
+            f"{where} is paused since {since:%Y-%m-%d %H:%M:%S} UTC: the lake stays behind it",
+            remedy=f"ingestd resume {name}, then verify",
+        )
+    connector = connector_of(config, name, settings)
+    options = storage_options(config)
+
+    @asynccontextmanager
+    async def open_point(tables: Sequence[Table]) -> AsyncIterator[VerifiedSource]:
+        point = await SourceAtPoint.open(where, settings, tables, pace)
+        try:
+            yield point
+        finally:
+            await point.close()
+
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(connector.close)
+        lake = DeltaVerifiedLake(config.lake.uri, name, storage_options=options)
+        stack.push_async_callback(lake.close)
+        # A right that capture lacks (`coverage.faults`) does not keep tables from being read.
+        coverage = await connector.coverage(await lake.known(), LOOK_LIMIT_S)
+        tables, outcomes = asked_for(coverage, settings, patterns)
+        looks = {
+            t.id: _looks_at(t.id, settings) for t in tables if isinstance(settings, PollingSettings)
+        }
+        verification = Verification(where, open_point, lake, chosen, progress, looks=looks)
+        outcomes += await verification.run(tables)
+    lsn = None if verification.point is None else verification.point.lsn
+    return VerifyReport(name, lsn, sorted(outcomes, key=lambda o: o.table))
+
+
+def _looks_at(table: TableId, settings: PollingSettings) -> Looks:
+    controls = settings.controls(table)
+    interval_s = settings.interval if controls.interval is None else controls.interval
+    return Looks(interval_s * QUIETEST, controls.detect_deletes)

@@ -1,0 +1,83 @@
+"""The command `status`."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from ingestd.cli.daemon import daemon_status
+from ingestd.cli.errors import reporting
+from ingestd.cli.options import AsJson, ConfigFile, Debug, duration_in
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+_DEFAULT_INTERVAL = "2s"
+
+
+class StatusCommand(TyperCommand):
+    """A command whose `--watch` may have a value, or none."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - click's or typer's
+        """Give `--watch` its usual value where it has none."""
+        return super().parse_args(ctx, with_value(args, "--watch", _DEFAULT_INTERVAL))
+
+
+def with_value(words: Sequence[str], option: str, value: str) -> list[str]:
+    """Write the option with a value, wherever it stands alone."""
+    return [
+        f"{word}={value}" if word == option and after.startswith("-") else word
+        for word, after in pairwise([*words, "-"])
+    ]
+
+
+def status(
+    config: ConfigFile,
+    *,
+    watch: Annotated[
+        str | None,
+        typer.Option(
+            "--watch",
+            metavar="[SECONDS]",
+            help="Show it again and again, every 2 seconds if not said, until Ctrl-C.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+) -> None:
+    """Show the running daemon or, if none, what slot and lake tell.
+
+    With --watch and --json each status is a line.
+    """
+    interval_s = None if watch is None else _interval(watch)
+    with reporting(debug=debug, config=config):
+        if interval_s is not None:
+            from ingestd.terminal.status_watch import watch_lines, watch_status  # noqa: PLC0415
+
+            (watch_lines if as_json else watch_status)(lambda: _found(config), interval_s)
+            return
+        found = _found(config)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        from ingestd.terminal.status import print_status  # noqa: PLC0415
+
+        print_status(found)
+
+
+def _interval(text: str) -> float:
+    return duration_in(f"{text}s" if text.replace(".", "", 1).isdigit() else text, "--watch")
+
+
+def _found(config: Path) -> dict[str, Any]:
+    found, why = daemon_status(config)
+    if found is None:
+        from ingestd.app import offline_status as offline  # noqa: PLC0415
+
+        found = offline.status(config, why)
+    return found

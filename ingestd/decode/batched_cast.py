@@ -1,0 +1,89 @@
+"""Columns of many tables, or of one, cast together.
+
+A cast takes a fifth of a millisecond however few values it has. Where each of many tables has a few
+rows, their columns of one type are one column here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ingestd.decode.change_batch import CastColumn, Tuples
+from ingestd.decode.values.cast import cast
+from ingestd.decode.values.text_column import Texts
+from ingestd.model.schema import Column
+
+Wanted = tuple[Tuples, Iterable[Column]]
+"""Walked tuples, and the columns that are to be cast of them."""
+
+_Member = tuple[int, str, Texts]
+"""Index of the tuples, name of the column, its values."""
+
+
+def cast_jointly(wanted: Sequence[Wanted]) -> list[Tuples]:
+    """Give the tuples with the values of these columns, all of one source.
+
+    Those that are masked are left to whoever builds the rows.
+    """
+    groups: dict[tuple[pa.DataType, bool], list[_Member]] = {}
+    for index, (tuples, columns) in enumerate(wanted):
+        for column in columns:
+            walked = tuples.fields.get(column.name)
+            if walked is not None and column.mask is None:
+                group = groups.setdefault((column.type, column.is_override), [])
+                group.append((index, column.name, walked.texts))
+    found = [dict(tuples.values) for tuples, _ in wanted]
+    for (to, is_override), members in groups.items():
+        casts = _cast([texts for *_, texts in members], to, is_override=is_override)
+        for (index, name, _), values in zip(members, casts, strict=True):
+            found[index][name] = values
+    return [
+        replace(tuples, values=values) for (tuples, _), values in zip(wanted, found, strict=True)
+    ]
+
+
+def _cast(parts: Sequence[Texts], to: pa.DataType, *, is_override: bool) -> list[CastColumn]:
+    """Cast them as one column, give each its part.
+
+    In the order in which they lie in the source: where texts begin must grow.
+    """
+    if len(parts) == 1:
+        array, refused = cast(parts[0], to, is_override=is_override)
+        return [CastColumn(array, refused, parts[0][refused])]
+    texts, bounds = _joined(parts)
+    order = np.argsort(texts.starts, kind="stable")
+    array, refused = cast(texts[order], to, is_override=is_override)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    array = array.take(pa.array(rank))
+    refused = np.sort(order[refused])
+    cuts = np.searchsorted(refused, bounds).tolist()
+    # Each its own copy: of what they shared, nothing would be free before all are written.
+    found = []
+    for i, (start, end) in enumerate(pairwise(bounds.tolist())):
+        own = refused[cuts[i] : cuts[i + 1]] - start
+        values = pa.concat_arrays([array.slice(start, end - start)])
+        found.append(CastColumn(values, own, parts[i][own]))
+    return found
+
+
+def _joined(parts: Sequence[Texts]) -> tuple[Texts, NDArray[np.int64]]:
+    """Give all values one after another, and where each part begins, and the last ends."""
+    present = heads = None
+    if any(part.present is not None for part in parts):
+        present = np.concatenate(
+            [np.ones(len(p), np.bool_) if p.present is None else p.present for p in parts]
+        )
+    known = [part.heads for part in parts if part.heads is not None]
+    if len(known) == len(parts):
+        heads = np.concatenate(known)
+    starts = np.concatenate([part.starts for part in parts])
+    lengths = np.concatenate([part.lengths for part in parts])
+    bounds = np.cumsum([0, *(len(part) for part in parts)])
+    return Texts(parts[0].source, starts, lengths, present, heads), bounds

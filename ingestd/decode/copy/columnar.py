@@ -1,0 +1,321 @@
+"""Columns packed by the server (see `ingestd.decode.copy.packing`) to `r` rows.
+
+Source: PostgreSQL documentation, COPY, "Binary Format".
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ingestd.decode.change_batch import Places, Tuples, table_batch
+from ingestd.decode.copy.fields import CopyFields, Span
+from ingestd.decode.copy.fixed_arrays import FixedArray, fixed_array
+from ingestd.decode.copy.packing import (
+    ABSENT,
+    BETWEEN,
+    Fixed,
+    Form,
+    Packing,
+    fields_of,
+    fixed,
+    form_of,
+    width,
+)
+from ingestd.decode.pgoutput.tuples import Field
+from ingestd.decode.values.calendar import date_text, timestamp_text
+from ingestd.decode.values.dates import END_US, FIRST_DAY, FIRST_US
+from ingestd.decode.values.encodings import Encoding
+from ingestd.decode.values.text_column import Source, Texts, bitmap, texts_of
+from ingestd.model.changes import SNAPSHOT, SNAPSHOT_SEQ, TableBatch
+from ingestd.model.errors import ProtocolError
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import Column, Table
+
+_LENGTH = struct.Struct(">i")
+_INT8 = struct.Struct(">q")
+_BETWEEN, _ABSENT = ord(BETWEEN), ord(ABSENT)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+_DAYS_TO_2000 = 10_957
+_US_TO_2000 = 946_684_800_000_000
+_END_DAY = END_US // 86_400_000_000
+
+
+class AmbiguousMarkError(ProtocolError):
+    """A value looks like a mark, or is null where none can be: its table was altered.
+
+    Read from `next_block` on with Packing.MEASURED.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One row of the COPY."""
+
+    first_block: int
+    rows: int
+    fields: Sequence[Span]
+
+
+_Places = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_] | None]
+"""Starts and lengths of a run's values, and which are there: None for all."""
+
+
+class ColumnarDecoder:
+    """Decodes one COPY of a table's packed columns, read at `point` and time `at` (aware).
+
+    `next_block`: every row of the blocks below it has been given. After an error it can't go on.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        point: Lsn,
+        at: datetime,
+        blocks_per_run: int,
+        packing: Packing,
+        *,
+        encoding: Encoding | None = None,
+    ) -> None:
+        self._encoding = encoding
+        self._table = table
+        self._point = int(point)
+        self._at_us = (at - _EPOCH) // timedelta(microseconds=1)
+        self._blocks_per_run = blocks_per_run
+        self._packing = packing
+        self._fields = CopyFields(f"packed columns of {table.id}", fields_of(table, packing))
+        self.next_block = 0
+
+    def feed(
+        self, buffer: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> TableBatch | None:
+        """Decode whole CopyData messages; None if they have no row.
+
+        Raises ProtocolError, AmbiguousMarkError.
+        """
+        if len(buffer) >= 1 << 31:  # Arrow's offsets
+            raise self._malformed("buffer too large")
+        runs = []
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+            run = self._run(buffer, start, end)
+            if run is not None:
+                runs.append(run)
+        if not runs:
+            return None
+        batch = self._rows(buffer, runs, int((ends - starts).sum()))
+        self.next_block = runs[-1].first_block + self._blocks_per_run
+        return batch
+
+    def finish(self) -> None:
+        """Raise ProtocolError if the trailer did not come: rows may be missing."""
+        self._fields.finish()
+
+    # --- framing -----------------------------------------------------------------------------
+
+    def _run(self, buffer: bytes, at: int, end: int) -> _Run | None:
+        fields = self._fields.row(buffer, at, end)
+        if fields is None:
+            return None
+        try:
+            (first_block,) = _INT8.unpack_from(buffer, fields[0][0])
+            (rows,) = _LENGTH.unpack_from(buffer, fields[1][0])
+        except struct.error as error:
+            raise self._malformed("cut short") from error
+        if rows <= 0:
+            raise self._malformed("run without rows")
+        return _Run(first_block, rows, fields[2:])
+
+    def _malformed(self, what: str) -> ProtocolError:
+        return self._fields.malformed(what)
+
+    # --- columns -----------------------------------------------------------------------------
+
+    def _rows(self, buffer: bytes, runs: Sequence[_Run], nbytes: int) -> TableBatch:
+        table, count = self._table, sum(run.rows for run in runs)
+        source = Source(buffer, self._encoding)
+        fields: dict[str, Field] = {}
+        arrays: dict[str, pa.Array] = {}
+        at = 0
+        for column in table.columns:
+            form = form_of(column)
+            if form is Form.FIXED:
+                numbers, absent = self._numbers(buffer, runs, at, column)
+                array, refused = _fixed_array(column, numbers, absent)
+                arrays[column.lake_name] = array
+                if refused is not None:
+                    fields[column.name] = Field(refused)
+            elif column.mask is None or column.mask.kind != "null":
+                texts = self._texts(source, runs, at, column)
+                if form is Form.TEXT:
+                    fields[column.name] = Field(texts)
+                else:
+                    arrays[column.lake_name] = texts.gather()
+            at += width(column, self._packing)
+        places = Places(
+            np.full(count, ord(SNAPSHOT), np.uint8),
+            np.full(count, self._point),
+            np.full(count, SNAPSHOT_SEQ),
+            None,
+            np.full(count, self._at_us),
+        )
+        batch = table_batch(table, places, Tuples(fields), None, nbytes)
+        if not arrays:
+            return batch
+        columns = [
+            arrays.get(f.name, batch.rows.column(i)) for i, f in enumerate(batch.rows.schema)
+        ]
+        rows = pa.RecordBatch.from_arrays(columns, schema=batch.rows.schema)
+        return TableBatch(table, rows, nbytes)
+
+    def _numbers(
+        self, buffer: bytes, runs: Sequence[_Run], field: int, column: Column
+    ) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+        """Give a field of all runs as numbers of the machine's byte order, and where it is null."""
+        kind = fixed(column)
+        if self._packing is Packing.MEASURED:
+            parts = [self._array(buffer, run, field, np.dtype(kind.dtype)) for run in runs]
+        else:
+            parts = [self._marked(buffer, run, field, column, kind) for run in runs]
+        numbers = np.concatenate([part.numbers for part in parts])
+        return numbers, _all_of([part.absent for part in parts], runs, otherwise=False)
+
+    def _array(self, buffer: bytes, run: _Run, field: int, kind: np.dtype[Any]) -> FixedArray:
+        at, length = run.fields[field]
+        try:
+            return fixed_array(buffer, at, length, run.rows, kind)
+        except ValueError as error:
+            raise self._malformed(str(error)) from error
+
+    def _marked(
+        self, buffer: bytes, run: _Run, field: int, column: Column, kind: Fixed
+    ) -> FixedArray:
+        at, nbytes = run.fields[field]
+        if nbytes != run.rows * kind.size:
+            if not column.nullable and nbytes < run.rows * kind.size:
+                raise self._ambiguous(column)
+            raise self._malformed("values of another length")
+        numbers = np.frombuffer(buffer, kind.dtype, run.rows, at)
+        native = numbers.astype(numbers.dtype.newbyteorder("="))
+        if not column.nullable or (count := self._count(buffer, run, field + 1)) == run.rows:
+            return FixedArray(native, None)
+        absent = numbers.view(f">u{kind.size}") == int.from_bytes(kind.mark)
+        if np.count_nonzero(absent) != run.rows - count:
+            raise self._ambiguous(column)
+        native[absent] = 0
+        return FixedArray(native, absent)
+
+    def _count(self, buffer: bytes, run: _Run, field: int) -> int:
+        at, nbytes = run.fields[field]
+        count: int = _LENGTH.unpack_from(buffer, at)[0] if nbytes == _LENGTH.size else -1
+        if not 0 <= count <= run.rows:
+            raise self._malformed("another number of values than rows")
+        return count
+
+    def _texts(self, source: Source, runs: Sequence[_Run], field: int, column: Column) -> Texts:
+        """Give the values of a column that has no fixed size; nothing is copied."""
+        is_marked = self._packing is Packing.MARKED and form_of(column) is Form.TEXT
+        if is_marked:
+            parts = [self._separated(source, run, field, column) for run in runs]
+        else:
+            parts = [self._measured(source, run, field) for run in runs]
+        starts, lengths, present = zip(*parts, strict=True)
+        kept = _all_of(present, runs, otherwise=True)
+        return Texts(source, np.concatenate(starts), np.concatenate(lengths), kept)
+
+    def _separated(self, source: Source, run: _Run, field: int, column: Column) -> _Places:
+        at, nbytes = run.fields[field]
+        count = self._count(source.buffer, run, field + 1)
+        if nbytes < 0:
+            raise self._malformed("no texts")
+        between = np.flatnonzero(source.data[at : at + nbytes] == _BETWEEN)
+        if len(between) != run.rows - 1:
+            raise self._ambiguous(column)
+        starts = np.empty(run.rows, np.int64)
+        starts[0], starts[1:] = at, between + (at + 1)
+        lengths = np.append(between + at, at + nbytes) - starts
+        if count == run.rows:
+            return starts, lengths, None
+        absent = (lengths == 1) & (source.bytes_at(starts) == _ABSENT)
+        if np.count_nonzero(absent) != run.rows - count:
+            raise self._ambiguous(column)
+        return starts, np.where(absent, 0, lengths), ~absent
+
+    def _measured(self, source: Source, run: _Run, field: int) -> _Places:
+        at, nbytes = run.fields[field]
+        found = self._array(source.buffer, run, field + 1, np.dtype(">i4"))
+        lengths = found.numbers.astype(np.int64)
+        ends = np.cumsum(lengths)
+        if lengths.min() < 0 or ends[-1] != max(nbytes, 0):
+            raise self._malformed("lengths do not fill the values")
+        return at + ends - lengths, lengths, None if found.absent is None else ~found.absent
+
+    def _ambiguous(self, column: Column) -> AmbiguousMarkError:
+        what = f"a value of {column.name!r} looks like a mark, or is null"
+        return AmbiguousMarkError(f"{self._table.id}: {what}")
+
+
+def _all_of(
+    masks: Sequence[NDArray[np.bool_] | None], runs: Sequence[_Run], *, otherwise: bool
+) -> NDArray[np.bool_] | None:
+    """Join the masks of runs, None if there are none."""
+    if all(mask is None for mask in masks):
+        return None
+    pairs = zip(masks, runs, strict=True)
+    return np.concatenate([np.full(r.rows, otherwise) if m is None else m for m, r in pairs])
+
+
+# --- values of a fixed size ------------------------------------------------------------------
+
+
+def _fixed_array(
+    column: Column, numbers: NDArray[Any], absent: NDArray[np.bool_] | None
+) -> tuple[pa.Array, Texts | None]:
+    """Give the column; and the texts of what it can't hold, absent elsewhere."""
+    to = column.type
+    if pa.types.is_boolean(to):
+        validity = None if absent is None else bitmap(~absent)
+        buffers = [validity, bitmap(numbers != 0)]
+        return pa.BooleanArray.from_buffers(to, len(numbers), buffers), None
+    if pa.types.is_date(to):
+        low, high, shift = FIRST_DAY - _DAYS_TO_2000, _END_DAY - _DAYS_TO_2000, _DAYS_TO_2000
+    elif pa.types.is_timestamp(to):
+        low, high, shift = FIRST_US - _US_TO_2000, END_US - _US_TO_2000, _US_TO_2000
+    else:
+        return pa.array(numbers, mask=absent, from_pandas=False).cast(to), None
+    refused = (numbers < low) | (numbers >= high)
+    if absent is not None:
+        refused &= ~absent
+    texts = None
+    if refused.any():
+        texts = _texts_of_refused(column, numbers, refused)
+        absent = refused if absent is None else refused | absent
+        numbers = np.where(refused, 0, numbers)
+    return pa.array(numbers + numbers.dtype.type(shift), mask=absent).view(to), texts
+
+
+def _texts_of_refused(column: Column, numbers: NDArray[Any], refused: NDArray[np.bool_]) -> Texts:
+    """Write those values as the server would; a few distinct ones, so each is written once."""
+    distinct, index = np.unique(numbers[refused], return_inverse=True)
+    written = pa.array([_text(column, int(n), numbers.dtype) for n in distinct], pa.string())
+    places = np.zeros(len(numbers), np.int64)
+    places[refused] = index
+    values = written.cast(pa.binary()).take(pa.array(places, mask=~refused))
+    return texts_of(values)
+
+
+def _text(column: Column, number: int, dtype: np.dtype[Any]) -> str:
+    limits = np.iinfo(dtype)
+    if number in {limits.min, limits.max}:
+        return "infinity" if number > 0 else "-infinity"
+    if pa.types.is_date(column.type):
+        return date_text(number + _DAYS_TO_2000)
+    zone = "" if column.type.tz is None else "+00"
+    return timestamp_text(number + _US_TO_2000, zone)

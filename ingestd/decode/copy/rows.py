@@ -1,0 +1,148 @@
+"""COPY ... TO STDOUT (FORMAT binary) whose columns are texts: a table's rows as `r` rows.
+
+Source: PostgreSQL documentation, COPY, "Binary Format". Each column of the query must be the text
+of its type's output function; then one mapping of types serves snapshots and stream.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingestd.decode.change_batch import Places, Tuples, table_batch
+from ingestd.decode.pgoutput.tuples import Field, walk_copy_rows
+from ingestd.decode.values.encodings import Encoding
+from ingestd.decode.values.text_column import Source, Texts
+from ingestd.model.changes import SNAPSHOT, SNAPSHOT_SEQ, TableBatch
+from ingestd.model.errors import ProtocolError
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import Table
+
+_SIGNATURE = b"PGCOPY\n\xff\r\n\0"
+_HEADER = struct.Struct(">11sii")
+_TRAILER = b"\xff\xff"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedRows:
+    """Rows of a COPY: `count` of them, the bytes they came in, and their columns."""
+
+    count: int
+    nbytes: int
+    columns: list[Texts]
+
+
+class CopyRows:
+    """Cuts one COPY of `columns` texts a row into fields. After a ProtocolError it can't go on.
+
+    `what` is copied, for messages. `encoding`: of texts, None for UTF-8.
+    """
+
+    def __init__(self, what: str, columns: int, encoding: Encoding | None = None) -> None:
+        self._encoding = encoding
+        self._what = what
+        self._columns = columns
+        self._begun = self._ended = False
+
+    def feed(
+        self, buffer: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> CopiedRows | None:
+        """Take whole CopyData messages, one row each; None if there is no row.
+
+        The header comes with the first message, or alone. Raises ProtocolError.
+        """
+        if len(starts) == 0:
+            return None
+        if (
+            starts[0] < 0
+            or ends[-1] > len(buffer)
+            or (starts >= ends).any()
+            or (starts[1:] < ends[:-1]).any()
+            or len(buffer) >= 1 << 31
+        ):
+            msg = "COPY messages empty, overlapping or outside their buffer"
+            raise ProtocolError(msg)
+        if self._ended:
+            msg = "COPY data after its trailer"
+            raise ProtocolError(msg)
+        view = memoryview(buffer)  # a row may be as large as memory allows
+        if not self._begun:
+            starts = starts.copy()
+            starts[0] += _header_length(view[int(starts[0]) : int(ends[0])])
+            self._begun = True
+            if starts[0] == ends[0]:
+                starts, ends = starts[1:], ends[1:]
+        if len(starts) and view[int(starts[-1]) : int(ends[-1])] == _TRAILER:
+            self._ended = True
+            starts, ends = starts[:-1], ends[:-1]
+        if not len(starts):
+            return None
+        columns = walk_copy_rows(Source(buffer, self._encoding), starts, ends, self._columns)
+        return CopiedRows(len(starts), int((ends - starts).sum()), columns)
+
+    def finish(self) -> None:
+        """Raise ProtocolError if the trailer did not come: rows may be missing."""
+        if not self._ended:
+            msg = f"COPY of {self._what} ended without its trailer"
+            raise ProtocolError(msg)
+
+
+class CopyDecoder:
+    """Decodes one COPY of a table's columns, in the table's order, read at `point` and time `at`.
+
+    `at` is aware. After a ProtocolError it can't go on.
+    """
+
+    def __init__(
+        self, table: Table, point: Lsn, at: datetime, encoding: Encoding | None = None
+    ) -> None:
+        self._table = table
+        self._point = int(point)
+        self._at_us = microseconds(at)
+        self._rows = CopyRows(str(table.id), len(table.columns), encoding)
+
+    def feed(
+        self, buffer: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> TableBatch | None:
+        """Decode whole CopyData messages; see `CopyRows.feed`."""
+        rows = self._rows.feed(buffer, starts, ends)
+        if rows is None:
+            return None
+        count = rows.count
+        fields = {c.name: Field(t) for c, t in zip(self._table.columns, rows.columns, strict=True)}
+        places = Places(
+            np.full(count, ord(SNAPSHOT), np.uint8),
+            np.full(count, self._point),
+            np.full(count, SNAPSHOT_SEQ),
+            None,
+            np.full(count, self._at_us),
+        )
+        return table_batch(self._table, places, Tuples(fields), None, rows.nbytes)
+
+    def finish(self) -> None:
+        """Raise ProtocolError if the trailer did not come: rows may be missing."""
+        self._rows.finish()
+
+
+def microseconds(at: datetime) -> int:
+    """Give an aware time as microseconds since 1970 UTC."""
+    return (at - _EPOCH) // timedelta(microseconds=1)
+
+
+def _header_length(message: memoryview) -> int:
+    """Check the header and give its length. A flag of the upper half is one we don't know."""
+    try:
+        signature, flags, extension = _HEADER.unpack_from(message)
+    except struct.error as error:
+        msg = "COPY data without its header"
+        raise ProtocolError(msg) from error
+    length: int = _HEADER.size + extension
+    if signature != _SIGNATURE or flags >> 16 or extension < 0 or length > len(message):
+        msg = "malformed header of COPY data"
+        raise ProtocolError(msg)
+    return length

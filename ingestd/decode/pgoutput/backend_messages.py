@@ -1,0 +1,337 @@
+"""Backend messages inside the bytes of a socket: where each begins and ends.
+
+A message's length is known before its content comes. One that no server sends is a ProtocolError
+then; one that is larger than may be held is passed piece by piece, and never held as a whole. So is
+a message out of order: `FOLLOWING` says which may follow which.
+
+Source: PostgreSQL documentation, "Message Formats": a type byte, an int32 length that counts
+itself, the content; "Message Flow", COPY Operations.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingestd.decode import native
+from ingestd.decode.pgoutput.shortening import Passed, Shortener
+from ingestd.model.errors import ProtocolError
+
+Ints = NDArray[np.int64]
+
+COPY_DATA, COPY_BOTH, COPY_OUT, ERROR, READY = (ord(c) for c in "dWHEZ")
+_ENDS = frozenset(b"EcCZ")
+"""ErrorResponse, CopyDone, CommandComplete, ReadyForQuery: no data follows."""
+ASIDES = frozenset(b"NSA")
+"""What may come at any time: notices, changed settings, notifications."""
+_BEGINS = frozenset((COPY_BOTH, COPY_OUT))
+_KNOWN = frozenset((COPY_DATA,)) | _BEGINS | _ENDS | ASIDES
+QUERY = ord("Q")
+FOLLOWING = {
+    QUERY: _BEGINS | {ERROR},
+    # A walsender that is shut down ends the command without a CopyDone; of a COPY libpq shows none,
+    # which a binary one can do without: it has a trailer.
+    COPY_OUT: frozenset(b"cCE"),
+    COPY_BOTH: frozenset(b"cCE"),
+    ord("c"): frozenset(b"CE"),
+    ord("C"): frozenset(b"ZE"),
+    ERROR: frozenset(b"ZE"),
+    READY: frozenset[int](),
+}
+"""By the last message that was neither data nor an aside: which of these may follow. Data may
+follow `COPY_OUT` and `COPY_BOTH` alone, asides anything."""
+HEADER_BYTES = _HEADER = 5
+MOST_BYTES = 1 << 30
+"""Of a message: the server allocates each as a whole (MaxAllocSize)."""
+MOST_ASIDE_BYTES = 1 << 16
+"""Of an error, a notice and the like: what is more of it is not kept."""
+TEXT_BYTES = 2000
+"""Of each text of an error, so much is kept."""
+_SQLSTATE = ord("C")
+_CODE = re.compile(rb"[0-9A-Z]{5}")
+_LENGTH = struct.Struct(">i")
+_NONE: Ints = np.empty(0, np.int64)
+_CHAIN = 1 << 15
+"""So many messages are followed at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The whole messages of a buffer.
+
+    `starts`, `ends` (int64): contents of the CopyData messages. `used`: where the first message
+    begins that is not whole. `last`: type and content of the message that ended the data.
+    `passed_bytes`: of the largest message that is too large to be held, whole or only begun; 0 if
+    there is none. `begun`: types of the messages that begin data, and how much of it precedes each.
+    """
+
+    starts: Ints
+    ends: Ints
+    used: int
+    last: tuple[int, bytes] | None = None
+    passed_bytes: int = 0
+    begun: tuple[tuple[int, int], ...] = ()
+
+
+def cut(buffer: bytes) -> Cut:
+    """Find the messages; the buffer begins with one. Raises ProtocolError."""
+    compiled = native.compiled
+    chains: _Chains = _Likely(buffer) if compiled is None else _Followed(buffer, compiled)
+    starts, ends = [_NONE], [_NONE]
+    begun: list[tuple[int, int]] = []
+    last = None
+    at = 0
+    while last is None and len(buffer) - at >= _HEADER:
+        chain = chains.at(at)
+        if chain is not None:
+            starts.append(chain[0])
+            ends.append(chain[1])
+            at = int(chain[1][-1])
+            continue
+        content, end = at + _HEADER, at + 1 + _length(buffer, at)
+        if end > len(buffer):
+            break
+        if buffer[at] == COPY_DATA:
+            starts.append(np.array([content]))
+            ends.append(np.array([end]))
+        elif buffer[at] in _BEGINS:
+            begun.append((buffer[at], sum(map(len, starts))))
+        elif buffer[at] in _ENDS:
+            last = buffer[at], buffer[content:end]
+        at = end
+    return Cut(np.concatenate(starts), np.concatenate(ends), at, last, begun=tuple(begun))
+
+
+class _Chains(Protocol):
+    def at(self, place: int) -> tuple[Ints, Ints] | None:
+        """Give contents of CopyData messages that follow one another from there, if one is there.
+
+        There may be more of them.
+        """
+
+
+class _Followed:
+    """Finds every message from the one before it, by the compiled part."""
+
+    def __init__(self, buffer: bytes, compiled: native.Compiled) -> None:
+        self._buffer = buffer
+        self._compiled = compiled
+        self._starts, self._ends = np.empty(_CHAIN, np.int64), np.empty(_CHAIN, np.int64)
+
+    def at(self, place: int) -> tuple[Ints, Ints] | None:
+        found = self._compiled.follow(self._buffer, place, self._starts, self._ends)
+        return (self._starts[:found].copy(), self._ends[:found].copy()) if found else None
+
+
+class _Likely:
+    """Looks at all places that may begin a message, without a step for each.
+
+    Where one leads to the next, on and on, the chain is followed at once. Messages of 16 MB or more
+    are left out: few other places have a 'd' before a 0.
+    """
+
+    def __init__(self, buffer: bytes) -> None:
+        self._places, self._follows = _likely(buffer)
+        is_break = np.append(self._follows[:-1] != self._places[1:], True)
+        self._breaks = np.flatnonzero(is_break)
+
+    def at(self, place: int) -> tuple[Ints, Ints] | None:
+        index = int(np.searchsorted(self._places, place))
+        if index == len(self._places) or self._places[index] != place:
+            return None
+        run = slice(index, int(self._breaks[np.searchsorted(self._breaks, index)]) + 1)
+        return self._places[run] + _HEADER, self._follows[run]
+
+
+def _likely(buffer: bytes) -> tuple[Ints, Ints]:
+    """Give the places that look like a whole CopyData message, and where each of them ends."""
+    size = len(buffer)
+    if size < _HEADER:
+        return _NONE, _NONE
+    data = np.frombuffer(buffer, np.uint8)
+    places = np.flatnonzero(data[: size - _HEADER + 1] == COPY_DATA)
+    places = places[data[places + 1] == 0]
+    lengths = np.ndarray((size - 3,), ">i4", buffer, 0, (1,))[places + 1]
+    follows = places + 1 + lengths
+    good = (lengths >= _LENGTH.size) & (follows <= size)
+    return places[good], follows[good]
+
+
+def _length(buffer: bytes, at: int) -> int:
+    if buffer[at] not in _KNOWN:
+        msg = f"unknown message {buffer[at : at + _HEADER]!r} in the stream"
+        raise ProtocolError(msg)
+    return length_of(buffer[at : at + _HEADER])
+
+
+def length_of(header: bytes) -> int:
+    """Return what a message's header says of its length. Raises ProtocolError."""
+    length = int(_LENGTH.unpack_from(header, 1)[0])
+    if not _LENGTH.size <= length <= MOST_BYTES:
+        msg = f"message {header[:1]!r} says that it has {length} bytes"
+        raise ProtocolError(msg)
+    return length
+
+
+class Cutter:
+    """Cuts the answer to a query, which comes in pieces, and keeps what is not whole yet.
+
+    One thread at a time. A CopyData message of more than `limit_bytes` is not kept: what
+    `shortener` makes of it stands for it. By default nothing does. `is_begun`: what says that data
+    follows was read before.
+    """
+
+    def __init__(
+        self,
+        limit_bytes: int = MOST_BYTES,
+        shortener: Callable[[], Shortener] = Passed,
+        *,
+        is_begun: bool = False,
+    ) -> None:
+        self._before = COPY_BOTH if is_begun else QUERY
+        self._limit_bytes = limit_bytes
+        self._shortener = shortener
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._needed = 0
+        self._passing: _Passing | None = None
+
+    def feed(self, pieces: Sequence[bytes]) -> tuple[bytes, Cut]:
+        """Give a buffer and its whole messages. Raises ProtocolError.
+
+        A message is not looked for again before it is whole, however many pieces it takes.
+        """
+        self._held += pieces
+        self._held_bytes += sum(map(len, pieces))
+        passed_bytes = 0
+        if self._passing is not None:
+            passed_bytes = self._passing.row_bytes
+            self._held = self._passing.take(self._held)
+            self._held_bytes = sum(map(len, self._held))
+            if not self._passing.is_whole:
+                return b"", Cut(_NONE, _NONE, 0, passed_bytes=passed_bytes)
+            self._passing, self._needed = None, 0
+        if self._held_bytes < self._needed:
+            return b"", Cut(_NONE, _NONE, 0, passed_bytes=passed_bytes)
+        buffer = b"".join(self._held)
+        found = cut(buffer)
+        self._check_order(found)
+        rest = buffer[found.used :]
+        self._held, self._held_bytes = [rest], len(rest)
+        is_over = found.last is not None  # what follows is the caller's no more
+        self._needed = _HEADER if is_over or len(rest) < _HEADER else 1 + _length(rest, 0)
+        if self._needed > _HEADER and self._is_large(rest):
+            if rest[0] == COPY_DATA:
+                self._check_data(1)
+            self._passing = self._pass(rest)
+            passed_bytes = max(passed_bytes, self._passing.row_bytes)
+        return buffer, replace(found, passed_bytes=passed_bytes)
+
+    def _check_order(self, found: Cut) -> None:
+        """Note what came. Raises ProtocolError for what may not follow what came before."""
+        count = 0
+        for kind, data_before in found.begun:
+            self._check_data(data_before - count)
+            self._follow(kind)
+            count = data_before
+        self._check_data(len(found.starts) - count)
+        if found.last is not None:
+            self._follow(found.last[0])
+
+    def _follow(self, kind: int) -> None:
+        if kind not in FOLLOWING[self._before]:
+            raise _out_of_order(kind, self._before)
+        self._before = kind
+
+    def _check_data(self, count: int) -> None:
+        if count and self._before not in _BEGINS:
+            raise _out_of_order(COPY_DATA, self._before)
+
+    def _is_large(self, rest: bytes) -> bool:
+        """Whether the message that begins there is not to be held."""
+        content_bytes = self._needed - _HEADER
+        return content_bytes > (self._limit_bytes if rest[0] == COPY_DATA else MOST_ASIDE_BYTES)
+
+    def _pass(self, rest: bytes) -> _Passing:
+        kind = rest[0]
+        if kind == COPY_DATA:
+            shortener = self._shortener()
+        elif kind == ERROR:
+            shortener = _Beginning()
+        elif kind in ASIDES:
+            shortener = Passed()
+        else:
+            msg = f"message {rest[:1]!r} says that it has {self._needed - 1} bytes"
+            raise ProtocolError(msg)
+        self._held, self._held_bytes = [rest[_HEADER:]], len(rest) - _HEADER
+        return _Passing(kind, self._needed - _HEADER, shortener)
+
+
+def _out_of_order(kind: int, before: int) -> ProtocolError:
+    return ProtocolError(f"message {bytes([kind])!r} out of order, after {bytes([before])!r}")
+
+
+class _Passing:
+    """A message of `nbytes` that is not held while it comes. `row_bytes`: if it is CopyData."""
+
+    def __init__(self, kind: int, nbytes: int, shortener: Shortener) -> None:
+        self.row_bytes = nbytes if kind == COPY_DATA else 0
+        self._left = nbytes
+        self._kind = kind
+        self._shortener = shortener
+
+    @property
+    def is_whole(self) -> bool:
+        return self._left == 0
+
+    def take(self, pieces: Sequence[bytes]) -> list[bytes]:
+        """Take what is of the message; return what follows, behind what stands for it."""
+        rest: list[bytes] = []
+        for piece in pieces:
+            taken = min(self._left, len(piece))
+            if taken:
+                self._shortener.feed(memoryview(piece)[:taken])
+                self._left -= taken
+            if taken < len(piece):
+                rest.append(piece[taken:])
+        if self._left:
+            return []
+        kind = bytes([self._kind])
+        found = self._shortener.finish()
+        return [kind + _LENGTH.pack(len(each) + 4) + each for each in found] + rest
+
+
+class _Beginning:
+    """Keeps the beginning of an error."""
+
+    def __init__(self) -> None:
+        self._kept = b""
+
+    def feed(self, piece: memoryview) -> None:
+        self._kept += bytes(piece[: MOST_ASIDE_BYTES - len(self._kept)])
+
+    def finish(self) -> list[bytes]:
+        return [self._kept]
+
+
+def error_fields(content: bytes) -> dict[int, bytes]:
+    """Return an ErrorResponse's fields by their type byte, in UTF-8 of at most `TEXT_BYTES`.
+
+    A code that is none is left out.
+    """
+    fields = {field[0]: _shortened(field[1:]) for field in content.split(b"\0") if field}
+    if not _CODE.fullmatch(fields.get(_SQLSTATE, b"00000")):
+        del fields[_SQLSTATE]
+    return fields
+
+
+def _shortened(text: bytes) -> bytes:
+    """Return the beginning of a text. What stands for a byte that is not UTF-8 has three."""
+    valid = text[:TEXT_BYTES].decode("utf-8", "replace").encode()
+    return valid[:TEXT_BYTES].decode("utf-8", "ignore").encode()

@@ -1,0 +1,265 @@
+"""One relation's changes in a feed, or a few of each of several, walked together.
+
+Source: PostgreSQL documentation, "Logical Replication Message Formats", Insert, Update, Delete.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingestd.decode.batched_cast import Wanted, cast_jointly
+from ingestd.decode.change_batch import Fields, Places, Tuples, table_batch
+from ingestd.decode.pgoutput.messages import (
+    DELETE,
+    INSERT,
+    TRUNCATE,
+    UPDATE,
+    Ints,
+    Messages,
+    Transactions,
+)
+from ingestd.decode.pgoutput.native_tuples import walk_typed
+from ingestd.decode.pgoutput.relation import Relation
+from ingestd.decode.pgoutput.tuples import Field, Part, walk_tuples
+from ingestd.decode.values.text_column import Source
+from ingestd.model.changes import TableBatch
+from ingestd.model.errors import ProtocolError
+from ingestd.model.schema import Column, Table
+
+_NEW, _KEY, _OLD = (ord(c) for c in "NKO")
+_TEXT = ord("t")
+_COUNT, _LENGTH = struct.Struct(">h"), struct.Struct(">i")
+_TUPLE = 5
+"""Offset of the first tuple's kind: type byte and relation OID come before."""
+
+_ops = np.zeros(256, np.uint8)
+for _type, _op in ((INSERT, "c"), (UPDATE, "u"), (DELETE, "d"), (TRUNCATE, "t")):
+    _ops[_type] = ord(_op)
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Captured changes of one table: message of each (ascending), and its place in transaction."""
+
+    relation: Relation
+    table: Table
+    messages: Ints
+    seq: Ints
+
+
+def change_batch(messages: Messages, transactions: Transactions, changes: Changes) -> TableBatch:
+    """Decode the changes of a table. Raises ProtocolError."""
+    [walked] = _walk_changes(messages, transactions, [changes], may_copy=True)
+    return walked.batch()
+
+
+def change_batches(
+    messages: Messages, transactions: Transactions, changes: Sequence[Changes]
+) -> list[TableBatch]:
+    """Decode the few changes that each of these tables has, together. Raises ProtocolError."""
+    walked = _walk_changes(messages, transactions, changes, may_copy=False)
+    wanted: list[Wanted] = []
+    for each in walked:
+        wanted.append((each.new, each.table.columns))
+        if each.old is not None:
+            wanted.append((each.old, each.table.before_columns))
+    found = iter(cast_jointly(wanted))
+    return [
+        replace(w, new=next(found), old=None if w.old is None else next(found)).batch()
+        for w in walked
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Walked:
+    """One table's changes, their columns found: `new` and `old` as in `table_batch`."""
+
+    table: Table
+    places: Places
+    new: Tuples
+    old: Tuples | None
+    nbytes: int
+
+    def batch(self) -> TableBatch:
+        return table_batch(self.table, self.places, self.new, self.old, self.nbytes)
+
+
+def _walk_changes(
+    messages: Messages, transactions: Transactions, changes: Sequence[Changes], *, may_copy: bool
+) -> list[_Walked]:
+    """Find the columns; `may_copy`: see `Messages.only`, not for several tables."""
+    rows = [_tuple_rows(messages.types[each.messages]) for each in changes]
+    with_tuples = [
+        (messages.only(c.messages if r is None else c.messages[r], may_copy=may_copy), c)
+        for c, r in zip(changes, rows, strict=True)
+    ]
+    return [
+        _Walked(
+            each.table,
+            _places(messages, transactions, each),
+            _among(new, at),
+            None if old is None else _among(old, at),
+            messages.nbytes(each.messages),
+        )
+        for each, at, (new, old) in zip(changes, rows, _walk(with_tuples), strict=True)
+    ]
+
+
+def _tuple_rows(types: NDArray[np.uint8]) -> Ints | None:
+    """Give the changes that have tuples: all but truncates; None for all."""
+    has_none = types == TRUNCATE
+    return np.flatnonzero(~has_none) if has_none.any() else None
+
+
+def _among(tuples: Tuples, rows: Ints | None) -> Tuples:
+    """Give the tuples of some rows as what these are of all."""
+    if rows is None:
+        return tuples
+    return replace(tuples, rows=rows if tuples.rows is None else rows[tuples.rows])
+
+
+def _places(messages: Messages, transactions: Transactions, changes: Changes) -> Places:
+    of = transactions.of.take(changes.messages)
+    return Places(
+        _ops.take(messages.types.take(changes.messages)),
+        transactions.commit_lsns.take(of),
+        changes.seq,
+        transactions.xids.take(of),
+        transactions.commit_times.take(of),
+    )
+
+
+def captured_bytes(messages: Messages, index: int, is_captured: Sequence[bool]) -> int:
+    """Add up the values of a change, old and new ones, in columns that are captured.
+
+    For a few large messages. Raises ProtocolError.
+    """
+    buffer, end = messages.source.buffer, int(messages.ends[index])
+    at, total = int(messages.starts[index]) + _TUPLE, 0
+    try:
+        while at < end:
+            (count,) = _COUNT.unpack_from(buffer, at + 1)
+            at += 3
+            for wanted in is_captured[:count]:
+                if buffer[at] != _TEXT:
+                    at += 1
+                    continue
+                (length,) = _LENGTH.unpack_from(buffer, at + 1)
+                at += 5 + max(length, 0)
+                total += length if wanted else 0
+    except (struct.error, IndexError) as error:
+        msg = "value reaches beyond its message"
+        raise ProtocolError(msg) from error
+    return total
+
+
+def _walk(parts: Sequence[tuple[Messages, Changes]]) -> list[tuple[Tuples, Tuples | None]]:
+    """Give the main tuples (new ones; of deletes, old ones), and those for `_cdc_before`.
+
+    The messages of all parts are of one source.
+    """
+    source = parts[0][0].source
+    starts = [_TupleStarts.of(messages, changes) for messages, changes in parts]
+    _walk_old(source, [start for start in starts if len(start.old)])
+    found = []
+    for start, (tuples, stops) in zip(starts, _walk_main(source, starts), strict=True):
+        if (stops != start.messages.ends).any():
+            msg = f"bytes after the tuple in a change of {start.relation.id}"
+            raise ProtocolError(msg)
+        found.append((tuples, start.before))
+    return found
+
+
+def _walk_main(source: Source, starts: Sequence[_TupleStarts]) -> list[tuple[Tuples, Ints]]:
+    """Give the main tuples, and where each stops; of one relation's, values may be cast."""
+    parts = [start.main_part() for start in starts]
+    if len(starts) == 1:
+        typed = walk_typed(source, parts[0], starts[0].wanted(starts[0].table.columns))
+        if typed is not None:
+            return [(Tuples(typed.fields, values=typed.values), typed.stops)]
+    walked = zip(starts, walk_tuples(source, parts), strict=True)
+    return [(Tuples(_named(s.relation, fields)), stops) for s, (fields, stops) in walked]
+
+
+def _walk_old(source: Source, starts: Sequence[_TupleStarts]) -> None:
+    """Note what `_cdc_before` is to have, and where updates go on."""
+    parts = [start.old_part() for start in starts]
+    if len(starts) == 1:
+        [start], [part] = starts, parts
+        whole = walk_typed(source, part, start.wanted(()))
+        if whole is not None:
+            sent = start.take_stops(whole.stops)
+            if len(sent):
+                part = Part(part.at[sent], part.ends[sent], part.columns)
+                typed = walk_typed(source, part, start.wanted(start.table.before_columns))
+                assert typed is not None  # it was walked before
+                start.before = Tuples(typed.fields, start.old[sent], typed.values)
+            return
+    for start, (fields, stops) in zip(starts, walk_tuples(source, parts), strict=True):
+        sent = start.take_stops(stops)
+        if len(sent):
+            sliced = _named(start.relation, [field[sent] for field in fields])
+            start.before = Tuples(sliced, start.old[sent])
+
+
+@dataclass(slots=True)
+class _TupleStarts:
+    """Where the tuples of one relation's changes are.
+
+    `old`: the messages that begin with an old one. `main`: where the main tuple begins; of updates
+    with an old one, since `take_stops`. `before`: the tuples for `_cdc_before`, once walked.
+    """
+
+    messages: Messages
+    relation: Relation
+    table: Table
+    kinds: NDArray[np.uint8]
+    old: Ints
+    main: Ints
+    before: Tuples | None = None
+
+    @classmethod
+    def of(cls, messages: Messages, changes: Changes) -> _TupleStarts:
+        types = messages.types
+        kinds = (messages.heads >> 16).astype(np.uint8)
+        is_new = kinds == _NEW
+        is_old = (kinds == _KEY) | (kinds == _OLD)
+        good = np.where(types == INSERT, is_new, np.where(types == DELETE, is_old, is_new | is_old))
+        if not good.all():
+            msg = f"unexpected kind of tuple in a change of {changes.relation.id}"
+            raise ProtocolError(msg)
+        main = messages.starts + _TUPLE + 1
+        old = np.flatnonzero(is_old)
+        return cls(messages, changes.relation, changes.table, kinds, old, main)
+
+    def wanted(self, columns: Sequence[Column]) -> list[Column | None]:
+        """Give for each column of the relation that of these by its name."""
+        by_name = {column.name: column for column in columns}
+        return [by_name.get(column.name) for column in self.relation.columns]
+
+    def old_part(self) -> Part:
+        ends = self.messages.ends[self.old]
+        return Part(self.main[self.old], ends, len(self.relation.columns))
+
+    def main_part(self) -> Part:
+        return Part(self.main, self.messages.ends, len(self.relation.columns))
+
+    def take_stops(self, stops: Ints) -> Ints:
+        """Note where the new tuples of updates follow; give which of `old` `_cdc_before` has."""
+        messages, old = self.messages, self.old
+        updated = messages.types[old] != DELETE
+        follows, ends = stops[updated], messages.ends[old][updated]
+        if (follows >= ends).any() or (messages.source.bytes_at(follows) != _NEW).any():
+            msg = f"update of {self.relation.id} without a new tuple"
+            raise ProtocolError(msg)
+        self.main[old[updated]] = follows + 1
+        return np.flatnonzero(updated | (self.kinds[old] == _OLD))
+
+
+def _named(relation: Relation, fields: list[Field]) -> Fields:
+    return {c.name: f for c, f in zip(relation.columns, fields, strict=True)}

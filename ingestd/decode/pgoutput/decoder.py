@@ -1,0 +1,508 @@
+"""The stream of pgoutput messages: whole transactions, or pieces of large ones, to chunks.
+
+Source: PostgreSQL documentation, "Logical Streaming Replication Protocol" and "Logical Replication
+Message Formats", protocol version 1, values as text.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingestd.decode.pgoutput.changes import Changes, captured_bytes, change_batch, change_batches
+from ingestd.decode.pgoutput.logical_messages import TellMessage, tell_messages
+from ingestd.decode.pgoutput.messages import (
+    BEGIN,
+    COMMIT,
+    IS_CHANGE,
+    LENGTHS,
+    RELATION,
+    TRUNCATE,
+    Ints,
+    Messages,
+    Transaction,
+    Transactions,
+    oids_of,
+    read_messages,
+    read_transactions,
+)
+from ingestd.decode.pgoutput.relation import Relation, Resolve, TellPartition, parse_relation
+from ingestd.decode.pgoutput.shortening import LEFT_OUT, columns_left_out
+from ingestd.decode.values.encodings import Encoding
+from ingestd.model.changes import Chunk, TableBatch, idle_chunk
+from ingestd.model.errors import ProtocolError, TableError
+from ingestd.model.lsn import ZERO, Lsn
+from ingestd.model.row_limit import UNLIMITED_BYTES, kept_bytes, row_too_large
+from ingestd.model.schema import Table, TableId
+
+_MAX_FEED_BYTES = 1 << 31
+"""Offsets of an Arrow binary array are 32 bits."""
+_TRUNCATED = struct.Struct(">iB")
+SMALL_ROWS, _SMALL_BYTES = 512, 1 << 20
+"""A table with no more changes in a feed is decoded together with others."""
+JOINT_VALUES, JOINT_BYTES = 50_000, 4 << 20
+"""So many at a time: each takes up to 100 bytes until its column is cast, and its text twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A relation's definition, its table if captured, and the message since which it holds."""
+
+    relation: Relation
+    table: Table | None
+    since: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """One table's changes in a stretch of messages with one definition of its relation.
+
+    `rank`: place among the captured relations of its message (0 but for truncates).
+    """
+
+    relation: Relation
+    table: Table
+    messages: Ints
+    rank: Ints
+
+
+class StreamDecoder:
+    """Decodes one stream from its start. After a ProtocolError it can't go on.
+
+    Messages after a feed's last Commit wait for their transaction's end, so that chunks end with
+    transactions; more than `hold_bytes` of them are given as an open chunk, and so is what comes
+    before a buffer of that size. A change of more than `row_limit_bytes`, in columns that are
+    captured, is left out, and its table told in `Chunk.refused`. `tell_partition` is called again
+    and again, `tell_message` before the chunk is given. `encoding`: of texts and names, None for
+    UTF-8. One thread at a time.
+    """
+
+    def __init__(
+        self,
+        resolve: Resolve,
+        *,
+        tell_partition: TellPartition = lambda *_: None,
+        tell_message: TellMessage = lambda *_: False,
+        hold_bytes: int = 8 << 20,
+        row_limit_bytes: int = UNLIMITED_BYTES,
+        encoding: Encoding | None = None,
+    ) -> None:
+        self._encoding = encoding
+        self._resolve = resolve
+        self._tell_partition = tell_partition
+        self._tell_message = tell_message
+        self._ignored = 0
+        self._hold_bytes = hold_bytes
+        self._row_limit_bytes = row_limit_bytes
+        self._refused: dict[TableId, TableError] = {}
+        self._position = ZERO
+        self._known: dict[int, _Known] = {}
+        self._open: Transaction | None = None
+        self._last_lsn = -1
+        self._held: list[tuple[bytes | memoryview, Ints]] = []
+        self._held_bytes = 0
+        self._is_stale = self._has_left_out = False
+        self._told_last: Relation | None = None
+
+    @property
+    def position(self) -> Lsn:
+        """Every captured change of transactions that commit below it has been given."""
+        return self._position
+
+    @property
+    def is_open(self) -> bool:
+        """Whether part of a transaction has been given, and its end has not."""
+        return self._open is not None
+
+    def resolve_again(self) -> None:
+        """Ask anew for the tables of all relations: others may be captured now.
+
+        From any thread; it is done before the next messages are decoded.
+        """
+        self._is_stale = True
+
+    def idle(self, position: Lsn) -> Chunk | None:
+        """Take a keepalive's wal_end: nothing to decode lies before it.
+
+        None while a transaction is open or held back: its changes do.
+        """
+        if self._open is not None or self._held:
+            return None
+        self._position = max(self._position, position)
+        return idle_chunk(self._position)
+
+    def feed(
+        self, buffer: bytes | memoryview, starts: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> list[Chunk]:
+        """Decode whole messages, `starts[i]` to `ends[i]` (ascending) in `buffer`.
+
+        Nobody may write to what a view shows: it is not copied. Gives none or one with whole
+        transactions, then up to two open ones: what was held goes before a large buffer. Raises
+        ProtocolError.
+        """
+        if len(starts) == 0:
+            return []
+        _check_ranges(buffer, starts, ends)
+        whole = self._whole_messages(buffer, starts, ends)
+        chunks = []
+        if whole and not self._held:
+            chunks += self._decode_all(bytes(buffer), starts[:whole], ends[:whole])
+        elif whole:
+            self._hold(memoryview(buffer), starts[:whole], ends[:whole])
+            chunks += self._release()
+        if whole < len(starts):
+            if len(buffer) > self._hold_bytes:  # a large message, say: not to be copied to join it
+                chunks += self._release()
+            self._hold(buffer, starts[whole:], ends[whole:])
+            if self._held_bytes > self._hold_bytes:
+                chunks += self._release()
+        return chunks
+
+    def _whole_messages(self, buffer: bytes | memoryview, starts: Ints, ends: Ints) -> int:
+        """How many of these messages end with the end of a transaction.
+
+        All lie far apart in memory: only those are looked at that have the length of a Begin or a
+        Commit.
+        """
+        lengths, data = ends - starts, np.frombuffer(buffer, np.uint8)
+        at = np.flatnonzero(lengths == LENGTHS[COMMIT])
+        commits = at[data.take(starts[at]) == COMMIT]
+        after = int(commits[-1]) + 1 if len(commits) else 0
+        if after == 0 and (self._open is not None or self._held):
+            return 0
+        begins = starts[after:][lengths[after:] == LENGTHS[BEGIN]]
+        if (data.take(begins) == BEGIN).any():
+            return after
+        return len(starts)  # what follows, if anything, belongs to no transaction
+
+    def _hold(self, buffer: bytes | memoryview, starts: Ints, ends: Ints) -> None:
+        """Keep a stretch of the buffer with messages and what lies between them.
+
+        A copy of it, but of a view: that is of this stretch alone, or released at once.
+        """
+        first, last = int(starts[0]), int(ends[-1])
+        if 2 * (last - first) > len(buffer):  # a copy would be all but as large
+            first, last = 0, len(buffer)
+        piece = buffer[first:last]
+        self._held.append((piece, np.stack((starts, ends)) - first))
+        self._held_bytes += len(piece)
+
+    def _release(self) -> list[Chunk]:
+        """Decode all that is held, if there is anything."""
+        if not self._held:
+            return []
+        pieces, self._held, self._held_bytes = self._held, [], 0
+        shifts = np.cumsum([0, *(len(p) for p, _ in pieces[:-1])])
+        ranges = np.concatenate(
+            [r + shift for (_, r), shift in zip(pieces, shifts, strict=True)], axis=1
+        )
+        buffer = b"".join(p for p, _ in pieces)
+        del pieces  # decoding needs the room
+        return self._decode_all(buffer, ranges[0], ranges[1])
+
+    def _decode_all(self, buffer: bytes, starts: Ints, ends: Ints) -> list[Chunk]:
+        if len(buffer) >= _MAX_FEED_BYTES:
+            msg = f"{len(buffer)} bytes of messages at once: more than can be decoded"
+            raise ProtocolError(msg)
+        chunk = self._decode(read_messages(buffer, starts, ends, self._encoding))
+        return [] if chunk is None else [chunk]
+
+    def _decode(self, messages: Messages) -> Chunk | None:
+        transactions = read_transactions(messages, self._open)
+        if len(transactions.begun):
+            if transactions.commit_lsns[1] <= self._last_lsn:
+                msg = "transactions not in commit order"
+                raise ProtocolError(msg)
+            self._last_lsn = int(transactions.commit_lsns[-1])
+        counts = np.zeros(len(messages), np.int64)
+        self._has_left_out = _has_left_out(messages)
+        found = list(self._find(messages, transactions, counts))
+        self._find_partitions(messages, transactions)
+        self._ignored += tell_messages(messages, transactions, self._tell_message)
+        total = np.cumsum(counts)
+        # what was counted before each transaction began; of the open one, less than nothing
+        carried = 0 if self._open is None else self._open.changes
+        bases = np.append([-carried], total[transactions.begun])
+        batches = _batches(messages, transactions, found, counts, total - bases[transactions.of])
+        captured = np.diff(np.append(bases, total[-1]))
+        return self._close(transactions, batches, captured)
+
+    def _close(
+        self, transactions: Transactions, batches: tuple[TableBatch, ...], captured: Ints
+    ) -> Chunk | None:
+        """Move on: the open transaction, the position; `captured` is per transaction."""
+        last = len(captured) - 1
+        self._open = None
+        if transactions.is_open:
+            self._open = Transaction(
+                int(transactions.commit_lsns[last]),
+                int(transactions.commit_times[last]),
+                int(transactions.xids[last]),
+                int(captured[last]),
+                bool(transactions.are_replicated[last]),
+            )
+        if len(transactions.end_lsns):
+            self._position = max(self._position, Lsn(int(transactions.end_lsns.max())))
+        elif not (batches or self._refused):
+            return None
+        refused, self._refused = tuple(self._refused.values()), {}
+        ignored, self._ignored = self._ignored, 0
+        with_changes = np.flatnonzero(captured > 0)
+        ended = transactions.ended[captured[transactions.ended] > 0]
+        first = Lsn(int(transactions.commit_lsns[with_changes[0]])) if len(with_changes) else None
+        return Chunk(
+            batches,
+            self._position,
+            is_open=transactions.is_open,
+            first_lsn=first,
+            commit_times=transactions.commit_times[ended],
+            are_replicated=transactions.are_replicated[ended],
+            nbytes=sum(b.nbytes for b in batches),
+            refused=refused,
+            ignored_messages=ignored,
+        )
+
+    def _find(
+        self, messages: Messages, transactions: Transactions, counts: Ints
+    ) -> Iterator[_Found]:
+        """Find the captured changes; note in `counts` how many each message has."""
+        if self._is_stale:
+            self._is_stale = False
+            self._known = {
+                oid: replace(known, table=self._resolve(known.relation))
+                for oid, known in self._known.items()
+            }
+        start = 0
+        for i in np.flatnonzero(messages.types == RELATION).tolist():
+            lsn, xid = transactions.commit_of(i)
+            relation = parse_relation(messages.content(i), self._encoding)
+            relation = replace(relation, lsn=lsn, xid=xid)
+            known = self._known.get(relation.oid)
+            if known is not None and known.relation == relation:
+                continue
+            if known is not None:
+                yield from self._find_between(messages, transactions, start, i, counts)
+                start = i
+            self._known[relation.oid] = _Known(relation, self._resolve(relation), i)
+        yield from self._find_between(messages, transactions, start, len(messages), counts)
+        for oid, known in self._known.items():
+            if known.since >= 0:
+                self._known[oid] = replace(known, since=-1)
+
+    def _find_partitions(self, messages: Messages, transactions: Transactions) -> None:
+        """Find relations whose changes come as those of a captured table.
+
+        pgoutput tells of a partition too, right before the first of its changes.
+        """
+        types, heads = messages.types, messages.heads
+        if self._told_last is not None and len(types) and IS_CHANGE[types[0]]:
+            self._tell_if_partition(self._told_last, int(oids_of(heads[:1])[0]), transactions, 0)
+        told = np.flatnonzero(types == RELATION)
+        self._told_last = None
+        if len(told) and told[-1] == len(types) - 1:
+            self._told_last = parse_relation(messages.content(int(told[-1])), self._encoding)
+            told = told[:-1]
+        oids, tables = oids_of(heads[told]), oids_of(heads[told + 1])
+        is_partition = IS_CHANGE.take(types[told + 1]) & (tables != oids)
+        for i in told[is_partition].tolist():
+            relation = parse_relation(messages.content(i), self._encoding)
+            self._tell_if_partition(
+                relation, int(oids_of(heads[i + 1 : i + 2])[0]), transactions, i + 1
+            )
+
+    def _tell_if_partition(
+        self, relation: Relation, table: int, transactions: Transactions, change: int
+    ) -> None:
+        if relation.oid != table and self._known[table].table is not None:
+            lsn, xid = transactions.commit_of(change)
+            self._tell_partition(replace(relation, lsn=lsn, xid=xid), table)
+
+    def _find_between(
+        self,
+        messages: Messages,
+        transactions: Transactions,
+        start: int,
+        end: int,
+        counts: Ints,
+    ) -> Iterator[_Found]:
+        types = messages.types[start:end]
+        truncated = self._find_truncates(
+            messages, (np.flatnonzero(types == TRUNCATE) + start).tolist(), counts
+        )
+        at = np.flatnonzero(IS_CHANGE.take(types)) + start
+        for oid, rows in _grouped(messages.oids[at], at):
+            known = self._lookup(oid, int(rows[0]))
+            if known.table is None:
+                continue
+            counts[rows] = 1
+            taken = self._small_enough(messages, transactions, known, rows)
+            truncates = truncated.pop(oid, [])
+            if len(taken) or truncates:
+                yield _with_truncates(known.relation, known.table, taken, truncates)
+        for oid, places in truncated.items():
+            known = self._known[oid]
+            assert known.table is not None
+            yield _with_truncates(known.relation, known.table, at[:0], places)
+
+    def _small_enough(
+        self, messages: Messages, transactions: Transactions, known: _Known, rows: Ints
+    ) -> Ints:
+        """Leave out the changes that are too large, and note that."""
+        limit = self._row_limit_bytes
+        large = messages.ends[rows] - messages.starts[rows] > limit
+        if self._has_left_out:
+            after = np.minimum(rows + 1, len(messages) - 1)
+            large |= messages.types[after] == LEFT_OUT
+        if not large.any():
+            return rows
+        assert known.table is not None
+        captured = {c.name for c in known.table.columns}
+        is_sent = [c.name in captured for c in known.relation.columns]
+        over = []
+        for i in np.flatnonzero(large).tolist():
+            message = int(rows[i])
+            nbytes = captured_bytes(messages, message, is_sent)
+            left_out = _left_out(messages, message, is_sent)
+            if nbytes + left_out > limit or left_out:
+                over.append(i)
+                where = f"in the transaction that commits at {transactions.commit_of(message)[0]}"
+                most = limit if nbytes + left_out > limit else kept_bytes(limit)
+                error = row_too_large(known.table.id, nbytes + left_out, most, where)
+                self._refused.setdefault(known.table.id, error)
+        return np.delete(rows, over)
+
+    def _find_truncates(
+        self, messages: Messages, at: list[int], counts: Ints
+    ) -> dict[int, list[tuple[int, int]]]:
+        """Give, by OID of captured relations, the messages and the place in each."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for i in at:
+            content = messages.content(i)
+            count, _ = _TRUNCATED.unpack_from(content, 1)
+            if count < 0 or len(content) != 6 + 4 * count:
+                msg = f"TRUNCATE message of {len(content)} bytes for {count} relations"
+                raise ProtocolError(msg)
+            rank = 0
+            for oid in struct.unpack_from(f">{count}I", content, 6):
+                if self._lookup(oid, i).table is not None:
+                    found.setdefault(oid, []).append((i, rank))
+                    rank += 1
+            counts[i] = rank
+        return found
+
+    def _lookup(self, oid: int, message: int) -> _Known:
+        known = self._known.get(oid)
+        if known is None or known.since > message:
+            msg = f"change of relation {oid} before its RELATION message"
+            raise ProtocolError(msg)
+        return known
+
+
+def _has_left_out(messages: Messages) -> bool:
+    """Whether changes were shortened. Raises ProtocolError where it is not said behind a change."""
+    told = np.flatnonzero(messages.types == LEFT_OUT)
+    if len(told) == 0:
+        return False
+    changes = told - 1
+    if (
+        changes[0] < 0
+        or not (
+            IS_CHANGE.take(messages.types[changes])
+            & (messages.oids[changes] == messages.oids[told])
+        ).all()
+    ):
+        msg = "a message about a shortened change is not behind it"
+        raise ProtocolError(msg)
+    return True
+
+
+def _left_out(messages: Messages, message: int, is_captured: Sequence[bool]) -> int:
+    """Return how many bytes of captured values a change lacks because it was shortened."""
+    after = message + 1
+    if after == len(messages) or messages.types[after] != LEFT_OUT:
+        return 0
+    found = columns_left_out(messages.content(after))
+    if any(column >= len(is_captured) for column in found):
+        msg = "values left out of a change that has no such columns"
+        raise ProtocolError(msg)
+    return sum(nbytes for column, nbytes in found.items() if is_captured[column])
+
+
+def _with_truncates(
+    relation: Relation, table: Table, rows: Ints, truncates: list[tuple[int, int]]
+) -> _Found:
+    """Put a table's truncates (message, rank) among its rows' changes, in message order."""
+    ranks = np.zeros(len(rows), np.int64)
+    if not truncates:
+        return _Found(relation, table, rows, ranks)
+    places = np.array(truncates, np.int64)
+    messages, ranks = np.append(rows, places[:, 0]), np.append(ranks, places[:, 1])
+    order = np.argsort(messages, kind="stable")
+    return _Found(relation, table, messages[order], ranks[order])
+
+
+def _batches(
+    messages: Messages,
+    transactions: Transactions,
+    found: Sequence[_Found],
+    counts: Ints,
+    reached: Ints,
+) -> tuple[TableBatch, ...]:
+    """Decode each table's changes; `reached` is the last `_cdc_seq` given with each message."""
+    batches: list[TableBatch | None] = []
+    small: list[Changes] = []
+    for part in found:
+        at = part.messages
+        seq = reached[at] - counts[at] + part.rank + 1
+        changes = Changes(part.relation, part.table, at, seq)
+        if len(at) <= SMALL_ROWS and messages.nbytes(at) <= _SMALL_BYTES:
+            small.append(changes)
+            batches.append(None)
+        else:
+            batches.append(change_batch(messages, transactions, changes))
+    together = (
+        batch
+        for group in _groups(messages, small)
+        for batch in change_batches(messages, transactions, group)
+    )
+    return tuple(next(together) if batch is None else batch for batch in batches)
+
+
+def _groups(messages: Messages, small: Sequence[Changes]) -> Iterator[list[Changes]]:
+    """Part the tables; a part ends with the table by which it has enough values or bytes."""
+    group: list[Changes] = []
+    values = nbytes = 0
+    for changes in small:
+        group.append(changes)
+        values += len(changes.messages) * len(changes.relation.columns)
+        nbytes += messages.nbytes(changes.messages)
+        if values >= JOINT_VALUES or nbytes >= JOINT_BYTES:
+            yield group
+            group, values, nbytes = [], 0, 0
+    if group:
+        yield group
+
+
+def _grouped(oids: Ints, at: Ints) -> Iterator[tuple[int, Ints]]:
+    """Part the messages by relation, each part in message order."""
+    if len(oids) == 0:
+        return
+    if (oids == oids[0]).all():
+        yield int(oids[0]), at
+        return
+    order = np.argsort(oids, kind="stable")
+    sorted_oids = oids[order]
+    cuts = np.flatnonzero(np.diff(sorted_oids)) + 1
+    for part in np.split(order, cuts):
+        yield int(oids[part[0]]), at[part]
+
+
+def _check_ranges(buffer: bytes | memoryview, starts: Ints, ends: Ints) -> None:
+    bad = len(starts) != len(ends) or int(starts[0]) < 0 or int(ends[-1]) > len(buffer)
+    if bad or (starts >= ends).any() or (starts[1:] < ends[:-1]).any():
+        msg = "messages empty, overlapping or outside their buffer"
+        raise ProtocolError(msg)

@@ -1,0 +1,218 @@
+"""A feed's messages seen as arrays: their types, and the transactions they belong to.
+
+Source: PostgreSQL documentation, "Logical Replication Message Formats", Begin and Commit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingestd.decode.pgoutput.frames import POSTGRES_EPOCH_US
+from ingestd.decode.pgoutput.shortening import LEFT_OUT
+from ingestd.decode.values.encodings import Encoding
+from ingestd.decode.values.text_column import Source, Texts
+from ingestd.model.errors import ProtocolError
+from ingestd.model.lsn import Lsn
+
+Ints = NDArray[np.int64]
+
+BEGIN, COMMIT, RELATION, TRUNCATE, ORIGIN = (ord(c) for c in "BCRTO")
+INSERT, UPDATE, DELETE = (ord(c) for c in "IUD")
+MESSAGE = ord("M")
+
+LENGTHS = {BEGIN: 21, COMMIT: 26}
+"""All messages of these types have this length, type byte included."""
+_LEAST_LENGTHS = LENGTHS | {
+    RELATION: 10,
+    TRUNCATE: 6,
+    INSERT: 8,
+    UPDATE: 8,
+    DELETE: 8,
+    ord("Y"): 7,
+    ORIGIN: 10,
+    MESSAGE: 1,
+    LEFT_OUT: 5,
+    ord("A"): 9,  # Stream Abort: PostgreSQL 18 sends it of what it has never sent, to be ignored
+}
+_least = np.full(256, np.iinfo(np.int64).max)
+for _type, _length in _LEAST_LENGTHS.items():
+    _least[_type] = _length
+
+SPARSE = 4
+"""Messages that take less than one part in so many of their buffer are better copied together."""
+
+IS_CHANGE = np.zeros(256, np.bool_)
+"""By type byte: whether the message is one row's change."""
+IS_CHANGE[[INSERT, UPDATE, DELETE]] = True
+
+_FIRST_US = -62_135_596_800_000_000
+_END_US = 253_402_300_800_000_000
+"""Years 1 to 9999 in us since 1970: what a raw table's timestamp can hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """Whole messages in one buffer: `starts` to `ends`, of `types` (the first byte of each).
+
+    `heads`: the first eight bytes of each as a number.
+    """
+
+    source: Source
+    starts: Ints
+    ends: Ints
+    types: NDArray[np.uint8]
+    heads: Ints
+
+    @property
+    def oids(self) -> Ints:
+        """What is the relation's OID where the message tells of one, or is one of a change."""
+        return oids_of(self.heads)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def only(self, at: Ints, *, may_copy: bool = True) -> Messages:
+        """Give these messages (ascending).
+
+        What lies between them is left out where it is most of the buffer: Arrow's `take` reserves
+        memory by it, for each column, so the few values of each of many tables would lie far apart,
+        in pages of their own. Never where `may_copy` is False: all that is taken has one source.
+        """
+        starts, ends = self.starts[at], self.ends[at]
+        source, lengths = self.source, ends - starts
+        if may_copy and 0 < SPARSE * int(lengths.sum()) < len(source.buffer):
+            content = Texts(source, starts, lengths).gather().buffers()[2].to_pybytes()
+            source = Source(content, source.encoding)
+            ends = np.cumsum(lengths)
+            starts = ends - lengths
+        return Messages(source, starts, ends, self.types[at], self.heads[at])
+
+    def nbytes(self, at: Ints) -> int:
+        """How many bytes these messages have."""
+        return int((self.ends[at] - self.starts[at]).sum())
+
+    def content(self, index: int) -> bytes:
+        """One message, type byte included."""
+        return self.source.buffer[int(self.starts[index]) : int(self.ends[index])]
+
+
+def oids_of(heads: Ints) -> Ints:
+    """Give the OIDs in `Messages.heads`; see `Messages.oids`."""
+    return heads >> 24 & 0xFFFFFFFF
+
+
+def read_messages(
+    buffer: bytes, starts: Ints, ends: Ints, encoding: Encoding | None = None
+) -> Messages:
+    """Check that these are messages of known types. Raises ProtocolError."""
+    source = Source(buffer, encoding)
+    heads = source.int64_at(starts)
+    types = (heads >> 56).astype(np.uint8)
+    least, lengths = _least.take(types), ends - starts
+    short = lengths < least
+    short |= ((types == BEGIN) | (types == COMMIT)) & (lengths != least)
+    if short.any():
+        i = int(short.argmax())
+        msg = f"unknown or malformed message {bytes(types[i : i + 1])!r} of {lengths[i]} bytes"
+        raise ProtocolError(msg)
+    return Messages(source, starts, ends, types, heads)
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """What Begin told; `commit_time` in us since 1970. `changes`: captured ones so far.
+
+    `is_replicated`: it has a replication origin, which set the commit time.
+    """
+
+    commit_lsn: int
+    commit_time: int
+    xid: int
+    changes: int = 0
+    is_replicated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Transactions:
+    """The transactions of a feed, in order; item 0 is the one open before it (zeros if none).
+
+    `of` gives each message's transaction (item), `ended` the items that end here, with `end_lsns`;
+    `begun` is the message that begins each item from 1 on. `are_replicated`: see `Transaction`.
+    """
+
+    commit_lsns: Ints
+    commit_times: Ints
+    xids: Ints
+    of: Ints
+    begun: Ints
+    ended: Ints
+    end_lsns: Ints
+    is_open: bool
+    are_replicated: NDArray[np.bool_]
+
+    def commit_of(self, message: int) -> tuple[Lsn, int]:
+        """Where the transaction of a message commits, and its id."""
+        item = self.of[message]
+        return Lsn(int(self.commit_lsns[item])), int(self.xids[item])
+
+
+def read_transactions(messages: Messages, carried: Transaction | None) -> Transactions:
+    """Find the transactions; `carried` is open before the first message. Raises ProtocolError."""
+    types, source, starts = messages.types, messages.source, messages.starts
+    is_begin, is_commit = types == BEGIN, types == COMMIT
+    steps = is_begin.view(np.int8) - is_commit.view(np.int8)
+    depth = np.cumsum(steps, dtype=np.int8) + np.int8(carried is not None)  # by one at a time
+    if ((depth < 0) | (depth > 1)).any():
+        msg = "Begin inside a transaction, or Commit outside of one"
+        raise ProtocolError(msg)
+    if ((IS_CHANGE.take(types) | (types == TRUNCATE)) & (depth == 0)).any():
+        msg = "change outside a transaction"
+        raise ProtocolError(msg)
+    begun, committed = np.flatnonzero(is_begin), np.flatnonzero(is_commit)
+    before = carried or Transaction(0, 0, 0)
+    b = starts[begun]
+    commit_lsns = np.append([before.commit_lsn], source.int64_at(b + 1))
+    bounds = np.concatenate(([0], begun, [len(types)]))
+    of = np.repeat(np.arange(len(begun) + 1), np.diff(bounds))
+    c, ended = starts[committed], of[committed]
+    are_replicated = np.zeros(len(commit_lsns), np.bool_)
+    are_replicated[0] = before.is_replicated
+    are_replicated[of[np.flatnonzero(types == ORIGIN)]] = True
+    found = Transactions(
+        commit_lsns,
+        np.append([before.commit_time], _unix_times(source.int64_at(b + 9))),
+        np.append([before.xid], source.int32_at(b + 17) & 0xFFFFFFFF),
+        of,
+        begun,
+        ended,
+        source.int64_at(c + 10),
+        is_open=bool(depth[-1]),
+        are_replicated=are_replicated,
+    )
+    _check_positions(found, source.int64_at(c + 2))
+    return found
+
+
+def _unix_times(times: Ints) -> Ints:
+    """Us since 2000 to us since 1970; the nearest time that a raw table can hold.
+
+    Anyone who replays transactions may set their times to what a timestamptz takes, infinity too.
+    """
+    first, last = _FIRST_US - POSTGRES_EPOCH_US, _END_US - 1 - POSTGRES_EPOCH_US
+    return np.clip(times, first, last) + POSTGRES_EPOCH_US
+
+
+def _check_positions(found: Transactions, told: Ints) -> None:
+    lsns = found.commit_lsns
+    if (lsns < 0).any() or (found.end_lsns < 0).any():
+        msg = "position beyond what a raw table can hold"
+        raise ProtocolError(msg)
+    if (told != lsns[found.ended]).any() or (found.end_lsns < told).any():
+        msg = "Commit does not match its Begin"
+        raise ProtocolError(msg)
+    if (np.diff(lsns) <= 0).any():
+        msg = "transactions not in commit order"
+        raise ProtocolError(msg)

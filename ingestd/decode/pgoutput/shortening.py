@@ -1,0 +1,237 @@
+"""Changes that are too large to be held: made short while they come, value by value.
+
+Each value that does not fit is left out, as if it were one that is unchanged and was not sent. A
+message of our own follows the change and says which values those are; the server sends none of its
+type. So whoever decodes knows whether something is missing that is wanted (`stream.py`)::
+
+    change    as the server sends it, values left out are 'u'
+    'L'       in a segment of an open transaction its id, int4
+              OID of the relation, int4
+              for each value left out: number of the column, int2; its bytes, int4
+
+Source: PostgreSQL documentation, "Logical Replication Message Formats", Insert, Update, Delete,
+TupleData.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Generator
+from typing import Protocol
+
+from ingestd.model.errors import ProtocolError
+
+LEFT_OUT = ord("L")
+_CHANGES, _UPDATE, _MESSAGE = b"IUD", ord("U"), ord("M")
+_AFTER = "bytes after the tuples of a large change"
+_TUPLES = b"NKO"
+_FIRST = {ord("I"): b"N", ord("U"): b"NKO", ord("D"): b"KO"}
+"""By the change which tuples it begins with. An old one of an update is followed by the new one."""
+_TEXT, _NULL, _UNCHANGED = b"t", b"n", b"u"
+_OID = _XID = 4
+_COUNT, _LENGTH = struct.Struct(">h"), struct.Struct(">i")
+_VALUE = struct.Struct(">Hi")
+
+_Taking = Generator[int, bytes, list[bytes]]
+"""Asks for so many bytes, or with a negative number for so many to be passed; gives messages."""
+
+
+class Shortener(Protocol):
+    """Takes one CopyData message piece by piece."""
+
+    def feed(self, piece: memoryview) -> None:
+        """Take what follows. Raises ProtocolError."""
+        ...
+
+    def finish(self) -> list[bytes]:
+        """Return the contents of the messages that stand for it. Raises ProtocolError."""
+        ...
+
+
+class Passed:
+    """Keeps nothing of a message."""
+
+    def feed(self, piece: memoryview) -> None:
+        """Let it pass."""
+
+    def finish(self) -> list[bytes]:
+        """Return nothing."""
+        return []
+
+
+class _Taker:
+    """Has a generator take pieces: what it asks for at a time, however they are cut."""
+
+    def __init__(self, taking: _Taking) -> None:
+        self._taking = taking
+        self._held = bytearray()
+        self._found: list[bytes] | None = None
+        self._wanted = next(taking)
+
+    def feed(self, piece: memoryview) -> None:
+        """Take what follows. Raises ProtocolError."""
+        at = 0
+        while at < len(piece):
+            if self._found is not None:
+                raise ProtocolError(_AFTER)
+            if self._wanted < 0:
+                passed = min(-self._wanted, len(piece) - at)
+                self._wanted += passed
+                at += passed
+                if self._wanted == 0:
+                    self._go_on(b"")
+                continue
+            taken = min(self._wanted - len(self._held), len(piece) - at)
+            self._held += piece[at : at + taken]
+            at += taken
+            if len(self._held) == self._wanted:
+                given, self._held = bytes(self._held), bytearray()
+                self._go_on(given)
+
+    def finish(self) -> list[bytes]:
+        """Return the contents of the messages that stand for it. Raises ProtocolError."""
+        if self._found is None:
+            try:
+                self._taking.throw(EOFError())
+            except StopIteration as ended:
+                return list(ended.value)
+            except EOFError as error:
+                msg = "a large change ends in the middle of a value"
+                raise ProtocolError(msg) from error
+        return self._found or []
+
+    def _go_on(self, given: bytes) -> None:
+        try:
+            self._wanted = self._taking.send(given)
+        except StopIteration as ended:
+            self._found = list(ended.value)
+
+
+class StreamedChange(_Taker):
+    """Shortens a change in the stream: XLogData. `room_bytes`: so much of its values is kept."""
+
+    def __init__(self, room_bytes: int) -> None:
+        super().__init__(_streamed(room_bytes))
+
+
+class CopiedChange(_Taker):
+    """Shortens a change that is the only field of a row in a binary COPY."""
+
+    def __init__(self, room_bytes: int) -> None:
+        super().__init__(_copied(room_bytes))
+
+
+def _streamed(room_bytes: int) -> _Taking:
+    header = yield 25
+    if header[:1] != b"w":
+        msg = f"a message of type {header[:1]!r} is too large in a stream"
+        raise ProtocolError(msg)
+    messages = yield from _changed(room_bytes)
+    return [header + message for message in messages]
+
+
+def _copied(room_bytes: int) -> _Taking:
+    head = yield 6
+    header = b""
+    if head == b"PGCOPY":  # the COPY's header comes with its first row
+        header = head + (yield 13)
+        if header[11:] != bytes(8):
+            msg = "malformed header of COPY data"
+            raise ProtocolError(msg)
+        head = yield 6
+    if head[:2] != b"\0\x01":
+        msg = "a row of another width is too large in a COPY"
+        raise ProtocolError(msg)
+    messages = yield from _changed(room_bytes)
+    rows = [b"\0\x01" + _LENGTH.pack(len(message)) + message for message in messages]
+    if header:
+        rows[:1] = [header + b"".join(rows[:1])]
+    return rows
+
+
+def _changed(room_bytes: int) -> _Taking:
+    """Take a pgoutput message. One that is not a change is left out if anybody may write it."""
+    head = yield 10
+    kind = head[0]
+    if kind == _MESSAGE:  # none of this size is ours (`logical_messages.MOST_BYTES`)
+        while True:
+            try:
+                yield -(1 << 31)
+            except EOFError:
+                return []
+    if kind not in _CHANGES:
+        msg = f"a message of type {head[:1]!r} is too large"
+        raise ProtocolError(msg)
+    has_xid = _is_in_segment(head)
+    ids = 1 + _OID + _XID * has_xid
+    out, left_out = bytearray(head[:ids]), bytearray(bytes([LEFT_OUT]) + head[1:ids])
+    ahead = bytearray(head[ids:])
+    expected = _FIRST[kind]
+    while expected:
+        begun = yield from _next(ahead, 1)
+        if begun not in expected:
+            msg = "unexpected kind of tuple in a large change"
+            raise ProtocolError(msg)
+        out += begun
+        room_bytes = yield from _tuple(ahead, out, left_out, room_bytes)
+        expected = b"N" if kind == _UPDATE and begun != b"N" else b""
+    if ahead:
+        raise ProtocolError(_AFTER)
+    return [bytes(out), bytes(left_out)]
+
+
+def _is_in_segment(head: bytes) -> bool:
+    """Whether a change has its transaction's id before the relation's: a tuple's kind is at 9 then.
+
+    Elsewhere it is at 5, and at 9 a column's kind or the upper byte of a length, which is none of a
+    tuple; but behind an old tuple of one column, without a text, the new one begins there.
+    """
+    is_old_before_new = head[5] in b"KO" and head[6:8] == b"\0\1" and head[8] in b"nu"
+    return head[9] in _TUPLES and not (is_old_before_new and head[9:10] == b"N")
+
+
+def _next(ahead: bytearray, count: int) -> Generator[int, bytes, bytes]:
+    """Take so many bytes, those that are there first."""
+    if len(ahead) < count:
+        ahead += yield count - len(ahead)
+    found = bytes(ahead[:count])
+    del ahead[:count]
+    return found
+
+
+def _tuple(
+    ahead: bytearray, out: bytearray, left_out: bytearray, room_bytes: int
+) -> Generator[int, bytes, int]:
+    """Take a tuple, behind its kind; return the room that is left."""
+    counted = yield from _next(ahead, _COUNT.size)
+    out += counted
+    for column in range(_COUNT.unpack(counted)[0]):
+        kind = yield from _next(ahead, 1)
+        if kind in {_NULL, _UNCHANGED}:
+            out += kind
+            continue
+        (length,) = _LENGTH.unpack((yield from _next(ahead, _LENGTH.size)))
+        if kind != _TEXT or length < 0:
+            msg = "tuple column that is neither text, null nor unchanged, or of a negative length"
+            raise ProtocolError(msg)
+        if length <= room_bytes:
+            out += kind + _LENGTH.pack(length)
+            out += yield from _next(ahead, length)
+            room_bytes -= length
+        else:
+            out += _UNCHANGED
+            left_out += _VALUE.pack(column, length)
+            yield -length  # nothing is ahead: what was is less than the columns' heads
+    return room_bytes
+
+
+def columns_left_out(message: bytes) -> dict[int, int]:
+    """Return from an 'L' outside of segments the columns, and the bytes of each value."""
+    body = message[1 + _OID :]
+    if len(message) <= _OID or len(body) % _VALUE.size:
+        msg = f"malformed message {message[:1]!r} of {len(message)} bytes"
+        raise ProtocolError(msg)
+    found: dict[int, int] = {}
+    for column, nbytes in _VALUE.iter_unpack(body):
+        found[column] = found.get(column, 0) + nbytes
+    return found

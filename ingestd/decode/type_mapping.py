@@ -1,0 +1,279 @@
+"""Which Arrow type the lake has for a Postgres type (design section 8.5).
+
+Source of the OIDs: PostgreSQL, src/include/catalog/pg_type.dat; they never change. Of the typmod of
+numeric: src/backend/utils/adt/numeric.c, make_numeric_typmod. Of the names of overrides: Delta
+transaction log protocol, "Primitive Types".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+
+from ingestd.decode.lake_columns import folded
+from ingestd.model.schema import TIMESTAMP, TIMESTAMP_NTZ, delta_type
+
+NUMERIC_OID = 1700
+MAX_DECIMAL_PRECISION = 38
+"""Delta transaction log protocol, "Primitive Types"."""
+
+_VARHDRSZ = 4
+_SCALE_BITS = 11
+_SCALE_MASK = (1 << _SCALE_BITS) - 1
+_PRECISION_MASK = 0xFFFF
+
+_SIMPLE = {
+    16: pa.bool_(),
+    17: pa.binary(),
+    20: pa.int64(),
+    21: pa.int16(),
+    23: pa.int32(),
+    26: pa.int64(),  # oid: unsigned 32 bits
+    700: pa.float32(),
+    701: pa.float64(),
+    1082: pa.date32(),
+    1114: TIMESTAMP_NTZ,
+    1184: TIMESTAMP,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A field of a composite type."""
+
+    name: str
+    type_oid: int
+    typmod: int
+
+
+@dataclass(frozen=True, slots=True)
+class PgType:
+    """A type as pg_type has it, where what it is made of decides its lake type.
+
+    `of`: an array's element type, or a domain's base type, whose typmod is `typmod`. `delimiter`:
+    what separates the elements in an array's text. `attributes`: of a composite type.
+    """
+
+    oid: int
+    kind: Literal["array", "domain", "composite", "other"]
+    of: int = 0
+    typmod: int = -1
+    delimiter: str = ","
+    attributes: tuple[Attribute, ...] = ()
+
+
+Types = Mapping[int, PgType]
+"""Types by OID. What is not in it, and not built in, is text."""
+
+# A line for each would fill two screens.
+# fmt: off
+_ELEMENTS = {
+    143: 142, 199: 114, 271: 5069, 629: 628, 651: 650, 719: 718, 775: 774, 791: 790, 1000: 16,
+    1001: 17, 1002: 18, 1003: 19, 1005: 21, 1006: 22, 1007: 23, 1008: 24, 1009: 25, 1010: 27,
+    1011: 28, 1012: 29, 1013: 30, 1014: 1042, 1015: 1043, 1016: 20, 1017: 600, 1018: 601, 1019: 602,
+    1020: 603, 1021: 700, 1022: 701, 1027: 604, 1028: 26, 1034: 1033, 1040: 829, 1041: 869,
+    1115: 1114, 1182: 1082, 1183: 1083, 1185: 1184, 1187: 1186, 1231: 1700, 1270: 1266, 1561: 1560,
+    1563: 1562, 2201: 1790, 2207: 2202, 2208: 2203, 2209: 2204, 2210: 2205, 2211: 2206, 2949: 2970,
+    2951: 2950, 3221: 3220, 3643: 3614, 3644: 3642, 3645: 3615, 3735: 3734, 3770: 3769, 3807: 3802,
+    3905: 3904, 3907: 3906, 3909: 3908, 3911: 3910, 3913: 3912, 3927: 3926, 4073: 4072, 4090: 4089,
+    4097: 4096, 4192: 4191, 5039: 5038, 6150: 4451, 6151: 4532, 6152: 4533, 6153: 4534, 6155: 4535,
+    6157: 4536,
+}
+# fmt: on
+"""Element types of the built-in array types. (int2vector and oidvector, written without braces,
+are no arrays here.)"""
+_BOXES_OID = 1020
+
+BUILT_IN: Types = {
+    oid: PgType(oid, "array", of, delimiter=";" if oid == _BOXES_OID else ",")
+    for oid, of in _ELEMENTS.items()
+}
+"""Types that every server has."""
+
+
+def lake_type(
+    type_oid: int, typmod: int, types: Types = BUILT_IN, *, as_struct: bool = False
+) -> pa.DataType:
+    """Give the Arrow type for values of a type; string where nothing holds it better.
+
+    A string column has the text of the type's output function. `as_struct`: composite types, also
+    inside others, as structs; raises ValueError with the reason where Delta can't have that struct.
+    """
+    known = types.get(type_oid)
+    if known is None or known.kind == "other":
+        if type_oid == NUMERIC_OID:
+            return _numeric(typmod)
+        return _SIMPLE.get(type_oid, pa.string())
+    if known.kind == "domain":
+        return lake_type(known.of, _base_typmod(known, typmod), types, as_struct=as_struct)
+    if known.kind == "array" and known.delimiter == ",":
+        return _list_of(lake_type(known.of, typmod, types, as_struct=as_struct))
+    if known.kind == "composite" and as_struct:
+        return _struct(known, types)
+    return pa.string()
+
+
+def _base_typmod(domain: PgType, typmod: int) -> int:
+    return domain.typmod if domain.typmod != -1 else typmod
+
+
+def _list_of(element: pa.DataType) -> pa.DataType:
+    return pa.list_(pa.field("element", element))
+
+
+def _struct(composite: PgType, types: Types) -> pa.DataType:
+    names = [a.name for a in composite.attributes]
+    if not names:
+        raise ValueError("a composite type without attributes can't be a struct, only string")
+    if len({folded(n) for n in names}) < len(names):
+        raise ValueError(
+            "attributes whose names differ only by case can't be fields of one struct: "
+            f"{', '.join(names)}; the column can be string"
+        )
+    fields = [
+        pa.field(a.name, lake_type(a.type_oid, a.typmod, types, as_struct=True))
+        for a in composite.attributes
+    ]
+    return pa.struct(fields)
+
+
+def _numeric(typmod: int) -> pa.DataType:
+    """Decimal where precision and scale are declared and Delta can hold them.
+
+    From PostgreSQL 15 on a scale may be negative or above the precision: text then.
+    """
+    declared = _declared(typmod)
+    if declared is None:
+        return pa.string()
+    precision, scale = declared
+    if not (1 <= precision <= MAX_DECIMAL_PRECISION and 0 <= scale <= precision):
+        return pa.string()
+    return pa.decimal128(precision, scale)
+
+
+def _declared(typmod: int) -> tuple[int, int] | None:
+    """Give a numeric's precision and scale."""
+    if typmod < _VARHDRSZ:
+        return None
+    packed = typmod - _VARHDRSZ
+    scale = packed & _SCALE_MASK
+    if scale >> _SCALE_BITS - 1:
+        scale -= 1 << _SCALE_BITS
+    return packed >> 16 & _PRECISION_MASK, scale
+
+
+# --- overrides -------------------------------------------------------------------------------
+
+_INTEGERS = {
+    "byte": pa.int8(),
+    "short": pa.int16(),
+    "integer": pa.int32(),
+    "long": pa.int64(),
+}
+_SCALARS = {
+    "string": pa.string(),
+    "boolean": pa.bool_(),
+    **_INTEGERS,
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": TIMESTAMP,
+    "timestamp_ntz": TIMESTAMP_NTZ,
+}
+_INTEGER_OIDS = {20, 21, 23, 26}
+_TEXT_OIDS = {18, 19, 25, 705, 1042, 1043}
+_FIRST_USER_OID = 16_384
+"""PostgreSQL, src/include/access/transam.h, FirstNormalObjectId."""
+_DECIMAL = re.compile(r"decimal\((\d{1,4}),(\d{1,4})\)", re.ASCII)
+_ARRAY = re.compile(r"array<(.*)>", re.ASCII)
+
+
+def override_type(text: str, type_oid: int, typmod: int, types: Types = BUILT_IN) -> pa.DataType:
+    """Read the lake type that the config wants for a column: a Delta name, `struct`, `array<...>`.
+
+    Raises ValueError with the reason where there is no such type, or where it could never hold the
+    column's values exactly. Where only some values fit, each value decides: the others go to
+    `_cdc_raw`.
+    """
+    name = "".join(text.split()).lower()
+    _check_name(name, text)
+    return _override(name, type_oid, typmod, types)
+
+
+def is_number(type_oid: int, types: Types) -> bool:
+    """Whether the server compares values, or their elements, as whole or decimal numbers."""
+    known = types.get(type_oid)
+    if known is not None and known.kind in {"domain", "array"}:
+        return is_number(known.of, types)
+    return type_oid in _INTEGER_OIDS or type_oid == NUMERIC_OID
+
+
+def _check_name(name: str, text: str) -> None:
+    array = _ARRAY.fullmatch(name)
+    if array is not None:
+        _check_name(array[1], text)
+        return
+    decimal = _DECIMAL.fullmatch(name)
+    if decimal is None:
+        if name != "struct" and name not in _SCALARS:
+            known = ", ".join([*_SCALARS, "decimal(p,s)", "struct", "array<...>"])
+            raise ValueError(f"no type {text!r}; there are {known}")
+        return
+    precision, scale = int(decimal[1]), int(decimal[2])
+    if not (1 <= precision <= MAX_DECIMAL_PRECISION and scale <= precision):
+        raise ValueError(
+            f"{text!r}: a decimal has 1 to {MAX_DECIMAL_PRECISION} digits, "
+            "and not more of them after the point than in all"
+        )
+
+
+def _override(name: str, type_oid: int, typmod: int, types: Types) -> pa.DataType:
+    if name == "string":
+        return pa.string()
+    known = types.get(type_oid)
+    if known is None or known.kind == "other":
+        return _scalar_override(name, type_oid, typmod)
+    if known.kind == "domain":
+        return _override(name, known.of, _base_typmod(known, typmod), types)
+    array = _ARRAY.fullmatch(name)
+    if known.kind == "array" and known.delimiter == ",":
+        if array is None:
+            raise ValueError(f"an array can't be {name}; it can be array<...> or string")
+        return _list_of(_override(array[1], known.of, typmod, types))
+    if known.kind == "composite":
+        if name != "struct":
+            raise ValueError(f"a composite value can't be {name}; it can be struct or string")
+        return _struct(known, types)
+    raise ValueError(f"an array delimited by {known.delimiter!r} can be string only, not {name}")
+
+
+def _scalar_override(name: str, type_oid: int, typmod: int) -> pa.DataType:
+    if _ARRAY.fullmatch(name) or name == "struct":
+        raise ValueError(f"{name} is for {_OF_KIND[name == 'struct']} only")
+    decimal = _DECIMAL.fullmatch(name)
+    wanted = pa.decimal128(int(decimal[1]), int(decimal[2])) if decimal else _SCALARS[name]
+    own = lake_type(type_oid, typmod)
+    if wanted == own or type_oid in _TEXT_OIDS or type_oid >= _FIRST_USER_OID:
+        return wanted
+    if type_oid in _INTEGER_OIDS:
+        can_be = "another integer type, decimal(p,s) or string"
+        fits = decimal is not None or name in _INTEGERS
+    elif type_oid == NUMERIC_OID:
+        declared = _declared(typmod)
+        whole = declared is None or declared[1] <= 0
+        can_be = "decimal(p,s), an integer type or string" if whole else "decimal(p,s) or string"
+        fits = decimal is not None or (whole and name in _INTEGERS)
+    else:
+        can_be = "string" if own == pa.string() else f"{delta_type(own)} or string"
+        fits = False
+    if not fits:
+        raise ValueError(f"{name} can't hold the column's values exactly; it can be {can_be}")
+    return wanted
+
+
+_OF_KIND = {True: "composite types", False: "arrays"}

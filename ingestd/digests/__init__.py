@@ -1,0 +1,1 @@
+"""64-bit hashes of values and rows."""

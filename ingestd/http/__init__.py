@@ -1,0 +1,1 @@
+"""The HTTP server, its page, and its clients."""

@@ -1,0 +1,366 @@
+"""Asking a running daemon: for its status, for a snapshot or its end, for a pause or its end."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import ssl
+from dataclasses import dataclass, field
+from datetime import datetime
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
+
+from ingestd.config.units import Address, is_loopback
+from ingestd.http.command_token import OFF_REMEDY, is_same_machine, read_token
+from ingestd.http.token_proof import PARAMETER, key_of, new_challenge, written_address
+from ingestd.http.token_proof import PATH as PROOF_PATH
+from ingestd.model.errors import ConfigError, OperatorError, TransientError
+from ingestd.model.printable_text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ingestd.config import HttpSettings
+
+_LIMIT_S = 2.0
+_MARK_LIMIT_S = 20.0
+"""For what the daemon writes to the lake before it answers."""
+_PORTS = {"http": 80, "https": 443}
+_FIRST = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----\n?", re.DOTALL)
+"""Of the certificates in a file the server's own comes first (RFC 8446, section 4.4.2)."""
+_PROOF_BYTES = 4096
+"""More than any answer to a challenge has."""
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not listened on here
+
+
+_OF_COMMANDS = "commands need"
+"""How the refusal begins where only commands need a token; it has its remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint(Address):
+    """Where a daemon listens, and what it asks of its clients.
+
+    `token`: that of its `[http]`, None for none. `tls`: how it is known, None for plain HTTP.
+    """
+
+    token: str | None = field(default=None, repr=False)
+    tls: ssl.SSLContext | None = field(default=None, repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return str(Address(self.host, self.port))
+
+    @property
+    def url(self) -> str:
+        """What a browser would call it."""
+        return f"{'http' if self.tls is None else 'https'}://{self}"
+
+
+def endpoint_of(url: str, token: str | None = None) -> Endpoint:
+    """Read ``http://host:port`` or https, with its usual port if none is given. Raises ValueError.
+
+    By https it is known as web sites are, by a CA of the system and its name. A token goes over
+    plain HTTP to this machine alone.
+    """
+    found = urlsplit(url)
+    if found.scheme not in _PORTS or not found.hostname or found.path not in {"", "/"}:
+        msg = "not a daemon's address; write it like 'http://127.0.0.1:9464'"
+        raise ValueError(msg)
+    if token is not None and found.scheme == "http" and not is_loopback(found.hostname):
+        msg = (
+            "the token would be sent for all between to read; ask by https://, or on that machine, "
+            "or through a tunnel, by http://127.0.0.1"
+        )
+        raise ValueError(msg)
+    port = _PORTS[found.scheme] if found.port is None else found.port
+    tls = ssl.create_default_context() if found.scheme == "https" else None
+    return Endpoint(found.hostname, port, token, tls)
+
+
+def endpoint_in(settings: HttpSettings) -> Endpoint | None:
+    """Say where the daemon of a config is; None if it serves nothing. Raises OperatorError.
+
+    By TLS it is known by its very certificate: no name has to be right, and no CA be trusted.
+    """
+    if settings.listen is None:
+        return None
+    token = None if settings.token is None else settings.token.get_secret_value()
+    tls = None if settings.tls_cert is None else _known_by(Path(settings.tls_cert))
+    return Endpoint(settings.listen.host, settings.listen.port, token, tls)
+
+
+def _known_by(certificate: Path) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cadata=_first_in(certificate.read_text("ascii")))
+    except (OSError, ValueError) as error:
+        raise OperatorError(
+            f"http.tls_cert {certificate} can't be read: {error}",
+            remedy="name the PEM file of the daemon's certificate, readable by this account",
+        ) from error
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context
+
+
+def _first_in(pem: str) -> str:
+    found = _FIRST.search(pem)
+    if found is None:  # an empty text would mean the CAs of the system
+        msg = "there is no certificate in it"
+        raise ValueError(msg)
+    return found[0]
+
+
+class UnprovenError(OperatorError):
+    """What listens on an address does not prove that it knows the daemon's token."""
+
+
+def fetch_status(listen: Address) -> dict[str, Any] | None:
+    """GET /status of the daemon that listens there; None if nothing like one answers.
+
+    Raises OperatorError if it asks for another token than that of `listen`, an `Endpoint`, or shows
+    another certificate; UnprovenError, and sends no token, if it does not know it.
+    """
+    connection = _connection(listen)
+    try:
+        _require_proof(connection, listen)
+        connection.request("GET", "/status", headers=_credentials(listen))
+        response = connection.getresponse()
+        if response.status == HTTPStatus.UNAUTHORIZED and response.headers["Server"] == "ingestd":
+            raise _unauthorized(listen)
+        if response.status != http.client.OK:
+            return None
+        found = json.load(response)
+    except ssl.SSLCertVerificationError as error:
+        raise _unknown(listen) from error
+    except (OSError, http.client.HTTPException, ValueError):
+        return None  # no daemon there, or something else: the caller looks elsewhere
+    finally:
+        connection.close()
+    is_ours = isinstance(found, dict) and isinstance(found.get("sources"), dict)
+    return found if is_ours else None
+
+
+def request_snapshot(
+    listen: Address, source: str, tables: Sequence[str], where: str | None = None
+) -> None:
+    """Ask the daemon that listens there to read tables of a source anew.
+
+    `where`: an SQL condition, if only the rows are wanted that it holds for.
+    Raises ConfigError for an unknown source, OperatorError for an unknown table or where it takes
+    no commands, TransientError while the source does not run or nothing answers in time.
+    """
+    asked: dict[str, object] = {"tables": list(tables)}
+    if where is not None:
+        asked["where"] = where
+    _command(listen, "POST", source, "snapshot", asked, HTTPStatus.ACCEPTED)
+
+
+def cancel_snapshot(listen: Address, source: str, tables: Sequence[str]) -> None:
+    """Ask the daemon that listens there to give up snapshots of tables of a source.
+
+    Raises as `request_snapshot`, and OperatorError for a table that has none.
+    """
+    _command(listen, "DELETE", source, "snapshot", {"tables": list(tables)}, HTTPStatus.OK)
+
+
+def request_pause(listen: Address, source: str) -> datetime:
+    """Ask the daemon that listens there to pause a source: gives since when it is.
+
+    Raises ConfigError for an unknown source, OperatorError where it takes no commands or the lake
+    can't be written, TransientError if that passes or nothing answers in time.
+    """
+    told = _command(listen, "POST", source, "pause", {}, HTTPStatus.ACCEPTED, _MARK_LIMIT_S)
+    return datetime.fromisoformat(told["since"])
+
+
+def request_resume(listen: Address, source: str) -> bool:
+    """Ask the daemon that listens there to resume a source; False if it was not paused.
+
+    Raises as `request_pause`.
+    """
+    told = _command(listen, "DELETE", source, "pause", {}, HTTPStatus.OK, _MARK_LIMIT_S)
+    return bool(told["was_paused"])
+
+
+def _command(  # noqa: PLR0917 - of one request
+    listen: Address,
+    method: str,
+    source: str,
+    what: str,
+    asked: dict[str, object],
+    done: HTTPStatus,
+    limit_s: float = _LIMIT_S,
+) -> dict[str, Any]:
+    listen = _with_token(listen)
+    connection = _connection(listen, limit_s)
+    try:
+        _require_proof(connection, listen)
+        if not (_is_verified(listen) or _credentials(listen)):
+            raise _no_daemon(listen)
+        connection.request(
+            method,
+            f"/sources/{quote(source, safe='')}/{what}",
+            json.dumps(asked),
+            {"Content-Type": "application/json", **_credentials(listen)},
+        )
+        response = connection.getresponse()
+        code, body = response.status, response.read()
+    except ssl.SSLCertVerificationError as error:
+        raise _unknown(listen) from error
+    except (OSError, http.client.HTTPException) as error:
+        raise TransientError(
+            f"the daemon on {listen} gave no answer: {error or type(error).__name__}",
+            reason="no_answer",
+            remedy="see with `ingestd status` whether it runs, and ask again",
+        ) from error
+    finally:
+        connection.close()
+    if code != done:
+        raise _refusal(listen, code, body)
+    found = json.loads(body)
+    assert isinstance(found, dict)
+    return found
+
+
+def _with_token(listen: Address) -> Address:
+    """Return the address with the token that the daemon there has made, where it has made one.
+
+    Raises OperatorError where it takes no commands, or the token can't be read here.
+    """
+    if isinstance(listen, Endpoint) and listen.token is not None:
+        return listen
+    told = (fetch_status(listen) or {}).get("commands")
+    if not isinstance(told, dict):
+        return listen  # it is not there, or it is an older one
+    if told.get("off") is not None:
+        raise OperatorError(
+            f"the daemon on {listen} takes no commands: {printable(str(told['off']))}",
+            remedy=OFF_REMEDY,
+        )
+    if told.get("token_file") is None:
+        return listen
+    if not _is_on_this_machine(listen):
+        raise OperatorError(
+            f"the daemon on {listen} takes commands from its own machine only, as it has no "
+            "`token` in [http]",
+            remedy="run the command there, or set `token` in [http] and restart the daemon",
+        )
+    tls = listen.tls if isinstance(listen, Endpoint) else None
+    return Endpoint(listen.host, listen.port, read_token(told, listen.port), tls)
+
+
+def _require_proof(connection: http.client.HTTPConnection, listen: Address) -> None:
+    """Have the server prove that it knows the token, where the token would go over plain HTTP.
+
+    What is sent by `connection` afterwards goes to the server that has given the proof, or nowhere.
+    Raises UnprovenError, OSError, HTTPException.
+    """
+    token = listen.token if isinstance(listen, Endpoint) else None
+    connection.connect()
+    connection.auto_open = 0
+    if token is None or _is_verified(listen):
+        return
+    challenge, here = new_challenge(), written_address(connection.sock.getpeername())
+    connection.request("GET", f"{PROOF_PATH}?{PARAMETER}={challenge}")
+    response = connection.getresponse()
+    body = response.read(_PROOF_BYTES)
+    try:
+        found = json.loads(body) if response.isclosed() else None
+    except ValueError:
+        found = None
+    told = found if isinstance(found, dict) else {}
+    address, proof = (str(told.get(name)) for name in ("address", "proof"))
+    if not key_of(token).is_proven(challenge, address, proof):
+        raise UnprovenError(
+            f"what listens on {listen} is not this daemon: it does not prove that it knows the "
+            "token, so nothing was sent to it",
+            remedy="see with `ss -ltnp` which process listens there; if it is the daemon, give the "
+            "config that it was started with, or with --url set INGESTD_HTTP_TOKEN, or restart a "
+            "daemon of an older version",
+        )
+    if address != here:
+        raise UnprovenError(
+            f"what listens on {listen} is not this daemon: it passes on to the one on port "
+            f"{address.partition(' ')[2]} of {address.partition(' ')[0]}, and could keep the token",
+            remedy="run the command where the daemon runs (docker exec, kubectl exec, ssh), or ask "
+            "it at its own address; through a forwarded port by https, or with curl",
+        )
+
+
+def _is_verified(listen: Address) -> bool:
+    """Whether TLS tells who listens there."""
+    return isinstance(listen, Endpoint) and listen.tls is not None
+
+
+def _is_on_this_machine(listen: Address) -> bool:
+    """Whether what listens there does so here: others get no token, whatever file they name."""
+    connection = _connection(Address(listen.host, listen.port))
+    try:
+        connection.connect()
+        peer, own = connection.sock.getpeername()[0], connection.sock.getsockname()[0]
+    except OSError:
+        return False
+    finally:
+        connection.close()
+    return is_same_machine(peer, own)
+
+
+def _refusal(
+    listen: Address, code: int, body: bytes
+) -> ConfigError | OperatorError | TransientError:
+    try:
+        document = json.loads(body)
+    except ValueError:
+        document = None
+    if not (isinstance(document, dict) and isinstance(document.get("error"), str)):
+        return OperatorError(
+            f"what listens on {listen} knows no such command (HTTP status {code})",
+            remedy="it may be an older ingestd: start the installed one",
+        )
+    what, remedy = document["error"], document.get("remedy")
+    if code == HTTPStatus.UNAUTHORIZED and not what.startswith(_OF_COMMANDS):
+        return _unauthorized(listen)
+    if code == HTTPStatus.NOT_FOUND:
+        return ConfigError(what, remedy=remedy)
+    if code == HTTPStatus.CONFLICT:
+        return TransientError(what, reason="not_running", remedy=remedy)
+    return OperatorError(what, remedy=remedy)
+
+
+def _no_daemon(listen: Address) -> OperatorError:
+    return OperatorError(
+        f"what listens on {listen} knows no such command: it names no token",
+        remedy="see with `ss -ltnp` which process listens there; if it is an older ingestd, start "
+        "the installed one",
+    )
+
+
+def _unauthorized(listen: Address) -> OperatorError:
+    return OperatorError(
+        f"the daemon on {listen} asks for another token",
+        remedy="give the config that it was started with, or with --url set INGESTD_HTTP_TOKEN",
+    )
+
+
+def _unknown(listen: Address) -> OperatorError:
+    return OperatorError(
+        f"what listens on {listen} shows a certificate that is not the daemon's",
+        remedy="if http.tls_cert was replaced, start the daemon anew",
+    )
+
+
+def _credentials(listen: Address) -> dict[str, str]:
+    token = listen.token if isinstance(listen, Endpoint) else None
+    return {} if token is None else {"Authorization": f"Bearer {token}"}
+
+
+def _connection(listen: Address, limit_s: float = _LIMIT_S) -> http.client.HTTPConnection:
+    host = _EVERYWHERE.get(listen.host, listen.host)
+    tls = listen.tls if isinstance(listen, Endpoint) else None
+    if tls is not None:
+        return http.client.HTTPSConnection(host, listen.port, timeout=limit_s, context=tls)
+    return http.client.HTTPConnection(host, listen.port, timeout=limit_s)

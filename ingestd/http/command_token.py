@@ -1,0 +1,282 @@
+"""The token of commands where `[http]` has none: made at each start, in a file of its user.
+
+The daemon writes the file and never reads it, so that a file which somebody else puts in its place
+opens nothing. Clients on the same machine are told by /status where it is, and read it with the
+checks of `read_token`: what listens on the port may name any path. The token of an ended daemon is
+worthless, so a process that takes over the port gains nothing by the token that it is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hmac
+import os
+import pwd
+import re
+import secrets
+import shlex
+import stat
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ingestd.config.units import is_loopback
+from ingestd.model.errors import OperatorError
+from ingestd.model.printable_text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from aiohttp import web
+
+_TOKEN_BYTES = 32
+_TOKEN = re.compile(rb"[0-9a-f]{64}\n")
+_NAME = re.compile(r"http-[A-Za-z0-9.-]{1,64}-(\d{1,5})\.token")
+_OTHERS = 0o077
+_WRITTEN_BY_ANYBODY = 0o002
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_SCHEME = "bearer "
+
+
+OFF_REMEDY = (
+    "set `token` in [http], or STATE_DIRECTORY to a folder of the daemon's user, and restart it"
+)
+
+
+class _UnusableError(Exception):
+    """A folder that no token may be put into."""
+
+
+@dataclass(slots=True)
+class CommandToken:
+    """The token that commands need. `path`: its file; None: there is none, see `off`.
+
+    `off`: why no command is accepted; None where they are.
+    """
+
+    path: Path | None = None
+    off: str | None = "the token has not been written yet"
+    _token: str | None = field(default=None, repr=False)
+    _inode: tuple[int, int] | None = None
+
+    def write(self, port: int, environ: Mapping[str, str]) -> None:
+        """Make a token, and write its file into the first folder that can be used. Never raises."""
+        name = f"http-{_host_name()}-{port}.token"
+        why: list[str] = []
+        for open_folder in _folders(environ):
+            try:
+                folder = open_folder()
+                token = secrets.token_hex(_TOKEN_BYTES)
+                self._inode = _write_in(folder, name, token)
+            except (_UnusableError, OSError, RuntimeError) as error:
+                why.append(_reason(error))
+                continue
+            self.path, self.off, self._token = folder / name, None, token
+            return
+        self.off = f"no folder for the file of their token: {'; '.join(why)}"
+
+    def remove(self) -> None:
+        """Remove the file, if it is still the one that was written."""
+        if self.path is None:
+            return
+        with contextlib.suppress(OSError):
+            found = self.path.lstat()
+            if (found.st_dev, found.st_ino) == self._inode:
+                self.path.unlink()
+            if self.path.parent.name.startswith(_TEMPORARY):
+                self.path.parent.rmdir()
+
+    def value(self) -> str | None:
+        """Return the token; None while there is none."""
+        return self._token
+
+    def is_given(self, request: web.Request) -> bool:
+        """Whether the request has the token."""
+        return self._token is not None and is_given(request, self._token)
+
+    @staticmethod
+    def is_from_here(request: web.Request) -> bool:
+        """Whether the request comes from this machine: others could have read it on the way."""
+        transport = request.transport
+        if transport is None:
+            return False
+        peer, own = (transport.get_extra_info(name) for name in ("peername", "sockname"))
+        return bool(peer) and bool(own) and is_same_machine(peer[0], own[0])
+
+    def to_json(self) -> dict[str, str | None]:
+        """Return what /status says of it; both paths are None if the config has the token."""
+        path = None if self.path is None else str(self.path)
+        return {"token_file": path, "user": None if path is None else _user(), "off": self.off}
+
+
+def why_off(environ: Mapping[str, str]) -> str | None:
+    """Return why a daemon of this account could not write its token's file; None if it could."""
+    tried = CommandToken()
+    tried.write(0, environ)
+    tried.remove()
+    return tried.off
+
+
+CONFIGURED = CommandToken(off=None)
+"""Where `[http] token` opens commands, too: there is no file."""
+
+
+def is_given(request: web.Request, token: str) -> bool:
+    """Whether the Authorization header (RFC 6750) has the token; in constant time."""
+    header = request.headers.get("Authorization", "")
+    given = header[len(_SCHEME) :].strip() if header.lower().startswith(_SCHEME) else ""
+    # aiohttp keeps bytes that are no UTF-8 as lone surrogates
+    return hmac.compare_digest(given.encode(errors="surrogateescape"), token.encode())
+
+
+def is_same_machine(peer: str, own: str) -> bool:
+    """Whether both ends of a connection are on one machine, by their addresses."""
+    return peer == own or is_loopback(peer)
+
+
+def read_token(told: Mapping[str, object], port: int) -> str:
+    """Return the token of the daemon on `port` of this machine, whose /status `told` where it is.
+
+    Only from a regular file with a name and content as `CommandToken` writes them, that belongs to
+    this account (or, for root, to its folder's owner) and that nobody else can read. Raises
+    OperatorError.
+    """
+    path, user = Path(str(told.get("token_file"))), str(told.get("user"))
+    named = _NAME.fullmatch(path.name)
+    if not path.is_absolute() or named is None or int(named[1]) != port:
+        raise OperatorError(
+            f"what listens on port {port} names {_text(path)} as the file of its token, which is "
+            "not a name that a daemon on this port gives it",
+            remedy="see with `ss -ltnp` which process listens there",
+        )
+    try:
+        with _folder(path.parent) as folder:
+            owner = os.fstat(folder).st_uid
+            return _read_in(folder, path.name, owner)
+    except FileNotFoundError as error:
+        raise OperatorError(
+            f"the daemon's token is in {_text(path)}, which this machine or container does not "
+            "have",
+            remedy="run the command where the daemon runs (docker exec, kubectl exec), or restart "
+            "the daemon if the file was removed",
+        ) from error
+    except PermissionError as error:
+        raise OperatorError(
+            f"the daemon's token is in {_text(path)}, which this account may not read",
+            remedy=f"run the command as {_text(user)} or root: sudo -u {shlex.quote(user)} ...",
+        ) from error
+    except (_UnusableError, OSError) as error:
+        raise OperatorError(
+            f"the token in {_text(path)} is not used: {_reason(error)}",
+            remedy=f"stop the daemon, rm {shlex.quote(str(path))}, and start it again",
+        ) from error
+
+
+_TEMPORARY = "ingestd-http-"
+
+
+def _folders(environ: Mapping[str, str]) -> Iterator[Callable[[], Path]]:
+    """Give what opens the folders that may have the file, the best one first.
+
+    That of the service manager, else the user's own for such state (XDG Base Directory), else a new
+    one. None is in a lake.
+    """
+    given = environ.get("STATE_DIRECTORY", "").partition(":")[0]
+    if given:
+        yield lambda: Path(given).resolve(strict=True)
+    yield lambda: _state_folder(environ)
+    yield lambda: Path(tempfile.mkdtemp(prefix=_TEMPORARY))
+
+
+def _state_folder(environ: Mapping[str, str]) -> Path:
+    state = environ.get("XDG_STATE_HOME", "")
+    base = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
+    if not state.startswith("/") and not Path.home().is_dir():
+        raise _UnusableError("this account has no home folder")
+    base.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = base.resolve() / "ingestd"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+@contextlib.contextmanager
+def _folder(path: Path) -> Iterator[int]:
+    """Open a folder that not everybody can write; raises _UnusableError for another one."""
+    descriptor = os.open(path, _FOLDER_FLAGS)
+    try:
+        if stat.S_IMODE(os.fstat(descriptor).st_mode) & _WRITTEN_BY_ANYBODY:
+            raise _UnusableError(f"everybody may write its folder {_text(path)}")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _write_in(path: Path, name: str, token: str) -> tuple[int, int]:
+    """Put the file into its place, over whatever is there; return its device and inode."""
+    with _folder(path) as folder:
+        if os.fstat(folder).st_uid != os.geteuid():
+            raise _UnusableError(f"{_text(path)} belongs to another account")
+        new = f".{name}.{secrets.token_hex(8)}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(new, flags, 0o600, dir_fd=folder)
+        try:
+            try:
+                os.fchmod(descriptor, 0o600)
+                found = os.fstat(descriptor)
+                if stat.S_IMODE(found.st_mode) & _OTHERS:
+                    raise _UnusableError(f"a file in {_text(path)} can't be kept from others")
+                os.write(descriptor, f"{token}\n".encode())
+            finally:
+                os.close(descriptor)
+            os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(new, dir_fd=folder)
+            raise
+        return found.st_dev, found.st_ino
+
+
+def _read_in(folder: int, name: str, owner: int) -> str:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(name, flags, dir_fd=folder)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+            raise _UnusableError("it is not a regular file with one name")
+        if found.st_uid not in ({owner} if os.geteuid() == 0 else {os.geteuid()}):
+            raise _UnusableError("it belongs to another account")
+        if stat.S_IMODE(found.st_mode) & _OTHERS:
+            raise _UnusableError("others can read or write it")
+        content = os.read(descriptor, 2 * _TOKEN_BYTES + 2)
+    finally:
+        os.close(descriptor)
+    if _TOKEN.fullmatch(content) is None:
+        raise _UnusableError("its content is not a token")
+    return content.decode().strip()
+
+
+def _reason(error: Exception) -> str:
+    if not isinstance(error, OSError):
+        return str(error)
+    if error.errno == errno.ELOOP:
+        return "it is a symbolic link"
+    where = f"{_text(error.filename)}: " if error.filename else ""
+    return f"{where}{error.strerror}"
+
+
+def _text(name: object) -> str:
+    return printable(str(name))
+
+
+def _host_name() -> str:
+    """Return a part of a file's name: homes may be shared by machines."""
+    return re.sub(r"[^A-Za-z0-9.-]", "", os.uname().nodename)[:64] or "host"
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return f"#{os.geteuid()}"  # as sudo takes it

@@ -1,0 +1,233 @@
+"""The requests that change something: by token only, and from no web page."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Protocol
+
+from aiohttp import web
+
+from ingestd.http.command_token import OFF_REMEDY
+from ingestd.model.errors import IngestdError, TransientError
+from ingestd.model.printable_text import printable
+from ingestd.model.schema import TableId
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Sequence
+
+    from ingestd.config.redaction import Redactor
+    from ingestd.http.command_token import CommandToken
+
+_JSON = "application/json"
+_TABLES = '{"tables": ["public.orders"]}'
+_MAX_SHOWN = 1000
+_MAY_HAVE_WHERE = ', with or without "where": "id < 1000"'
+
+
+class SnapshotControl(Protocol):
+    """Who acts on the commands. Raises OperatorError, and TransientError while it can't."""
+
+    def request_snapshot(
+        self, source: str, tables: Sequence[TableId], where: str | None = None
+    ) -> None:
+        """Have tables of a source read anew, or the rows that `where` (SQL) holds for."""
+        ...
+
+    def cancel_snapshot(self, source: str, tables: Sequence[TableId]) -> None:
+        """Give up the snapshots of these tables, asked for or under way."""
+        ...
+
+
+class RefusedError(IngestdError):
+    """A request that is answered with `code`."""
+
+    def __init__(self, code: HTTPStatus, what: str, *, remedy: str | None = None) -> None:
+        super().__init__(what, remedy=remedy)
+        self.code = code
+
+
+class SourceCommands:
+    """What commands about a source have in common: who may give them, and how they are answered.
+
+    Answers are JSON: what was done, and ``source``; else ``{"error": ..., "remedy": ...}`` with 400
+    (not that), 401 (no token, or another one), 403 (`ingestd.http.auth`, and by the made
+    token from another machine), 404 (no such source), 409 (not now), 415 (not sent as JSON), 422
+    (refused), 503 (there is no token). Browsers send application/json to another site only where
+    that site allows it, which this one never does. `token`: what requests must bring; None: they
+    have shown that of the config.
+    """
+
+    def __init__(
+        self, sources: Collection[str], redactor: Redactor, token: CommandToken | None = None
+    ) -> None:
+        self._token = token
+        self._sources = sources
+        self._redactor = redactor
+
+    async def answer(
+        self,
+        request: web.Request,
+        act: Callable[[str, bytes], Awaitable[dict[str, Any]]],
+        done: HTTPStatus,
+    ) -> web.Response:
+        """Act on a request that may be acted on."""
+        source = request.match_info["source"]
+        try:
+            if self._token is not None:
+                await _refuse_without_token(request, self._token)
+            _refuse_unless_declared(request)
+            if source not in self._sources:
+                raise RefusedError(HTTPStatus.NOT_FOUND, self._no_source(source))
+            answer = await act(source, await request.read())
+        except IngestdError as error:
+            body = {"error": error.what, "remedy": error.remedy}
+            return self._json(_code(error), body, error)
+        return self._json(done, {"source": source, **answer})
+
+    def _no_source(self, source: str) -> str:
+        return f"sources.{source}: no such source; there is {', '.join(sorted(self._sources))}"
+
+    def _json(
+        self, code: HTTPStatus, body: object, error: IngestdError | None = None
+    ) -> web.Response:
+        text = json.dumps(self._redactor.tree(body))
+        is_about_token = error is not None and code == HTTPStatus.UNAUTHORIZED
+        headers = {"WWW-Authenticate": "Bearer"} if is_about_token else {}
+        return web.Response(status=code, text=text + "\n", content_type=_JSON, headers=headers)
+
+
+class SnapshotCommands(SourceCommands):
+    """``/sources/{source}/snapshot``: POST asks for a snapshot of tables, DELETE cancels it.
+
+    Body and answer are JSON: ``{"tables": ["public.orders"]}``, and for POST ``"where"`` with an
+    SQL condition, if only the rows are wanted that it holds for. The answer, 202 to POST and 200 to
+    DELETE, is the same with ``source``. Refused, beside what `SourceCommands` says, with 409 (not
+    running now) and 422 (no such table, no snapshot of it, the source is paused).
+    """
+
+    def __init__(
+        self,
+        control: SnapshotControl,
+        sources: Collection[str],
+        redactor: Redactor,
+        token: CommandToken | None = None,
+    ) -> None:
+        super().__init__(sources, redactor, token)
+        self._control = control
+
+    async def request(self, request: web.Request) -> web.Response:
+        """Answer a POST."""
+
+        async def act(source: str, body: bytes) -> dict[str, Any]:
+            asked = _asked(body, may_have_where=True)
+            self._control.request_snapshot(source, asked.tables, asked.where)
+            return asked.to_json()
+
+        return await self.answer(request, act, HTTPStatus.ACCEPTED)
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        """Answer a DELETE."""
+
+        async def act(source: str, body: bytes) -> dict[str, Any]:
+            asked = _asked(body, may_have_where=False)
+            self._control.cancel_snapshot(source, asked.tables)
+            return asked.to_json()
+
+        return await self.answer(request, act, HTTPStatus.OK)
+
+
+async def _refuse_without_token(request: web.Request, token: CommandToken) -> None:
+    """Refuse a request that does not have the token of the daemon's user, with what would work."""
+    if token.off is not None:
+        raise RefusedError(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            f"commands are off: {token.off}",
+            remedy=OFF_REMEDY,
+        )
+    if not token.is_from_here(request):
+        raise RefusedError(
+            HTTPStatus.FORBIDDEN,
+            "without `token` in [http] commands are accepted from the daemon's own machine only",
+            remedy="set `token` in [http] and restart the daemon",
+        )
+    if not token.is_given(request):
+        raise RefusedError(
+            HTTPStatus.UNAUTHORIZED,
+            f"commands need the token in {printable(str(token.path))}",
+            remedy=f"run `ingestd {_command_of(request)}` as the daemon's user or root, or: "
+            f"{await _as_curl(request, str(token.path))}",
+        )
+
+
+def _command_of(request: web.Request) -> str:
+    """Return the name of the command that sends such a request."""
+    what = request.path.rpartition("/")[2]
+    return "resume" if what == "pause" and request.method == "DELETE" else what
+
+
+async def _as_curl(request: web.Request, path: str) -> str:
+    """Return the request with the token, for a shell; TLS by the daemon's certificate."""
+    try:
+        body = json.dumps(json.loads(await request.read()))
+    except (ValueError, RecursionError):
+        body = ""
+    if not body or len(body) > _MAX_SHOWN:
+        body = _TABLES if request.path.endswith("/snapshot") else "{}"
+    token = f'"Authorization: Bearer $(cat {shlex.quote(path)})"'
+    tls = " --cacert TLS_CERT" if request.secure else ""
+    url = shlex.quote(f"{request.scheme}://{request.host}{request.raw_path}")
+    return (
+        f"curl{tls} -X {request.method} -H {token} -H 'Content-Type: {_JSON}' "
+        f"-d {shlex.quote(body)} {url}"
+    )
+
+
+def _refuse_unless_declared(request: web.Request) -> None:
+    if request.content_type != _JSON:
+        raise RefusedError(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            "the body is not declared as JSON",
+            remedy=f"send Content-Type: {_JSON}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a body asks for."""
+
+    tables: Sequence[TableId]
+    where: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        where = {} if self.where is None else {"where": self.where}
+        return {"tables": [str(t) for t in self.tables], **where}
+
+
+def _asked(body: bytes, *, may_have_where: bool) -> _Asked:
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        document = None
+    keys = {"tables", "where"} if may_have_where else {"tables"}
+    known = document if isinstance(document, dict) and document.keys() <= keys else {}
+    names, where = known.get("tables"), known.get("where")
+    are_names = isinstance(names, list) and names and all(isinstance(n, str) for n in names)
+    is_condition = isinstance(where, str) and where.strip() and "\0" not in where
+    if not are_names or not (where is None or is_condition):
+        shape = _TABLES + (_MAY_HAVE_WHERE if may_have_where else "")
+        raise RefusedError(HTTPStatus.BAD_REQUEST, f"the body is not JSON like {shape}")
+    assert isinstance(names, list)
+    try:
+        return _Asked([TableId.parse(name) for name in dict.fromkeys(names)], where)
+    except ValueError as error:
+        raise RefusedError(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) from error
+
+
+def _code(error: IngestdError) -> HTTPStatus:
+    if isinstance(error, RefusedError):
+        return error.code
+    transient = isinstance(error, TransientError)
+    return HTTPStatus.CONFLICT if transient else HTTPStatus.UNPROCESSABLE_ENTITY

@@ -1,0 +1,109 @@
+"""The connections of the HTTP server: how many there may be, and what each begins with.
+
+They count from the moment they are accepted, those that have not shaken hands (TLS) too: each has a
+file of the process, and whoever reaches the port can open one without a word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Callable
+from typing import cast
+
+from ingestd.config.units import Address
+
+MAX_CONNECTIONS = 128
+"""Above, the oldest ends: who holds many open must not leave the daemon without files to open."""
+_HANDSHAKE_S = 5.0
+
+
+class Connections:
+    """Accepts connections and hands each to a protocol of its own, behind TLS where there is any.
+
+    `make_protocol` gives what then speaks on a connection.
+    """
+
+    def __init__(
+        self, make_protocol: Callable[[], asyncio.Protocol], tls: ssl.SSLContext | None
+    ) -> None:
+        self._make_protocol = make_protocol
+        self._tls = tls
+        self._open: list[asyncio.Transport] = []
+        self._shaking: set[asyncio.Task[None]] = set()
+
+    async def listen(self, address: Address) -> asyncio.Server:
+        """Begin to accept. Raises OSError if it can't listen there."""
+        loop = asyncio.get_running_loop()
+        return await loop.create_server(lambda: _Entry(self._admit), address.host, address.port)
+
+    def end(self) -> None:
+        """End them all, whatever they are doing."""
+        for task in self._shaking:
+            task.cancel()
+        for transport in self._open:
+            transport.abort()
+
+    def _admit(self, entry: _Entry, transport: asyncio.Transport) -> None:
+        """Take a connection that was accepted; end the oldest if there are too many."""
+        self._open = [known for known in self._open if _has_file(known)]
+        for oldest in self._open[: 1 - MAX_CONNECTIONS]:
+            oldest.abort()
+        self._open.append(transport)
+        if self._tls is None:
+            entry.hand_over(transport, self._make_protocol())
+            return
+        transport.pause_reading()  # what comes is for TLS, which begins with the task
+        task = asyncio.create_task(self._shake_hands(entry, transport, self._tls))
+        self._shaking.add(task)
+        task.add_done_callback(self._shaking.discard)
+
+    async def _shake_hands(
+        self, entry: _Entry, transport: asyncio.Transport, tls: ssl.SSLContext
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        # Whoever gives up, or speaks no TLS, is nobody's fault here, and could fill a log.
+        with contextlib.suppress(OSError):
+            encrypted = await loop.start_tls(
+                transport,
+                entry,
+                tls,
+                server_side=True,
+                ssl_handshake_timeout=_HANDSHAKE_S,
+            )
+            if encrypted is not None:
+                entry.hand_over(encrypted, self._make_protocol())
+
+
+class _Entry(asyncio.Protocol):
+    """Speaks on a connection until another protocol does: keeps what comes before that."""
+
+    def __init__(self, admit: Callable[[_Entry, asyncio.Transport], None]) -> None:
+        self._admit = admit
+        self._is_lost = False
+        self._received: list[bytes] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._admit(self, cast("asyncio.Transport", transport))
+
+    def data_received(self, data: bytes) -> None:
+        self._received.append(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        self._is_lost = True
+
+    def hand_over(self, transport: asyncio.Transport, protocol: asyncio.Protocol) -> None:
+        """Have `protocol` speak from now on, and give it what came meanwhile."""
+        if self._is_lost:
+            return
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        for data in self._received:
+            protocol.data_received(data)
+
+
+def _has_file(transport: asyncio.Transport) -> bool:
+    """Whether its socket is still open: one that is closing may be for long, while it sends."""
+    return bool(transport.get_extra_info("socket").fileno() != -1)

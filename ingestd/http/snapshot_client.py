@@ -1,0 +1,258 @@
+"""Asking a daemon for a snapshot, and following it from one /status to the next."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ingestd.http.client import cancel_snapshot, fetch_status, request_snapshot
+from ingestd.model.errors import ConfigError, OperatorError, TransientError, reading_anew
+from ingestd.model.schema import TableId
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ingestd.config.units import Address
+    from ingestd.http.daemon_identity import MeantDaemon
+
+    Status = Mapping[str, Any]
+    """As `ingestd.observe.status_json.to_json` gives it."""
+
+LOOK_EVERY_S = 0.5
+SILENT_LIMIT_S = 30.0
+"""How long a daemon that is being followed may not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableProgress:
+    """How far the snapshot of a table is.
+
+    `state`: the table's, or ``waiting`` until the snapshot begins. `ratio`: how much is read, 0 to
+    1. `total_bytes` is an estimate, `eta_s` the seconds that are left; None while they can't be
+    told. `is_over`: all rows are in the lake.
+    """
+
+    table: str
+    state: str
+    ratio: float
+    nbytes: int
+    total_bytes: int | None
+    eta_s: float | None
+    is_over: bool
+
+
+class Display(Protocol):
+    """Shows a person how far snapshots are."""
+
+    def source(self, line: str) -> None:
+        """Take what keeps the source from going on; empty while it does. At each look."""
+        ...
+
+    def table(self, progress: TableProgress) -> None:
+        """Take how far a table is: at each look, the last time when it is over."""
+        ...
+
+
+def ask_for_snapshot(
+    address: Address,
+    source: str,
+    tables: Sequence[str],
+    *,
+    where: str | None = None,
+    meant: MeantDaemon | None = None,
+) -> Following:
+    """Ask the daemon there to read tables anew, or the rows that `where` (SQL) holds for.
+
+    `meant`: which one it must be. Raises ConfigError for names that can't be, OperatorError for
+    those that are not captured or if no daemon takes the request, TransientError while the source
+    does not run.
+    """
+    names = table_names(tables)
+    before = _status_of(address, meant)
+    request_snapshot(address, source, names, where)
+    return Following(source, names, before, is_partial=where is not None)
+
+
+def ask_to_cancel(
+    address: Address,
+    source: str,
+    tables: Sequence[str],
+    *,
+    meant: MeantDaemon | None = None,
+) -> Sequence[str]:
+    """Ask the daemon there to give up snapshots of tables; gives their names.
+
+    Raises as `ask_for_snapshot`, and OperatorError for a table that has none.
+    """
+    names = table_names(tables)
+    _status_of(address, meant)
+    cancel_snapshot(address, source, names)
+    return names
+
+
+def table_names(tables: Sequence[str]) -> list[str]:
+    """Give each table once, as /status names it. Raises ConfigError."""
+    try:
+        return list(dict.fromkeys(str(TableId.parse(table)) for table in tables))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _status_of(address: Address, meant: MeantDaemon | None) -> Status:
+    found = fetch_status(address)
+    if found is None:
+        raise OperatorError(
+            f"no ingestd daemon answers on {address}",
+            remedy="start it with `ingestd run`, or say with --url where it listens",
+        )
+    if meant is not None:
+        meant.require(address, found)
+    return found
+
+
+def follow(address: Address, following: Following, limit_s: float, display: Display) -> None:
+    """Show the progress until all rows are in the lake. Raises OperatorError, TransientError."""
+    heard = time.monotonic()
+    end = heard + limit_s
+    while True:
+        status, now = fetch_status(address), time.monotonic()
+        if status is not None:
+            heard = now
+            display.source(following.source_line(status))
+            for progress in following.look(status):
+                display.table(progress)
+        if following.is_over:
+            return
+        if now - heard > SILENT_LIMIT_S:
+            raise TransientError(f"the daemon on {address} answers no more", reason="no_answer")
+        if now > end:
+            raise TransientError(
+                f"not live within the limit: {', '.join(following.left)}",
+                reason="timeout",
+                remedy="the daemon goes on all the same: see `ingestd status`",
+            )
+        time.sleep(min(LOOK_EVERY_S, max(0.0, end - now)))
+
+
+@dataclass(slots=True)
+class Following:
+    """Tables of a source until the rows that were asked for are in the lake.
+
+    `before`: a status from before the request. `is_partial`: only some rows were asked for; the
+    table is live all the while.
+    """
+
+    source: str
+    tables: Sequence[str]
+    before: Status
+    is_partial: bool = False
+    _left: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin with all of them."""
+        self._left = list(self.tables)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all rows are in the lake."""
+        return not self._left
+
+    @property
+    def left(self) -> Sequence[str]:
+        """The tables of which they are not."""
+        return self._left
+
+    def source_line(self, status: Status) -> str:
+        """Say what keeps the whole source from going on; empty while it does."""
+        source = status["sources"].get(self.source)
+        if source is None or source["state"] in {"streaming", "snapshotting"}:
+            return ""
+        return f"{source['state']}: {source['reason']}" if source["reason"] else source["state"]
+
+    def look(self, status: Status) -> list[TableProgress]:
+        """Take a later status; give how far those tables are that were not over.
+
+        Raises OperatorError if a table is stopped or dropped instead, its snapshot cancelled, or
+        the source gone from the config; TransientError if the request went with the daemon or the
+        pipeline that had taken it.
+        """
+        if self.source not in status["sources"]:
+            raise OperatorError(
+                f"source {self.source} is not in the daemon's config any more",
+                remedy="put it back, send SIGHUP, and ask again",
+            )
+        found = []
+        for name in list(self._left):
+            then, now = _table(self.before, self.source, name), _table(status, self.source, name)
+            if now is None:
+                continue  # the daemon has just been started
+            is_over = self._is_read(then, now)
+            if is_over:
+                self._left.remove(name)
+            else:
+                self._refuse(then, now, is_same=_since(status) == _since(self.before))
+            found.append(_progress(now, is_over=is_over))
+        return found
+
+    def _is_read(self, then: Status | None, now: Status) -> bool:
+        """Whether it is live by a snapshot that was not there before."""
+        if now["state"] != "live" or now["snapshot_requested"] or now["snapshot"] is not None:
+            return False
+        if _ended(then, now) == "done":
+            return True
+        if self.is_partial:
+            return False
+        was_live = then is not None and then["state"] == "live"
+        return not was_live or (then is not None and then["snapshot_lsn"] != now["snapshot_lsn"])
+
+    def _refuse(self, then: Status | None, now: Status, *, is_same: bool) -> None:
+        name, state, ended = now["table"], now["state"], _ended(then, now)
+        is_news = then is None or (state, now["since"]) != (then["state"], then["since"])
+        if state in {"stopped", "dropped"} and is_news:
+            why = f": {now['reason']}" if now["reason"] else ""
+            raise OperatorError(f"table {name} is {state}{why}", remedy=now["remedy"])
+        if now["snapshot_requested"] or now["snapshot"] is not None:
+            return
+        if ended == "failed":
+            last = now["last_snapshot"]
+            raise OperatorError(f"table {name}: {last['reason']}", remedy=last["remedy"])
+        if ended == "cancelled":
+            raise OperatorError(f"table {name}: its snapshot was cancelled")
+        if state == "live":
+            who = "source" if is_same else "daemon"
+            raise TransientError(
+                f"table {name}: the {who} began anew before the snapshot was read",
+                reason="request_lost",
+                remedy=reading_anew(self.source, name),
+            )
+
+
+def _ended(then: Status | None, now: Status) -> str | None:
+    """Say how a snapshot has ended since; None if none has."""
+    last = now["last_snapshot"]
+    if last is None or (then is not None and then["last_snapshot"] == last):
+        return None
+    return str(last["outcome"])
+
+
+def _progress(table: Status, *, is_over: bool) -> TableProgress:
+    found = table["snapshot"] or {"ratio": 0.0, "bytes": 0, "total_bytes": None, "eta_s": None}
+    return TableProgress(
+        table["table"],
+        "waiting" if table["snapshot_requested"] else table["state"],
+        1.0 if is_over else found["ratio"],
+        found["bytes"],
+        found["total_bytes"],
+        found["eta_s"],
+        is_over,
+    )
+
+
+def _table(status: Status, source: str, name: str) -> Status | None:
+    found = status["sources"].get(source, {"tables": []})["tables"]
+    return next((t for t in found if t["table"] == name), None)
+
+
+def _since(status: Status) -> object:
+    return status["started_at"]

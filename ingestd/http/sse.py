@@ -1,0 +1,157 @@
+"""The status as server-sent events (HTML standard, section 9.2), to a bounded number of readers.
+
+``state`` is all there is, ``change`` what is new since: see `ingestd.http.status_diff`. What is new is
+put together once, whoever reads. A reader that takes too little is cut off, and gets a ``state``
+when it comes back: nothing is kept for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from ingestd.http.status_diff import Redacted, Shown
+from ingestd.observe.history import INTERVAL_S, History
+
+if TYPE_CHECKING:
+    from ingestd.config.redaction import Redactor
+    from ingestd.observe.status import DaemonStatus
+
+MAX_READERS = 16
+_WAITING = 8
+"""Events that a reader may be behind, besides what the sockets hold."""
+_TICK_S = 1.0
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class _Reader:
+    """One stream: what waits to be sent, and how to cut it off. None ends it."""
+
+    def __init__(self, request: web.Request) -> None:
+        self.events: asyncio.Queue[bytes | None] = asyncio.Queue(_WAITING)
+        self._request = request
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the other side has closed: nobody else says so until something is written."""
+        return self._request.transport is None or self._request.transport.is_closing()
+
+    def put(self, event: bytes | None) -> bool:
+        """Give it an event; False if it is cut off because too many wait."""
+        try:
+            self.events.put_nowait(event)
+        except asyncio.QueueFull:
+            if self._request.transport is not None:
+                self._request.transport.abort()  # a `write` that waits for it fails
+            return False
+        return True
+
+
+class EventsFeed:
+    """Samples the history all the time; tells readers each second what is new."""
+
+    def __init__(
+        self,
+        status: DaemonStatus,
+        redactor: Redactor,
+        *,
+        now: Callable[[], datetime] = _now,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.history = History()
+        self._status = status
+        self._redacted = Redacted(redactor)
+        self._now = now
+        self._monotonic = monotonic
+        self._readers: set[_Reader] = set()
+        self._shown = Shown(self._redacted)
+        self._sample_at = monotonic()
+
+    @property
+    def readers(self) -> int:
+        """How many streams there are."""
+        return len(self._readers)
+
+    async def run(self) -> None:
+        """Go on until cancelled."""
+        try:
+            while True:
+                self.tick()
+                await asyncio.sleep(_TICK_S)
+        finally:
+            self.close()  # a page that is told nothing more has to say so
+
+    def tick(self) -> None:
+        """Do what is due now."""
+        if self._monotonic() >= self._sample_at:
+            self._sample_at = self._monotonic() + INTERVAL_S
+            self.history.observe(self._status.sources, self._now())
+        for reader in [reader for reader in self._readers if reader.is_gone]:
+            self._readers.discard(reader)
+            reader.put(None)
+        if self._readers:
+            self._tell()
+
+    def close(self) -> None:
+        """End all streams."""
+        for reader in list(self._readers):
+            if not reader.put(None):
+                self._readers.discard(reader)
+
+    async def stream(self, request: web.Request) -> web.StreamResponse:
+        """Answer with events until one of both sides ends it."""
+        if len(self._readers) >= MAX_READERS:
+            return _too_many()
+        if self._readers:
+            self._tell()  # so that what comes next is new to all of them
+        else:
+            self._shown = Shown(self._redacted)
+            self._update(self._shown)
+        reader = _Reader(request)
+        reader.put(_event("state", self._update(Shown(self._redacted))))
+        self._readers.add(reader)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        try:
+            await response.prepare(request)
+            while (event := await reader.events.get()) is not None:
+                await response.write(event)
+        except ConnectionResetError:
+            pass  # the reader has gone, or was cut off
+        finally:
+            self._readers.discard(reader)
+        return response
+
+    def _update(self, shown: Shown) -> dict[str, object]:
+        return shown.update(self._status, self.history, self._now())
+
+    def _tell(self) -> None:
+        new = self._update(self._shown)
+        if not new:
+            return
+        event = _event("change", new)
+        self._readers -= {reader for reader in self._readers if not reader.put(event)}
+
+
+def _event(name: str, data: dict[str, object]) -> bytes:
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)  # which has no line ends
+    return f"event: {name}\ndata: {text}\n\n".encode()
+
+
+def _too_many() -> web.Response:
+    told = {
+        "error": f"{MAX_READERS} pages are open already",
+        "remedy": "close some; /status has the same",
+    }
+    return web.json_response(
+        told, status=HTTPStatus.SERVICE_UNAVAILABLE, headers={"Retry-After": "10"}
+    )

@@ -1,0 +1,1 @@
+"""Delta's log and files."""

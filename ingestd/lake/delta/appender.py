@@ -1,0 +1,524 @@
+"""A Delta table that one daemon alone appends to, by compare-and-swap (I3, I5).
+
+Source: Delta protocol, "Delta Log Entries", "Transaction Identifiers". Facts about deltalake 1.6
+that shape this (all measured): a commit with ``max_commit_retries=0`` goes to the version after the
+one that the handle has read, or fails; an error may be raised although the commit went through;
+repeated or lower app transaction versions are not refused; a write transaction neither checks nor
+changes the schema, nor moves the handle; a handle slows down with the commits it has followed, and
+every commit by it lists `_delta_log` several times (1.7 us a file: 50 ms at version 3000).
+
+So where the store can put a new file or refuse (`Store.puts_new`), appends are written here,
+without a handle: what they cost does not depend on how long the log is. A handle is opened for
+reading and for changes of schema and properties; checkpoints are made by one of their own, beside
+the commits.
+"""
+
+from __future__ import annotations
+
+import uuid
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import pyarrow as pa
+from deltalake import CommitProperties, PostCommitHookProperties, Schema, Transaction
+from deltalake.exceptions import DeltaError
+from deltalake.transaction import AddAction, create_table_with_add_actions
+
+from ingestd.failpoints import reach
+from ingestd.lake.delta.actions import (
+    FENCE,
+    HOLDS,
+    RESUME,
+    TOKEN,
+    WRITER,
+    Interposed,
+    appended_by_another,
+    commit_text,
+    judge,
+    schema_in,
+    writer_of,
+)
+from ingestd.lake.delta.log import RESUMES, GiveUp, TableLog, arrow_schema
+from ingestd.lake.delta.log_files import ensure_plain_log
+from ingestd.lake.fencing import Writer
+from ingestd.lake.store.errors import storage_fault, storage_faults
+from ingestd.lake.store.store import Store
+from ingestd.model.errors import FolderError, IngestdError, OperatorError, TransientError
+from ingestd.ports import Fragment
+
+CHECKPOINT_INTERVAL = 20
+"""A commit costs by the commits since the last checkpoint: at version 400, 19 ms with 100, 6 with
+20; the checkpoints themselves are included."""
+CHECKPOINT_EVERY = 100
+"""The same on a disk, where appends need no handle: only who opens the table reads the commits
+since. In an object store whoever does asks for each of them, several times."""
+REOPEN_EVERY = 20
+ATTEMPTS = 10
+"""How often a commit is tried when others without data (OPTIMIZE) come between."""
+
+_NO_CLEANUP = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Creation:
+    """How a table comes to be: properties by which deltalake makes it."""
+
+    schema: pa.Schema
+    configuration: Mapping[str, str]
+
+
+def turn_of(folder: str) -> int:
+    """Number of a log, by which those that grow together have their checkpoints in turn."""
+    return zlib.crc32(folder.encode())
+
+
+Work = Callable[[], None]
+
+
+def _at_once(work: Work) -> None:
+    work()
+
+
+Later = Callable[[Work], Future[None] | None]
+"""Has work done in another thread, or does it at once and gives None."""
+
+
+class AppendedByAnotherError(OperatorError):
+    """Another writer appended since the log was read."""
+
+
+class ForeignCommitError(AppendedByAnotherError, FolderError):
+    """Another writer did that is no program of ours: a fault of that table alone."""
+
+
+class ReplacedError(FolderError):
+    """The commit that was read or made last is not there: of an older copy, or of another one."""
+
+
+class AppendLog(TableLog):
+    """See TableLog. Raises OperatorError too, when another writer appended.
+
+    `later`: runs what need not be waited for (checkpoints), in whatever thread; what it raises is
+    raised by the next append. Nothing more is given to it of a log until that is done. `writer`:
+    the process that commits, one of its own without.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        folder: str,
+        app_id: str,
+        later: Later = _at_once,
+        *,
+        writer: Writer | None = None,
+    ) -> None:
+        super().__init__(store, folder, app_id)
+        self._writer = writer or Writer()
+        self._later = later
+        self._commits = 0
+        self._turn = turn_of(folder)
+        self._checkpointing: Future[None] | None = None
+        self._fault: IngestdError | None = None
+        self._made = (-1, "")
+        """The newest version that was put here, and its token."""
+
+    def load(self, give_up: GiveUp | None = None) -> None:
+        """Read the newest version, as `TableLog.load`, by any writer."""
+        self._made = (-1, "")
+        super().load(give_up)
+
+    def ensure_unreplaced(self) -> None:
+        """Raise ReplacedError if what the next commit would follow is not there.
+
+        A copy of the lake has the same marker. In an older one the next version would follow a gap:
+        nobody could read it, and what it has would be confirmed.
+        """
+        if not self.exists:
+            return
+        text = self._commit_text(self._version)
+        if text is not None:
+            version, token = self._made
+            if version != self._version or token in text:
+                return
+            what = f"a copy took its place: its version {version} is another"
+        elif (table := self._open()) is None:
+            what = "the table that was there is gone"
+        elif table.version() >= self._version:
+            return  # an old commit is removed once a checkpoint has what is in it
+        else:
+            ends = f"it ends at version {table.version()}, and was written to {self._version}"
+            what = f"a copy took its place: {ends}"
+        raise ReplacedError(f"lake table {self.uri}: {what}", remedy="put back what was there")
+
+    def create(
+        self,
+        creation: Creation,
+        fragments: Sequence[Fragment] = (),
+        app_version: int | None = None,
+        resume: str = "",
+    ) -> int:
+        """Make the table, with its first rows in the same commit. Gives the version."""
+        known = {k: v for k, v in creation.configuration.items() if k.startswith("delta.")}
+        schema = Schema.from_arrow(creation.schema)
+
+        def attempt(token: str) -> None:
+            if self.exists:
+                self._append(fragments, token, app_version, resume)
+                return
+            self.store.make_folder(self.folder)
+            create_table_with_add_actions(
+                self.uri,
+                schema,
+                [_add(f) for f in fragments],
+                mode="error",
+                configuration=known,
+                storage_options=self.store.storage_options,
+                commit_properties=self._properties(token, app_version, resume, len(fragments)),
+                post_commithook_properties=_NO_CLEANUP,
+            )
+
+        return self._commit(attempt)
+
+    def add_columns(self, fields: Sequence[pa.Field]) -> int:
+        """Add columns, or fields of struct columns; a change without data. Gives the version."""
+        added = Schema.from_arrow(pa.schema(fields)).fields
+
+        def attempt(token: str) -> None:
+            self.handle.alter.add_columns(
+                added,
+                commit_properties=self._properties(token, None),
+                post_commithook_properties=_NO_CLEANUP,
+            )
+
+        return self._commit(attempt)
+
+    def set_properties(self, properties: Mapping[str, str]) -> int:
+        """Set table properties, also ones that Delta does not know. Gives the version."""
+
+        def attempt(token: str) -> None:
+            self.handle.alter.set_table_properties(
+                dict(properties),
+                raise_if_not_exists=False,
+                commit_properties=self._properties(token, None),
+                post_commithook_properties=_NO_CLEANUP,
+            )
+
+        return self._commit(attempt)
+
+    def expect_resumes(self) -> None:
+        """Have `resume` look for such texts from now on: once in a table's life, a commit."""
+        if RESUMES not in self.configuration():
+            self.set_properties({RESUMES: "true"})
+
+    def append(
+        self, fragments: Sequence[Fragment], app_version: int | None = None, resume: str = ""
+    ) -> int:
+        """Commit files, and the app transaction; also one of the two alone. Gives the version.
+
+        `resume`: what `resume` reads back, empty for none; only with the app transaction, and
+        after `expect_resumes`.
+        """
+        fault, self._fault = self._fault, None
+        if fault is not None:
+            raise fault
+        if self.store.puts_new and self.exists:
+            return self._put(fragments, app_version, resume)
+        return self._commit(lambda token: self._append(fragments, token, app_version, resume))
+
+    def fence(self) -> None:
+        """Have every commit fail of those who read the log before, by a commit without data (I5).
+
+        None is made where the newest is this process's: what others know is older; but where one
+        of its own failed that may still come to be, as that would not be what is committed next.
+        Raises TransientError if that, or another ingestd, committed since `load`: after its rows
+        the fence is made all the same, so that who reads again finds nothing new. Raises
+        ForeignCommitError where another program did.
+        """
+        came_between: AppendedByAnotherError | None = None
+        for _ in range(ATTEMPTS):
+            newest = self.newest_commit() if self.exists else ""
+            is_own = newest is not None and writer_of(newest) == self._writer.name
+            is_in_doubt = self._writer.is_in_doubt(self.folder, self._version)
+            if newest == "" or (is_own and not is_in_doubt):
+                break
+            try:
+                if self.store.puts_new and self.exists:
+                    self._put([], None, "", is_fence=True)
+                else:
+                    self._commit(lambda token: self._append([], token, None, "", is_fence=True))
+            except ForeignCommitError:
+                raise  # a commit of ours above it would hide it
+            except AppendedByAnotherError as error:
+                came_between = error
+                self.load()
+            else:
+                break
+        if came_between is not None:
+            raise TransientError(
+                f"lake table {self.uri}: another writer committed while this one took over",
+                reason="claimed",
+                remedy="nothing to do: the lake is read again",
+            ) from came_between
+
+    # --- appends without a handle -----------------------------------------------------------
+
+    def _put(
+        self,
+        fragments: Sequence[Fragment],
+        app_version: int | None,
+        resume: str,
+        *,
+        is_fence: bool = False,
+    ) -> int:
+        if self.store.syncs:  # of a store that would be a request for each table
+            self.ensure_unreplaced()
+        token = uuid.uuid4().hex
+        stamps = self._stamps(token, resume, is_fence=is_fence)
+        content = commit_text(fragments, stamps, self._carried(app_version))
+        for _ in range(ATTEMPTS):
+            self.ensure_writable()
+            failure: OSError | None = None
+            try:
+                is_ours = self.store.put_new(self._log_file(self._version + 1), content)
+            except OSError as error:
+                is_ours, failure = False, error
+                self._doubt(self._version + 1)
+            known = self._version
+            if is_ours:
+                self._version += 1
+                self._made = self._version, token
+                committed: int | None = self._version
+            else:
+                committed = self._look_on(token, failure)
+            if committed is not None:
+                # Its content is durable since before it was there.
+                with storage_faults(self.uri):
+                    self.store.sync(f"{self.folder}/_delta_log", [])
+                return self._done(committed, app_version)
+            if failure is not None:
+                raise storage_fault(failure, self.uri) from failure
+            if self._version == known:  # as where two puts are in one another's way (S3: 409)
+                self._doubt(known + 1)  # the other may be this one's, sent before and given up
+                what = f"lake table {self.uri}: the store refused a commit where there is none"
+                raise TransientError(what, reason="storage")
+        raise self._outrun()
+
+    def _done(self, committed: int, app_version: int | None) -> int:
+        self._table = None
+        if app_version is not None:
+            self._app_version, self._knows_app_version = app_version, True
+        is_under_way = self._checkpointing is not None and not self._checkpointing.done()
+        if self.is_due(committed) and not is_under_way:
+            self._checkpointing = self._later(self._checkpoint_or_note)
+        return committed
+
+    def is_due(self, version: int) -> bool:
+        """Whether a checkpoint follows this version."""
+        every = CHECKPOINT_EVERY if self.store.syncs else CHECKPOINT_INTERVAL
+        return (version + self._turn) % every == 0
+
+    def _has_next(self, failure: OSError | None) -> bool:
+        """Whether there is a next commit; if that can't be seen, raise what the put failed by."""
+        try:
+            return self.has_commit(self._version + 1)
+        except IngestdError:
+            if failure is None:
+                raise
+            raise storage_fault(failure, self.uri) from failure
+
+    def _look_on(self, token: str, failure: OSError | None) -> int | None:
+        """Read the commits that came between, without listing; give our own if it is there."""
+        ours: int | None = None
+        is_changed = False
+        while self._has_next(failure):
+            text = self._commit_json(self._version + 1)
+            if self._pass(self._version + 1, text, token, self.schema()) is Interposed.OURS:
+                ours = self._version + 1
+            self._version += 1
+            is_changed |= '"metaData"' in text or '"protocol"' in text  # perhaps: then for nothing
+        if is_changed:
+            self._table = None
+            _ = self.handle  # at the last one that was judged
+            self._read_state()
+        return ours
+
+    def _checkpoint_or_note(self) -> None:
+        try:
+            self.checkpoint()
+        except IngestdError as error:
+            self._fault = error
+        except BaseException as error:  # noqa: BLE001 - a panic of deltalake's is no Exception
+            self._fault = FolderError(f"lake table {self.uri}: no checkpoint: {error!r}")
+
+    def checkpoint(self) -> None:
+        """Make the newest version one that is read without the commits before it."""
+        log = f"{self.folder}/_delta_log"
+        with storage_faults(self.uri):
+            table = self._present()
+            reach("sink.checkpoint.before")
+            with self.store.calls.during(self.store, log):
+                table.create_checkpoint()
+            reach("sink.checkpoint.after")
+            name = f"{table.version():020}.checkpoint.parquet"
+            self.store.sync(log, [name, "_last_checkpoint"])
+
+    # --- commits by deltalake ---------------------------------------------------------------
+
+    def _append(
+        self,
+        fragments: Sequence[Fragment],
+        token: str,
+        app_version: int | None,
+        resume: str,
+        *,
+        is_fence: bool = False,
+    ) -> None:
+        self.handle.create_write_transaction(
+            [_add(f) for f in fragments],
+            "append",
+            self.handle.schema(),
+            commit_properties=self._properties(
+                token, app_version, resume, len(fragments), is_fence=is_fence
+            ),
+            post_commithook_properties=_NO_CLEANUP,
+        )
+
+    def _properties(
+        self,
+        token: str,
+        app_version: int | None,
+        resume: str = "",
+        files: int | None = None,
+        *,
+        is_fence: bool = False,
+    ) -> CommitProperties:
+        # No last_updated: with it, log cleanup may forget the transaction (I3).
+        carried = [Transaction(*each) for each in self._carried(app_version)]
+        stamps = self._stamps(token, resume, is_fence=is_fence)
+        if files is not None:
+            stamps[HOLDS] = str(files + len(carried))
+        return CommitProperties(
+            custom_metadata=stamps,
+            max_commit_retries=0,
+            app_transactions=carried or None,
+        )
+
+    def _carried(self, app_version: int | None) -> list[tuple[str, int]]:
+        return [] if app_version is None else [(self.app_id, app_version)]
+
+    def _stamps(self, token: str, resume: str, *, is_fence: bool = False) -> dict[str, str]:
+        stamps = {TOKEN: token, WRITER: self._writer.name, RESUME: resume, FENCE: "true"}
+        left_out = {RESUME: not resume, FENCE: not is_fence}
+        return {name: text for name, text in stamps.items() if not left_out.get(name)}
+
+    def _commit(self, attempt: Callable[[str], None]) -> int:
+        if self.store.syncs:
+            self.ensure_unreplaced()
+        token = uuid.uuid4().hex
+        for _ in range(ATTEMPTS):
+            with storage_faults(self.uri):
+                # deltalake reads what others put there, and writes through a link
+                ensure_plain_log(self.store, self.folder, above=self._version)
+            if self.exists:
+                self.ensure_writable()
+                _ = self.handle  # at this version
+            expected = self._version + 1
+            failure: DeltaError | OSError | None = None
+            try:
+                with self.store.calls.during(self.store, self.folder):
+                    attempt(token)
+            except (DeltaError, OSError) as error:
+                failure = error
+                self._doubt(expected)
+            committed = self._follow(expected, token, failure)
+            if committed is not None:
+                self._sync(committed)
+                return committed
+            if failure is None or self._version < expected:
+                # Nothing came between: the failure is the storage's own.
+                raise storage_fault(failure or OSError("commit not found"), self.uri) from failure
+        raise self._outrun() from failure
+
+    def _doubt(self, version: int) -> None:
+        if not self.store.syncs:  # a local file system has done what it ever does
+            self._writer.doubt(self.folder, version)
+
+    def _outrun(self) -> OperatorError:
+        return OperatorError(
+            f"lake table {self.uri}: {ATTEMPTS} commits in a row found another commit in between",
+            remedy="run OPTIMIZE, VACUUM and ALTER on it less often",
+        )
+
+    def _follow(self, expected: int, token: str, failure: Exception | None) -> int | None:
+        """Read what there is now; give the version of our commit if it is there."""
+        before = self.schema()
+        self._refresh(anew=failure is not None)
+        ours: int | None = None
+        for version in range(expected, self._version + 1):
+            if failure is None and version == expected == self._version:
+                return version  # compare-and-swap: it can't be another's
+            if self._pass(version, self._commit_json(version), token, before) is Interposed.OURS:
+                ours = version
+        return ours
+
+    def _pass(
+        self, version: int, commit_json: str, token: str, before: pa.Schema | None
+    ) -> Interposed:
+        """Refuse a commit of another writer; make one without data durable, as ours follow it.
+
+        `before`: the schema that it follows. One that takes a column away is refused as well.
+        """
+        verdict = judge(commit_json, token)
+        signed = writer_of(commit_json)
+        if verdict in {Interposed.FENCE, Interposed.FOREIGN} and signed == self._writer.name:
+            raise TransientError(
+                f"lake table {self.uri}: what had failed is committed after all, as version"
+                f" {version}",
+                reason="storage",
+                remedy="nothing to do: the lake is read again",
+            )
+        if verdict is Interposed.FENCE:
+            self._writer.refuse_if_taken_over(signed, self.store.uri(""))
+            raise TransientError(
+                f"lake table {self.uri}: another ingestd has taken over (version {version})",
+                reason="claimed",
+                remedy="stop one of the two; this one stands by until the other is gone",
+            )
+        if verdict is Interposed.FOREIGN:
+            is_ours = not appended_by_another(commit_json)
+            raise (AppendedByAnotherError if is_ours else ForeignCommitError)(
+                f"lake table {self.uri}: another writer appended version {version}",
+                remedy="stop the other daemon or job that writes there, or give this source"
+                " another name or lake; only one may write a raw table",
+            )
+        if verdict is Interposed.WITHOUT_DATA:
+            self._sync(version)
+            given = schema_in(commit_json)
+            if given is not None and before is not None:
+                self.refuse_lost(before, arrow_schema(given))
+        return verdict
+
+    def _refresh(self, *, anew: bool) -> None:
+        self._commits += 1
+        has_checkpoint = (self._version + 1) % CHECKPOINT_INTERVAL == 0  # nothing else to read then
+        if self._table is None or anew or has_checkpoint or self._commits >= REOPEN_EVERY:
+            self._commits = 0
+            self.load()
+            return
+        with storage_faults(self.uri), self.store.calls.during(self.store, self.folder):
+            self._table.update_incremental()
+        self._version = self._table.version()
+        self._read_state()
+
+
+def _add(fragment: Fragment) -> AddAction:
+    return AddAction(
+        path=fragment.path,
+        size=fragment.size_bytes,
+        partition_values={},
+        modification_time=fragment.modification_time_ms,
+        data_change=True,
+        stats=fragment.stats_json,
+    )

@@ -1,0 +1,119 @@
+"""What a power cut leaves of a Delta log whose last writes were not durable.
+
+Each commit is made durable before the next is begun, so that only the newest can be cut short, or
+be empty; deltalake passes over an empty one in silence. Checkpoints are made beside the commits and
+synced after them: one that is not whole says nothing that the commits do not say.
+
+Such files are not removed, by maintenance neither: they get a name that nobody reads. Only who
+holds the source's claim does that: another may be writing the next commit in their place.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Protocol
+
+from ingestd.lake.delta.actions import is_whole
+from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES
+from ingestd.lake.store.errors import cut_short, storage_faults
+from ingestd.lake.store.store import Store
+from ingestd.model.errors import TransientError
+
+_COMMIT = re.compile(r"(\d{20})\.json")
+_CHECKPOINT = re.compile(r"\d{20}\.checkpoint.*\.parquet")
+_POINTER = "_last_checkpoint"
+_PARQUET = b"PAR1"
+
+
+class Log(Protocol):
+    """A table's log: `folder` of `store` is the table's."""
+
+    store: Store
+    folder: str
+
+    @property
+    def uri(self) -> str:
+        """Where the table is."""
+        ...
+
+
+def set_aside_torn(
+    log: Log, give_up: Callable[[int], None], *, newest: int | None = None
+) -> list[str]:
+    """Set aside what is not whole; give its names.
+
+    `give_up`: called before a commit is set aside, with its version; may refuse by raising.
+    `newest`: the newest version of a table that can be opened; else it is looked for, and for
+    checkpoints too. Raises FolderError if an older commit is empty, and what `storage_fault` makes
+    of an error.
+    """
+    path = f"{log.folder}/_delta_log"
+    with storage_faults(log.uri):
+        names = log.store.files(path) if newest is None else [f"{newest:020}.json"]
+        commits = sorted(name for name in names if _COMMIT.fullmatch(name))
+        found = []
+        if commits and log.store.size(f"{path}/{commits[-1]}") is not None:
+            content, version = _content(log.store, f"{path}/{commits[-1]}"), _version(commits[-1])
+            if not is_whole(content, makes_table=version == 0):
+                give_up(version)
+                if _content(log.store, f"{path}/{commits[-1]}") != content:
+                    what = f"lake table {log.uri}: commit {version} changed while it was looked at"
+                    raise TransientError(what, reason="claimed")
+                found.append(commits[-1])
+        if newest is None and not found:
+            found = _torn_checkpoint(log, path, names)
+        if newest is not None and not found:
+            _refuse_empty(log, path, newest)
+        for name in found:
+            log.store.set_aside(f"{path}/{name}")
+    return found
+
+
+def _refuse_empty(log: Log, path: str, newest: int) -> None:
+    """Raise FolderError if a commit since the checkpoint is empty: readers lack its rows.
+
+    What is appended behind it hides it: deltalake and Spark pass over it in silence.
+    """
+    for version in range(newest - 1, -1, -1):
+        size = log.store.size(f"{path}/{version:020}.json")
+        if size == 0:
+            raise cut_short(log.uri, f"commit {version} is empty")
+        if not size or log.store.size(f"{path}/{version:020}.checkpoint.parquet") is not None:
+            return
+
+
+def _version(commit: str) -> int:
+    return int(commit.partition(".")[0])
+
+
+def _content(store: Store, path: str) -> bytes:
+    return store.read(path, MOST_COMMIT_BYTES)
+
+
+def _torn_checkpoint(log: Log, path: str, names: list[str]) -> list[str]:
+    """Name the newest checkpoint if it is not whole, and the pointer to it."""
+    checkpoints = sorted(name for name in names if _CHECKPOINT.fullmatch(name))
+    found = [name for name in checkpoints[-1:] if not _is_parquet(log.store, f"{path}/{name}")]
+    if _POINTER in names and (found or not _is_json(log.store, f"{path}/{_POINTER}")):
+        found.append(_POINTER)
+    return found
+
+
+def _is_parquet(store: Store, path: str) -> bool:
+    with store.open(path) as file:
+        size = file.size()
+        if size < 2 * len(_PARQUET):
+            return False
+        head = file.read(len(_PARQUET))
+        file.seek(size - len(_PARQUET))
+        return bool(head == _PARQUET == file.read(len(_PARQUET)))
+
+
+def _is_json(store: Store, path: str) -> bool:
+    try:
+        json.loads(_content(store, path))
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,314 @@
+"""A Delta table's log, read: what the newest version holds, whatever ended the last run.
+
+Source: Delta protocol, "Delta Log Entries", "Transaction Identifiers".
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from deltalake import DeltaTable, Schema
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from ingestd.lake.delta.actions import (
+    appended_by_another,
+    is_ours,
+    is_whole,
+    resume_in,
+    schema_in,
+    writer_of,
+)
+from ingestd.lake.delta.crash_recovery import set_aside_torn
+from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES, open_table
+from ingestd.lake.delta.table_features import NotWritableError, Obstacle, TableTraits, find_obstacle
+from ingestd.lake.schema_evolution import lost_fields
+from ingestd.lake.store.errors import cut_short, storage_fault, storage_faults
+from ingestd.lake.store.store import Store
+from ingestd.model.errors import FolderError, OperatorError
+
+RESUMES = "ingestd.resumes"
+"""Table property: its commits have such texts. No others need be opened to look for one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What of a version has to be known to append to it."""
+
+    schema: pa.Schema
+    configuration: Mapping[str, str]
+    obstacle: Obstacle | None
+
+
+GiveUp = Callable[[int], None]
+"""Called with a version whose commit is not whole; raises if it can't be done without."""
+
+
+class TableLog:
+    """The table in `folder` of `store`. All calls block; one at a time, from any thread.
+
+    `app_id`: the Delta app transaction its commits carry. Raises what `storage_fault` makes of an
+    error.
+    """
+
+    removes_rows = False
+    """Whether commits here do not only add rows."""
+
+    def __init__(self, store: Store, folder: str, app_id: str) -> None:
+        self.store = store
+        self.folder = folder
+        self.app_id = app_id
+        self._table: DeltaTable | None = None
+        self._state: _State | None = None
+        self._app_version: int | None = None
+        self._knows_app_version = False
+        self._version = -1
+        self.set_aside: list[str] = []
+        """Files that `load` set aside, by their names before."""
+
+    @property
+    def uri(self) -> str:
+        """Where it is."""
+        return self.store.uri(self.folder)
+
+    @property
+    def exists(self) -> bool:
+        """Whether `load` found it or a commit made it."""
+        return self._state is not None
+
+    @property
+    def version(self) -> int:
+        """The Delta version last read or committed, -1 if there is no table."""
+        return self._version
+
+    @property
+    def handle(self) -> DeltaTable:
+        """Deltalake's handle, at `version`; opened anew after appends.
+
+        At that version even if there are later ones, which nobody has judged yet (I5).
+        """
+        assert self._state is not None, f"{self.uri} does not exist"
+        if self._table is None:
+            self._table = self._present(self._version)
+        return self._table
+
+    def load(self, give_up: GiveUp | None = None) -> None:
+        """Read the newest version; with `give_up` as at a start, after whatever ended the last run.
+
+        Then a newest commit that is not whole is set aside, and a checkpoint that is not (see
+        `torn`), once `give_up` was called with the commit's version: if it raises, all stays.
+        """
+        self._table = self._open() if give_up is None else self._open_mended(give_up)
+        self._version = -1 if self._table is None else self._table.version()
+        self._read_state()
+
+    def _open_mended(self, give_up: GiveUp) -> DeltaTable | None:
+        if not self.store.syncs:
+            return self._open()
+        while True:  # a commit and a checkpoint at most
+            try:
+                table = self._open()
+            except OperatorError:
+                found = set_aside_torn(self, give_up)
+                if not found:
+                    raise
+            else:
+                if table is None:
+                    return None
+                found = set_aside_torn(self, give_up, newest=table.version())
+                if not found:
+                    return table
+            self.set_aside += found
+
+    def newest_commit(self) -> str | None:
+        """Read the newest commit; None if there is none, or it went with old ones.
+
+        Raises OperatorError if a power cut left only part of it.
+        """
+        if not self.has_commit(self._version):
+            return None
+        found = self._commit_json(self._version)
+        if not is_whole(found.encode()):
+            raise cut_short(self.uri)
+        return found
+
+    def foreign_version(self) -> int | None:
+        """Return the newest version of another program's that changes rows, above all of ours."""
+        return next((n for n, commit in self.others_commits() if appended_by_another(commit)), None)
+
+    def others_commits(self) -> Iterator[tuple[int, str]]:
+        """Return the commits of other programs above the newest of ours, the newest first."""
+        commit, number = self.newest_commit(), self._version
+        while commit is not None and not is_ours(commit):
+            yield number, commit
+            number -= 1
+            commit = self._commit_json(number) if self.has_commit(number) else None
+
+    def ensure_columns_kept(self, commits: Sequence[tuple[int, str]]) -> None:
+        """Raise FolderError if one of these, of `others_commits`, took a column away."""
+        given = [schema for _, commit in commits if (schema := schema_in(commit)) is not None]
+        last = commits[-1][0] - 1 if commits else -1
+        if given and self.has_commit(last):
+            before = pa.schema(self._present(last).schema().to_arrow())
+            for schema in given:
+                self.refuse_lost(before, arrow_schema(schema))
+
+    def ensure_fields(self, wanted: pa.Schema) -> None:
+        """Raise FolderError if the table lacks a column or field of this schema."""
+        if self._state is not None:
+            self.refuse_lost(wanted, self._state.schema)
+
+    def refuse_lost(self, before: pa.Schema, after: pa.Schema) -> None:
+        """Raise FolderError if `after` lacks a column or field, or has it with another type."""
+        found = lost_fields(before, after)
+        if found:
+            raise FolderError(
+                f"lake table {self.uri}: another program altered it: {'; '.join(found)}",
+                remedy="put the folder back from a copy",
+            )
+
+    def newest_writer(self) -> str | None:
+        """Say who signed the newest signed commit: OPTIMIZE and ALTER sign none."""
+        commit, number = self.newest_commit(), self._version
+        while commit is not None:
+            found = writer_of(commit)
+            if found is not None:
+                return found
+            number -= 1
+            commit = self._commit_json(number) if self.has_commit(number) else None
+        return None
+
+    def _open(self, version: int | None = None) -> DeltaTable | None:
+        """Give a handle at that version or the newest, None if there is no table."""
+        try:
+            return open_table(self.store, self.folder, version)
+        except TableNotFoundError:
+            return None
+        except (DeltaError, OSError) as error:
+            raise storage_fault(error, self.uri) from error
+
+    def _present(self, version: int | None = None) -> DeltaTable:
+        table = self._open(version)
+        if table is None:
+            raise storage_fault(FileNotFoundError(errno.ENOENT, "no table"), self.uri)
+        return table
+
+    def _read_state(self) -> None:
+        self._knows_app_version = False
+        table = self._table
+        if table is None:
+            self._state = None
+            return
+        with storage_faults(self.uri):
+            self._state = _State(
+                pa.schema(table.schema().to_arrow()),
+                dict(table.metadata().configuration),
+                find_obstacle(_traits(table), removes_rows=self.removes_rows),
+            )
+
+    def schema(self) -> pa.Schema | None:
+        """Arrow schema, None if there is no table."""
+        return None if self._state is None else self._state.schema
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the table is there and asks nothing of commits that ingestd does not write."""
+        return self._state is not None and self._state.obstacle is None
+
+    def ensure_writable(self) -> None:
+        """Raise NotWritableError if the table uses a feature that ingestd does not write."""
+        if self._state is not None and self._state.obstacle is not None:
+            raise NotWritableError(self.uri, self._state.obstacle)
+
+    def app_version(self) -> int | None:
+        """Version of the app transaction: the watermark.
+
+        Looked up when asked for: a store is asked for each commit since the checkpoint.
+        """
+        if self._state is None:
+            return None
+        if not self._knows_app_version:
+            with storage_faults(self.uri), self.store.calls.during(self.store, self.folder):
+                self._app_version = self.handle.transaction_version(self.app_id)
+            self._knows_app_version = True
+        return self._app_version
+
+    def resume(self) -> str:
+        """Read the text that the newest commit of ours carries; empty if it has none.
+
+        Commits without an app transaction of ours (OPTIMIZE, new columns) are looked through; what
+        the log has not any more is none.
+        """
+        if RESUMES not in self.configuration():
+            return ""
+        for number in range(self._version, -1, -1):
+            if not self.has_commit(number):
+                return ""
+            found = resume_in(self._commit_json(number), self.app_id)
+            if found is not None:
+                return found
+        return ""
+
+    def configuration(self) -> dict[str, str]:
+        """Table properties."""
+        return {} if self._state is None else dict(self._state.configuration)
+
+    def settle(self) -> None:
+        """Make durable what `load` read: a kill may have come between a commit and its fsync (I1).
+
+        Only the last commit can be meant: each is made durable before the next.
+        """
+        if self.exists:
+            self._sync(self._version)
+
+    def _sync(self, version: int) -> None:
+        """Make the log durable, up to this commit (I1)."""
+        if not self.store.syncs:
+            return  # to look which of the files there are would cost a store six requests
+        log = f"{self.folder}/_delta_log"
+        commit, checkpoint = f"{version:020}.json", f"{version:020}.checkpoint.parquet"
+        with storage_faults(self.uri):
+            # A kill may have come between a checkpoint and the pointer to it.
+            written = (commit, checkpoint, "_last_checkpoint")
+            names = [n for n in written if self.store.size(f"{log}/{n}") is not None]
+            self.store.sync(log, names)
+            if version == 0:
+                self.store.sync(self.folder, [])
+
+    def has_commit(self, version: int) -> bool:
+        """Whether the log has that commit: old ones go, and it ends somewhere."""
+        with storage_faults(self.uri):
+            return version >= 0 and self.store.size(self._log_file(version)) is not None
+
+    def _commit_json(self, version: int) -> str:
+        with storage_faults(self.uri):
+            return self.store.read(self._log_file(version), MOST_COMMIT_BYTES).decode()
+
+    def _commit_text(self, version: int) -> str | None:
+        """Return a commit as `_commit_json` does; None if it is not there."""
+        with storage_faults(self.uri):
+            try:
+                return self.store.read(self._log_file(version), MOST_COMMIT_BYTES).decode()
+            except FileNotFoundError:
+                return None
+
+    def _log_file(self, version: int) -> str:
+        return f"{self.folder}/_delta_log/{version:020}.json"
+
+
+def arrow_schema(delta_json: str) -> pa.Schema:
+    """Return a schema as the `metaData` action of a commit has it."""
+    return pa.schema(Schema.from_json(delta_json).to_arrow())
+
+
+def _traits(table: DeltaTable) -> TableTraits:
+    protocol, metadata = table.protocol(), table.metadata()
+    return TableTraits(
+        protocol.min_writer_version,
+        protocol.writer_features or (),
+        pa.schema(table.schema().to_arrow()),
+        dict(metadata.configuration),
+        metadata.partition_columns,
+    )

@@ -1,0 +1,129 @@
+"""The last rows of a Delta table by a position, without reading the table.
+
+Files and row groups that can't have one of them, by their statistics, are left out; of the others
+first the position alone is read. So it takes the memory of a batch and of the rows that it gives.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake.exceptions import TableNotFoundError
+
+from ingestd.lake.delta.arrow_types import plain
+from ingestd.lake.delta.log_files import open_table
+from ingestd.lake.delta.read import BATCH_ROWS, IN_PARTS, conform, list_files, open_parquet
+from ingestd.lake.store.errors import storage_faults
+from ingestd.lake.store.store import Store
+
+_BATCH_BYTES = 16 << 20
+"""About how much of whole rows is read at a time."""
+Place = tuple[int, int, int]
+"""Of a row: the file's number, the row group's, and the row's in it."""
+
+
+def newest_rows(
+    store: Store, folder: str, order: tuple[str, str], limit: int
+) -> list[dict[str, Any]] | None:
+    """Give the last `limit` rows of the table in `folder`, the last first; None without a table.
+
+    `order`: two columns of whole numbers without nulls, of which the first has statistics. Raises
+    what `storage_fault` makes of an error.
+    """
+    uri = store.uri(folder)
+    with storage_faults(uri):
+        try:
+            handle = open_table(store, folder)
+        except TableNotFoundError:
+            return None
+        files = sorted(
+            ((path, _highest(statistics, order[0])) for path, statistics, _ in list_files(handle)),
+            key=lambda file: (file[1] is not None, -(file[1] or 0)),
+        )
+        found = _Newest(limit)
+        for number, (path, high) in enumerate(files):
+            if high is not None and found.is_above(high):
+                break
+            with open_parquet(store, f"{folder}/{path}", **IN_PARTS) as parquet:
+                found.look(parquet, number, order)
+        schema = pa.schema(handle.schema().to_arrow())
+        rows: dict[Place, dict[str, Any]] = {}
+        for number in sorted({place[0] for place in found.places()}):
+            path = f"{folder}/{files[number][0]}"
+            with open_parquet(store, path, **IN_PARTS) as parquet:
+                rows.update(_rows(parquet, number, found.places(), schema))
+        return [rows[place] for place in found.places()]
+
+
+def _highest(statistics: Mapping[str, Any], column: str) -> int | None:
+    high = statistics.get("maxValues", {}).get(column)
+    return None if high is None else int(high)
+
+
+@dataclass(slots=True)
+class _Newest:
+    """The positions and places of the last rows that were seen: a heap, the lowest first."""
+
+    limit: int
+    _heap: list[tuple[int, int, Place]] = field(default_factory=list)
+
+    def places(self) -> list[Place]:
+        """Give where they are, the last first."""
+        return [place for _, _, place in sorted(self._heap, reverse=True)]
+
+    def is_above(self, high: int) -> bool:
+        """Whether no row up to `high` can be one of them."""
+        return len(self._heap) >= self.limit and (not self._heap or high < self._heap[0][0])
+
+    def look(self, parquet: pq.ParquetFile, number: int, order: tuple[str, str]) -> None:
+        """See the rows of a file."""
+        schema = parquet.schema  # of leaves: a struct before it counts for several
+        index = [schema.column(leaf).path for leaf in range(len(schema))].index(order[0])
+        for group in range(parquet.num_row_groups):
+            statistics = parquet.metadata.row_group(group).column(index).statistics
+            has_bounds = statistics is not None and statistics.has_min_max
+            if has_bounds and self.is_above(statistics.max):
+                continue
+            at = 0
+            for batch in parquet.iter_batches(
+                BATCH_ROWS, row_groups=[group], columns=list(order), use_threads=False
+            ):
+                first, second = (plain(batch).column(name).to_numpy() for name in order)
+                for row in np.lexsort((second, first))[-self.limit :]:
+                    place = (number, group, at + int(row))
+                    self._take((int(first[row]), int(second[row]), place))
+                at += batch.num_rows
+
+    def _take(self, entry: tuple[int, int, Place]) -> None:
+        if len(self._heap) < self.limit:
+            heapq.heappush(self._heap, entry)
+        elif entry > self._heap[0]:
+            heapq.heapreplace(self._heap, entry)
+
+
+def _rows(
+    parquet: pq.ParquetFile, number: int, places: Sequence[Place], schema: pa.Schema
+) -> Iterator[tuple[Place, dict[str, Any]]]:
+    """Give the rows at these places, as far as they are in this file."""
+    names = [name for name in schema.names if name in parquet.schema_arrow.names]
+    for group in sorted({place[1] for place in places if place[0] == number}):
+        wanted = {place[2] for place in places if place[:2] == (number, group)}
+        metadata = parquet.metadata.row_group(group)
+        row_bytes = max(1, metadata.total_byte_size // max(1, metadata.num_rows))
+        size = max(1, min(BATCH_ROWS, _BATCH_BYTES // row_bytes))
+        at = 0
+        for batch in parquet.iter_batches(
+            size, row_groups=[group], columns=names, use_threads=False
+        ):
+            inside = sorted(row for row in wanted if at <= row < at + batch.num_rows)
+            if inside:
+                rows = plain(pa.Table.from_batches([batch])).take([row - at for row in inside])
+                for row, values in zip(inside, conform(rows, schema).to_pylist(), strict=True):
+                    yield (number, group, row), values
+            at += batch.num_rows

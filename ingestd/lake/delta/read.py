@@ -1,0 +1,241 @@
+"""Reading a Delta table's rows by its files.
+
+Not by `DeltaTable.to_pyarrow_table`, which with pyarrow 26 aborts the interpreter at exit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+
+from ingestd.lake.delta.actions import parse_statistics
+from ingestd.lake.delta.arrow_types import conformed
+from ingestd.lake.delta.log_files import open_table
+from ingestd.lake.delta.log_paths import file_of
+from ingestd.lake.delta.table_features import FILES_BY_NAME, FeatureError
+from ingestd.lake.layout import Layout
+from ingestd.lake.store.errors import storage_faults
+from ingestd.lake.store.store import Store, open_store
+from ingestd.model.errors import DamagedError
+from ingestd.model.schema import TableId
+
+BATCH_ROWS = 1 << 15
+IN_PARTS = {"buffer_size": 1 << 20, "pre_buffer": False}
+"""How a file is opened of whose columns a part is read at a time: else all of a column in a row
+group is, compressed or not."""
+_RELEASED_EVERY = 8
+"""Batches: what was allocated for them and freed elsewhere is given back to the system."""
+_VECTORS = "deletionVectors"
+_PHYSICAL_NAME = b"delta.columnMapping.physicalName"
+KeepFile = Callable[[Mapping[str, Any]], bool]
+"""Whether to read a file, by its statistics (empty if it has none)."""
+
+
+def read_raw(
+    uri: str,
+    source: str,
+    table: TableId,
+    *,
+    version: int | None = None,
+    storage_options: Mapping[str, str] | None = None,
+) -> pa.Table:
+    """Read the raw table of `table` in the lake at `uri`, at a Delta version or the newest.
+
+    Row order is that of the files, not of positions. Raises deltalake's TableNotFoundError.
+    """
+    store = open_store(uri, storage_options)
+    folder = Layout(source).raw(table)
+    handle = open_table(store, folder, version)
+    return read_files(handle, store, folder)
+
+
+def read_files(
+    handle: DeltaTable,
+    store: Store,
+    folder: str,
+    *,
+    columns: Sequence[str] | None = None,
+    keep: KeepFile | None = None,
+    schema: pa.Schema | None = None,
+) -> pa.Table:
+    """Read the handle's version of the table in `folder`: all rows, or those of some files.
+
+    `schema`: what is wanted, if it is more than the table has. Columns and fields of structs that
+    a file lacks are null. Raises what `storage_fault` makes of an error.
+    """
+    if schema is None:
+        schema = pa.schema(handle.schema().to_arrow())
+    if columns is not None:
+        schema = pa.schema([schema.field(name) for name in columns])
+    parts = list(read_each(handle, store, folder, schema, keep=keep))
+    return pa.concat_tables(parts) if parts else schema.empty_table()
+
+
+def read_each(
+    handle: DeltaTable,
+    store: Store,
+    folder: str,
+    schema: pa.Schema,
+    *,
+    keep: KeepFile | None = None,
+    unless_null: str | None = None,
+) -> Iterator[pa.Table]:
+    """Give the rows file by file, as `read_files` does; not of files where a column is all null."""
+    with storage_faults(store.uri(folder)):
+        for path, statistics, _ in list_files(handle):
+            if keep is None or keep(statistics):
+                found = _read_file(store, f"{folder}/{path}", schema, unless_null)
+                if found is not None:
+                    yield conform(found, schema)
+
+
+def read_batches(
+    store: Store, folder: str, columns: Sequence[str]
+) -> Generator[pa.RecordBatch, None, None]:
+    """Give these columns of the newest version, in batches of BATCH_ROWS; none without a table.
+
+    What the table lacks of them is left out.
+    """
+    uri = store.uri(folder)
+    with storage_faults(uri):
+        try:
+            handle = open_table(store, folder)
+        except TableNotFoundError:
+            return
+        whole = pa.schema(handle.schema().to_arrow())
+        schema = pa.schema([whole.field(name) for name in columns if name in whole.names])
+        for path, _, _ in list_files(handle):
+            with open_parquet(store, f"{folder}/{path}", **IN_PARTS) as file:
+                present = [name for name in schema.names if name in file.schema_arrow.names]
+                batches = file.iter_batches(BATCH_ROWS, columns=present, use_threads=False)
+                for number, batch in enumerate(batches, 1):
+                    yield from conform(pa.Table.from_batches([batch]), schema).to_batches()
+                    if number % _RELEASED_EVERY == 0:
+                        pa.default_memory_pool().release_unused()
+
+
+@contextmanager
+def open_parquet(store: Store, path: str, **options: Any) -> Iterator[pq.ParquetFile]:  # noqa: ANN401
+    """Open a data file; what goes wrong while it is read names it. `options`: of ParquetFile.
+
+    Spark writes timestamps as INT96, which are read in nanoseconds unless another unit is set:
+    those before 1677 and after 2262 would silently become others.
+    """
+    with (
+        storage_faults(store.uri(path)),
+        store.open(path) as source,
+        pq.ParquetFile(source, coerce_int96_timestamp_unit="us", **options) as file,
+    ):
+        yield file
+
+
+def list_files(handle: DeltaTable) -> list[tuple[str, dict[str, Any], int]]:
+    """Give each file's path inside the table, its statistics (empty if it has none) and bytes."""
+    return [(path, statistics, size) for path, statistics, size, _ in list_actions(handle)]
+
+
+def list_actions(handle: DeltaTable) -> list[tuple[str, dict[str, Any], int, int]]:
+    """Give what `list_files` does, and when each file was written (ms).
+
+    Raises FeatureError where the files alone do not tell the rows.
+    """
+    refuse_unread(handle)
+    actions = pa.table(handle.get_add_actions()).to_pylist()
+    uri = handle.table_uri.removeprefix("file://")
+    return [
+        (file_of(a["path"], uri), _statistics(a), a["size_bytes"], _milliseconds(a))
+        for a in actions
+    ]
+
+
+def refuse_unread(handle: DeltaTable) -> None:
+    """Raise FeatureError where a table's files are not read as they stand.
+
+    A file with a deletion vector has rows that were deleted; one of a table with column mapping has
+    the names that columns had before they were renamed. Source: Delta protocol, "Deletion Vectors"
+    and "Column Mapping".
+    """
+    uri = handle.table_uri
+    if _VECTORS in (handle.protocol().reader_features or ()):
+        vectors = pa.table(handle.deletion_vectors())
+        if vectors.num_rows:
+            name = vectors["filepath"][0].as_py().rpartition("/")[2]
+            what = f"the data file {name} has a deletion vector, which is not read"
+            raise FeatureError(uri, what, "REORG TABLE {t} APPLY (PURGE)")
+    renamed = _renamed(pa.schema(handle.schema().to_arrow()))
+    if renamed is not None:
+        name, stored = renamed
+        what = (
+            f"the column {name} is {stored} in the data files (column mapping), which is not read"
+        )
+        raise FeatureError(uri, what, FILES_BY_NAME)
+
+
+def _renamed(fields: Iterable[pa.Field], inside: str = "") -> tuple[str, str] | None:
+    """Return the first column, or field of a struct, that files have by another name."""
+    for field in fields:
+        stored = (field.metadata or {}).get(_PHYSICAL_NAME)
+        if stored is not None and stored.decode() != field.name:
+            return f"{inside}{field.name}", stored.decode()
+        if pa.types.is_struct(field.type):
+            found = _renamed(field.type, f"{inside}{field.name}.")
+            if found is not None:
+                return found
+    return None
+
+
+def _milliseconds(action: Mapping[str, Any]) -> int:
+    at = action["modification_time"]
+    return int(at.timestamp() * 1000) if isinstance(at, datetime) else int(at)
+
+
+def _statistics(action: Mapping[str, Any]) -> dict[str, Any]:
+    if "stats" in action:
+        return parse_statistics(action["stats"])
+    return {
+        "numRecords": action.get("num_records"),
+        "minValues": action.get("min") or {},
+        "maxValues": action.get("max") or {},
+    }
+
+
+def _read_file(
+    store: Store, path: str, schema: pa.Schema, unless_null: str | None
+) -> pa.Table | None:
+    with open_parquet(store, path) as file:
+        present = set(file.schema_arrow.names)
+        if unless_null is not None:
+            looked_at = file.read(columns=[unless_null])
+            if looked_at.column(0).null_count == looked_at.num_rows:
+                return None
+        return file.read(columns=[n for n in schema.names if n in present])
+
+
+def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Give the table the schema: missing columns, and missing fields of structs, become null.
+
+    Raises DamagedError for a column of another type, whose values the schema's can't hold.
+    """
+    columns = []
+    for field in schema:
+        index = table.schema.get_field_index(field.name)
+        if index < 0:
+            columns.append(pa.nulls(table.num_rows, field.type))
+        else:
+            columns.append(_conform_column(table.column(index), field))
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _conform_column(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+    try:
+        return pa.chunked_array([conformed(c, field.type) for c in column.chunks], field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:  # their text quotes values
+        what = f"a data file has column {field.name!r} as {column.type}, the table as {field.type}"
+        raise DamagedError(what) from error

@@ -1,0 +1,209 @@
+"""Which features of a Delta table keep ingestd from writing to it.
+
+A writer that does not know a feature must not write: what its commit lacks is missed by readers
+that rely on it. Some features that are listed but not in use ask nothing of a writer. Source: Delta
+protocol, "Table Features", "Requirements for Writers".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from ingestd.model.errors import FolderError
+
+_FEATURES = 7
+"""The writer version from which on a table lists its features."""
+_BY_VERSION: Mapping[int, tuple[str, ...]] = {
+    2: ("appendOnly", "invariants"),
+    3: ("checkConstraints",),
+    4: ("changeDataFeed", "generatedColumns"),
+    5: ("columnMapping",),
+    6: ("identityColumns",),
+}
+"""What each version before means, with those below it."""
+_ASKS_NOTHING = frozenset(
+    {
+        "appendOnly",
+        "changeDataFeed",
+        "deletionVectors",
+        "timestampNtz",
+        "v2Checkpoint",
+        "variantType",
+    }
+)
+"""Nothing of a commit that adds files, or exchanges files without a change of rows; and deltalake
+alters tables that list them. It lists `variantType` itself when it adds a column to a table with
+others, `timestampNtz` for one; a variant column is another engine's, and null in what is added."""
+MAPPING_MODE = "delta.columnMapping.mode"
+FILES_BY_NAME = f"ALTER TABLE {{t}} SET TBLPROPERTIES ('{MAPPING_MODE}' = 'none')"
+"""Has Spark write the files again, with the names that the columns have now."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableTraits:
+    """What a version of a table asks of its writers.
+
+    `features`: as listed; of a writer version that lists none it is empty.
+    """
+
+    writer_version: int
+    features: Collection[str]
+    schema: pa.Schema
+    configuration: Mapping[str, str]
+    partitions: Collection[str] = ()
+
+    @property
+    def all_features(self) -> list[str]:
+        """Return the features that are listed, or that the writer version stands for."""
+        if self.writer_version >= _FEATURES:
+            return sorted(self.features)
+        versions = (v for v in _BY_VERSION if v <= self.writer_version)
+        return [feature for version in versions for feature in _BY_VERSION[version]]
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why a table is not written to; `undo`: the statement for Spark, with ``{t}`` for the table.
+
+    `undo` is empty where Spark can't take the feature away.
+    """
+
+    what: str
+    undo: str = ""
+
+
+class FeatureError(FolderError):
+    """A table feature is in the way. `undo`: the statement for Spark that takes it away, or none.
+
+    `undo` is given with ``{t}`` for the table.
+    """
+
+    def __init__(self, uri: str, what: str, undo: str) -> None:
+        path = uri.removeprefix("file://").rstrip("/").replace("`", "``")
+        self.undo = undo.format(t=f"delta.`{path}`")
+        back = "put the folder back from a copy"
+        super().__init__(
+            f"lake table {uri.removeprefix('file://')}: {what}",
+            remedy=f"in Spark: {self.undo}; or {back}" if undo else back,
+        )
+
+
+class NotWritableError(FeatureError):
+    """The table uses a feature that ingestd does not write."""
+
+    def __init__(self, uri: str, obstacle: Obstacle) -> None:
+        super().__init__(uri, f"{obstacle.what}, which ingestd does not write", obstacle.undo)
+
+
+def find_obstacle(traits: TableTraits, *, removes_rows: bool = False) -> Obstacle | None:
+    """Return what keeps ingestd from writing to such a table, None if nothing does.
+
+    `removes_rows`: its commits do not only add rows.
+    """
+    if traits.partitions:
+        return Obstacle(f"it is partitioned by {', '.join(traits.partitions)}")
+    features = traits.all_features
+    unknown = [f for f in features if f not in _USES and f not in _ASKS_NOTHING]
+    if unknown:
+        undo = "; ".join(f"ALTER TABLE {{t}} DROP FEATURE {f}" for f in _DROPPED if f in unknown)
+        named = "feature" if len(unknown) == 1 else "features"
+        return Obstacle(
+            f"it has the table {named} {', '.join(unknown)}",
+            undo if set(unknown) <= set(_DROPPED) else "",
+        )
+    of_removals = _OF_REMOVALS if removes_rows else {}
+    checks = [
+        check for feature, check in [*_USES.items(), *of_removals.items()] if feature in features
+    ]
+    return next((found for check in checks if (found := check(traits)) is not None), None)
+
+
+def _mapping(traits: TableTraits) -> Obstacle | None:
+    mode = traits.configuration.get(MAPPING_MODE, "none")
+    return None if mode == "none" else Obstacle(f"it has column mapping ({mode})", FILES_BY_NAME)
+
+
+def _constraints(traits: TableTraits) -> Obstacle | None:
+    prefix = "delta.constraints."
+    names = sorted(n.removeprefix(prefix) for n in traits.configuration if n.startswith(prefix))
+    if not names:
+        return None
+    undo = f"ALTER TABLE {{t}} DROP CONSTRAINT {quoted(names[0])}"
+    return Obstacle(f"it has the CHECK constraint {names[0]}", undo)
+
+
+def _invariants(traits: TableTraits) -> Obstacle | None:
+    for path, field in _fields(traits.schema):
+        name = ".".join(map(quoted, path))
+        if not field.nullable:
+            undo = f"ALTER TABLE {{t}} ALTER COLUMN {name} DROP NOT NULL"
+            return Obstacle(f"the column {'.'.join(path)} is NOT NULL", undo)
+    return _where_field("delta.invariants", "has an invariant")(traits)
+
+
+def _where_field(key: str, has: str) -> Callable[[TableTraits], Obstacle | None]:
+    """Return a check for columns with this metadata."""
+
+    def find(traits: TableTraits) -> Obstacle | None:
+        for path, field in _fields(traits.schema):
+            if key.encode() in (field.metadata or {}):
+                return Obstacle(f"the column {'.'.join(path)} {has}")
+        return None
+
+    return find
+
+
+def _where_true(name: str) -> Callable[[TableTraits], Obstacle | None]:
+    """Return a check for a table property that is true."""
+
+    def find(traits: TableTraits) -> Obstacle | None:
+        if traits.configuration.get(name, "false").lower() != "true":
+            return None
+        return Obstacle(
+            f"it has {name}", f"ALTER TABLE {{t}} SET TBLPROPERTIES ('{name}' = 'false')"
+        )
+
+    return find
+
+
+_USES: Mapping[str, Callable[[TableTraits], Obstacle | None]] = {
+    "checkConstraints": _constraints,
+    "columnMapping": _mapping,
+    "generatedColumns": _where_field("delta.generationExpression", "is generated"),
+    "invariants": _invariants,
+}
+"""Features that ask something of a writer only where they are in use."""
+_OF_REMOVALS = {
+    "appendOnly": _where_true("delta.appendOnly"),
+    "changeDataFeed": _where_true("delta.enableChangeDataFeed"),
+}
+"""The same, of a commit that removes rows."""
+_DROPPED = ("rowTracking", "inCommitTimestamp", "domainMetadata")
+"""Features that Spark can take away without leaving another (checkpointProtection), in this order:
+the last is what the first goes by."""
+
+
+def _fields(schema: pa.Schema) -> Iterator[tuple[tuple[str, ...], pa.Field]]:
+    """Return each column, and each field inside one, with the names that lead to it."""
+    for field in schema:
+        yield from _within((field.name,), field)
+
+
+def _within(path: tuple[str, ...], field: pa.Field) -> Iterator[tuple[tuple[str, ...], pa.Field]]:
+    yield path, field
+    kind = field.type
+    if pa.types.is_map(kind):  # its keys are never null
+        yield from _within((*path, "value"), kind.item_field)
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_list_view(kind):
+        yield from _within((*path, "element"), kind.value_field)
+    elif pa.types.is_struct(kind):
+        for inner in kind:
+            yield from _within((*path, inner.name), inner)
+
+
+def quoted(name: str) -> str:
+    """Return the name as Spark's SQL has it; braces doubled, for `str.format`."""
+    return f"`{name.replace('`', '``')}`".replace("{", "{{").replace("}", "}}")

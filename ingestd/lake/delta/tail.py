@@ -1,0 +1,112 @@
+"""What commits have added to a Delta table since a version, read from its log alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ingestd.lake.delta.actions import actions_of, parse_statistics
+from ingestd.lake.delta.log import TableLog
+from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES
+from ingestd.lake.delta.log_paths import file_of
+from ingestd.lake.delta.read import list_files
+from ingestd.lake.store.errors import storage_faults
+from ingestd.lake.store.store import Store
+
+File = tuple[str, Mapping[str, Any]]
+"""Path inside the table, and statistics."""
+
+
+def commit_path(folder: str, version: int) -> str:
+    """Name the file of a commit."""
+    return f"{folder}/_delta_log/{version:020}.json"
+
+
+class CommitTail:
+    """The files that commits after a version have added, with data; and those kept from before.
+
+    Made when the log was just read up to `version`. Another log in its place, as of a table that
+    was moved away and read again, has another commit of that number.
+    """
+
+    def __init__(self, store: Store, folder: str, version: int) -> None:
+        self._store = store
+        self._folder = folder
+        self._version = version
+        self._kept: list[File] = []
+        with storage_faults(store.uri(folder)):
+            self._newest = self._commit(version)
+
+    def keep(self, files: Iterable[File]) -> None:
+        """Give these again with the next ones."""
+        self._kept = list(files)
+
+    def files(self) -> list[File] | None:
+        """Return what was added since; None if the log, or a file of before, was replaced."""
+        uri = self._store.uri(self._folder)
+        with storage_faults(uri):
+            if self._newest is None or self._commit(self._version) != self._newest:
+                return None
+            while (text := self._commit(self._version + 1)) is not None:
+                self._version += 1
+                self._newest = text
+                for action in actions_of(text.decode()):
+                    add = action.get("add")
+                    if add is not None and add.get("dataChange", True):
+                        if add.get("deletionVector"):
+                            return None  # who lists the table's files says why it is not read
+                        self._kept.append(
+                            (file_of(add["path"], uri), parse_statistics(add.get("stats")))
+                        )
+            paths = [f"{self._folder}/{path}" for path, _ in self._kept]
+            is_missing = any(self._store.size(path) is None for path in paths)
+        return None if is_missing else list(self._kept)
+
+    def _commit(self, version: int) -> bytes | None:
+        path = commit_path(self._folder, version)
+        if self._store.size(path) is None:
+            return None
+        return self._store.read(path, MOST_COMMIT_BYTES)
+
+
+class EpochEnd:
+    """The number of the last epoch, followed by the commits of `_epochs`."""
+
+    def __init__(self, log: TableLog) -> None:
+        self._log = log
+        self._tail: CommitTail | None = None
+        self._last = 0
+
+    def last(self) -> int:
+        """Return it; 0 if there is none.
+
+        Read from the complete table where the commits do not tell: `_epochs` is another one, or its
+        newest commit is only in a checkpoint.
+        """
+        files = None if self._tail is None else self._tail.files()
+        if files is None or self._tail is None:
+            return self._read()
+        self._take(files)
+        self._tail.keep([])
+        return self._last
+
+    def _read(self) -> int:
+        self._log.load()
+        self._last, self._tail = 0, None
+        if self._log.exists:
+            self._take((p, s) for p, s, _ in list_files(self._log.handle))
+            self._tail = CommitTail(self._log.store, self._log.folder, self._log.version)
+        return self._last
+
+    def _take(self, files: Iterable[File]) -> None:
+        for path, statistics in files:
+            high = statistics.get("maxValues", {}).get("epoch")
+            if high is None:
+                schema = pa.schema([("epoch", pa.int64())])
+                with self._log.store.open(f"{self._log.folder}/{path}") as source:
+                    high = pc.max(pq.read_table(source, schema=schema)["epoch"]).as_py()
+            self._last = max(self._last, high or 0)

@@ -1,0 +1,52 @@
+"""From the name of a Delta type to Arrow: the inverse of `ingestd.model.schema.delta_type`."""
+
+from __future__ import annotations
+
+import re
+
+import pyarrow as pa
+
+from ingestd.model.schema import TIMESTAMP, TIMESTAMP_NTZ
+
+_SIMPLE = {
+    "boolean": pa.bool_(),
+    "byte": pa.int8(),
+    "short": pa.int16(),
+    "integer": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": TIMESTAMP,
+    "timestamp_ntz": TIMESTAMP_NTZ,
+}
+_DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)\Z")
+
+
+def arrow_type(name: str) -> pa.DataType:
+    """Give the Arrow type that `delta_type` calls so. Raises ValueError."""
+    if name in _SIMPLE:
+        return _SIMPLE[name]
+    if found := _DECIMAL.match(name):
+        return pa.decimal128(int(found[1]), int(found[2]))
+    if name.startswith("array<") and name.endswith(">"):
+        return pa.list_(pa.field("element", arrow_type(name[6:-1])))
+    if name.startswith("struct<") and name.endswith(">"):
+        fields = [part.partition(":") for part in _parts(name[7:-1])]
+        return pa.struct([pa.field(field, arrow_type(kind)) for field, _, kind in fields])
+    msg = f"no type {name!r}"
+    raise ValueError(msg)
+
+
+def _parts(text: str) -> list[str]:
+    """Cut at the commas that are in no brackets."""
+    parts, depth = [""], 0
+    for char in text:
+        depth += (char in "<(") - (char in ">)")
+        if char == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return [part for part in parts if part]

@@ -1,0 +1,632 @@
+"""The lake of one source (ports.Sink): opening it, and what is not an epoch's own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import TypeVar
+
+import pyarrow as pa
+
+from ingestd.lake.delta.appender import AppendLog
+from ingestd.lake.delta.read import read_batches
+from ingestd.lake.epoch_writer import DeltaEpochWriter
+from ingestd.lake.epochs_table import EpochTable
+from ingestd.lake.fencing import Writer
+from ingestd.lake.layout import OWN_FOLDERS, Layout
+from ingestd.lake.marker import note_source, read_marker, removed, require_marker, write_marker
+from ingestd.lake.opening import (
+    cut_short,
+    missing,
+    never_refuse,
+    notices_of,
+    refuse_foreign,
+)
+from ingestd.lake.raw_table import Held, RawTable, raw_schema
+from ingestd.lake.registry_table import RegistryTable
+from ingestd.lake.store.errors import storage_faults, table_fault, unreadable
+from ingestd.lake.store.fsync import Durability
+from ingestd.lake.store.pending_calls import StorageCalls
+from ingestd.lake.store.store import linked, open_store
+from ingestd.lake.threads import Jobs, ahead
+from ingestd.model.changes import RESERVED_PREFIX, CommittedEpoch, EpochSummary, TableInEpoch
+from ingestd.model.errors import FolderError, OperatorError, TableError, TransientError
+from ingestd.model.lake_state import (
+    GONE,
+    Committed,
+    Notice,
+    RegisteredColumn,
+    RegisteredTable,
+    TableEvent,
+    TableState,
+    Unlisted,
+)
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import Table, TableId, delta_type
+from ingestd.ports import EpochWriter, Fragment
+from ingestd.process.memory import Trimming
+
+T = TypeVar("T")
+WORKERS = 4
+"""Tables committed at once on a disk."""
+FILE_WORKERS = min(32, (os.cpu_count() or 1) + 4)
+"""Tables whose files are written at once on a disk: they mostly wait for fsync."""
+STORE_WORKERS = 32
+"""Both in an object store, where all of it is waiting for answers."""
+CHECKPOINT_WORKERS, STORE_CHECKPOINT_WORKERS = 1, 2
+"""Checkpoints made at once: each holds a table's log, and asks a store some 90 times."""
+OPENING_WORKERS = 16
+LOCAL_LOOK_S, REMOTE_LOOK_S = 5.0, 60.0
+"""How often the marker is read while the source is idle: in an object store that is a request."""
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _go_on(_step: str) -> None:
+    """Do nothing before a commit."""
+
+
+class DeltaLake:
+    """One source's raw tables, `_epochs` and `_tables` below `uri` (design sections 2 and 8.7).
+
+    `uri`: a local path, file://, or whatever deltalake reaches with `storage_options`.
+    `buffer_bytes`: Arrow bytes of the epoch being filled that wait in memory before row groups are
+    written. `trimming`: the process's. `durability`: how local files are made durable; `now`: the
+    clock of `committed_at`; `before_commit`: called, in a worker thread, with "schema.table",
+    "_epochs" or "_tables" before each Delta commit with rows or a position: whatever it raises
+    stops that commit. `writer`: the process, the same for all lakes that it opens one after
+    another. `is_claimed`: whether its user holds the source's claim; else it only looks, and `open`
+    leaves what a power cut left. `calls`: where calls of the storage are noted.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        source: str,
+        *,
+        storage_options: Mapping[str, str] | None = None,
+        buffer_bytes: int = 64 << 20,
+        trimming: Trimming | None = None,
+        durability: Durability | None = None,
+        now: Callable[[], datetime] = _utc_now,
+        before_commit: Callable[[str], None] = _go_on,
+        writer: Writer | None = None,
+        is_claimed: bool = True,
+        calls: StorageCalls | None = None,
+    ) -> None:
+        self.uri = uri
+        self.layout = Layout(source)
+        self.store = open_store(uri, storage_options, durability, calls)
+        self.buffer_bytes = buffer_bytes
+        self.trimming = trimming or Trimming()
+        self.now = now
+        self.before_commit = before_commit
+        is_remote = not self.store.syncs
+        self.look_every_s = REMOTE_LOOK_S if is_remote else LOCAL_LOOK_S
+        self.jobs = Jobs(at_once=STORE_WORKERS if is_remote else WORKERS)
+        self.file_jobs = Jobs(at_once=STORE_WORKERS if is_remote else FILE_WORKERS)
+        self._checkpoints = self._checkpoint_threads()
+        self._writer = writer or Writer()
+        self._is_claimed = is_claimed
+        self._own_logs = tuple(
+            AppendLog(self.store, folder, self.layout.app_id(), self._later, writer=self._writer)
+            for folder in (self.layout.epochs, self.layout.tables)
+        )
+        self._epochs = EpochTable(self._own_logs[0], before_commit)
+        self._registry = RegistryTable(self._own_logs[1], before_commit)
+        self._epochs_lock = asyncio.Lock()
+        self._reading_lock = asyncio.Lock()
+        self._registry_lock = asyncio.Lock()
+        self._raw: dict[TableId, RawTable] = {}
+        self._damaged: dict[TableId, TableError] = {}
+        self._held: dict[TableId, Held] = {}
+        self._writers: list[DeltaEpochWriter] = []
+        self._is_open = False
+        self._lake: str | None = None
+
+    # --- the port ---------------------------------------------------------------------------
+
+    async def open(self) -> Committed:
+        """Read what the lake holds; forget all that was not committed. Creates nothing.
+
+        Raises OperatorError or TransientError (storage); OperatorError also if another took over
+        that may live on.
+        """
+        await self._forget()
+        committed = await self.jobs.run(self._load)
+        self._is_open = True
+        return committed
+
+    async def mark(self, lake: str | None = None) -> str:
+        """Write the marker where there is none."""
+        self._lake = await self.jobs.run(write_marker, self.store, lake)
+        self.store.needs_marker = True
+        return self._lake
+
+    async def ensure_there(self) -> None:
+        """Read the marker, and the newest commit of `_epochs`."""
+        await self.jobs.run(require_marker, self.store, self._lake)
+        await self.ensure_unreplaced()
+
+    async def ensure_unreplaced(self) -> None:
+        """Raise LakeLostError if `_epochs` is not the one that was read or written last."""
+        async with self._epochs_lock:
+            await self.jobs.run(self._epochs.ensure_unreplaced)
+
+    async def fence(self) -> Mapping[TableId, TableError]:
+        """Have all others who opened the lake before be refused, whatever they commit (I5).
+
+        Raises TransientError if one of them committed since `open`.
+        """
+        async with self._epochs_lock, self._registry_lock:
+            before = set(self._damaged)
+            await self.jobs.run(self._fence)
+        return {table: error for table, error in self._damaged.items() if table not in before}
+
+    async def adopt(self, origin: str) -> None:
+        """Record the server that the rows come from; make `_epochs` and `_tables`."""
+        async with self._epochs_lock:
+            await self.jobs.run(self._epochs.adopt, origin)
+        async with self._registry_lock:
+            await self.jobs.run(self._registry.adopt)
+        await self.jobs.run(note_source, self.store, self.layout.root)
+
+    def begin(self) -> EpochWriter:
+        """Start to fill the next epoch: one more than the last, durable or being committed.
+
+        Raises RuntimeError before `open` and while another is being filled.
+        """
+        if not self._is_open:
+            msg = "the sink is not open"
+            raise RuntimeError(msg)
+        pending = [w for w in self._writers if not w.is_over]
+        if any(not w.is_committing for w in pending):
+            msg = "the epoch before is still being filled"
+            raise RuntimeError(msg)
+        previous = pending[-1] if pending else None
+        number = self._epochs.last_epoch + 1 if previous is None else previous.number + 1
+        writer = DeltaEpochWriter(self, number, previous)
+        self._writers = [*pending, writer]
+        return writer
+
+    async def record(self, events: Sequence[TableEvent]) -> None:
+        """Append to `_tables`, durably, one row an event, in the order of calls.
+
+        A table whose reading begins is made again where its folder was moved away since.
+        """
+        if not events:
+            return
+        async with self._registry_lock:  # held from the first await on: events keep their order
+            last = self._registry.tables()
+            being_read = {n for n, t in last.items() if t.state is TableState.SNAPSHOTTING}
+            begun = {e.table.id for e in events if e.state is TableState.SNAPSHOTTING}
+            known = [self._raw[t] for t in begun & self._raw.keys() if str(t) not in being_read]
+            await self.jobs.run(self._note_removed, known)
+            await self.jobs.run(self._registry.record, events)
+
+    async def unsent(self, table: Table, since: Lsn) -> Sequence[pa.RecordBatch]:
+        """Look through the raw table as it was when last read or committed."""
+        raw = await self.usable(table.id)
+        with self._faults_of(table.id):
+            return await self.jobs.run(raw.unsent, table, since)
+
+    async def has_marker(self, table: Table, point: Lsn) -> bool:
+        """Look through the raw table as `unsent` does."""
+        raw = await self.usable(table.id)
+        with self._faults_of(table.id):
+            return await self.jobs.run(raw.has_marker, point)
+
+    async def advance(self, position: Lsn) -> None:
+        """Record, durably, that nothing captured lies between the last epoch and `position`."""
+        async with self._epochs_lock:
+            await self.jobs.run(self._epochs.advance, position)
+
+    async def changes(
+        self, table: TableId, columns: Sequence[str]
+    ) -> AsyncGenerator[pa.RecordBatch, None]:
+        """Read the newest version, by a handle of its own, a batch ahead of who asks.
+
+        It is the newest when the first batch is asked for.
+        """
+        rows = read_batches(self.store, self.layout.raw(table), columns)
+        with self._faults_of(table):
+            async with aclosing(ahead(rows)) as batches:
+                async for batch in batches:
+                    yield batch
+
+    async def last_claim(self) -> str | None:
+        """Name the claim of who wrote last, as `Writer.other_claim`. Reads `_epochs` alone.
+
+        Raises OperatorError, TransientError.
+        """
+        await self.jobs.run(self._epochs.load)
+        return self._writer.other_claim(await self.jobs.run(self._own_logs[0].newest_writer))
+
+    async def close(self) -> None:
+        """Free everything. At any time, twice."""
+        await self._forget()
+
+    # --- loading ----------------------------------------------------------------------------
+
+    async def load(
+        self, table: Table, fragments: Sequence[Fragment], watermark: Lsn, held: Held
+    ) -> None:
+        """Append rows that others have written, in one commit.
+
+        They are of the next epoch and beyond the last one, as after a crash between two commits:
+        `close_loaded`, or the first epoch after the next `open`, lists them. No epoch may be
+        filling. `watermark`: the app transaction, not below the last epoch's end; the table's
+        changes from there on are still to come. `held`: what the fragments hold. Raises as
+        `EpochWriter.commit`.
+        """
+        raw = self.raw_table(table.id)
+        schema = raw.admit(raw_schema(table))
+        await self.jobs.run(self._load_table, raw, table, schema, fragments, watermark)
+        before = self._held.get(table.id)
+        self._held[table.id] = held if before is None else before.with_more(held)
+
+    def _load_table(
+        self,
+        raw: RawTable,
+        table: Table,
+        schema: pa.Schema,
+        fragments: Sequence[Fragment],
+        watermark: Lsn,
+    ) -> None:
+        self.before_commit(str(table.id))
+        raw.commit(table, schema, fragments, watermark)
+
+    async def close_loaded(self, summary: EpochSummary) -> CommittedEpoch:
+        """Write the next epoch with what was loaded: all that its tables have at its end_lsn."""
+        number = self._epochs.last_epoch + 1
+        return await self.close_epoch(CommittedEpoch(number, summary, self.now(), ()))
+
+    async def files_of(self, table: TableId) -> frozenset[str]:
+        """Give the paths of the data files that a raw table consists of; none if it is not there.
+
+        As it was when last read or committed.
+        """
+        raw = self._raw.get(table)
+        return frozenset() if raw is None else await self.jobs.run(raw.files)
+
+    # --- for the epoch writer ---------------------------------------------------------------
+
+    @property
+    def has_unlisted(self) -> bool:
+        """Whether there are rows beyond the last epoch, which the next one has to list."""
+        return bool(self._held)
+
+    def raw_table(self, table: TableId) -> RawTable:
+        """Give the raw table, which may not exist yet. Raises TableError for a name too long."""
+        if table not in self._raw:
+            self._raw[table] = self._new_raw(table)
+        return self._raw[table]
+
+    def _new_raw(self, table: TableId) -> RawTable:
+        folder, app_id = self.layout.raw(table), self.layout.app_id(table)
+        log = AppendLog(self.store, folder, app_id, self._later, writer=self._writer)
+        return RawTable(table, log)
+
+    async def usable(self, table: TableId) -> RawTable:
+        """Return the raw table; one that was found damaged is read again before.
+
+        Raises TableError if it still is, as `raw_table` does.
+        """
+        if table in self._damaged:
+            async with self._reading_lock:  # a log has one handle here
+                if table in self._damaged:
+                    found = self._new_raw(table)
+                    await self.jobs.run(self._read_again, found)
+                    self._raw[table] = found
+                    del self._damaged[table]
+        return self.raw_table(table)
+
+    def set_damaged(self, table: TableId, fault: FolderError) -> TableError:
+        """Return the fault as the table's; before it is used again, it is read again."""
+        uri = self.store.uri(self.layout.raw(table))
+        self._damaged[table] = table_fault(fault, self.layout.source, table, uri)
+        return self._damaged[table]
+
+    @contextmanager
+    def _faults_of(self, table: TableId) -> Iterator[None]:
+        """Raise a fault at a raw table's folder, where it is read, as that table's (I8)."""
+        try:
+            with unreadable(self.store.uri(self.layout.raw(table))):
+                yield
+        except FolderError as error:
+            raise self.set_damaged(table, error) from error
+
+    async def vouch(self) -> None:
+        """Commit to `_epochs` without a row: it fails if another process has taken over."""
+        async with self._epochs_lock:
+            await self.jobs.run(self._epochs.vouch)
+
+    async def close_epoch(self, epoch: CommittedEpoch) -> CommittedEpoch:
+        """Append the epoch's row, with the tables whose rows of it the lake held before."""
+        tables = {t.table: t for t in epoch.tables}
+        for table, held in self._held.items():
+            if table in self._damaged:
+                continue
+            known = tables.get(table)
+            version = self._raw[table].log.version if known is None else known.version
+            tables[table] = TableInEpoch(table, version, held.rows + (known.rows if known else 0))
+        whole = CommittedEpoch(
+            epoch.epoch,
+            epoch.summary,
+            epoch.committed_at,
+            tuple(sorted(tables.values(), key=_id)),
+        )
+        async with self._epochs_lock:
+            await self.jobs.run(self._epochs.append, whole)
+        self._held = {}
+        return whole
+
+    # --- opening ----------------------------------------------------------------------------
+
+    async def _forget(self) -> None:
+        self._is_open = False
+        writers, self._writers = self._writers, []
+        for writer in writers:
+            if not writer.is_over:
+                await writer.abort()
+        await self.file_jobs.settle()
+        await self.jobs.settle()  # nobody asks for a checkpoint after that
+        await self.jobs.run(self._end_checkpoints)
+        await self.jobs.settle()
+
+    def _later(self, checkpoint: Callable[[], None]) -> Future[None]:
+        return self._checkpoints.submit(checkpoint)
+
+    def _end_checkpoints(self) -> None:
+        """Wait for those being written; the others only save readers time, and come again."""
+        self._checkpoints.shutdown(cancel_futures=True)
+        self._checkpoints = self._checkpoint_threads()
+
+    def _checkpoint_threads(self) -> ThreadPoolExecutor:
+        at_once = CHECKPOINT_WORKERS if self.store.syncs else STORE_CHECKPOINT_WORKERS
+        return ThreadPoolExecutor(at_once, "checkpoint")
+
+    def _load(self) -> Committed:
+        mends = self._is_claimed
+        self._lake = read_marker(self.store)
+        self.store.needs_marker = self._lake is not None
+        self._epochs.load(never_refuse if mends else None)
+        taken = self._taken_over()
+        self._registry.load(self._do_without_registry if mends else None)
+        for log in self._own_logs:
+            log.ensure_writable()
+        self._damaged = {}
+        self._raw = {table: self._new_raw(table) for table in self._found()}
+        self._each_usable(self._load_raw)
+        with ThreadPoolExecutor(OPENING_WORKERS) as pool:
+            told = [pool.submit(notices_of, log) for log in self._own_logs]
+        notices = [notice for of_one in told for notice in of_one.result()]
+        self._each_usable(lambda raw: refuse_foreign(raw.log))
+        for of_table in self._each_usable(lambda raw: notices_of(raw.log)).values():
+            notices += of_table
+        self._raw = {t: raw for t, raw in self._raw.items() if raw.log.exists}
+        self._refuse_if_missing()
+        gone = self._gone()
+        self._held = self._beyond()
+        watermarks = {t: r.watermark for t, r in self._raw.items() if r.watermark is not None}
+        if mends:
+            for log in self._own_logs:
+                log.settle()
+        has_something = self._epochs.exists or self._registry.exists or self._raw
+        return Committed(
+            removed=None if has_something else removed(self.store, self.layout.root, self._lake),
+            epoch=self._epochs.last_epoch,
+            position=self._epochs.position,
+            watermarks=watermarks,
+            tables={
+                entry.table: replace(entry, state=TableState.STOPPED, reason=GONE, progress="")
+                if entry.table in gone
+                else self._as_it_is(entry)
+                for entry in self._registry.tables().values()
+            },
+            origin=self._epochs.origin,
+            unlisted=_unlisted(self._held.values()),
+            gone=gone,
+            damaged=dict(self._damaged),
+            notices=tuple(notices if taken is None else [taken, *notices]),
+            lake=self._lake,
+        )
+
+    def _each_usable(self, work: Callable[[RawTable], T]) -> dict[TableId, T]:
+        """Do a piece of work with each raw table; leave those out at whose folder it fails (I8)."""
+
+        def attempt(raw: RawTable) -> T | FolderError:
+            try:
+                with unreadable(raw.log.uri):
+                    return work(raw)
+            except FolderError as error:
+                return error
+
+        raws = [raw for table, raw in self._raw.items() if table not in self._damaged]
+        with ThreadPoolExecutor(OPENING_WORKERS) as pool:
+            found = list(pool.map(attempt, raws))
+        results: dict[TableId, T] = {}
+        for raw, result in zip(raws, found, strict=True):
+            if isinstance(result, FolderError):
+                self.set_damaged(raw.id, result)
+                del self._raw[raw.id]
+            else:
+                results[raw.id] = result
+        return results
+
+    def _note_removed(self, tables: Sequence[RawTable]) -> None:
+        """Have those that were there, and whose newest commit is not, be read again before use."""
+        for raw in tables:
+            try:
+                is_there = not raw.log.exists or raw.log.has_commit(raw.log.version)
+            except FolderError as error:
+                self.set_damaged(raw.id, error)
+            else:
+                if not is_there:
+                    what = f"lake table {raw.log.uri}: its newest commit is not there"
+                    self.set_damaged(raw.id, FolderError(what))
+
+    def _read_again(self, raw: RawTable) -> None:
+        try:
+            with unreadable(raw.log.uri):
+                self._load_raw(raw)
+                refuse_foreign(raw.log)  # a new snapshot does not make others' rows void
+                if raw.log.exists:
+                    raw.log.fence()
+        except FolderError as error:
+            raise self.set_damaged(raw.id, error) from error
+
+    def _taken_over(self) -> Notice | None:
+        """Look who wrote last. Raises OperatorError if the lake was taken over from this one."""
+        signed = self._own_logs[0].newest_writer() if self._is_claimed else None
+        self._writer.refuse_if_taken_over(signed, self.store.uri(""))
+        return self._writer.takes_over(signed, self.store.uri(""))
+
+    def _load_raw(self, raw: RawTable) -> None:
+        if self._is_claimed:
+            raw.load(partial(self._do_without, raw))
+            raw.log.settle()
+        else:
+            raw.load()
+        self._refuse_older(raw)
+
+    def _refuse_older(self, raw: RawTable) -> None:
+        """Raise FolderError for an older copy of a raw table: what it lacks is confirmed."""
+        entry = self._registry.table(raw.id)
+        listed = self._epochs.newest.get(str(raw.id), -1)
+        # One that is not read yet may have started again.
+        is_in_use = entry is not None and (entry.state is TableState.LIVE or entry.progress)
+        if is_in_use and raw.log.exists and raw.log.version < listed:
+            found = FolderError(
+                f"lake table {raw.log.uri}: it is an older copy: it ends at version"
+                f" {raw.log.version}, and an epoch lists version {listed}"
+            )
+            found.remedy = table_fault(found, self.layout.source, raw.id, raw.log.uri).remedy
+            raise found
+
+    def _fence(self) -> None:
+        """Fence `_epochs` first: from then on none of them completes an epoch.
+
+        Nor gives rows to a table that is made after that; one made before is among the folders.
+        """
+        for log in self._own_logs:
+            log.fence()
+        for table in set(self._found()) - self._raw.keys() - self._damaged.keys():
+            made = AppendLog(self.store, self.layout.raw(table), self.layout.app_id(table))
+            made.load()
+            if made.exists:
+                raise TransientError(
+                    f"lake table {made.uri}: another ingestd has made it since the lake was read",
+                    reason="claimed",
+                    remedy="nothing to do: the lake is read again",
+                )
+        self._each_usable(lambda raw: raw.log.fence())
+        self._writer.has_fenced = True
+
+    # --- what is missing at a start ---------------------------------------------------------
+
+    def _do_without_registry(self, version: int) -> None:
+        """Refuse where later commits may rest on what the newest of `_tables` said."""
+        if self._epochs.position is not None:
+            raise cut_short(self._own_logs[1], version)
+
+    def _do_without(self, raw: RawTable, version: int) -> None:
+        """Refuse where an epoch lists the commit: its rows were confirmed."""
+        if self._epochs.listed().get(str(raw.id), -1) >= version:
+            raise cut_short(raw.log, version)
+
+    def _refuse_if_missing(self) -> None:
+        """Refuse what is left of a lake without its own tables: they are made before all others."""
+        if not self._epochs.exists and (self._raw or self._damaged or self._registry.exists):
+            raise self._without(self.layout.epochs)
+        has_rows = self._raw or self._damaged or self._epochs.position is not None
+        if not self._registry.exists and has_rows:
+            raise self._without(self.layout.tables)
+
+    def _without(self, folder: str) -> OperatorError:
+        return missing(self.store.uri(folder), self.store.uri(self.layout.root))
+
+    def _gone(self) -> frozenset[TableId]:
+        """Look for tables whose raw table was there. One that never had a row has none."""
+        entries = self._registry.tables().values()
+        absent = [
+            entry.table
+            for entry in entries
+            if entry.table not in self._raw
+            and entry.table not in self._damaged
+            and (entry.state is TableState.LIVE or entry.progress)
+        ]
+        listed = self._epochs.listed() if absent else {}
+        return frozenset(table for table in absent if str(table) in listed)
+
+    def _beyond(self) -> dict[TableId, Held]:
+        """Look for rows of the next epoch, in tables that are complete up to the last one's end."""
+        end, number = self._epochs.end_lsn, self._epochs.last_epoch + 1
+
+        def held(raw: RawTable) -> Held | None:
+            is_beyond = raw.watermark is not None and (end is None or raw.watermark >= end)
+            return raw.held_of(number) if is_beyond else None
+
+        return {t: found for t, found in self._each_usable(held).items() if found is not None}
+
+    def _as_it_is(self, entry: RegisteredTable) -> RegisteredTable:
+        """Give it with what its raw table says: where to go on, the types of its columns.
+
+        `_tables` may say more than was ever written: that a column has another type now, of a
+        table that stopped for just that reason.
+        """
+        raw = self._raw.get(entry.table)
+        if raw is None or raw.plan is None:
+            return entry
+        columns = dict(entry.lake_columns)
+        for field in raw.plan:
+            if not field.name.startswith(RESERVED_PREFIX):
+                type_ = delta_type(field.type)
+                known = columns.get(field.name)
+                columns[field.name] = (
+                    RegisteredColumn(field.name, field.name, 0, -1, type_)
+                    if known is None
+                    else replace(known, delta_type=type_)
+                )
+        return replace(entry, lake_columns=columns, resume=raw.resume)
+
+    def _found(self) -> list[TableId]:
+        """List the raw tables by their folders.
+
+        Not by `_epochs` and `_tables`: a table whose first commit went through before a kill may
+        be in neither, and its watermark counts. Listings are consistent on local file systems and
+        on S3, GCS and Azure. A folder that is a link was not made by ingestd: what it leads to is
+        a table only if `_tables` says so.
+        """
+        root = self.layout.root
+        with storage_faults(self.store.uri(root)):
+            found = [
+                self.layout.table_of(schema, table)
+                for schema in self.store.folders(root)
+                if schema not in OWN_FOLDERS
+                for table in self.store.folders(f"{root}/{schema}")
+            ]
+            known = self._registry.tables()
+            return [
+                table
+                for table in found
+                if str(table) in known or linked(self.store, self.layout.raw(table)) is None
+            ]
+
+
+def _unlisted(held: Collection[Held]) -> Unlisted | None:
+    if not held:
+        return None
+    return Unlisted(min(h.first for h in held), max(h.reach for h in held), max(h.at for h in held))
+
+
+def _id(entry: TableInEpoch) -> TableId:
+    return entry.table

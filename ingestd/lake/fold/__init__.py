@@ -1,0 +1,1 @@
+"""Current rows from changes."""

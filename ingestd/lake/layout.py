@@ -1,0 +1,97 @@
+"""Where things lie in the lake, and how a name becomes a path segment (design section 2).
+
+Source of the mapping: ISO/IEC 9075-14, "Mapping SQL identifiers to XML names"; Postgres has it as
+map_sql_identifier_to_xml_name (src/backend/utils/adt/xml.c). The set of characters that stay is
+smaller here, so that a segment is safe on every file system and object store.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ingestd.model.errors import TableError
+from ingestd.model.schema import TableId
+
+MAX_SEGMENT_BYTES = 255
+"""Limit of a file name on the usual file systems."""
+
+_STAYS = re.compile(r"[A-Za-z0-9_.-]")
+_MAPPED = re.compile(r"_x([0-9A-F]{4,6})_")
+
+
+def segment(name: str) -> str:
+    """Map a name to a path segment; `name_of` is its inverse. Raises ValueError if empty."""
+    if not name:
+        msg = "a name can't be empty"
+        raise ValueError(msg)
+    parts: list[str] = []
+    for index, char in enumerate(name):
+        stays = _STAYS.match(char) is not None
+        leads = index == 0 and char in "_."
+        escapes = char == "_" and name[index + 1 : index + 2] == "x"
+        parts.append(char if stays and not leads and not escapes else f"_x{ord(char):04X}_")
+    return "".join(parts)
+
+
+def name_of(path_segment: str) -> str:
+    """Give the name that `segment` made this of."""
+    return _MAPPED.sub(lambda match: chr(int(match[1], 16)), path_segment)
+
+
+OWN_FOLDERS = frozenset({"_epochs", "_tables", "_ref"})
+"""What a source's folder has beside those of schemas: no schema's name maps to one of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Paths of one source's tables, relative to the lake's root."""
+
+    source: str
+
+    @property
+    def root(self) -> str:
+        """The source's folder."""
+        return segment(self.source)
+
+    @property
+    def epochs(self) -> str:
+        """The table `_epochs`."""
+        return f"{self.root}/_epochs"
+
+    @property
+    def tables(self) -> str:
+        """The table `_tables`."""
+        return f"{self.root}/_tables"
+
+    def raw(self, table: TableId) -> str:
+        """The raw table. Raises TableError if a name is too long for a path."""
+        return self._of(table, self.root)
+
+    def reference(self, table: TableId) -> str:
+        """The table of current rows, in `_ref`. Raises TableError as `raw` does."""
+        return self._of(table, f"{self.root}/_ref")
+
+    def _of(self, table: TableId, folder: str) -> str:
+        parts = [segment(table.schema), segment(table.name)]
+        for part in parts:
+            if len(part.encode()) > MAX_SEGMENT_BYTES:
+                raise TableError(
+                    table,
+                    f"its path segment {part[:40]}... has {len(part)} bytes,"
+                    f" more than the {MAX_SEGMENT_BYTES} that file systems allow",
+                    remedy="rename it in the source, or leave it out with a `!pattern` in `tables`",
+                )
+        return "/".join([folder, *parts])
+
+    def table_of(self, schema_segment: str, table_segment: str) -> TableId:
+        """Give the table whose raw table lies in these two folders."""
+        return TableId(name_of(schema_segment), name_of(table_segment))
+
+    def app_id(self, table: TableId | None = None) -> str:
+        """Name of the Delta app transaction of a raw table, or of the source's epochs (I3)."""
+        return f"ingestd/{self.source}" if table is None else f"ingestd/{self.source}/{table}"
+
+    def reference_app_id(self, table: TableId) -> str:
+        """Name of the Delta app transaction of a reference table."""
+        return f"ingestd/{self.source}/_ref/{table}"

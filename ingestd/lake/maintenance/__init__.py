@@ -1,0 +1,1 @@
+"""Compaction and cleanup of Delta tables."""

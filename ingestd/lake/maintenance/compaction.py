@@ -1,0 +1,367 @@
+"""What keeps one Delta table of the lake in shape: joining small files, cleaning its log.
+
+Steps of a piece, and what a kill at each of them leaves::
+
+    read, write one file, fsync     an orphan: goes a retention later (maintenance_log)
+    commit by compare-and-swap      the table as before, or with the new file; the rows are equal
+    fsync of the commit             the daemon syncs commits that it finds before its own (I1)
+    checkpoint                      none: the next one
+
+The commit carries dataChange=false and no app transaction: streaming readers pass it by, and
+`commit_actions.judge` finds no data in it (I5). It goes to the version after the one that was
+looked at, or fails; then it is looked whether the files are still there (they always are, unless
+another compaction took them: give way) and tried again. Appends never conflict with it.
+
+Rows stay in the order in which they were appended, and the columns that had bounds have bounds
+again, so that a reader skips as before. Memory is bounded by a row group, not by a file.
+
+A table with features that ingestd does not write (`table_features`) is left alone, and one in whose
+folder another keeps a record of files that it goes by (`_backfill`).
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from deltalake import CommitProperties, PostCommitHookProperties
+from deltalake.exceptions import DeltaError
+from deltalake.transaction import AddAction, RemoveAction
+
+from ingestd.failpoints import lost, reach
+from ingestd.lake.delta.actions import actions_of, rewrite_text
+from ingestd.lake.delta.appender import AppendLog
+from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES, open_table
+from ingestd.lake.delta.log_paths import OWN_FILE
+from ingestd.lake.delta.read import conform, list_actions, open_parquet
+from ingestd.lake.delta.statistics import has_statistics
+from ingestd.lake.maintenance.log_cleanup import Cleaned, LogCleaner
+from ingestd.lake.maintenance.plan import DataFile, pieces, small_files
+from ingestd.lake.parquet_writer import ROW_GROUP_BYTES, FragmentWriter
+from ingestd.lake.store.errors import storage_fault, storage_faults
+from ingestd.lake.store.store import Store
+from ingestd.model.errors import FolderError
+from ingestd.ports import Fragment
+
+ATTEMPTS = 50
+"""How often a commit is tried when appends come between; then the next run does it."""
+_TOKEN = "ingestdCompaction"  # noqa: S105 - a key in commitInfo, not AppendLog's
+_TOMBSTONES = "delta.deletedFileRetentionDuration"
+_TOMBSTONES_DEFAULT_S = 7 * 86400.0
+_RETENTION = "ingestd.retention"
+"""Table property: the retention, in seconds, that _TOMBSTONES was raised to."""
+_NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenancePolicy:
+    """`target_bytes`: of joined files, None joins none. `retention_s`: None keeps all versions."""
+
+    target_bytes: int | None
+    retention_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Maintained:
+    """What was done to a table, and what is left: small files that were not joined."""
+
+    small_files: int = 0
+    joined_files: int = 0
+    written_files: int = 0
+    written_bytes: int = 0
+    cleaned: Cleaned = field(default_factory=Cleaned)
+    gave_way: int = 0
+
+
+_POINTS = {
+    "write": "maintenance.write.before",
+    "commit": "maintenance.commit.before",
+    "committed": "maintenance.commit.after",
+    "clean": "maintenance.clean.before",
+}
+
+
+def _go_on(step: str) -> None:
+    """Do nothing at a step, but what a failpoint asks for."""
+    reach(_POINTS[step], lost)
+
+
+class TableMaintenance:
+    """One table, in `folder` of `store`. All calls block; beside the daemon's own commits.
+
+    `began_s`: when the run began that may be writing files of it now (Unix seconds). `step` is
+    called with ``write``, ``commit``, ``committed``, ``clean`` as these come: what it raises ends
+    the call there.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        folder: str,
+        policy: MaintenancePolicy,
+        *,
+        now_s: float,
+        began_s: float,
+        step: Callable[[str], None] = _go_on,
+    ) -> None:
+        self._store = store
+        self._folder = folder
+        self._policy = policy
+        self._now_s = now_s
+        self._began_s = began_s
+        self._step = step
+        self._log = AppendLog(store, folder, "")
+
+    def run(self, *, joins: bool = True, cleans: bool = True) -> Maintained:
+        """Do all that is due; small files are counted in any case.
+
+        Raises what `storage_fault` makes of an error.
+        """
+        self._log.load()
+        if not self._log.is_writable or self._is_anothers():
+            return Maintained()
+        target = self._policy.target_bytes
+        done = Maintained()
+        if target is not None:
+            done = self._join(target) if joins else self._counted(target)
+        retention_s = self._policy.retention_s
+        if cleans and retention_s is not None:
+            self._keep_tombstones(retention_s)
+            live = frozenset(file.path for file in self._files())
+            self._step("clean")
+            before_s = self._now_s - retention_s
+            cleaner = LogCleaner(
+                self._store,
+                self._folder,
+                written_before_s=before_s,
+                began_s=self._began_s,
+            )
+            done = _with(done, cleaner.clean(live))
+        return done
+
+    def _is_anothers(self) -> bool:
+        with storage_faults(self._log.uri):
+            own = {name for name in self._store.folders(self._folder) if name.startswith("_")}
+        return bool(own - {"_delta_log", "_symlink_format_manifest", "_change_data"})
+
+    def _files(self) -> list[DataFile]:
+        with storage_faults(self._log.uri):
+            return [
+                DataFile(path, size, statistics, written_ms)
+                for path, statistics, size, written_ms in list_actions(self._log.handle)
+            ]
+
+    def _counted(self, target_bytes: int) -> Maintained:
+        return Maintained(small_files=len(small_files(self._files(), target_bytes)))
+
+    # --- joining files ----------------------------------------------------------------------
+
+    def _join(self, target_bytes: int) -> Maintained:
+        # Other names may be written in the log in another way than here, where they are removed.
+        files = [file for file in self._files() if OWN_FILE.match(file.path)]
+        small = len(small_files(files, target_bytes))
+        joined = written = nbytes = gave_way = 0
+        for piece in pieces(files, target_bytes):
+            fragments = self._join_piece(piece, target_bytes)
+            if not fragments:
+                gave_way += 1
+                continue
+            joined += len(piece)
+            written += len(fragments)
+            nbytes += sum(f.size_bytes for f in fragments)
+            still = sum(f.size_bytes < target_bytes // 4 for f in fragments)
+            small += still - len(piece)
+        if joined:
+            self._log.checkpoint()
+            self._log.load()
+        return Maintained(small, joined, written, nbytes, gave_way=gave_way)
+
+    def _join_piece(self, piece: Sequence[DataFile], target_bytes: int) -> Sequence[Fragment]:
+        """Write a piece anew and exchange it; none if it gave way."""
+        schema = self._log.schema()
+        assert schema is not None
+        writer = FragmentWriter(
+            self._store, self._folder, self._bounded(piece, schema), file_bytes=2 * target_bytes
+        )
+        try:
+            self._step("write")
+            writer.write(_row_groups(self._rows(piece, schema)))
+            fragments = writer.finish()
+            self._ensure_whole(piece, fragments)
+            self._step("commit")
+        except BaseException:
+            writer.abort()
+            raise
+        # From here on the files may be those of a commit, whatever is raised.
+        if self._exchange(fragments, {f.path: f.size_bytes for f in piece}):
+            self._step("committed")
+            return fragments
+        writer.abort()
+        return []
+
+    def _ensure_whole(self, piece: Sequence[DataFile], fragments: Sequence[Fragment]) -> None:
+        rows = sum(self._stated_rows(file) for file in piece)
+        found = sum(f.rows for f in fragments)
+        if found != rows:
+            raise FolderError(
+                f"lake {self._log.uri}: {len(piece)} files from {piece[0].path} on have {found} "
+                f"rows, and {rows} by the table's log: they are not joined"
+            )
+
+    def _stated_rows(self, file: DataFile) -> int:
+        """Return how many rows the log says it has, or the file itself where the log does not."""
+        stated = file.statistics.get("numRecords")
+        if stated is not None:
+            return int(stated)
+        with open_parquet(self._store, f"{self._folder}/{file.path}") as parquet:
+            return int(parquet.metadata.num_rows)
+
+    def _bounded(self, piece: Sequence[DataFile], schema: pa.Schema) -> list[str]:
+        """Name the columns that have bounds: by footers, as the log may not give all of them.
+
+        Other engines give bounds to columns of any type; only types that have some here keep them.
+        """
+        found: set[str] = set()
+        for part in (piece[0], piece[-1]):
+            with open_parquet(self._store, f"{self._folder}/{part.path}") as file:
+                group = file.metadata.row_group(0)
+                chunks = (group.column(i) for i in range(group.num_columns))
+                found |= {c.path_in_schema for c in chunks if c.is_stats_set}
+        return [f.name for f in schema if f.name in found and has_statistics(f.type)]
+
+    def _rows(self, piece: Sequence[DataFile], schema: pa.Schema) -> Iterator[pa.Table]:
+        for part in piece:
+            with open_parquet(self._store, f"{self._folder}/{part.path}") as file:
+                wanted = [n for n in schema.names if n in file.schema_arrow.names]
+                for group in range(file.num_row_groups):
+                    yield conform(file.read_row_group(group, columns=wanted), schema)
+
+    def _exchange(self, fragments: Sequence[Fragment], removed: dict[str, int]) -> bool:
+        """Commit; False if the files are others now, or appends came between too often."""
+        token = uuid.uuid4().hex
+        at = self._log.version
+        for _ in range(ATTEMPTS):
+            failure = self._try(fragments, removed, token, at)
+            found = self._look_on(at, token, removed)
+            if found.is_ours:
+                return True
+            if found.is_taken:
+                return False
+            if failure is not None and found.version == at:
+                raise storage_fault(failure, self._log.uri) from failure
+            at = found.version
+        return False
+
+    def _try(
+        self, fragments: Sequence[Fragment], removed: dict[str, int], token: str, at: int
+    ) -> Exception | None:
+        try:
+            if self._store.puts_new:
+                text = rewrite_text(fragments, removed, {_TOKEN: token})
+                self._store.put_new(self._commit_path(at + 1), text)
+            else:
+                self._commit_by_handle(fragments, removed, token, at)
+        except (DeltaError, OSError) as error:
+            return error
+        return None
+
+    def _commit_by_handle(
+        self, fragments: Sequence[Fragment], removed: dict[str, int], token: str, at: int
+    ) -> None:
+        # At the version that was looked at, not at the newest: compare-and-swap against that.
+        handle = open_table(self._store, self._folder, at)
+        now_ms = time.time_ns() // 1_000_000
+        handle.create_write_transaction(
+            [
+                *(_moved(f) for f in fragments),
+                *(RemoveAction(p, data_change=False, deletion_timestamp=now_ms) for p in removed),
+            ],
+            "append",
+            handle.schema(),
+            commit_properties=CommitProperties(
+                custom_metadata={_TOKEN: token}, max_commit_retries=0
+            ),
+            post_commithook_properties=_NO_HOOKS,
+        )
+
+    def _look_on(self, at: int, token: str, removed: dict[str, int]) -> _Seen:
+        """Read the commits after a version: whether ours is among them, or one that took files."""
+        is_ours = is_taken = False
+        with storage_faults(self._log.uri):
+            while not is_ours and self._store.size(self._commit_path(at + 1)) is not None:
+                at += 1
+                text = self._store.read(self._commit_path(at), MOST_COMMIT_BYTES)
+                actions = actions_of(text.decode())
+                is_ours = any(a.get("commitInfo", {}).get(_TOKEN) == token for a in actions)
+                if is_ours:
+                    self._store.sync(f"{self._folder}/_delta_log", [f"{at:020}.json"])
+                else:
+                    is_taken |= any(
+                        a["remove"]["path"] in removed for a in actions if "remove" in a
+                    )
+        return _Seen(at, is_ours, is_taken)
+
+    def _commit_path(self, version: int) -> str:
+        return f"{self._folder}/_delta_log/{version:020}.json"
+
+    # --- cleaning ---------------------------------------------------------------------------
+
+    def _keep_tombstones(self, wanted_s: float) -> None:
+        """See to it that checkpoints name removed files for as long as the retention is."""
+        had = self._log.configuration()
+        if wanted_s <= float(had.get(_RETENTION, _TOMBSTONES_DEFAULT_S)):
+            return
+        self._log.handle.alter.set_table_properties(
+            {_TOMBSTONES: f"interval {int(wanted_s)} seconds", _RETENTION: str(int(wanted_s))},
+            raise_if_not_exists=False,
+            commit_properties=CommitProperties(max_commit_retries=ATTEMPTS),
+            post_commithook_properties=_NO_HOOKS,
+        )
+        self._log.load()
+        self._log.settle()
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    version: int
+    is_ours: bool
+    is_taken: bool
+
+
+def _with(done: Maintained, cleaned: Cleaned) -> Maintained:
+    return Maintained(
+        done.small_files,
+        done.joined_files,
+        done.written_files,
+        done.written_bytes,
+        cleaned,
+        done.gave_way,
+    )
+
+
+def _moved(fragment: Fragment) -> AddAction:
+    return AddAction(
+        path=fragment.path,
+        size=fragment.size_bytes,
+        partition_values={},
+        modification_time=fragment.modification_time_ms,
+        data_change=False,
+        stats=fragment.stats_json,
+    )
+
+
+def _row_groups(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Join tables until they make a row group."""
+    waiting: list[pa.Table] = []
+    nbytes = 0
+    for table in tables:
+        waiting.append(table)
+        nbytes += table.nbytes
+        if nbytes >= ROW_GROUP_BYTES:
+            yield pa.concat_tables(waiting).combine_chunks()
+            waiting, nbytes = [], 0
+    if waiting:
+        yield pa.concat_tables(waiting).combine_chunks()

@@ -1,0 +1,228 @@
+"""Cleaning the log of a Delta table, and with it the files that no version has any more.
+
+A commit's JSON may go when a checkpoint above it was written before the retention began: every
+version since then can still be read. A file that a commit took out of the table goes with that
+commit, for only versions before it have the file. So one figure, the retention, says both how far
+back versions can be read and how far behind a streaming reader may be.
+
+====================  ===========================================================================
+never goes            why
+====================  ===========================================================================
+the newest commit     `TableLog.resume` (where polling stands) and `ReferenceLog.content` (the
+with data or an app   digest of all rows) are in it; commits after it are kept as well
+transaction
+app transactions      watermarks: in every checkpoint, without last_updated
+a file of this run    an epoch that fills writes files for hours before its commit; what is in no
+                      commit goes only if an earlier run wrote it, a retention ago
+====================  ===========================================================================
+
+The log begins with a checkpoint in one file (`N.checkpoint.parquet`), as ingestd makes them. Those
+that other engines make (in parts, or with a UUID and sidecars), checksums and joined commits of
+versions before it go with the commits; a sidecar goes when no checkpoint names it. Source: Delta
+protocol, "Checkpoints", "Sidecar Files".
+
+Commits go from the oldest on, each after the files that it took out; then checkpoints. A kill in
+between leaves what the next run takes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from ingestd.lake.delta.actions import actions_of, has_data
+from ingestd.lake.delta.log_files import MOST_CHECKPOINT_BYTES, MOST_COMMIT_BYTES
+from ingestd.lake.delta.log_paths import OWN_FILE, file_of
+from ingestd.lake.maintenance.plan import LogFiles, cut_of, needless_checkpoints
+from ingestd.lake.store.errors import storage_faults
+from ingestd.lake.store.store import SET_ASIDE, Store
+
+_COMMIT = re.compile(r"(\d{20})\.json\Z")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
+_VERSIONED = re.compile(r"(\d{20})\.(?!json\Z|checkpoint\.parquet\Z)")
+"""Whatever else lies in the log and says of which version it is."""
+_UUID_CHECKPOINT = re.compile(r"\d{20}\.checkpoint\.[0-9a-fA-F-]{36}\.(?:parquet|json)\Z")
+_SIDECARS = "_sidecars"
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """What went: commits and checkpoints, data files."""
+
+    log_files: int = 0
+    data_files: int = 0
+
+
+class LogCleaner:
+    """Cleans the table in `folder` of `store`. All calls block.
+
+    `written_before_s`: what is younger stays (Unix seconds); `began_s`: when the run began that may
+    be writing files now.
+    """
+
+    def __init__(
+        self, store: Store, folder: str, *, written_before_s: float, began_s: float
+    ) -> None:
+        self._store = store
+        self._folder = folder
+        self._log_folder = f"{folder}/_delta_log"
+        self._before_s = written_before_s
+        self._began_s = began_s
+
+    def clean(self, live: frozenset[str]) -> Cleaned:
+        """Remove what may go; `live`: the files of the newest version.
+
+        Raises what `storage_fault` makes of an error.
+        """
+        with storage_faults(self._store.uri(self._folder)):
+            found = self._store.written(self._log_folder)
+            log = log_files(found)
+            cut = cut_of(log, self._before_s, self._newest_looked_for(log))
+            if cut is not None and not self._is_checkpoint_sound(cut):
+                cut = None
+            commits = [n for n in sorted(log.commits) if cut is not None and n < cut]
+            data = 0
+            for number in commits:  # one after another: what is done stays done
+                data += self._take_files_of(number, live)
+                self._store.remove(f"{self._log_folder}/{number:020}.json")
+            checkpoints = needless_checkpoints(log, cut, self._before_s)
+            for number in checkpoints:
+                self._store.remove(f"{self._log_folder}/{number:020}.checkpoint.parquet")
+            left = self._remove_left_overs(found)
+            if cut is not None:
+                left += self._remove_of_others(found, cut)
+            data += self._remove_orphans(live)
+            return Cleaned(len(commits) + len(checkpoints) + left, data)
+
+    def _newest_looked_for(self, log: LogFiles) -> int:
+        for number in range(log.newest, -1, -1):
+            if number not in log.commits:
+                break
+            if has_data(actions_of(self._commit(number))):
+                return number
+        return log.newest
+
+    def _commit(self, number: int) -> str:
+        path = f"{self._log_folder}/{number:020}.json"
+        return self._store.read(path, MOST_COMMIT_BYTES).decode()
+
+    def _is_checkpoint_sound(self, number: int) -> bool:
+        """Whether it can be read, and is durable: what it takes the place of is about to go."""
+        name = f"{number:020}.checkpoint.parquet"
+        with self._store.open(f"{self._log_folder}/{name}") as source:
+            rows: int = pq.ParquetFile(source).metadata.num_rows
+        self._store.sync(self._log_folder, [name])
+        return rows > 0
+
+    def _take_files_of(self, number: int, live: frozenset[str]) -> int:
+        """Remove the files that a commit took out of the table, those with names as ours."""
+        actions = actions_of(self._commit(number))
+        paths = [self._file_of(a["remove"]["path"]) for a in actions if "remove" in a]
+        gone = [path for path in paths if OWN_FILE.match(path) and path not in live]
+        for path in gone:
+            self._store.remove(f"{self._folder}/{path}")
+        return len(gone)
+
+    def _remove_left_overs(self, found: Mapping[str, float]) -> int:
+        """Remove commits that were not put, of a run that is over; none that was set aside."""
+        hidden = [n for n in found if n.startswith(".") and not n.endswith(SET_ASIDE)]
+        old = [name for name in hidden if found[name] < self._orphaned_s]
+        for name in old:
+            self._store.remove(f"{self._log_folder}/{name}")
+        return len(old)
+
+    def _remove_of_others(self, found: Mapping[str, float], cut: int) -> int:
+        """Remove what other engines wrote of versions before the cut, and sidecars not named."""
+        matches = ((name, _VERSIONED.match(name)) for name in found)
+        old = [
+            name
+            for name, match in matches
+            if match is not None and int(match[1]) < cut and found[name] < self._before_s
+        ]
+        for name in old:
+            self._store.remove(f"{self._log_folder}/{name}")
+        folder = f"{self._log_folder}/{_SIDECARS}"
+        written = self._store.written(folder)
+        sidecars = [name for name, at in written.items() if at < self._before_s]
+        if sidecars:
+            named = self._named_sidecars()
+            sidecars = [name for name in sidecars if name not in named]
+        for name in sidecars:
+            self._store.remove(f"{folder}/{name}")
+        return len(old) + len(sidecars)
+
+    def _named_sidecars(self) -> frozenset[str]:
+        found: set[str] = set()
+        for name in self._store.written(self._log_folder):
+            if not _UUID_CHECKPOINT.match(name):
+                continue
+            path = f"{self._log_folder}/{name}"
+            if name.endswith(".json"):
+                actions = actions_of(self._store.read(path, MOST_CHECKPOINT_BYTES).decode())
+                found.update(a["sidecar"]["path"] for a in actions if "sidecar" in a)
+            else:
+                with self._store.open(path) as source:
+                    found.update(_sidecars_in(source))
+        return frozenset(path.rpartition("/")[2] for path in found)
+
+    @property
+    def _orphaned_s(self) -> float:
+        return min(self._before_s, self._began_s)
+
+    def _remove_orphans(self, live: frozenset[str]) -> int:
+        written = self._store.written(self._folder)
+        old = {n for n, at in written.items() if OWN_FILE.match(n) and at < self._orphaned_s}
+        old -= live
+        if old:
+            old -= self._tombstones()
+        for name in old:
+            self._store.remove(f"{self._folder}/{name}")
+        return len(old)
+
+    def _tombstones(self) -> frozenset[str]:
+        """Name the files that versions which can still be read may have.
+
+        Delta keeps them in checkpoints for `delta.deletedFileRetentionDuration`, which is at least
+        the retention here; see `ingestd.lake.maintenance.compaction`.
+        """
+        log = log_files(self._store.written(self._log_folder))
+        last = max(log.checkpoints, default=-1)
+        found: set[str] = set()
+        if last >= 0:
+            path = f"{self._log_folder}/{last:020}.checkpoint.parquet"
+            with self._store.open(path) as source, pq.ParquetFile(source) as file:
+                for batch in file.iter_batches(columns=["remove.path"]):
+                    removes = batch.column("remove").field("path").to_pylist()
+                    found.update(self._file_of(path) for path in removes if path)
+        for number in sorted(log.commits):
+            if number > last:
+                for action in actions_of(self._commit(number)):
+                    paths = [action[k]["path"] for k in ("add", "remove") if k in action]
+                    found.update(map(self._file_of, paths))
+        return frozenset(found)
+
+    def _file_of(self, path: object) -> str:
+        return file_of(path, self._store.uri(self._folder))
+
+
+def _sidecars_in(source: Any) -> Iterator[str]:  # noqa: ANN401 - pyarrow has no types
+    with pq.ParquetFile(source) as file:
+        if "sidecar" not in file.schema_arrow.names:
+            return
+        for batch in file.iter_batches(columns=["sidecar.path"]):
+            paths = batch.column("sidecar").field("path").to_pylist()
+            yield from (path for path in paths if path is not None)
+
+
+def log_files(written: Mapping[str, float]) -> LogFiles:
+    """Tell commits and checkpoints by their names."""
+
+    def numbered(pattern: re.Pattern[str]) -> dict[int, float]:
+        matches = ((pattern.match(name), at) for name, at in written.items())
+        return {int(match[1]): at for match, at in matches if match is not None}
+
+    return LogFiles(numbered(_COMMIT), numbered(_CHECKPOINT))

@@ -1,0 +1,270 @@
+"""Maintenance of a source's lake in a process of its own (ports.LakeMaintenance).
+
+Of its own, because joining files takes CPU and memory that an epoch would wait for: it runs at the
+lowest priority, one thread each for CPU and reading, and what it allocated goes with it. It ends
+when its standard input does, so it does not outlive the daemon. It may be killed at any step (see
+`ingestd.lake.maintenance.compaction`).
+
+One line of JSON goes in, the order; a line comes out for each table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
+from contextlib import aclosing, suppress
+from typing import IO, Any
+
+from ingestd import failpoints
+from ingestd.lake.delta.appender import AppendLog
+from ingestd.lake.layout import OWN_FOLDERS, Layout
+from ingestd.lake.maintenance.compaction import Maintained, MaintenancePolicy, TableMaintenance
+from ingestd.lake.marker import read_marker
+from ingestd.lake.registry_table import RegistryTable
+from ingestd.lake.store.errors import reference_fault, storage_faults, table_fault, unreadable
+from ingestd.lake.store.store import Store, linked, open_store
+from ingestd.model.errors import FolderError, IngestdError, OperatorError, TransientError
+from ingestd.ports import MaintainedTable
+from ingestd.process.fast_imports import module_environment, python_command
+
+SILENT_LIMIT_S = 3600.0
+"""A table that takes longer than this: the storage hangs."""
+SAID_CHARS = 500
+_LINE_BYTES = 1 << 20
+
+
+class MaintenanceProcess:
+    """See above. `uri`: the lake's; `references`: tables of `_ref` that `_tables` may not list."""
+
+    def __init__(
+        self,
+        uri: str,
+        source: str,
+        policy: MaintenancePolicy,
+        *,
+        storage_options: Mapping[str, str] | None = None,
+        references: Collection[str] = (),
+    ) -> None:
+        self._uri = uri
+        self._references = sorted(references)
+        self._source = source
+        self._policy = policy
+        self._storage_options = storage_options
+        self._began_s = time.time()  # files written since may be of an epoch that fills
+
+    async def run(
+        self, *, joins: bool, cleans: bool, only: Collection[str] | None = None
+    ) -> AsyncGenerator[MaintainedTable, None]:
+        """Run the process; give what it says. Killed when this is closed."""
+        order = {
+            "uri": self._uri,
+            "storage_options": dict(self._storage_options or {}),
+            "source": self._source,
+            "target_bytes": self._policy.target_bytes,
+            "retention_s": self._policy.retention_s,
+            "began_s": self._began_s,
+            "joins": joins,
+            "cleans": cleans,
+            "references": self._references,
+            "only": None if only is None else sorted(only),
+        }
+        with tempfile.TemporaryFile() as complaints:
+            async with aclosing(self._lines(order, complaints)) as lines:
+                async for line in lines:
+                    yield _told(json.loads(line))
+
+    async def _lines(
+        self, order: Mapping[str, Any], complaints: IO[bytes]
+    ) -> AsyncGenerator[bytes, None]:
+        process = await asyncio.create_subprocess_exec(
+            *python_command("-m", "ingestd.lake.maintenance.process"),
+            env=module_environment(),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=complaints,
+            limit=_LINE_BYTES,
+            start_new_session=True,  # a terminal's Ctrl-C is the daemon's to hear
+        )
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(f"{json.dumps(order)}\n".encode())
+            while line := await self._line(process.stdout):
+                yield line
+            code = await process.wait()
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        if code != 0:
+            complaints.seek(0)
+            said = complaints.read().decode(errors="replace").strip().rpartition("\n")[2]
+            raise TransientError(
+                f"source {self._source}: maintenance of the lake ended with code {code}: "
+                f"{said[:SAID_CHARS] or 'it said nothing (killed for its memory?)'}",
+                reason="maintenance",
+            )
+
+    async def _line(self, lines: asyncio.StreamReader) -> bytes:
+        try:
+            async with asyncio.timeout(SILENT_LIMIT_S):
+                return await lines.readline()
+        except TimeoutError as error:
+            raise TransientError(
+                f"source {self._source}: maintenance of a table took over {SILENT_LIMIT_S:g} s",
+                reason="maintenance",
+            ) from error
+
+
+def _told(line: Mapping[str, Any]) -> MaintainedTable:
+    error: IngestdError | None = None
+    if "error" in line:
+        error = (
+            TransientError(line["error"], reason="storage", remedy=line["remedy"])
+            if line["passes"]
+            else OperatorError(line["error"], remedy=line["remedy"])
+        )
+    return MaintainedTable(
+        table=line["table"],
+        small_files=line.get("small_files"),
+        joined_files=line.get("joined_files", 0),
+        written_bytes=line.get("written_bytes", 0),
+        removed_files=line.get("removed_files", 0),
+        error=error,
+    )
+
+
+# --- the process itself ----------------------------------------------------------------------
+
+
+def main() -> None:
+    """Take the order from standard input, maintain table after table."""
+    failpoints.arm(os.environ.get(failpoints.VARIABLE, ""), _tell, only="maintenance.")
+    order = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _step_back()
+    code = 0
+    try:
+        for line in maintain(order):
+            sys.stdout.write(f"{json.dumps(line)}\n")
+            sys.stdout.flush()
+    except IngestdError as error:  # of the lake, not of one table
+        code = 1
+        sys.stderr.write(f"{' '.join(error.what.split())}\n")
+        sys.stderr.flush()
+    os._exit(code)  # a thread may be in a call of the storage's
+
+
+def _tell(point: str, action: str, time: int) -> None:
+    sys.stderr.write(f"failpoint.reached {point} {action} {time}\n")
+    sys.stderr.flush()
+
+
+def _end_with_parent() -> None:
+    sys.stdin.read()
+    os._exit(0)
+
+
+def _step_back() -> None:
+    """Let everything else on the machine go first."""
+    import pyarrow as pa  # noqa: PLC0415 - after the order: nothing is imported for nothing
+
+    os.nice(19)
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+
+
+def maintain(order: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Do what an order says; give a line for each table: what was done, or what went wrong."""
+    store = open_store(order["uri"], order["storage_options"] or None)
+    read_marker(store)
+    policy = MaintenancePolicy(order["target_bytes"], order["retention_s"])
+    layout = Layout(order["source"])
+    for name, folder, joins in tables_of(store, layout, order["references"]):
+        if order["only"] is not None and name not in order["only"]:
+            continue
+        uri = store.uri(folder)
+        if (link := linked(store, folder)) is not None:
+            yield {"table": name, **_refusal(store.uri(link))}
+            continue
+        table = TableMaintenance(store, folder, policy, now_s=time.time(), began_s=order["began_s"])
+        try:
+            with unreadable(uri):
+                done = table.run(joins=joins and order["joins"], cleans=order["cleans"])
+        except IngestdError as error:
+            passes = isinstance(error, TransientError)
+            remedy = _remedy(error, layout, folder, uri)
+            yield {"table": name, "error": error.what, "remedy": remedy, "passes": passes}
+        else:
+            yield {"table": name, **_line(done, knows_small=joins)}
+
+
+def _refusal(link: str) -> dict[str, Any]:
+    at = shlex.quote(link)
+    return {
+        "error": f"lake {link} is a symbolic link: files of tables behind it are not joined and not"
+        " removed, as it may lead to what is not ingestd's",
+        "remedy": "mount in its place what it leads to, with ingestd stopped:"
+        f' at="$(realpath {at})" && rm {at} && mkdir {at} && mount --bind "$at" {at}',
+        "passes": False,
+    }
+
+
+def _remedy(error: IngestdError, layout: Layout, folder: str, uri: str) -> str | None:
+    """Return what helps against a fault at a table's folder, as its capture says it (I8)."""
+    parts = folder.split("/")
+    if not isinstance(error, FolderError) or len(parts) < len(("source", "schema", "table")):
+        return error.remedy  # of the lake as a whole, or of a table of its own
+    found = layout.table_of(*parts[-2:])
+    if folder == layout.reference(found):
+        return reference_fault(error, found, uri).remedy
+    return table_fault(error, layout.source, found, uri).remedy
+
+
+def _line(done: Maintained, *, knows_small: bool) -> dict[str, Any]:
+    return {
+        "small_files": done.small_files if knows_small else None,
+        "joined_files": done.joined_files,
+        "written_bytes": done.written_bytes,
+        "removed_files": done.cleaned.log_files + done.cleaned.data_files,
+    }
+
+
+def tables_of(
+    store: Store, layout: Layout, references: Collection[str]
+) -> Iterator[tuple[str, str, bool]]:
+    """Give each table's name, its folder, and whether its files are joined.
+
+    Only those that `_tables` lists, and of `_ref` those that `references` names too: others may be
+    anybody's. Those of `_ref` are not joined: who writes them does it as they change.
+    """
+    yield "_epochs", layout.epochs, True
+    yield "_tables", layout.tables, True
+    registry = RegistryTable(AppendLog(store, layout.tables, layout.app_id()), lambda _: None)
+    with unreadable(store.uri(layout.tables)):
+        registry.load()
+    known = set(registry.tables())
+    root = layout.root
+    with storage_faults(store.uri(root)):
+        for schema in store.folders(root):
+            if schema not in OWN_FOLDERS:
+                for table in store.folders(f"{root}/{schema}"):
+                    name = str(layout.table_of(schema, table))
+                    if name in known:
+                        yield name, f"{root}/{schema}/{table}", True
+        for schema in store.folders(f"{root}/_ref"):
+            for table in store.folders(f"{root}/_ref/{schema}"):
+                name = str(layout.table_of(schema, table))
+                if name in known or name in references:
+                    yield f"_ref/{name}", f"{root}/_ref/{schema}/{table}", False
+
+
+if __name__ == "__main__":
+    main()

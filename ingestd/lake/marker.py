@@ -1,0 +1,167 @@
+"""The marker in a lake's root, `_ingestd.json`: which lake it is, and the format of what is in it.
+
+It is written before anything else, so a folder without one is no lake yet, or is not mounted, or
+was written by a version that made none. It is never overwritten: what it says that cannot be read
+is for a person to judge.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+
+from ingestd.failpoints import reach
+from ingestd.lake.store.errors import storage_faults
+from ingestd.lake.store.plain_files import OddFileError
+from ingestd.lake.store.store import MARKER as NAME
+from ingestd.lake.store.store import Store
+from ingestd.model.errors import LakeLostError, OperatorError
+
+FORMAT = 1
+"""The newest format that this version reads and writes."""
+_MOST_BYTES = 1 << 16
+_OF_NOBODY = {"lost+found"}
+_NAMED = 3
+
+
+def read_marker(store: Store) -> str | None:
+    """Return the lake's id; None if there is no marker. Blocks.
+
+    Raises OperatorError for a newer format and for a damaged marker, and as `storage_faults`.
+    """
+    with storage_faults(store.uri(NAME)):
+        try:
+            if store.size(NAME) is None:
+                return None
+            content = store.read(NAME, _MOST_BYTES)
+        except FileNotFoundError:
+            return None  # it was removed meanwhile
+        except OddFileError as error:
+            raise _damaged(store, f"it {error.why}") from error
+        except OSError as error:
+            if NAME in store.folders(""):
+                raise _damaged(store, "it is a folder") from error
+            raise
+    return _lake_in(store, content)
+
+
+def write_marker(store: Store, lake: str | None = None) -> str:
+    """Write the marker, durably, where there is none; return the id of the lake that is there.
+
+    `lake`: the id to write, a new one if None. Makes the lake's folder. Blocks. Raises as
+    `read_marker`.
+    """
+    known = read_marker(store)
+    if known is not None:
+        return known
+    chosen = lake or str(uuid.uuid4())
+    content = json.dumps({"format": FORMAT, "lake": chosen}).encode() + b"\n"
+    with storage_faults(store.uri(NAME)):
+        reach("sink.marker.before")
+        store.make_folder("")
+        if store.puts_new:
+            store.put_new(NAME, content)
+        else:  # no conditional put: who wrote last is read back below
+            with store.create(NAME) as file:
+                file.write(content)
+        store.sync("", [])
+        reach("sink.marker.after")
+    written = read_marker(store)
+    if written is None:
+        raise _damaged(store, "it cannot be read back")
+    return written
+
+
+def note_source(store: Store, segment: str) -> None:
+    """Note beside the marker, durably, that the lake has a source's folder. Blocks."""
+    name = _note(segment)
+    with storage_faults(store.uri(name)):
+        if store.size(name) is not None:
+            return
+        content = json.dumps({"folder": segment}).encode() + b"\n"
+        if store.puts_new:
+            store.put_new(name, content)
+        else:
+            with store.create(name) as file:
+                file.write(content)
+        store.sync("", [])
+
+
+def removed(store: Store, segment: str, lake: str | None) -> str | None:
+    """Say what speaks for a source's folder having been in a lake that has none; None if nothing.
+
+    `lake`: the id in its marker. Blocks. A folder that is a mount point often has a file in it that
+    says so; what a new file system has, and what is hidden, says nothing.
+    """
+    with storage_faults(store.uri("")):
+        if lake is not None:
+            if store.size(_note(segment)) is None:
+                return None
+            return (
+                f"its file {_note(segment)} says that the source was read into it, and its folder "
+                f"{segment} has none of its tables: they were removed"
+            )
+        if not store.syncs:
+            return None  # a prefix of a bucket is always mounted
+        found = [n for n in (*store.folders(""), *store.files("")) if n not in _OF_NOBODY]
+    found = [name for name in found if not name.startswith(".")]
+    if not found:
+        return None
+    told = ", ".join(sorted(found)[:_NAMED]) + (", ..." if len(found) > _NAMED else "")
+    return (
+        f"its folder has no {NAME}, but has {told}: it is not mounted, or that was removed, or "
+        "this is a first start"
+    )
+
+
+def _note(segment: str) -> str:
+    return f"_ingestd.{segment}.json"
+
+
+def require_marker(store: Store, lake: str | None = None) -> None:
+    """Raise LakeLostError if the marker is not there, or (`lake`) is another lake's. Blocks.
+
+    Raises as `read_marker` too.
+    """
+    found = read_marker(store)
+    if found is None:
+        raise LakeLostError(
+            f"lake {store.uri('')}: {NAME} is not there: the lake is not mounted, or was removed",
+            remedy="mount the lake, or put it back",
+        )
+    if lake is not None and found != lake:
+        raise LakeLostError(
+            f"lake {store.uri('')}: it is another lake: {NAME} has the id {found}, and had {lake}",
+            remedy="put the lake back, or correct lake.uri",
+        )
+
+
+def _lake_in(store: Store, content: bytes) -> str:
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(store, "it is empty" if not content.strip() else "it is not JSON") from error
+    if not isinstance(found, dict):
+        raise _damaged(store, "it is not a JSON object")
+    number = found.get("format")
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise _damaged(store, '"format" is not a positive integer')
+    if number > FORMAT:
+        raise OperatorError(
+            f"lake {store.uri('')}: {NAME} has format {number}, and this version of ingestd reads "
+            f"formats up to {FORMAT}: a newer version has written the lake",
+            remedy="run that version, or a newer one; nothing was changed",
+        )
+    lake = found.get("lake")
+    try:
+        return str(uuid.UUID(lake))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise _damaged(store, '"lake" is not a UUID') from error
+
+
+def _damaged(store: Store, why: str) -> OperatorError:
+    return OperatorError(
+        f"lake {store.uri('')}: {NAME} is damaged: {why}",
+        remedy=f"put {NAME} back from a copy of the lake. If there is none, and the lake's tables "
+        "are there: remove it, and `ingestd run` writes a new one if the lake fits its sources",
+    )

@@ -1,0 +1,121 @@
+"""The mark of a paused source: a file beside its tables (ports.PauseMark)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from ingestd.lake.layout import Layout
+from ingestd.lake.marker import read_marker
+from ingestd.lake.store.errors import storage_faults
+from ingestd.lake.store.fsync import Durability
+from ingestd.lake.store.pending_calls import StorageCalls
+from ingestd.lake.store.store import Store, open_store
+from ingestd.model.errors import LakeLostError
+
+_MOST_BYTES = 1 << 16
+NAME = "_paused"
+"""No schema's folder has this name: a leading `_` is mapped."""
+
+
+class LakePauseMark:
+    """The file `_paused` in a source's folder; it holds since when, as JSON.
+
+    That it is there is what counts: one that a person made, whatever is in it, pauses too.
+    `needs_lake`: whether it is refused where there is no lake: it may be one that is not mounted.
+    `calls`: where calls of the storage are noted.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        source: str,
+        *,
+        storage_options: Mapping[str, str] | None = None,
+        durability: Durability | None = None,
+        needs_lake: bool = False,
+        calls: StorageCalls | None = None,
+    ) -> None:
+        self._calls = calls
+        self._needs_lake = needs_lake
+        self._uri = uri
+        self._folder = Layout(source).root
+        self._path = f"{self._folder}/{NAME}"
+        self._storage_options = storage_options
+        self._durability = durability
+        self._store: Store | None = None
+
+    async def since(self) -> datetime | None:
+        """Read the file, if there is one."""
+        return await asyncio.to_thread(self._since)
+
+    async def put(self, now: datetime) -> datetime:
+        """Write the file, if there is none."""
+        return await asyncio.to_thread(self._put, now)
+
+    async def clear(self) -> bool:
+        """Remove the file."""
+        return await asyncio.to_thread(self._clear)
+
+    def _opened(self) -> Store:
+        if self._store is None:
+            self._store = open_store(
+                self._uri, self._storage_options, self._durability, self._calls
+            )
+        return self._store
+
+    def _since(self) -> datetime | None:
+        with storage_faults(self._uri):
+            store = self._opened()
+            if store.size(self._path) is None:
+                return None
+            try:
+                return _told_in(store.read(self._path, _MOST_BYTES)) or self._written(store)
+            except FileNotFoundError:
+                return None  # it went meanwhile
+
+    def _written(self, store: Store) -> datetime:
+        at = store.written(self._folder).get(NAME)
+        return datetime.now(UTC) if at is None else datetime.fromtimestamp(at, UTC)
+
+    def _put(self, now: datetime) -> datetime:
+        since = self._since()
+        if since is not None:
+            return since
+        content = json.dumps({"since": now.astimezone(UTC).isoformat()}).encode() + b"\n"
+        with storage_faults(self._uri):
+            store = self._opened()
+            if self._needs_lake and read_marker(store) is None and not store.folders(self._folder):
+                raise LakeLostError(
+                    f"lake {self._uri} has nothing of this source: it was never started there, or "
+                    "the lake is not mounted, or was removed",
+                    remedy="put the lake back; or start it first: ingestd run",
+                )
+            if store.puts_new:
+                store.make_folder(self._folder)
+                if not store.put_new(self._path, content):
+                    return self._since() or now
+                store.sync(self._folder, [])
+            else:
+                with store.create(self._path) as file:
+                    file.write(content)
+        return now
+
+    def _clear(self) -> bool:
+        with storage_faults(self._uri):
+            store = self._opened()
+            was_there = store.size(self._path) is not None
+            store.remove(self._path)
+            if was_there:
+                store.sync(self._folder, [])
+            return was_there
+
+
+def _told_in(content: bytes) -> datetime | None:
+    try:
+        found = datetime.fromisoformat(json.loads(content)["since"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return found if found.tzinfo is not None else None

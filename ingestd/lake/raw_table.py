@@ -1,0 +1,295 @@
+"""One raw table: its schema in the lake and the commits of its epochs (design section 2)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import reduce
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ingestd.failpoints import lost, reach
+from ingestd.lake.delta.appender import (
+    CHECKPOINT_INTERVAL,
+    AppendedByAnotherError,
+    AppendLog,
+    Creation,
+)
+from ingestd.lake.delta.log import GiveUp, TableLog
+from ingestd.lake.delta.log_paths import file_of
+from ingestd.lake.delta.read import read_each
+from ingestd.lake.delta.statistics import has_statistics
+from ingestd.lake.schema_evolution import SchemaConflictError, additions, evolved
+from ingestd.lake.store.errors import storage_faults
+from ingestd.model.changes import EPOCH_FIELD, MARKER_SEQ, change_schema
+from ingestd.model.errors import FolderError, TableError, TransientError
+from ingestd.model.keys import key_columns, key_rows
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import Table, TableId
+from ingestd.ports import Fragment
+
+POSITION_COLUMNS = ("_cdc_lsn", "_cdc_seq", "_cdc_epoch", "_cdc_ts")
+_EPOCH = EPOCH_FIELD.name
+_MOST_BOUNDED = 32
+"""As many as a key of Postgres' has (INDEX_MAX_KEYS), and as Delta gives bounds to by default."""
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+def statistics_columns(table: Table) -> list[str]:
+    """Name the columns that get bounds: position and epoch, and the key as far as its types do.
+
+    Of an identity of more columns (FULL) the first: each takes up to 1 kB of a commit, a file.
+    """
+    able = [c for c in table.columns if has_statistics(c.type)]
+    chosen = [c.lake_name for c in able if c.name in table.key]
+    chosen += [c.lake_name for c in able if c.name in table.identity and c.name not in table.key]
+    return [*POSITION_COLUMNS, *chosen[:_MOST_BOUNDED]]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Rows of one epoch: how many, lowest and highest `_cdc_lsn`, the latest `_cdc_ts` (aware)."""
+
+    rows: int
+    first: Lsn
+    reach: Lsn
+    at: datetime
+
+    def with_more(self, other: Held) -> Held:
+        """Give both together."""
+        return Held(
+            self.rows + other.rows,
+            min(self.first, other.first),
+            max(self.reach, other.reach),
+            max(self.at, other.at),
+        )
+
+
+def raw_schema(table: Table) -> pa.Schema:
+    """Arrow schema of rows of this table as its raw table has them (all fields nullable)."""
+    schema = change_schema(table)
+    return schema.insert(schema.get_field_index("_cdc_ts") + 1, EPOCH_FIELD)
+
+
+class RawTable:
+    """The raw table of one source table.
+
+    `plan` is the schema that the lake has, or will have when the epochs being filled are there: it
+    only grows. `log` is for worker threads, `admit` for the event loop.
+    """
+
+    def __init__(self, table: TableId, log: AppendLog) -> None:
+        self.id = table
+        self.log = log
+        self.plan: pa.Schema | None = None
+        self.watermark: Lsn | None = None
+        self.resume = ""
+        self._admitted: pa.Schema | None = None
+        self._compared: tuple[pa.Schema, pa.Schema] | None = None
+
+    def load(self, give_up: GiveUp | None = None) -> None:
+        """Read what the lake holds; `give_up`: see `TableLog.load`. Blocks."""
+        self.log.load(give_up)
+        self.plan = self.log.schema()
+        version = self.log.app_version()
+        self.watermark = None if version is None else Lsn(version)
+        self.resume = self.log.resume()
+
+    def held_of(self, epoch: int) -> Held | None:
+        """Look for the rows that the lake has of an epoch; None if it has none. Blocks.
+
+        By the files' statistics, where a file has rows of one epoch only: a load may be large.
+        """
+        found: list[Held] = []
+
+        def is_to_be_read(statistics: Mapping[str, Any]) -> bool:
+            low, high = statistics.get("minValues", {}), statistics.get("maxValues", {})
+            first, last = low.get(_EPOCH), high.get(_EPOCH)
+            if first is None or last is None:
+                return True
+            if not first <= epoch <= last:
+                return False
+            if first < last or not {"_cdc_lsn", "_cdc_ts"} <= high.keys() & low.keys():
+                return True
+            lsns = Lsn(low["_cdc_lsn"]), Lsn(high["_cdc_lsn"])
+            found.append(Held(statistics["numRecords"], *lsns, _time(high["_cdc_ts"])))
+            return False
+
+        present = self.log.schema()
+        assert present is not None
+        schema = pa.schema([present.field(name) for name in (_EPOCH, "_cdc_lsn", "_cdc_ts")])
+        log = self.log
+        for part in read_each(log.handle, log.store, log.folder, schema, keep=is_to_be_read):
+            rows = part.filter(pc.equal(part[_EPOCH], epoch))
+            if rows.num_rows:
+                lsns = Lsn(pc.min(rows["_cdc_lsn"]).as_py()), Lsn(pc.max(rows["_cdc_lsn"]).as_py())
+                found.append(Held(rows.num_rows, *lsns, pc.max(rows["_cdc_ts"]).as_py()))
+        if not found:
+            return None
+        return reduce(Held.with_more, found)
+
+    def files(self) -> frozenset[str]:
+        """Give the paths of its data files. Blocks."""
+        if not self.log.exists:
+            return frozenset()
+        with storage_faults(self.log.uri):
+            paths = pa.table(self.log.handle.get_add_actions())["path"].to_pylist()
+        return frozenset(file_of(path, self.log.uri) for path in paths)
+
+    def has_marker(self, point: Lsn) -> bool:
+        """See `ingestd.ports.Sink.has_marker`. Blocks; while commits go on."""
+        log = self._newest()
+        present = log.schema()
+        if present is None:
+            return False
+
+        def may_hold(statistics: Mapping[str, Any]) -> bool:
+            low = statistics.get("minValues", {}).get("_cdc_lsn")
+            high = statistics.get("maxValues", {}).get("_cdc_lsn")
+            return low is None or high is None or low <= point <= high
+
+        schema = pa.schema([present.field(name) for name in ("_cdc_lsn", "_cdc_seq")])
+        for part in read_each(log.handle, log.store, log.folder, schema, keep=may_hold):
+            is_there = pc.equal(part["_cdc_lsn"], int(point))
+            is_marker = pc.equal(part["_cdc_seq"], MARKER_SEQ)
+            if pc.any(pc.and_(is_there, is_marker)).as_py():
+                return True
+        return False
+
+    def _newest(self) -> TableLog:
+        log = TableLog(self.log.store, self.log.folder, self.log.app_id)
+        log.load()
+        return log
+
+    def unsent(self, table: Table, since: Lsn) -> list[pa.RecordBatch]:
+        """See `ingestd.ports.Sink.unsent`. Blocks; while commits go on."""
+        log = self._newest()
+        present = log.schema()
+        if present is None:
+            return []
+
+        def may_hold(statistics: Mapping[str, Any]) -> bool:
+            high = statistics.get("maxValues", {}).get("_cdc_lsn")
+            return high is None or high >= since
+
+        wanted = [*key_columns(table), "_cdc_unchanged", "_cdc_lsn"]
+        if not set(wanted) <= set(present.names):
+            return []  # no row has such a key yet
+        schema = pa.schema([present.field(name) for name in wanted])
+        parts = read_each(
+            log.handle, log.store, log.folder, schema, keep=may_hold, unless_null="_cdc_unchanged"
+        )
+        found: list[pa.RecordBatch] = []
+        for part in parts:
+            recent = pc.greater_equal(part["_cdc_lsn"], int(since))
+            lacking = part.filter(pc.and_(recent, part["_cdc_unchanged"].is_valid()))
+            for rows in lacking.combine_chunks().to_batches():
+                unchanged = rows.column("_cdc_unchanged")
+                found.append(key_rows(table, rows).append_column("_cdc_unchanged", unchanged))
+        return found
+
+    def admit(self, rows: pa.Schema) -> pa.Schema:
+        """Give the schema the table must have for such rows. Raises TableError."""
+        if self._admitted is None or not self._admitted.equals(rows):
+            try:
+                self.plan = evolved(self.plan, rows)
+            except SchemaConflictError as error:
+                raise TableError(
+                    self.id,
+                    str(error),
+                    remedy="exclude the table in `tables`; or remove its folder from the lake and"
+                    " restart: it is read anew",
+                ) from error
+            self._admitted = rows
+        assert self.plan is not None
+        return self.plan
+
+    def make(self, table: Table, schema: pa.Schema) -> None:
+        """Make the table in the lake, without rows. Blocks.
+
+        Raises TransientError if somebody made it since the lake was read.
+        """
+        reach("sink.raw_create.before", lost)
+        try:
+            self.log.create(_creation(table, schema))
+        except AppendedByAnotherError as error:
+            raise TransientError(error.what, reason="claimed", remedy=error.remedy) from error
+        reach("sink.raw_create.after", lost)
+
+    def commit(
+        self,
+        table: Table,
+        schema: pa.Schema,
+        fragments: Sequence[Fragment],
+        end_lsn: Lsn,
+        resume: str | None = None,
+    ) -> int:
+        """Append an epoch's fragments, durably, and give the Delta version (I1, I3). Blocks.
+
+        `resume`: kept in the same commit (`TableBatch.resume`); None: that of before once more.
+        New columns are a commit of their own, just before: a kill between the two leaves columns
+        without rows, which the next epoch fills.
+        """
+        resume = self.resume if resume is None else resume
+        version = self._append(table, schema, fragments, end_lsn, resume)
+        self.resume = resume
+        return version
+
+    def _append(
+        self,
+        table: Table,
+        schema: pa.Schema,
+        fragments: Sequence[Fragment],
+        end_lsn: Lsn,
+        resume: str,
+    ) -> int:
+        if not self.log.exists:
+            self.make(table, schema)
+        self._complete_columns(schema)
+        if resume:
+            self.log.expect_resumes()
+        reach("sink.raw_commit.before", lost)
+        version = self.log.append(fragments, int(end_lsn), resume)
+        reach("sink.raw_commit.after", lost)
+        return version
+
+    def _complete_columns(self, wanted: pa.Schema) -> None:
+        """Add what the lake's schema lacks; two that were compared last are not again."""
+        present = self.log.schema()
+        assert present is not None
+        if self._compared == (present, wanted):
+            return
+        try:
+            added = additions(present, evolved(present, wanted))
+        except SchemaConflictError as error:  # another program added the column
+            raise FolderError(
+                f"lake table {self.log.uri}: {error}", remedy="put the folder back from a copy"
+            ) from error
+        if added:
+            reach("sink.new_columns.before", lost)
+            self.log.add_columns(added)
+            reach("sink.new_columns.after", lost)
+        else:
+            self._compared = present, wanted
+
+
+def _time(bound: datetime | str) -> datetime:
+    """Read a bound of `_cdc_ts`, which deltalake gives as it has the statistics."""
+    at = datetime.fromisoformat(bound) if isinstance(bound, str) else bound
+    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+
+
+def _creation(table: Table, schema: pa.Schema) -> Creation:
+    # The property's syntax for odd names differs between writers: they do without.
+    columns = [n for n in statistics_columns(table) if _PLAIN_NAME.match(n)]
+    return Creation(
+        schema,
+        {
+            "delta.dataSkippingStatsColumns": ",".join(columns),
+            "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
+        },
+    )

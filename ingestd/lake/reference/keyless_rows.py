@@ -1,0 +1,137 @@
+"""The current rows of a table without a key, found with arrays (design section 2).
+
+Each `u` and `d` has the whole old row and takes one equal row away, as in `ingestd.lake.fold.plain`. In
+the log of a server it follows that row. So their order does not count, only how many there are of
+each. Rows are distinguished by a 64-bit hash of their values (`ingestd.digests.value_hashes`) and a random
+number: otherwise who inserts rows could choose two with one hash.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ingestd.lake.reference.definition import ReferenceDefinition
+from ingestd.lake.reference.raw_changes import key_hashes
+from ingestd.model.changes import DELETE
+
+_RAW = "_cdc_raw_name"
+"""The first of a row's columns, by name, that can't hold its value."""
+_SALT = "_cdc_salt"
+_OF_BEFORE = "_cdc_before."
+
+
+class WholeRows:
+    """Counts the rows of one share, in whatever order they are added."""
+
+    def __init__(self, definition: ReferenceDefinition, share: int, shares: int) -> None:
+        self._definition = definition
+        self._names = [c.raw for c in definition.columns]
+        self._share, self._shares = share, shares
+        self._salt = secrets.randbits(63)
+        self._came: list[pa.Table] = []
+        self._came_hashes: list[NDArray[np.uint64]] = []
+        self._went: list[NDArray[np.uint64]] = []
+
+    def add(self, rows: pa.Table) -> None:
+        """Add change rows, in the form of `change_rows_schema`; no `t` may be among them."""
+        rows = rows.combine_chunks()
+        is_delete = pc.equal(rows["_cdc_op"], DELETE)
+        has_before = rows["_cdc_before"].is_valid()
+        came, hashes = self._own(rows.filter(pc.invert(is_delete)), is_new=True)
+        self._came.append(came)
+        self._came_hashes.append(hashes)
+        for gone in (
+            self._before(rows.filter(has_before)),
+            rows.filter(pc.and_(is_delete, pc.invert(has_before))),
+        ):
+            self._went.append(self._own(gone, is_new=False)[1])
+
+    def rows(self) -> pa.Table:
+        """Return the rows that are left, in an order that depends on nothing but their values.
+
+        Raises TableError if a column can't hold one of their values.
+        """
+        came = pa.concat_tables(self._came)
+        hashes = np.concatenate(self._came_hashes)
+        both = np.concatenate([hashes, *self._went])
+        _, numbers = np.unique(both, return_inverse=True)
+        own = numbers[: len(hashes)]
+        count = int(numbers.max(initial=-1)) + 1
+        left = np.bincount(own, minlength=count) - np.bincount(
+            numbers[len(hashes) :], minlength=count
+        )
+        order = np.argsort(own, kind="stable")
+        ranked = own[order]
+        rank = np.arange(len(ranked)) - np.searchsorted(ranked, ranked)
+        found = came.take(pa.array(order[rank < left[ranked]]))
+        refused = found[_RAW].drop_null()
+        if len(refused):
+            raise self._definition.refusal(refused[0].as_py())
+        found = found.select(self._names)
+        return found.take(pa.array(np.argsort(key_hashes(found, self._names), kind="stable")))
+
+    def _own(self, rows: pa.Table, *, is_new: bool) -> tuple[pa.Table, NDArray[np.uint64]]:
+        """Return the rows of this share with their hashes."""
+        if is_new:
+            rows = _filled(rows, self._names)
+        raw = self._raw_names(rows)
+        rows = self._definition.with_missing(rows).select(self._names).append_column(_RAW, raw)
+        if self._shares > 1:
+            hashes = key_hashes(rows, rows.column_names)
+            rows = rows.filter(pa.array(hashes % np.uint64(self._shares) == self._share))
+        salt = pa.array(np.full(len(rows), self._salt))
+        keyed = rows.add_column(0, _SALT, salt)
+        return rows, key_hashes(keyed, keyed.column_names)
+
+    def _before(self, rows: pa.Table) -> pa.Table:
+        """Return the old rows as rows."""
+        before = rows["_cdc_before"].combine_chunks()
+        columns = {name: pc.struct_field(before, name) for name in self._names}
+        columns["_cdc_unchanged"] = pa.nulls(len(rows), rows.schema.field("_cdc_unchanged").type)
+        raw = [_of_before(texts) for texts in rows["_cdc_raw"].to_pylist()]
+        columns["_cdc_lsn"] = rows["_cdc_lsn"]
+        columns["_cdc_raw"] = pa.array(raw, rows.schema.field("_cdc_raw").type)
+        return pa.table(columns)
+
+    def _raw_names(self, rows: pa.Table) -> pa.Array:
+        """Return of each row a column that can't hold its value; what was not sent is of before."""
+        raw = rows["_cdc_raw"]
+        if raw.null_count == len(raw):
+            return pa.nulls(len(raw), pa.string())
+        found = []
+        for texts, unsent in zip(raw.to_pylist(), rows["_cdc_unchanged"].to_pylist(), strict=True):
+            named = {n for n, _ in texts or ()}
+            named |= {n for n in unsent or () if _OF_BEFORE + n in named}
+            found.append(min(named.intersection(self._names), default=None))
+        return pa.array(found, pa.string())
+
+
+def _of_before(texts: list[tuple[str, str]] | None) -> list[tuple[str, str]] | None:
+    """Return the texts of the old row's values."""
+    if texts is None:
+        return None
+    return [(n.removeprefix(_OF_BEFORE), t) for n, t in texts if n.startswith(_OF_BEFORE)]
+
+
+def _filled(rows: pa.Table, names: list[str]) -> pa.Table:
+    """Put in what was not sent because it did not change: the old row has it."""
+    lists = rows["_cdc_unchanged"]
+    if lists.null_count == len(lists):
+        return rows
+    lists = lists.combine_chunks()
+    of, unchanged = pc.list_parent_indices(lists).to_numpy(), pc.list_flatten(lists)
+    before = rows["_cdc_before"].combine_chunks()
+    for name in set(unchanged.to_pylist()) & set(names):
+        index = rows.schema.get_field_index(name)
+        own = rows.column(index).combine_chunks()
+        places = np.arange(len(rows))
+        lacking = of[pc.equal(unchanged, name).to_numpy(zero_copy_only=False)]
+        places[lacking] = len(rows) + lacking
+        both = pa.concat_arrays([own, pc.struct_field(before, name)])
+        rows = rows.set_column(index, rows.schema.field(index), both.take(pa.array(places)))
+    return rows

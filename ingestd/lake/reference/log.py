@@ -1,0 +1,160 @@
+"""The Delta log of a reference table: all rows exchanged, or some files, in one commit.
+
+Source: Delta protocol, "Add File and Remove File", "Change Metadata". Measured with deltalake 1.6:
+a write transaction in mode ``overwrite`` removes every file and takes the schema it is given, in
+one commit; but not the feature that a timestamp without time zone needs, and then the table can't
+be read any more: that is added before, in a commit without data.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+from deltalake import CommitProperties, Schema, TableFeatures
+from deltalake.transaction import AddAction, RemoveAction
+
+from ingestd.lake.delta.actions import actions_of
+from ingestd.lake.delta.appender import CHECKPOINT_INTERVAL, AppendLog, Creation
+from ingestd.lake.delta.log_paths import OWN_FILE
+from ingestd.lake.store.errors import storage_faults
+from ingestd.model.errors import TransientError
+from ingestd.model.schema import TIMESTAMP_NTZ
+from ingestd.ports import Fragment
+
+CONTENT = "ingestdContent"
+"""Key in commitInfo: the digest of all rows of that version."""
+RETENTION = "interval 1 days"
+"""How long files that a version has not any more are kept for readers of those before."""
+LOOK_BACK = 50
+"""Commits in which the last digest is looked for: those that do not change data."""
+
+
+class ReferenceLog(AppendLog):
+    """See AppendLog; its commits may carry a digest of the rows."""
+
+    removes_rows = True
+    _content: str | None = None
+
+    def replace(
+        self,
+        schema: pa.Schema,
+        fragments: Sequence[Fragment],
+        *,
+        content: str | None,
+        app_version: int | None,
+    ) -> int:
+        """Put these files in the place of all there are; make the table if there is none."""
+        self._content = content
+        if not self.exists:
+            configuration = {
+                "delta.enableDeletionVectors": "false",
+                "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
+                "delta.deletedFileRetentionDuration": RETENTION,
+            }
+            return self.create(Creation(schema, configuration), fragments, app_version)
+        if _has_local_time(schema):
+            self._allow_local_time()
+            self._content = content
+        wanted = Schema.from_arrow(schema)
+
+        def attempt(token: str) -> None:
+            self.handle.create_write_transaction(
+                [_added(f) for f in fragments],
+                "overwrite",
+                wanted,
+                commit_properties=self._properties(token, app_version),
+            )
+
+        return self._commit(attempt)
+
+    def exchange(
+        self, fragments: Sequence[Fragment], removed: Sequence[str], app_version: int
+    ) -> int:
+        """Put files in the place of some others. Raises TransientError if those have gone."""
+        self._content = None
+        base = self.version
+        now_ms = time.time_ns() // 1_000_000
+        gone = [RemoveAction(path, data_change=True, deletion_timestamp=now_ms) for path in removed]
+
+        def attempt(token: str) -> None:
+            if self.version != base:
+                raise TransientError(
+                    f"lake table {self.uri}: its files were exchanged meanwhile", reason="storage"
+                )
+            self.handle.create_write_transaction(
+                [*(_added(f) for f in fragments), *gone],
+                "append",
+                self.handle.schema(),
+                commit_properties=self._properties(token, app_version),
+            )
+
+        return self._commit(attempt)
+
+    def content(self) -> str | None:
+        """Give the digest of this version's rows, None if it is not known."""
+        for number in range(self.version, max(-1, self.version - LOOK_BACK), -1):
+            if not self.has_commit(number):
+                return None
+            actions = actions_of(self._commit_json(number))
+            for action in actions:
+                found = action.get("commitInfo", {}).get(CONTENT)
+                if found is not None:
+                    return str(found)
+            if any(a[k].get("dataChange", True) for a in actions for k in a if k in _DATA):
+                return None
+        return None
+
+    def vacuum(self) -> None:
+        """Remove the files that no version younger than RETENTION has."""
+        with storage_faults(self.uri):
+            # Not by deltalake: it follows links in the table's folder.
+            for name in self.handle.vacuum(dry_run=True):
+                if OWN_FILE.match(name):
+                    self.store.remove(f"{self.folder}/{name}")
+
+    def _allow_local_time(self) -> None:
+        protocol = self.handle.protocol()
+        if "timestampNtz" in (protocol.writer_features or []):
+            return
+        self._content = self.content()
+
+        def attempt(token: str) -> None:
+            self.handle.alter.add_feature(
+                TableFeatures.TimestampWithoutTimezone,
+                allow_protocol_versions_increase=True,
+                commit_properties=self._properties(token, None),
+            )
+
+        self._commit(attempt)
+
+    def _properties(self, *args: Any, **kwargs: Any) -> CommitProperties:  # noqa: ANN401
+        properties = super()._properties(*args, **kwargs)
+        if self._content is not None and properties.custom_metadata is not None:
+            properties.custom_metadata[CONTENT] = self._content
+        return properties
+
+
+_DATA = {"add", "remove"}
+
+
+def _has_local_time(schema: pa.Schema) -> bool:
+    def within(kind: pa.DataType) -> bool:
+        if pa.types.is_nested(kind):
+            return any(within(kind.field(i).type) for i in range(kind.num_fields))
+        return bool(kind == TIMESTAMP_NTZ)
+
+    return any(within(f.type) for f in schema)
+
+
+def _added(fragment: Fragment) -> AddAction:
+    return AddAction(
+        path=fragment.path,
+        size=fragment.size_bytes,
+        partition_values={},
+        modification_time=fragment.modification_time_ms,
+        data_change=True,
+        stats=fragment.stats_json,
+    )

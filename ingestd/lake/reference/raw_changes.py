@@ -1,0 +1,116 @@
+"""Rows of a raw table as they are folded: by file, epoch, position and share of the keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ingestd.digests.value_hashes import row_hashes
+from ingestd.lake.delta.arrow_types import plain
+from ingestd.lake.delta.log import TableLog
+from ingestd.lake.delta.read import conform, open_parquet
+from ingestd.lake.delta.tail import File
+from ingestd.lake.fold.vectorized import NEEDED
+from ingestd.lake.reference.definition import ReferenceDefinition
+
+Position = tuple[int, int]
+"""`_cdc_lsn` and `_cdc_seq`."""
+
+POSITION = pa.schema([("_cdc_op", pa.string()), ("_cdc_lsn", pa.int64()), ("_cdc_seq", pa.int64())])
+"""What says where a row stands, and what it is."""
+
+
+def read_changes(
+    raw: TableLog,
+    file: File,
+    schema: pa.Schema,
+    epoch: int,
+    above: Position | None = None,
+    *,
+    after: int = 0,
+) -> Iterator[pa.Table]:
+    """Give the rows of epochs above `after` up to `epoch`, at positions above `above`.
+
+    Row group by row group, with the columns of `schema`.
+    """
+    path, statistics = file
+    first, last = epochs_of(statistics)
+    if first > epoch or last <= after:
+        return
+    if above is not None and statistics.get("maxValues", {}).get("_cdc_lsn", above[0]) < above[0]:
+        return
+    with open_parquet(raw.store, f"{raw.folder}/{path}") as parquet:
+        names = [n for n in [*schema.names, "_cdc_epoch"] if n in parquet.schema_arrow.names]
+        for group in range(parquet.num_row_groups):
+            rows = plain(parquet.read_row_group(group, columns=list(dict.fromkeys(names))))
+            if first <= after or last > epoch:
+                number = rows["_cdc_epoch"]
+                rows = rows.filter(pc.and_(pc.greater(number, after), pc.less_equal(number, epoch)))
+            found = conform(rows, schema)
+            if above is not None:
+                lsn, seq = found["_cdc_lsn"], found["_cdc_seq"]
+                same = pc.and_(pc.equal(lsn, above[0]), pc.greater(seq, above[1]))
+                found = found.filter(pc.or_(pc.greater(lsn, above[0]), same))
+            yield found
+
+
+def change_rows_schema(definition: ReferenceDefinition, columns: Sequence[str]) -> pa.Schema:
+    """Return the schema of change rows with these columns of the raw table, and what a fold needs.
+
+    Without a key `_cdc_before` has all columns.
+    """
+    types = {c.raw: c.type for c in definition.columns}
+    before = pa.struct([(n, types[n]) for n in definition.key or types])
+    kinds = {
+        **{f.name: f.type for f in POSITION},
+        "_cdc_before": before,
+        "_cdc_unchanged": pa.list_(pa.field("element", pa.string())),
+        "_cdc_raw": pa.map_(pa.string(), pa.string()),
+    }
+    own = [(n, types[n]) for n in columns]
+    return pa.schema([*own, *((n, kinds[n]) for n in NEEDED)])
+
+
+def highest(rows: pa.Table) -> Position:
+    """Give the highest position of rows; at least one."""
+    lsn = int(pc.max(rows["_cdc_lsn"]).as_py())
+    own = rows.filter(pc.equal(rows["_cdc_lsn"], lsn))
+    return lsn, int(pc.max(own["_cdc_seq"]).as_py())
+
+
+def epochs_of(statistics: Mapping[str, Any]) -> tuple[int, int]:
+    """Give the first and the last epoch that a file may have rows of."""
+    low = statistics.get("minValues", {}).get("_cdc_epoch")
+    high = statistics.get("maxValues", {}).get("_cdc_epoch")
+    return (0 if low is None else low), (1 << 62 if high is None else high)
+
+
+def key_hashes(rows: pa.Table, key: Sequence[str]) -> NDArray[np.uint64]:
+    """Hash each row's key."""
+    parts = [
+        row_hashes([batch.column(n) for n in key], batch.num_rows) for batch in rows.to_batches()
+    ]
+    return np.concatenate(parts) if parts else np.empty(0, np.uint64)
+
+
+def is_in_share(
+    rows: pa.Table,
+    key: Sequence[str],
+    share: int,
+    shares: int,
+    linked: NDArray[np.uint64] | None,
+) -> NDArray[np.bool_]:
+    """Say of each row whether its key is in a share; `linked`: hashes that are all in the first."""
+    if shares == 1:
+        return np.ones(rows.num_rows, np.bool_)
+    hashes = key_hashes(rows, key)
+    own = (hashes % np.uint64(shares)).astype(np.int64)
+    if linked is not None and len(linked):
+        own[np.isin(hashes, linked)] = 0
+    found: NDArray[np.bool_] = own == share
+    return found

@@ -1,0 +1,325 @@
+"""The current rows of one reference table on Delta (ports.ReferenceSink)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cached_property
+
+import pyarrow as pa
+
+from ingestd.lake.delta.arrow_types import conformed
+from ingestd.lake.delta.read import conform, list_files, open_parquet
+from ingestd.lake.delta.statistics import has_statistics
+from ingestd.lake.layout import Layout
+from ingestd.lake.marker import read_marker
+from ingestd.lake.opening import never_refuse, refuse_foreign
+from ingestd.lake.parquet_writer import FragmentSink, FragmentWriter
+from ingestd.lake.reference.changes import ReferenceChanges
+from ingestd.lake.reference.digest import ContentDigest
+from ingestd.lake.reference.log import ReferenceLog
+from ingestd.lake.store.errors import reference_fault, storage_faults, unreadable
+from ingestd.lake.store.fsync import Durability
+from ingestd.lake.store.pending_calls import StorageCalls
+from ingestd.lake.store.store import open_store
+from ingestd.lake.threads import Jobs
+from ingestd.model.changes import RESERVED_PREFIX
+from ingestd.model.errors import DamagedError, FolderError
+from ingestd.model.schema import TableId, delta_type, in_name_order
+from ingestd.ports import Fragment, ReferenceState
+
+FILE_BYTES = 16 << 20
+"""A change rewrites the file that its row is in: smaller than those of raw tables."""
+SMALL_BYTES = 1 << 20
+SMALL_FILES = 16
+"""So many files below SMALL_BYTES are joined by the next merge."""
+VACUUM_INTERVAL_S = 3600.0
+
+
+def _go_on(_step: str) -> None:
+    """Do nothing at a step."""
+
+
+class DeltaReferenceTable:
+    """See `ingestd.ports.ReferenceSink`. `uri`: the lake's.
+
+    Not with deltalake's own merge: what that writes is durable only after it can be read, a row
+    with another key can't take values from the row that it was, and names and types go through SQL.
+    Here the files that have a changed row are written anew, row group by row group, and exchanged
+    in one commit.
+
+    `step` is called, in a worker thread, with ``write``, ``commit`` and ``committed`` as these
+    come: whatever it raises ends the call there. `is_claimed`: see `ingestd.lake.delta_lake.DeltaLake`.
+    `needs_marker`, `calls`: see `ingestd.lake.store.store.Store`.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        source: str,
+        table: TableId,
+        *,
+        storage_options: Mapping[str, str] | None = None,
+        buffer_bytes: int = 32 << 20,
+        file_bytes: int = FILE_BYTES,
+        durability: Durability | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+        step: Callable[[str], None] = _go_on,
+        is_claimed: bool = True,
+        needs_marker: bool = False,
+        calls: StorageCalls | None = None,
+    ) -> None:
+        self._is_claimed = is_claimed
+        self._layout = Layout(source)
+        self._table = table
+        self._store = open_store(uri, storage_options, durability, calls)
+        self._store.needs_marker = needs_marker
+        self._buffer_bytes = buffer_bytes
+        self._file_bytes = file_bytes
+        self._monotonic = monotonic
+        self._step = step
+        self._jobs = Jobs(at_once=1)
+        self._vacuumed_s = monotonic()
+
+    async def open(self) -> ReferenceState | None:
+        """Read the newest version."""
+        with self._own_faults():
+            return await self._jobs.run(self._open)
+
+    async def replace(
+        self, batches: AsyncIterator[pa.RecordBatch], *, position: int | None = None
+    ) -> ReferenceState:
+        """Write all rows to new files, then exchange all files, if the rows are others."""
+        with self._own_faults():
+            return await self._replaced(batches, position)
+
+    async def _replaced(
+        self, batches: AsyncIterator[pa.RecordBatch], position: int | None
+    ) -> ReferenceState:
+        sink: FragmentSink | None = None
+        digest = ContentDigest()
+        schema = pa.schema([])
+        try:
+            async for batch in batches:
+                if sink is None:
+                    schema = _nullable(batch.schema)
+                    await self._jobs.run(self._step, "write")
+                    sink = FragmentSink(self._writer(schema), buffer_bytes=self._buffer_bytes)
+                await self._jobs.run(digest.add, _in_name_order(batch))
+                await sink.append(batch.cast(schema))
+            fragments = [] if sink is None else await sink.finish()
+        except BaseException:
+            if sink is not None:
+                await sink.abort()
+            raise
+        if sink is None:
+            msg = "no batch, not even an empty one"
+            raise ValueError(msg)
+        # From here on the files may be those of a commit, whatever is raised.
+        state = await self._jobs.run(self._replace, schema, fragments, digest.text, position)
+        if not state.is_new:
+            await sink.abort()
+        return state
+
+    async def merge(
+        self, changes: pa.RecordBatch, key: Sequence[str], *, position: int
+    ) -> ReferenceState:
+        """Write the files anew that have a changed row, and what is new."""
+        with self._own_faults():
+            return await self._jobs.run(self._merge, changes, key, position)
+
+    async def close(self) -> None:
+        """Wait for what is being written."""
+        await self._jobs.settle()
+
+    @cached_property
+    def _log(self) -> ReferenceLog:
+        """Raises TableError for a name that is too long."""
+        folder, table = self._layout.reference(self._table), self._table
+        return ReferenceLog(self._store, folder, self._layout.reference_app_id(table))
+
+    @contextmanager
+    def _own_faults(self) -> Iterator[None]:
+        """Raise a fault at the table's folder as the table's own (I8)."""
+        try:
+            yield
+        except FolderError as error:
+            raise reference_fault(error, self._table, self._log.uri) from error
+
+    # --- blocking ---------------------------------------------------------------------------
+
+    def _open(self) -> ReferenceState | None:
+        read_marker(self._store)
+        with unreadable(self._log.uri):
+            if self._is_claimed:
+                # The source continues from `position`, or reads all rows.
+                self._log.load(never_refuse)
+                refuse_foreign(self._log)
+                self._refuse_if_missing()
+                self._log.settle()
+            else:
+                self._log.load()
+            return self._state() if self._log.exists else None
+
+    def _refuse_if_missing(self) -> None:
+        """Raise DamagedError if a data file is not there, or cut, on a local file system.
+
+        A merge reads those with changed rows alone. An object store would be asked for each.
+        """
+        if not self._log.exists or not self._store.syncs:
+            return
+        for path, _, nbytes in list_files(self._log.handle):
+            with storage_faults(self._log.uri):
+                found = self._store.size(f"{self._log.folder}/{path}")
+            if found != nbytes:
+                is_missing = "is missing" if found is None else f"has {found} bytes of {nbytes}"
+                raise DamagedError(f"lake table {self._log.uri}: the data file {path} {is_missing}")
+
+    def _state(self, *, is_new: bool = False) -> ReferenceState:
+        schema = self._log.schema()
+        assert schema is not None
+        with storage_faults(self._log.uri):
+            rows = sum(found.get("numRecords") or 0 for _, found, _ in list_files(self._log.handle))
+        version, position = self._log.version, self._log.app_version()
+        return ReferenceState(version, rows, schema, position, is_new)
+
+    def _writer(self, schema: pa.Schema) -> FragmentWriter:
+        return FragmentWriter(
+            self._store, self._log.folder, _bounded(schema), file_bytes=self._file_bytes
+        )
+
+    def _replace(
+        self,
+        schema: pa.Schema,
+        fragments: Sequence[Fragment],
+        content: str,
+        position: int | None,
+    ) -> ReferenceState:
+        self._log.load()
+        refuse_foreign(self._log)
+        present = self._log.schema()
+        is_same = present is not None and _same(present, schema)
+        if is_same and position is None and self._log.content() == content:
+            return self._state()
+        self._step("commit")
+        self._log.replace(schema, fragments, content=content, app_version=position)
+        self._step("committed")
+        self._vacuum_if_due()
+        return self._state(is_new=True)
+
+    def _merge(self, changes: pa.RecordBatch, key: Sequence[str], position: int) -> ReferenceState:
+        present = self._log.schema()
+        columns = [f for f in changes.schema if not f.name.startswith(RESERVED_PREFIX)]
+        if present is None or not _same(present, pa.schema(columns)):
+            msg = f"{self._log.uri}: the changes have other columns than the table"
+            raise ValueError(msg)
+        changes = _conformed(changes, present)
+        done = self._log.app_version()
+        if done is not None and position <= done:
+            return self._state()
+        writer = self._writer(present)
+        try:
+            removed = self._rewrite(ReferenceChanges(changes, key, self._log.uri), present, writer)
+            fragments = writer.finish()
+            self._step("commit")
+        except BaseException:
+            writer.abort()
+            raise
+        self._log.exchange(fragments, removed, position)
+        self._step("committed")
+        self._vacuum_if_due()
+        return self._state(is_new=True)
+
+    def _rewrite(
+        self, changes: ReferenceChanges, schema: pa.Schema, writer: FragmentWriter
+    ) -> list[str]:
+        """Write what takes the place of files; give those that are to go."""
+        self._step("write")
+        removed = []
+        files = list_files(self._log.handle)
+        small = {path for path, _, size in files if size < SMALL_BYTES}
+        joined = small if len(small) >= SMALL_FILES else set()
+        for path, statistics, _ in files:
+            if path not in joined and not changes.may_be_in(statistics):
+                continue
+            if self._rewrite_file(path, changes, schema, writer, is_joined=path in joined):
+                removed.append(path)
+        rows = changes.rows()
+        if rows.num_rows:
+            writer.write([rows.select(schema.names).cast(schema)])
+        return removed
+
+    def _rewrite_file(
+        self,
+        path: str,
+        changes: ReferenceChanges,
+        schema: pa.Schema,
+        writer: FragmentWriter,
+        *,
+        is_joined: bool,
+    ) -> bool:
+        """Write the file's other rows anew if it has a changed one; say whether it had."""
+        where = f"{self._log.folder}/{path}"
+        with open_parquet(self._store, where) as file:
+            wanted = [n for n in schema.names if n in file.schema_arrow.names]
+            keys = file.read(columns=[n for n in changes.key if n in wanted])
+            keys = conform(keys, pa.schema([schema.field(n) for n in changes.key]))
+            numbers = changes.find(keys)
+            if not is_joined and (numbers < 0).all():
+                return False
+
+            def left() -> Iterator[pa.Table]:
+                start = 0
+                for group in range(file.num_row_groups):
+                    rows = conform(file.read_row_group(group, columns=wanted), schema)
+                    own = numbers[start : start + rows.num_rows]
+                    start += rows.num_rows
+                    yield changes.without_changed(rows, own)
+
+            writer.write(rows for rows in _ahead(left()) if rows.num_rows)
+        return True
+
+    def _vacuum_if_due(self) -> None:
+        now = self._monotonic()
+        if now - self._vacuumed_s >= VACUUM_INTERVAL_S:
+            self._vacuumed_s = now
+            self._log.vacuum()
+
+
+def _ahead(rows: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Make the next while the last is in the caller's hands."""
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(next, rows, None)
+        while (found := coming.result()) is not None:
+            coming = pool.submit(next, rows, None)
+            yield found
+
+
+def _bounded(schema: pa.Schema) -> list[str]:
+    return [f.name for f in schema if has_statistics(f.type)]
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([f.with_nullable(True).remove_metadata() for f in schema])  # noqa: FBT003
+
+
+def _same(one: pa.Schema, other: pa.Schema) -> bool:
+    """Whether they have the same columns: no commit changes only their order, nor one of fields."""
+    columns, others = (
+        {f.name: delta_type(in_name_order(f.type)) for f in schema} for schema in (one, other)
+    )
+    return columns == others
+
+
+def _in_name_order(batch: pa.RecordBatch) -> pa.RecordBatch:
+    batch = batch.select(sorted(batch.schema.names))
+    return _conformed(batch, pa.schema([f.with_type(in_name_order(f.type)) for f in batch.schema]))
+
+
+def _conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Give the batch the types of the columns that the schema has."""
+    fields = [schema.field(f.name) if f.name in schema.names else f for f in batch.schema]
+    arrays = [conformed(a, f.type) for a, f in zip(batch.columns, fields, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))

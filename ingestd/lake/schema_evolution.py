@@ -1,0 +1,102 @@
+"""What a table's schema in the lake becomes when rows of another schema arrive.
+
+Columns are added, never removed or changed: deltalake's own merge casts silently, and loses values
+doing so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+
+from ingestd.model.schema import delta_type
+
+
+class SchemaConflictError(ValueError):
+    """The lake's schema can't take such rows; the text says why."""
+
+
+def evolved(lake: pa.Schema | None, rows: pa.Schema) -> pa.Schema:
+    """Give the schema that holds both. Raises SchemaConflictError."""
+    fields = _merged(list(lake) if lake is not None else [], list(rows), "")
+    return pa.schema(fields)
+
+
+def additions(lake: pa.Schema, wanted: pa.Schema) -> list[pa.Field]:
+    """Give the top-level fields of `wanted` that the lake lacks, or has with fewer fields."""
+    known = {f.name: delta_type(f.type) for f in lake}
+    return [f for f in wanted if known.get(f.name) != delta_type(f.type)]
+
+
+def lost_fields(before: pa.Schema, after: pa.Schema) -> list[str]:
+    """Return what a table has not any more of a schema it had: fields missing, types changed."""
+    return list(_lost(list(before), list(after), ""))
+
+
+def has_other_types(file: pa.Schema, table: pa.Schema) -> bool:
+    """Whether a file of a table has a column, or field, of another type or that the table lacks."""
+    try:
+        return bool(lost_fields(file, table))
+    except TypeError:  # one that no table has
+        return True
+
+
+def _lost(before: Iterable[pa.Field], after: Iterable[pa.Field], path: str) -> Iterator[str]:
+    known = {f.name: f for f in after}
+    for field in before:
+        name, now = f"{path}{field.name}", known.get(field.name)
+        if now is None:
+            yield f"column {name} is missing"
+        else:
+            yield from _changed(field.type, now.type, name)
+
+
+def _changed(before: pa.DataType, now: pa.DataType, name: str) -> Iterator[str]:
+    if pa.types.is_struct(before) and pa.types.is_struct(now):
+        yield from _lost(before, now, f"{name}.")
+    elif pa.types.is_list(before) and pa.types.is_list(now):
+        yield from _changed(before.value_type, now.value_type, f"{name}.element")
+    elif delta_type(before) != delta_type(now):
+        yield f"column {name} was {delta_type(before)} and is {delta_type(now)}"
+
+
+def _merged(lake: list[pa.Field], rows: list[pa.Field], path: str) -> list[pa.Field]:
+    result = {f.name: f for f in lake}
+    for field in rows:
+        there = result.get(field.name)
+        result[field.name] = (
+            _checked(field, path) if there is None else _together(there, field, path)
+        )
+    _refuse_same_letters(result, path)
+    return list(result.values())
+
+
+def _together(lake: pa.Field, rows: pa.Field, path: str) -> pa.Field:
+    if pa.types.is_struct(lake.type) and pa.types.is_struct(rows.type):
+        inner = _merged(list(lake.type), list(rows.type), f"{path}{lake.name}.")
+        return pa.field(lake.name, pa.struct(inner))
+    have, come = delta_type(lake.type), delta_type(_checked(rows, path).type)
+    if have != come:
+        msg = f"column {path}{lake.name} is {have} in the lake and its rows are now {come}"
+        raise SchemaConflictError(msg)
+    return lake
+
+
+def _checked(field: pa.Field, path: str) -> pa.Field:
+    try:
+        delta_type(field.type)
+    except TypeError as error:
+        msg = f"column {path}{field.name}: {error}"
+        raise SchemaConflictError(msg) from error
+    return field.with_nullable(True).remove_metadata()  # noqa: FBT003 - pyarrow's signature
+
+
+def _refuse_same_letters(names: Iterable[str], path: str) -> None:
+    """Refuse names that differ only by case: Delta compares them without it."""
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.setdefault(name.lower(), name)
+        if other != name:
+            msg = f"columns {path}{other} and {path}{name} differ only by case, which Delta refuses"
+            raise SchemaConflictError(msg)

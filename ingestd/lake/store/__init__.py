@@ -1,0 +1,1 @@
+"""Where files are: a local file system, or an object store."""

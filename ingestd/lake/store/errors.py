@@ -1,0 +1,269 @@
+"""What a failed storage call means: an operator must act, or it passes by itself.
+
+deltalake tells the cause in the text alone (object_store's messages, with the errno of a local file
+system as ``(os error N)``).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+from deltalake.exceptions import DeltaError
+
+from ingestd.lake.delta.table_features import FeatureError
+from ingestd.lake.store.plain_files import OddFileError
+from ingestd.model.errors import (
+    DamagedError,
+    FolderError,
+    IngestdError,
+    OperatorError,
+    TableError,
+    TransientError,
+    reading_anew,
+)
+from ingestd.model.schema import TableId
+from ingestd.process.file_limit import none_left
+
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+_DECORATION = re.compile(r"\x1b\[[0-9;]*m|↳")
+"""deltalake draws the chain of causes in colour."""
+_FRAMES = re.compile(r"\n\s*0: .*", re.DOTALL)
+"""And delta-kernel, after that, where in its program it was."""
+_OF_VALUES = re.compile(
+    r"\b(?P<kind>(?:cast|parser|compute|csv|json|execution|invalid argument) error"
+    r"|arithmetic overflow|invalid json\b[^,:=`]*|invalid (?:type|value)|unknown variant"
+    r"|data does not satisfy[^:]*)\b(?P<what>.*)",
+    re.IGNORECASE,
+)
+"""How errors begin that quote what they were reading, such as statistics, which have values."""
+_PLACES = re.compile(
+    r": (?:truncated record whilst reading \w+|encountered unexpected .{1,4} whilst parsing [\w ]+"
+    r"|EOF while parsing [\w ]+(?: at line \d+ column \d+)?)",
+    re.IGNORECASE,
+)
+"""What they say that quotes nothing."""
+_CUT_SHORT = re.compile(r"truncated record|EOF while parsing", re.IGNORECASE)
+_DAMAGED = re.compile(r"Parquet (magic bytes|file size)|deserialize thrift|Corrupt", re.IGNORECASE)
+"""What pyarrow says of a Parquet file that is cut short, empty or overwritten."""
+_PASSES = re.compile(
+    r"timed? ?out|too many requests|slow ?down|throttl|service unavailable|internal server error"
+    r"|\b(?:status|code|http)\W{0,3}(?:429|50[0234])\b|\b(?:429|50[0234]) [A-Z]"
+    r"|connection (?:refused|reset|closed|aborted|error)|error trying to connect|reset by peer"
+    r"|dns error|temporar|error sending request|max_retries"
+    r"|error reading a body|end of file before message|(?:request|response) body error",
+    re.IGNORECASE,
+)
+_PASSES_ANYWAY = re.compile(r"NoSuchUpload|ConditionalRequestConflict")
+"""Codes of S3: a file's upload was ended by another, two requests were in one another's way."""
+_STAYS = re.compile(
+    r"access ?denied|forbidden|unauthori[sz]ed|not ?found|no ?such ?(?:key|bucket)|invalid",
+    re.IGNORECASE,
+)
+"""Told with words that may stand beside others: no retry helps."""
+_REMEDIES = {
+    errno.ENOSPC: ("the disk is full", "free space there; ingestd tries again by itself"),
+    errno.EDQUOT: ("the disk quota is used up", "raise it or free space there"),
+    errno.EACCES: ("permission denied", "let the daemon's user read and write there"),
+    errno.EPERM: ("operation not permitted", "let the daemon's user read and write there"),
+    errno.EROFS: ("the file system is read-only", "remount it, or set `lake.uri` elsewhere"),
+    errno.EFBIG: (
+        "a file may not become that large",
+        "raise the limit on file sizes (ulimit -f, LimitFSIZE=); ingestd tries again by itself",
+    ),
+    errno.ENOENT: (
+        "a file or folder that was there is gone",
+        "put it back; ingestd looks again by itself, and says what else can be done",
+    ),
+    errno.ENOTDIR: ("a file stands where a folder should be", "move it, or set `lake.uri`"),
+}
+_PUT_BACK = (
+    "put it back from a copy; or, of a raw table, move the table's folder away and have it read"
+    " again: `ingestd snapshot`"
+)
+_DENIED = frozenset({errno.EACCES, errno.EPERM})
+_OF_ONE_FOLDER = frozenset({errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR})
+_ERRNO_PASSES = frozenset(
+    {
+        *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENFILE),
+        *(errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE),
+        *(errno.EHOSTUNREACH, errno.ENETUNREACH),
+    }
+)
+_EXPIRED = re.compile(
+    r"ExpiredToken|TokenRefreshRequired|RequestExpired|token[^.<]{0,40}expired", re.IGNORECASE
+)
+_NO_CREDENTIALS = re.compile(
+    r"loading credentials|missing (?:secret ?access ?key|access ?key ?id)", re.IGNORECASE
+)
+_ANSWER = re.compile(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", re.DOTALL)
+"""What an S3 store says, at the end of a text that begins with the request."""
+
+
+_UNREADABLE = re.compile(
+    r"json|metadata|protocol|schema|checkpoint|unsupported|not supported|contiguous|delta kernel"
+    r"|invalid table version",
+    re.IGNORECASE,
+)
+"""What deltalake says of a log that it can't make sense of, or whose protocol it does not have."""
+
+
+def table_fault(fault: FolderError, source: str, table: TableId, uri: str) -> TableError:
+    """Return the fault of a raw table's folder as that table's own (I8)."""
+    again = reading_anew(source, table)
+    moved = _moved_away(uri, depth=3)
+    then = f" && {again}" if moved else f"; then: {again}"
+    right = _put_right(fault, uri)
+    return TableError(table, fault.what, remedy=f"{right}, or move that folder away{moved}{then}")
+
+
+def reference_fault(fault: FolderError, table: TableId, uri: str) -> TableError:
+    """Return the fault of a reference table's folder as that table's own (I8)."""
+    return TableError(
+        table,
+        fault.what,
+        remedy=f"{_put_right(fault, uri)}, or move that folder away{_moved_away(uri, depth=4)};"
+        " ingestd makes the table again from the source's rows within a minute",
+    )
+
+
+def _put_right(fault: FolderError, uri: str) -> str:
+    undo = fault.undo if isinstance(fault, FeatureError) else ""
+    return f"put {uri} right" + (f" (in Spark: {undo})" if undo else "")
+
+
+def _moved_away(uri: str, *, depth: int) -> str:
+    """Return the command that moves a folder beside the lake, which is `depth` folders above.
+
+    In the lake it would be taken for another table. Empty for an object store.
+    """
+    if "://" in uri:
+        return ""
+    path = uri.rstrip("/")
+    lake = path.rsplit("/", depth)[0]
+    return f': mv {shlex.quote(path)} "$(mktemp -d {shlex.quote(lake)}.XXXXXX)"'
+
+
+@contextmanager
+def unreadable(uri: str) -> Iterator[None]:
+    """Raise as FolderError what the libraries raise at a log whose actions make no sense."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, pa.ArrowException) as error:
+        raise FolderError(
+            f"lake table {uri}: its log can't be read: {type(error).__name__}"
+        ) from error
+
+
+def storage_fault(error: Exception, uri: str) -> IngestdError:
+    """Classify what deltalake, pyarrow or the system raised about `uri`."""
+    if isinstance(error, OddFileError):
+        return _odd_file(error, uri)
+    return _by_text(error, uri)
+
+
+def _odd_file(error: OddFileError, uri: str) -> FolderError:
+    away = "" if "://" in error.path else f': mv {shlex.quote(error.path)} "$(mktemp -d)"'
+    return FolderError(
+        f"lake {uri}: {error.path} {error.why}",
+        remedy=f"move it away{away}; put back from a copy what was there before, if there was"
+        " anything; ingestd tries again within 60 s",
+    )
+
+
+def _by_text(error: Exception, uri: str) -> IngestdError:
+    text = str(error)
+    system = _OS_ERROR.search(text)
+    number = int(system[1]) if system else getattr(error, "errno", None)
+    if number in _REMEDIES or number == errno.EMFILE:
+        return _known(number, uri)
+    answer = _ANSWER.search(text)
+    told = ": ".join(filter(None, answer.groups())) if answer else text
+    told = _FRAMES.sub("", _DECORATION.sub(" ", told))
+    full = " ".join(told.split())[:300]
+    said = _without_values(full) or type(error).__name__
+    lacking = _credentials_fault(text, uri, said) if number is None else None
+    if lacking is not None:
+        return lacking
+    passes = _PASSES_ANYWAY.search(text) or (_PASSES.search(text) and not _STAYS.search(text))
+    if number in _ERRNO_PASSES or (number is None and passes):
+        return TransientError(f"lake {uri}: {said}", reason="storage")
+    if _DAMAGED.search(full):
+        return DamagedError(
+            f"lake {uri}: a data file is damaged: {said}",
+            remedy=_PUT_BACK,
+        )
+    if _CUT_SHORT.search(full):
+        return cut_short(uri, said)
+    # What is not known may be of the lake as a whole: it is not taken for a fault of one table.
+    kind = FolderError if _UNREADABLE.search(full) else OperatorError
+    return kind(
+        f"lake {uri}: {said}",
+        remedy="check `lake.uri` and `[lake.storage_options]`, and that the table is not damaged",
+    )
+
+
+def _without_values(text: str) -> str:
+    """Return a library's text up to where it may quote what it was reading."""
+    found = _OF_VALUES.search(text)
+    if found is None:
+        return text
+    place = _PLACES.match(found["what"])
+    return text[: found.end("kind")] + (place[0] if place else "")
+
+
+def cut_short(uri: str, said: str = "its newest commit") -> FolderError:
+    """Say that a log was not written whole."""
+    return FolderError(
+        f"lake {uri}: a file of the table's log is cut short: {said}",
+        remedy="put the table's folder back from a copy; or move it away, and restart"
+        " `ingestd run`",
+    )
+
+
+def _credentials_fault(text: str, uri: str, said: str) -> OperatorError | None:
+    if _EXPIRED.search(text):
+        return OperatorError(
+            f"lake {uri}: {said}",
+            remedy="renew the credentials; ingestd tries again by itself, and reads those in"
+            " `[lake.storage_options]` when it starts",
+        )
+    if _NO_CREDENTIALS.search(text) and not _PASSES.search(text):
+        return OperatorError(
+            f"lake {uri}: no credentials: {said}",
+            remedy="give the store's keys, in `[lake.storage_options]` or in the environment",
+        )
+    return None
+
+
+def _known(number: int, uri: str) -> IngestdError:
+    if number == errno.EMFILE:
+        return none_left(f"lake {uri}")
+    cause, remedy = _REMEDIES[number]
+    if number in _DENIED and "://" not in uri:
+        path = shlex.quote(uri)
+        made = "" if os.path.lexists(uri) else f"sudo mkdir -p {path} && "
+        remedy += f": {made}sudo chown -R {os.getuid()} {path} && sudo chmod -R u+rwX {path}"
+    if number == errno.ENOENT and uri.endswith(".parquet"):
+        return DamagedError(f"lake {uri}: {cause}", remedy=_PUT_BACK)
+    if number in _OF_ONE_FOLDER:
+        return FolderError(f"lake {uri}: {cause}", remedy=remedy)
+    return OperatorError(f"lake {uri}: {cause}", remedy=remedy)
+
+
+@contextmanager
+def storage_faults(uri: str) -> Iterator[None]:
+    """Raise what goes wrong inside as `storage_fault` classifies it."""
+    try:
+        yield
+    except (DeltaError, OSError) as error:
+        raise storage_fault(error, uri) from error
+    except pa.ArrowInvalid as error:
+        if not _DAMAGED.search(str(error)):  # what we asked for was wrong
+            raise
+        raise storage_fault(error, uri) from error

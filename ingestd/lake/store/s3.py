@@ -1,0 +1,248 @@
+"""New objects in an S3 store, by one request each (obstore).
+
+deltalake's own file system sends every object in parts, three requests at least, and cannot refuse
+to overwrite one; its commits can, but list and read the log around that. obstore is made of the
+same object_store as deltalake, but what is around that differs: deltalake asks the AWS SDK for
+credentials (profiles, roles), and takes options from variables however they are written. So obstore
+is used only where nothing is said by which the two could reach different stores, or one by
+different rights; else `s3_objects` says why not.
+
+Source: AWS documentation, "Conditional requests"; object_store's `PutMode::Create`,
+`AmazonS3ConfigKey` and `ClientConfigKey`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import S3Store
+
+from ingestd.config.units import seconds
+
+if TYPE_CHECKING:
+    from obstore import WritableFile
+    from obstore.store import ClientConfig, RetryConfig
+
+PART_BYTES = 5 << 20
+"""Larger objects are sent in parts of this size, the least that S3 takes."""
+PARTS_AT_ONCE = 2
+"""Of an object, which are in memory until they are sent."""
+_NEEDED = ("access_key_id", "secret_access_key", "region")
+_ALIASES = {"default_region": "region", "endpoint": "endpoint_url", "token": "session_token"}
+_CONFIG = frozenset(
+    {
+        *_NEEDED,
+        *("session_token", "endpoint_url", "virtual_hosted_style_request", "conditional_put"),
+        *("server_side_encryption", "sse_kms_key_id", "sse_bucket_key_enabled"),
+    }
+)
+_HOW = frozenset({"allow_http", "timeout", "connect_timeout", "max_retries", "retry_timeout"})
+"""Options that obstore is given besides; in both, without the `AWS_` that may be before them."""
+_VARIABLES = _CONFIG | {"allow_http"}
+_MEANT_BY_DELTALAKE = re.compile(
+    r"bucket(_name)?|endpoint_url_(s3|sts)|metadata_endpoint|imdsv1_fallback|unsigned_payload"
+    r"|checksum_algorithm|container_(credentials_\w+_uri|authorization_token_file)|role_arn"
+    r"|web_identity_token_file|role_session_name|skip_signature|copy_if_not_exists"
+    r"|disable_tagging|request_payer|s3_express|sse_customer_key_base64|allow_invalid_certificates"
+    r"|(connect_|read_|pool_idle_)?timeout|default_content_type|http1_only|http2_\w+"
+    r"|pool_max_idle_per_host|proxy_(url|ca_certificate|excludes)|randomize_addresses|user_agent"
+)
+"""Names, in any case and without `AWS_`, of variables that it may take as options."""
+_OF_OTHER_PROGRAMS = frozenset(
+    {
+        *("profile", "default_profile", "config_file", "shared_credentials_file"),
+        *("execution_env", "pager", "default_output", "sdk_load_config", "ec2_metadata_disabled"),
+        *("retry_mode", "max_attempts", "sts_regional_endpoints", "ca_bundle"),
+    }
+)
+"""Variables (`AWS_...`) of which nothing comes where the keys and the region are given."""
+_YES = frozenset({"1", "true", "on", "yes", "y"})
+_BUCKET = re.compile(r"[a-z0-9.-]+")
+_PATH = re.compile(r"(?:/[\w-][\w.-]*)*/?", re.ASCII)
+_ENDPOINT = re.compile(r"https?://[\w.:\[\]-]+(?:/[\w./-]*)?", re.ASCII)
+_VALUE = re.compile(r"[ -~]+")
+_NO_UPLOAD = "NoSuchUpload"
+_DETAILS = "\n\nDebug source:"
+"""What of an error's text is for obstore's own developers."""
+
+
+class NotSureError(Exception):
+    """deltalake might reach another store. The text says why."""
+
+
+def s3_objects(uri: str, options: Mapping[str, str], environment: Mapping[str, str]) -> S3Objects:
+    """Give what puts objects below `uri`. Raises NotSureError."""
+    parts = urlsplit(uri)
+    if parts.scheme not in {"s3", "s3a"}:
+        raise NotSureError(f"{parts.scheme}:// is not S3")
+    is_plain = parts.geturl() == f"{parts.scheme}://{parts.netloc}{parts.path}"
+    if not (is_plain and _BUCKET.fullmatch(parts.netloc) and _PATH.fullmatch(parts.path)):
+        raise NotSureError("there are unusual characters in the URI")
+    given = _options(options)
+    config = _variables(environment, given, {_short(option) for option in options}) | given
+    for name in _NEEDED:
+        if name not in config:
+            raise NotSureError(f"AWS_{name.upper()} is not given")
+    if "endpoint_url" in config and not _ENDPOINT.fullmatch(config["endpoint_url"]):
+        raise NotSureError("AWS_ENDPOINT_URL is not a plain URL")
+    if config.get("conditional_put", "etag").lower() != "etag":
+        raise NotSureError("AWS_CONDITIONAL_PUT is not etag")
+    try:
+        store = S3Store(
+            parts.netloc,
+            prefix=parts.path.strip("/") or None,
+            config={f"aws_{key}": config[key] for key in config.keys() & _CONFIG},  # type: ignore[arg-type]
+            client_options=_client(config),
+            retry_config=_retry(config),
+        )
+    except (BaseError, ValueError) as error:
+        raise NotSureError(f"an option can't be read: {_told(error)}") from error
+    return S3Objects(store)
+
+
+def _client(config: Mapping[str, str]) -> ClientConfig:
+    """Give what the options say about connections. Raises ValueError."""
+    found: ClientConfig = {"allow_http": config.get("allow_http", "").lower() in _YES}
+    if "timeout" in config:
+        found["timeout"] = _time(config["timeout"])
+    if "connect_timeout" in config:
+        found["connect_timeout"] = _time(config["connect_timeout"])
+    return found
+
+
+def _retry(config: Mapping[str, str]) -> RetryConfig:
+    """Give what the options say about trying again. Raises ValueError."""
+    found: RetryConfig = {}
+    if "retry_timeout" in config:
+        found["retry_timeout"] = _time(config["retry_timeout"])
+    if "max_retries" in config:
+        found["max_retries"] = int(config["max_retries"])
+    return found
+
+
+def _time(text: str) -> timedelta:
+    return timedelta(seconds=seconds(text))
+
+
+def _options(options: Mapping[str, str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for option, value in options.items():
+        name = _name(option)
+        if name not in _CONFIG | _HOW:
+            raise NotSureError(f"obstore is not given the option {option}")
+        _add(found, name, option, value)
+    return found
+
+
+def _variables(
+    environment: Mapping[str, str], given: Mapping[str, str], said: set[str]
+) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for variable, value in environment.items():
+        name = _name(variable)
+        is_plain = variable.startswith("AWS_") and variable.isupper()
+        if is_plain and name in _VARIABLES:
+            if _short(variable) in said:
+                continue  # an option of the same name goes before it
+            _add(found, name, variable, value)
+            if given.get(name, value) != value:
+                raise NotSureError(f"the variable {variable} says otherwise than an option")
+        elif is_plain and name in _OF_OTHER_PROGRAMS:
+            continue
+        elif is_plain or name in _VARIABLES or _MEANT_BY_DELTALAKE.fullmatch(name):
+            raise NotSureError(f"the variable {variable} is set")
+    return found
+
+
+def _add(found: dict[str, str], name: str, said: str, value: str) -> None:
+    if not _VALUE.fullmatch(value):  # obstore panics at some
+        raise NotSureError(f"{said} is empty, or has unusual characters")
+    if found.setdefault(name, value) != value:
+        raise NotSureError(f"{said} is given twice, by different names")
+
+
+def _short(option: str) -> str:
+    return option.lower().removeprefix("aws_")
+
+
+def _name(option: str) -> str:
+    return _ALIASES.get(_short(option), _short(option))
+
+
+class S3Objects:
+    """Puts objects. All calls block, and let other threads run. Raises OSError."""
+
+    def __init__(self, store: S3Store) -> None:
+        self._store = store
+
+    def put_new(self, path: str, content: bytes) -> bool:
+        """Put an object; False if there is one, perhaps this, as an answer may have been lost."""
+        try:
+            with _as_os_error():
+                obstore.put(self._store, path, content, mode="create", use_multipart=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def open(self, path: str) -> S3Object:
+        """Begin a new object."""
+        with _as_os_error():
+            opened = obstore.open_writer(
+                self._store, path, buffer_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE
+            )
+        return S3Object(opened, partial(self._size, path))
+
+    def _size(self, path: str) -> int | None:
+        with _as_os_error(), suppress(FileNotFoundError):
+            return obstore.head(self._store, path)["size"]
+        return None
+
+
+class S3Object:
+    """An object that is written; it appears when it is closed. Raises OSError."""
+
+    def __init__(self, opened: WritableFile, size: Callable[[], int | None]) -> None:
+        self._opened = opened
+        self._size = size
+        self._nbytes = 0
+
+    def write(self, data: bytes) -> None:
+        """Take more of it. obstore keeps `data` as it is, so it may not change after."""
+        with _as_os_error():
+            self._opened.write(data)
+        self._nbytes += len(data)
+
+    def close(self) -> None:
+        """Send what is left.
+
+        If the answer to the last request is lost, it is sent again, and S3 may have forgotten the
+        upload that it has completed by then.
+        """
+        try:
+            with _as_os_error():
+                self._opened.close()
+        except OSError as error:
+            if _NO_UPLOAD not in str(error) or self._size() != self._nbytes:
+                raise
+
+
+@contextmanager
+def _as_os_error() -> Iterator[None]:
+    try:
+        yield
+    except AlreadyExistsError as error:
+        raise FileExistsError(_told(error)) from error
+    except (BaseError, OSError) as error:  # FileNotFoundError where there is no bucket
+        raise OSError(_told(error)) from error
+
+
+def _told(error: Exception) -> str:
+    return str(error).partition(_DETAILS)[0]

@@ -1,0 +1,290 @@
+"""What the lake has of a source, for a verification: read only, beside a running daemon or not."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ingestd.digests.value_hashes import Hashes
+from ingestd.lake.delta.appender import AppendLog
+from ingestd.lake.delta.log import TableLog
+from ingestd.lake.delta.read import list_files, read_files
+from ingestd.lake.delta.tail import File
+from ingestd.lake.fold.plain import fold_rows
+from ingestd.lake.layout import Layout
+from ingestd.lake.marker import read_marker
+from ingestd.lake.registry_table import SCHEMA as TABLES_SCHEMA
+from ingestd.lake.registry_table import RegistryTable
+from ingestd.lake.store.errors import table_fault
+from ingestd.lake.store.store import open_store
+from ingestd.lake.threads import Jobs, ahead
+from ingestd.lake.verify.change_digests import (
+    UNCHANGED,
+    change_keys,
+    digest_changes,
+    lazy_columns,
+    linked_keys,
+    reached,
+)
+from ingestd.lake.verify.change_values import values_of_changes
+from ingestd.lake.verify.columns import (
+    Event,
+    compared_columns,
+    ensure_comparable,
+    ensure_known_key,
+    ensure_one_key,
+    ensure_own_types,
+)
+from ingestd.lake.verify.visible_changes import (
+    PLACE,
+    POSITION,
+    Looked,
+    batches_of,
+    counting,
+    least_lsn,
+    names_of,
+)
+from ingestd.model.changes import TRUNCATE
+from ingestd.model.errors import FolderError, TableChangedError, TableError
+from ingestd.model.lake_state import RegisteredTable, TableState
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import Table, TableId
+from ingestd.ports.verify import Digested, Matrix, Point, Rows
+
+_RELEASED_EVERY = 8
+"""Batches: what was allocated for them and freed elsewhere is given back to the system."""
+
+
+class DeltaVerifiedLake:
+    """See `ingestd.ports.verify.VerifiedLake`. What a survey pinned is kept until the next one."""
+
+    def __init__(
+        self, uri: str, source: str, *, storage_options: Mapping[str, str] | None = None
+    ) -> None:
+        self._layout = Layout(source)
+        self._store = open_store(uri, storage_options)
+        self._epochs = TableLog(self._store, self._layout.epochs, self._layout.app_id())
+        self._tables = AppendLog(self._store, self._layout.tables, self._layout.app_id())
+        self._jobs = Jobs(at_once=1)
+        self._events: Mapping[str, Sequence[Event]] = {}
+        self._read: tuple[int, Mapping[str, Sequence[Event]]] = (-1, {})
+        self._looked: dict[TableId, Looked] = {}
+
+    async def known(self) -> Mapping[TableId, RegisteredTable]:
+        """Give what the lake has of the tables, and remember how they stood."""
+        return await self._jobs.run(self._known)
+
+    async def position(self) -> Lsn | None:
+        """Ask the app transaction of `_epochs`, which an idle source's daemon moves too."""
+        return await self._jobs.run(self._position)
+
+    async def describe(self, table: Table) -> Digested:
+        """Go by `_tables`, and by how many rows the files have."""
+        return await self._jobs.run(self._describe, table)
+
+    async def survey(self, described: Digested, point: Point, *, most_linked: int) -> Digested:
+        """Pin the table's files, and go through their changes once."""
+        return await self._jobs.run(self._survey, described, point, most_linked)
+
+    async def changes(self, digested: Digested) -> AsyncGenerator[Matrix, None]:
+        """Go through the changes that count once more."""
+        async for found in ahead(self._matrices(digested)):
+            yield found
+
+    async def rows_of(self, digested: Digested, keys: Collection[int]) -> Rows:
+        """Fold the changes of these keys row by row."""
+        with self._faults_of(digested.table):
+            return await self._jobs.run(self._rows_of, digested, keys)
+
+    async def ensure_whole(self, table: Table) -> None:
+        """Look at `_tables` again."""
+        await self._jobs.run(self._ensure_whole, table)
+
+    async def close(self) -> None:
+        """Wait for what is being read."""
+        await self._jobs.settle()
+
+    # --- what the lake says of itself (blocking) -----------------------------------------------
+
+    def _position(self) -> Lsn | None:
+        self._epochs.load()
+        version = self._epochs.app_version()
+        return None if version is None else Lsn(version)
+
+    def _known(self) -> Mapping[TableId, RegisteredTable]:
+        read_marker(self._store)
+        registry = RegistryTable(self._tables, lambda _: None)
+        registry.load()
+        self._events = self._read_events()
+        return {t.table: t for t in registry.tables().values()}
+
+    def _read_events(self) -> Mapping[str, Sequence[Event]]:
+        """Read `_tables` at the version that was loaded, if it is another than the last."""
+        if self._read[0] == self._tables.version:
+            return self._read[1]
+        found: dict[str, list[Event]] = defaultdict(list)
+        if self._tables.exists:
+            rows = read_files(
+                self._tables.handle, self._store, self._tables.folder, schema=TABLES_SCHEMA
+            )
+            for row in sorted(rows.to_pylist(), key=lambda r: r["at"]):
+                found[row["table"]].append(row)
+        self._read = self._tables.version, found
+        return found
+
+    def _ensure_whole(self, table: Table) -> None:
+        self._tables.load()
+        now = self._read_events().get(str(table.id), ())
+        since = now[len(self._looked[table.id].events) :]
+        if any(e["state"] != TableState.LIVE for e in since):
+            raise TableChangedError(
+                table.id,
+                "was read anew, or stopped, while it was compared",
+                remedy="compare it when it is live",
+            )
+
+    # --- a table's changes (blocking) ------------------------------------------------------------
+
+    def _describe(self, table: Table) -> Digested:
+        events = self._events.get(str(table.id), ())
+        ensure_comparable(self._layout.source, table, events)
+        found = _described(table, events)
+        _, files = self._raw(table, events)
+        rows = sum(statistics.get("numRecords") or 0 for _, statistics in files)
+        return replace(found, changes=rows)
+
+    def _survey(self, described: Digested, point: Point, most_linked: int) -> Digested:
+        table = described.table
+        schema, files = self._raw(table, self._events[str(table.id)])
+        files = [f for f in files if not point.is_exact or least_lsn(f) <= point.lsn]
+        self._tables.load()
+        events = self._read_events().get(str(table.id), ())
+        before = self._events[str(table.id)]
+        folder = self._layout.raw(table.id)
+        looked = Looked(self._store, folder, files, schema, before, point, (-1, -2))
+        self._looked[table.id] = looked
+        self._ensure_whole(table)
+        now = _described(table, events)
+        if _shape(now) != _shape(described):
+            raise TableChangedError(
+                table.id, "was altered while it was compared", remedy="compare it again"
+            )
+        with self._faults_of(table):
+            found = self._gone_through(looked, now, most_linked)
+        ensure_one_key(self._layout.source, table, events, self._looked[table.id].void[0])
+        return found
+
+    def _raw(self, table: Table, events: Sequence[Event]) -> tuple[pa.Schema, list[File]]:
+        """Return the raw table's schema and its files."""
+        raw = TableLog(self._store, self._layout.raw(table.id), self._layout.app_id(table.id))
+        with self._faults_of(table):
+            raw.load()
+            schema = raw.schema()
+            if schema is None:
+                return pa.schema([]), []
+            raw.ensure_fields(POSITION)
+            ensure_own_types(raw.uri, schema, events)
+            return schema, [(f[0], f[1]) for f in list_files(raw.handle)]
+
+    @contextmanager
+    def _faults_of(self, table: Table) -> Iterator[None]:
+        """Raise a fault at a raw table's folder as that table's."""
+        try:
+            yield
+        except FolderError as error:
+            uri = self._store.uri(self._layout.raw(table.id))
+            raise table_fault(error, self._layout.source, table.id, uri) from error
+
+    def _gone_through(self, looked: Looked, digested: Digested, most_linked: int) -> Digested:
+        void, lazy = looked.void, set[int]()
+        changes = 0
+        for batch in batches_of(looked, (*PLACE, UNCHANGED)):
+            changes += batch.num_rows
+            ops = batch.column("_cdc_op")
+            marks = batch.filter(pc.equal(ops, TRUNCATE))
+            for row in marks.select(["_cdc_lsn", "_cdc_seq"]).to_pylist():
+                void = max(void, (row["_cdc_lsn"], row["_cdc_seq"]))
+            if UNCHANGED in batch.schema.names:
+                lazy |= lazy_columns(batch.column(UNCHANGED), digested.columns)
+        looked = replace(looked, void=void)
+        self._looked[digested.table.id] = looked
+        if not digested.key:
+            return replace(digested, changes=changes)
+        found = replace(digested, lazy=tuple(sorted(lazy - set(digested.key))), changes=changes)
+        pairs = self._links(found, most_linked)
+        return replace(found, linked=np.unique(np.concatenate(pairs, axis=1))) if pairs else found
+
+    def _links(self, digested: Digested, most: int | None = None) -> list[Hashes]:
+        """Give the keys, old and new, of rows that took unsent values along; `most` of them."""
+        if not digested.lazy:
+            return []
+        names = names_of(digested, sorted({*digested.lazy, *digested.key}))
+        found, count = list[Hashes](), 0
+        for batch in batches_of(self._looked[digested.table.id], names):
+            pairs = linked_keys(counting(batch), digested.columns, digested.key)
+            count += pairs.size
+            if most is not None and count > most:
+                raise TableError(
+                    digested.table.id,
+                    f"more than {most:,} keys are of rows whose key changed and that took along"
+                    " values which were not sent: folding these does not fit --memory",
+                    remedy="give it more: --memory",
+                )
+            if pairs.size:
+                found.append(pairs)
+        return found
+
+    def _matrices(self, digested: Digested) -> Generator[Matrix, None, None]:
+        names = names_of(digested, range(len(digested.columns)))
+        with self._faults_of(digested.table):
+            for number, batch in enumerate(batches_of(self._looked[digested.table.id], names), 1):
+                rows = counting(batch)
+                if rows.num_rows:
+                    yield digest_changes(rows, digested)
+                if number % _RELEASED_EVERY == 0:
+                    pa.default_memory_pool().release_unused()
+
+    def _rows_of(self, digested: Digested, keys: Collection[int]) -> Rows:
+        wanted = np.fromiter(keys, np.uint64, len(keys))
+        if len(digested.linked) and digested.is_linked(wanted).any():
+            wanted = reached(wanted, np.concatenate(self._links(digested), axis=1))
+        names = names_of(digested, range(len(digested.columns)))
+        changes: Rows = []
+        for batch in batches_of(self._looked[digested.table.id], names):
+            rows = counting(batch)
+            if not rows.num_rows:
+                continue
+            flags = _touches(rows, digested, wanted)
+            if flags.any():
+                changes += values_of_changes(rows.filter(pa.array(flags)), digested)
+        columns = [c.name for c in digested.columns]
+        return fold_rows(changes, columns, [columns[i] for i in digested.key])
+
+
+def _described(table: Table, events: Sequence[Event]) -> Digested:
+    ensure_known_key(table, events)
+    columns, note = compared_columns(table, events)
+    names = [c.name for c in columns]
+    return Digested(table, columns, tuple(names.index(n) for n in table.identifying), note=note)
+
+
+def _shape(digested: Digested) -> tuple[object, ...]:
+    """Give what is compared by what; of what rows had before the hash: NaN is not like itself."""
+    columns = ((replace(c, missing=None), c.missing_hash) for c in digested.columns)
+    return digested.key, *columns
+
+
+def _touches(
+    batch: pa.RecordBatch, digested: Digested, wanted: NDArray[np.uint64]
+) -> NDArray[np.bool_]:
+    """Say which changes put a row of these keys there, or take one away."""
+    own, old = change_keys(batch, digested)
+    found: NDArray[np.bool_] = np.isin(own, wanted) | np.isin(old, wanted)
+    return found

@@ -1,0 +1,110 @@
+"""The changes of a raw table that a point of the source sees, read file by file."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ingestd.lake.delta.arrow_types import plain
+from ingestd.lake.delta.read import IN_PARTS, conform, open_parquet
+from ingestd.lake.delta.tail import File
+from ingestd.lake.schema_evolution import has_other_types
+from ingestd.lake.store.store import Store
+from ingestd.lake.verify.change_digests import BEFORE, UNCHANGED
+from ingestd.lake.verify.columns import Event
+from ingestd.model.changes import TRUNCATE
+from ingestd.ports.verify import Digested, Point
+
+BATCH_ROWS = 1 << 16
+_BATCH_BYTES = 32 << 20
+"""Of a file's rows as they are stored: fewer are read at a time where they are large."""
+PLACE = ("_cdc_op", "_cdc_lsn", "_cdc_seq", "_cdc_xid")
+POSITION = pa.schema(
+    [("_cdc_op", pa.string()), *((name, pa.int64()) for name in PLACE if name != "_cdc_op")]
+)
+"""Those columns, as each raw table has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """A table's raw files, pinned; the events of `_tables` then; what of the rows counts.
+
+    `schema`: the raw table's.
+    """
+
+    store: Store
+    folder: str
+    files: Sequence[File]
+    schema: pa.Schema
+    events: Sequence[Event]
+    point: Point
+    void: tuple[int, int]
+
+
+def least_lsn(file: File) -> int:
+    """Give the lowest `_cdc_lsn` of a file; -1 where that is not known."""
+    found = file[1].get("minValues", {}).get("_cdc_lsn")
+    return -1 if found is None else int(found)
+
+
+def names_of(digested: Digested, numbers: Collection[int]) -> tuple[str, ...]:
+    """Give the lake columns that are needed of these columns, and of the changes themselves."""
+    own = (n for i in numbers for n in digested.columns[i].stored)
+    return (*own, *PLACE, BEFORE, UNCHANGED, "_cdc_raw")
+
+
+def batches_of(looked: Looked, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Give the rows that the point sees, above what is void; columns that are there.
+
+    Raises DamagedError for a file that has a column of a type that the table's can't hold.
+    """
+    for path, statistics in looked.files:
+        high = statistics.get("maxValues", {}).get("_cdc_lsn")
+        if high is not None and high < looked.void[0]:
+            continue
+        where = f"{looked.folder}/{path}"
+        with open_parquet(looked.store, where, **IN_PARTS) as file:
+            present = [n for n in dict.fromkeys(names) if n in file.schema_arrow.names]
+            count = _batch_rows(file.metadata)
+            for batch in file.iter_batches(count, columns=present, use_threads=False):
+                yield _seen(_typed(plain(batch), looked.schema), looked)
+
+
+def _typed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the batch with the table's types, where another engine wrote others."""
+    wanted = pa.schema(
+        [schema.field(f.name) if f.name in schema.names else f for f in batch.schema]
+    )
+    if not has_other_types(batch.schema, wanted):
+        return batch
+    rows = conform(pa.Table.from_batches([batch]), wanted).combine_chunks()
+    return pa.RecordBatch.from_arrays([c.combine_chunks() for c in rows.columns], schema=wanted)
+
+
+def _batch_rows(metadata: Any) -> int:  # noqa: ANN401 - pyarrow has no types
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    row_bytes = max((g.total_byte_size // max(1, g.num_rows) for g in groups), default=0)
+    return max(1, min(BATCH_ROWS, _BATCH_BYTES // max(1, row_bytes)))
+
+
+def _seen(batch: pa.RecordBatch, looked: Looked) -> pa.RecordBatch:
+    lsn: NDArray[np.int64] = batch.column("_cdc_lsn").to_numpy()
+    xids: Any = batch.column("_cdc_xid")
+    seq: NDArray[np.int64] = batch.column("_cdc_seq").to_numpy()
+    flags = looked.point.sees(lsn, seq, pc.fill_null(xids, -1).to_numpy())
+    if looked.void[0] >= 0:
+        at, number = looked.void
+        flags &= (lsn > at) | ((lsn == at) & (seq > number))
+    return batch if flags.all() else batch.filter(pa.array(flags))
+
+
+def counting(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Leave out the `t` rows, which have been taken account of."""
+    is_row = pc.not_equal(batch.column("_cdc_op"), TRUNCATE)
+    return batch if pc.all(is_row).as_py() is not False else batch.filter(is_row)

@@ -1,0 +1,82 @@
+"""What identifies the rows of a batch, as texts that Postgres reads back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from ingestd.model.changes import field_of
+
+if TYPE_CHECKING:
+    from ingestd.model.schema import Table
+
+Key = tuple[str | bytes | None, ...]
+"""Texts of the values of `Table.identifying`, in that order; bytes of one that is no UTF-8."""
+
+_OF_BEFORE = "_cdc_before."
+
+
+def new_keys(table: Table, rows: pa.RecordBatch) -> Iterator[Key]:
+    """Give the key of each of these change rows; of before what was not sent, being TOASTed."""
+    columns = [rows.column(n) for n in _lake_names(table)]
+    keys = _keys(columns, rows.column("_cdc_raw"), _lake_names(table))
+    # What is read has no row of before, and nothing that was not sent.
+    if "_cdc_before" not in rows.schema.names or not any(c.null_count for c in columns):
+        return keys
+    both = zip(keys, old_keys(table, rows), strict=True)
+    return (
+        tuple(was if now is None else now for now, was in zip(new, old, strict=True))
+        for new, old in both
+    )
+
+
+def old_keys(table: Table, rows: pa.RecordBatch) -> Iterator[Key]:
+    """Give the key that each row had before; nulls for those without `_cdc_before`."""
+    before = rows.column("_cdc_before")
+    names = _lake_names(table)
+    columns = [field_of(before, n) for n in names]
+    return _keys(columns, rows.column("_cdc_raw"), [_OF_BEFORE + n for n in names])
+
+
+def key_columns(table: Table) -> list[str]:
+    """Name the columns of the change schema that `key_rows` looks at."""
+    return list(dict.fromkeys([*_lake_names(table), "_cdc_before", "_cdc_raw"]))
+
+
+def key_rows(table: Table, rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Give of these change rows what `new_keys` and `old_keys` look at, and no more to hold."""
+    before = rows.column("_cdc_before")
+    names = _lake_names(table)
+    fields = [field_of(before, name) for name in names]
+    cut = pa.StructArray.from_arrays(fields, names=names, mask=before.is_null())
+    columns = [*(rows.column(name) for name in names), cut, rows.column("_cdc_raw")]
+    return pa.RecordBatch.from_arrays(columns, names=[*names, "_cdc_before", "_cdc_raw"])
+
+
+def _lake_names(table: Table) -> list[str]:
+    return [table.column(n).lake_name for n in table.identifying]
+
+
+def _keys(columns: Sequence[pa.Array], raw: pa.Array, names: Sequence[str]) -> Iterator[Key]:
+    """Join the columns' texts; what a column can't hold is in `raw`: of a text, its bytes."""
+    texts = [_texts(column) for column in columns]
+    if raw.null_count < len(raw):
+        are_texts = [pa.types.is_string(column.type) for column in columns]
+        for row, kept in enumerate(raw.to_pylist(maps_as_pydicts="lossy")):
+            for text, name, is_text in zip(texts, names, are_texts, strict=True):
+                if kept and name in kept:
+                    value = kept[name]
+                    is_hex = is_text and value.startswith("\\x")
+                    text[row] = bytes.fromhex(value[2:]) if is_hex else value
+    return zip(*texts, strict=True)
+
+
+def _texts(column: pa.Array) -> list[str | bytes | None]:
+    if pa.types.is_binary(column.type):
+        return [None if v is None else "\\x" + v.hex() for v in column.to_pylist()]
+    if pa.types.is_nested(column.type):
+        return [None if v is None else str(v) for v in column.to_pylist()]
+    texts: list[str | bytes | None] = column.cast(pa.string()).to_pylist()
+    return texts

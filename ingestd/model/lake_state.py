@@ -1,0 +1,219 @@
+"""What is recorded of a source in the lake: its tables, its positions (design section 2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from ingestd.model.schema import ReplicaIdentity, delta_type
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+    from ingestd.model.errors import TableError
+    from ingestd.model.lsn import Lsn
+    from ingestd.model.schema import Table, TableId
+
+
+class TableState(StrEnum):
+    """State of a table in `_tables`."""
+
+    SNAPSHOTTING = "snapshotting"
+    LIVE = "live"
+    STOPPED = "stopped"
+    DROPPED = "dropped"
+
+
+@dataclass(frozen=True, slots=True)
+class TableEvent:
+    """A row of `_tables` to be: the table's present state and schema.
+
+    `snapshot_lsn`: the point its rows were read at (None before the first). `at_lsn`: the position
+    from which this holds. `remedy` is for people and not recorded. `progress`: what is left to be
+    read of the snapshot at `snapshot_lsn` (`Snapshot.left`), empty if nothing of it is kept. A
+    table without columns here has those of the event before.
+    """
+
+    table: Table
+    state: TableState
+    at: datetime
+    at_lsn: Lsn
+    snapshot_lsn: Lsn | None = None
+    reason: str | None = None
+    remedy: str | None = None
+    progress: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredColumn:
+    """A column of a table as `_tables` has it; `name` is the lake column's."""
+
+    name: str
+    source_name: str
+    type_oid: int
+    typmod: int
+    delta_type: str
+    missing: str | None = None
+    identity: bool = False
+    key: bool = False
+
+
+def registered_columns(table: Table) -> tuple[RegisteredColumn, ...]:
+    """Give the table's columns as `_tables` would have them: to see whether something is new."""
+    key = table.captured_key
+    return tuple(
+        RegisteredColumn(
+            name=c.lake_name,
+            source_name=c.name,
+            type_oid=c.type_oid,
+            typmod=c.typmod,
+            delta_type=delta_type(c.type),
+            missing=c.missing,
+            identity=c.identity,
+            key=c.name in key,
+        )
+        for c in table.columns
+    )
+
+
+_EARLIER = 16
+"""So many tables that had a name before are kept: changes of older ones are long in the lake."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredTable:
+    """The last row of a table in `_tables`, as far as a start needs it.
+
+    `columns`: those of the last row that has any. `lake_columns`: the newest entry of every lake
+    column that the table ever had, by its name: what was dropped in the source stays in the lake.
+    `resume`: the last `TableBatch.resume` that is durable, from the raw table; empty without one.
+    `earlier`: the tables that had this name before, as last registered. `at`: when that was.
+    """
+
+    table: TableId
+    oid: int
+    schema_version: int
+    state: TableState
+    reason: str | None
+    snapshot_lsn: Lsn | None
+    columns: tuple[RegisteredColumn, ...] = ()
+    lake_columns: Mapping[str, RegisteredColumn] = field(default_factory=dict)
+    storage: str = ""
+    replica_identity: ReplicaIdentity = "d"
+    progress: str = ""
+    resume: str = ""
+    earlier: tuple[RegisteredTable, ...] = ()
+    at: datetime | None = field(default=None, compare=False)
+
+    def carrying(self, before: RegisteredTable | None) -> RegisteredTable:
+        """Give it with what an earlier row had and this one leaves open."""
+        if before is None:
+            return replace(self, lake_columns={c.name: c for c in self.columns})
+        columns = self.columns or before.columns
+        ever = {**before.lake_columns, **{c.name: c for c in columns}}
+        storage = self.storage or before.storage
+        earlier = before.earlier
+        if before.oid not in {0, self.oid}:
+            earlier = (*earlier, replace(before, earlier=()))[-_EARLIER:]
+        return replace(self, columns=columns, lake_columns=ever, storage=storage, earlier=earlier)
+
+
+def registered(event: TableEvent, before: RegisteredTable | None) -> RegisteredTable:
+    """Give what is registered of a table after an event."""
+    table = event.table
+    found = RegisteredTable(
+        table=table.id,
+        oid=table.oid,
+        schema_version=1,
+        state=event.state,
+        reason=event.reason,
+        snapshot_lsn=event.snapshot_lsn,
+        columns=registered_columns(table),
+        storage=table.storage,
+        replica_identity=table.replica_identity,
+        progress=event.progress,
+        at=event.at,
+    ).carrying(before)
+    if before is None:
+        return found
+    had = (before.oid, before.replica_identity, before.columns)
+    same = had == (found.oid, found.replica_identity, found.columns)
+    return replace(found, schema_version=before.schema_version + (0 if same else 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Unlisted:
+    """Rows that the lake has beyond its last epoch: no row of `_epochs` says so yet.
+
+    `first`, `reach`: the lowest and the highest position (`_cdc_lsn`) among them; `at`: the latest
+    time (`_cdc_ts`, aware), or up to a millisecond later.
+    """
+
+    first: Lsn
+    reach: Lsn
+    at: datetime
+
+
+GONE = "its raw table is gone from the lake"
+"""Why a table is read anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What a person should know of how the lake was found. `event`: its name in the log."""
+
+    event: str
+    what: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What the lake durably holds of a source.
+
+    `epoch`: number of the last epoch, 0 if none. `position`: where streaming goes on: the end_lsn
+    of the last epoch or a later position with nothing captured between (`Sink.advance`); None in an
+    empty lake. `watermarks`: per table, the position up to which its raw table is complete, which
+    may be above `position` after a crash between two commits. `origin`: the server (its system
+    identifier) these rows come from. `gone`: tables that an epoch lists and that have no raw table
+    any more; `tables` has them as stopped. `damaged`: tables whose raw table can't be used, and
+    why: only they stop (I8). What the lake has of them is neither in `watermarks` nor `unlisted`.
+    `lake`: the id in the lake's marker, None without one. `removed`: of a lake that has nothing of
+    the source, what speaks for its having had something; None where nothing does.
+    """
+
+    epoch: int = 0
+    position: Lsn | None = None
+    watermarks: Mapping[TableId, Lsn] = field(default_factory=dict)
+    tables: Mapping[TableId, RegisteredTable] = field(default_factory=dict)
+    origin: str | None = None
+    unlisted: Unlisted | None = None
+    gone: frozenset[TableId] = frozenset()
+    damaged: Mapping[TableId, TableError] = field(default_factory=dict)
+    notices: tuple[Notice, ...] = ()
+    lake: str | None = None
+    removed: str | None = None
+
+    @property
+    def has_nothing(self) -> bool:
+        """Whether the lake has nothing of the source: its server is recorded before all else."""
+        has_rows = bool(self.watermarks or self.tables)
+        return self.origin is None and self.position is None and not has_rows
+
+    @property
+    def floor(self) -> Lsn | None:
+        """The first epoch does not close below this (I4)."""
+        reach = () if self.unlisted is None else (self.unlisted.reach,)
+        return max((*self.watermarks.values(), *reach), default=None)
+
+    @property
+    def needs_continuity(self) -> bool:
+        """Whether there are rows in the lake that go on being right only without a gap."""
+        return any(t.state is TableState.LIVE or t.progress for t in self.tables.values())
+
+    def is_live(self, table: TableId) -> bool:
+        """Whether the table's snapshot is complete and its changes are taken."""
+        found = self.tables.get(table)
+        return found is not None and found.state is TableState.LIVE

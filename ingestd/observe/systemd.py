@@ -1,0 +1,190 @@
+"""Tells systemd how the daemon is (sd_notify(3)): ready, what it does, that it lives, its end.
+
+Nothing is told where `NOTIFY_SOCKET` is not set. The loop itself sends the signs of life, so a loop
+that hangs sends none, and systemd starts the daemon anew (`WatchdogSec=`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+if TYPE_CHECKING:
+    from ingestd.config.redaction import Redactor
+
+READY_WITHIN_S = 30.0
+"""A daemon whose sources don't deliver by then counts as started: it goes on trying."""
+LOOK_INTERVAL_S = 0.5
+"""How often it is looked whether it delivers, until that was told."""
+STATUS_INTERVAL_S = 5.0
+"""How often, after that, it is looked whether what was told still holds."""
+_STATUS_CHARS = 400
+
+Readiness = Callable[[], tuple[bool, list[str]]]
+"""Whether every source delivers, and if not why not."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceManager:
+    """Where a service manager listens. `watchdog_s`: it wants a sign of life that often, or None.
+
+    `address`: a path, or `@` and an abstract name (unix(7)).
+    """
+
+    address: str
+    watchdog_s: float | None = None
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str], pid: int) -> ServiceManager | None:
+        """Read what systemd tells a service; None without one, or one that can't be spoken to."""
+        address = environment.get("NOTIFY_SOCKET", "")
+        if not address.startswith(("/", "@")):
+            return None
+        period = environment.get("WATCHDOG_USEC", "")
+        is_ours = environment.get("WATCHDOG_PID", str(pid)) == str(pid)
+        watched = is_ours and period.isascii() and period.isdigit() and int(period) > 0
+        return cls(address, int(period) / 1e6 if watched else None)
+
+    def tell(self, *assignments: str) -> None:
+        """Send these (`READY=1`, ...) as one message, without waiting. Raises OSError."""
+        kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+        name = "\0" + self.address[1:] if self.address.startswith("@") else self.address
+        with socket.socket(socket.AF_UNIX, kind) as sender:
+            sender.connect(name)
+            sender.send("\n".join(assignments).encode())
+
+
+class Telling:
+    """What was told and what is to be told; `now`: of a clock that only goes forward, seconds."""
+
+    def __init__(
+        self,
+        readiness: Readiness,
+        redactor: Redactor,
+        began: float,
+        *,
+        paused: Callable[[], list[str]] = list,
+    ) -> None:
+        self._readiness = readiness
+        self._paused = paused
+        self._redactor = redactor
+        self._gives_up_at = began + READY_WITHIN_S
+        self._is_ready_told = False
+        self._is_end_told = False
+        self._told = ""
+
+    @property
+    def is_ready_told(self) -> bool:
+        """Whether the service counts as started."""
+        return self._is_ready_told
+
+    def due(self, now: float, *, stopping: bool) -> list[str]:
+        """Give what has to be told now, and take it as told."""
+        if stopping:
+            if self._is_end_told:
+                return []
+            self._is_end_told = True
+            return ["STOPPING=1", "STATUS=stopping"]
+        found: list[str] = []
+        is_ready, reasons = self._readiness()
+        if not self._is_ready_told and (is_ready or now >= self._gives_up_at):
+            self._is_ready_told = True
+            found.append("READY=1")
+        words = "delivering" if is_ready else f"not delivering: {'; '.join(reasons)}"
+        if is_ready and (paused := self._paused()):
+            words = f"ready; {'; '.join(paused)}"
+        status = " ".join(self._redactor.text(words).split())[:_STATUS_CHARS]
+        if status != self._told:
+            self._told = status
+            found.append(f"STATUS={status}")
+        return found
+
+
+class Reloads:
+    """Tells when a reload begins and ends; to nobody where there is no service manager."""
+
+    def __init__(
+        self, manager: ServiceManager | None = None, telling: Telling | None = None
+    ) -> None:
+        self._manager = manager
+        self._telling = telling
+
+    def began(self) -> None:
+        """Say that the config is read anew. The time is for `Type=notify-reload`."""
+        usec = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        self._tell("RELOADING=1", f"MONOTONIC_USEC={usec}")
+
+    def ended(self) -> None:
+        """Say that it holds, or was refused: either way the service is as ready as it was."""
+        self._tell("READY=1")
+
+    def _tell(self, *assignments: str) -> None:
+        # A service that has not started yet is not reloaded, and READY=1 would say it has.
+        if self._manager is None or self._telling is None or not self._telling.is_ready_told:
+            return
+        with suppress(OSError):  # `_tell` below says so, once
+            self._manager.tell(*assignments)
+
+
+@asynccontextmanager
+async def telling_service_manager(
+    readiness: Readiness,
+    redactor: Redactor,
+    stop: asyncio.Event,
+    *,
+    paused: Callable[[], list[str]] = list,
+    environment: Mapping[str, str] = os.environ,
+) -> AsyncIterator[Reloads]:
+    """Tell the service manager, if there is one, for as long as this is entered.
+
+    `stop`: set when the daemon begins to stop. `paused`: what is paused, and means no fault.
+    """
+    manager = ServiceManager.of(environment, os.getpid())
+    if manager is None:
+        yield Reloads()
+        return
+    telling = Telling(readiness, redactor, time.monotonic(), paused=paused)
+    task = asyncio.create_task(_tell(manager, telling, stop), name="service manager")
+    try:
+        yield Reloads(manager, telling)
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def _tell(manager: ServiceManager, telling: Telling, stop: asyncio.Event) -> None:
+    log = structlog.get_logger("ingestd")
+    sign = [] if manager.watchdog_s is None else ["WATCHDOG=1"]
+    # systemd advises half of the period at the most
+    most_s = STATUS_INTERVAL_S if manager.watchdog_s is None else manager.watchdog_s / 3
+    is_heard = True
+    while True:
+        words = telling.due(time.monotonic(), stopping=stop.is_set()) + sign
+        try:
+            if words:
+                manager.tell(*words)
+            is_heard = True
+        except OSError as error:
+            if is_heard:
+                log.warning("service_manager.unreachable", reason=error.strerror)
+            is_heard = False
+        interval_s = STATUS_INTERVAL_S if telling.is_ready_told else LOOK_INTERVAL_S
+        await _wait(stop, min(most_s, interval_s))
+
+
+async def _wait(stop: asyncio.Event, limit_s: float) -> None:
+    """Wait that long, or until the daemon begins to stop; once it does, just that long."""
+    if stop.is_set():
+        await asyncio.sleep(limit_s)
+        return
+    with suppress(TimeoutError):
+        await asyncio.wait_for(stop.wait(), limit_s)

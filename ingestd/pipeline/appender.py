@@ -1,0 +1,221 @@
+"""Rows into the epoch that fills: what of them is taken, and which tables stop (I8)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+
+from ingestd.model.changes import Chunk, TableBatch
+from ingestd.model.errors import TableChangedError, TableError, TableReplacedError
+from ingestd.model.incomplete_rows import has_incomplete, incomplete_row
+from ingestd.model.lake_state import TableEvent, TableState
+from ingestd.model.lsn import ZERO, Lsn
+from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.schema import Table, TableId
+from ingestd.pipeline.dedup_window import Delivered, Touched
+from ingestd.pipeline.filling_epoch import FillingEpoch
+from ingestd.pipeline.snapshot_queue import FromReader, Page, SplitGiven
+from ingestd.pipeline.table_set import TableBook, stopped
+from ingestd.pipeline.telemetry.source import Watch
+from ingestd.ports import Sink
+
+ALTERED_LIMIT = 5
+"""So often in a row a table that is altered while it is read is read again at once."""
+AGAIN_LIMIT_S = 30.0
+
+
+class Intake:
+    """Appends to epochs, and records in `_tables` what becomes of the tables.
+
+    `wanted` is set when a table is to be read anew. `delivered`: what the stream brought, until
+    others see it. `hurry_to`: somebody waits for this position to be durable.
+    """
+
+    def __init__(
+        self, sink: Sink, book: TableBook, watch: Watch, monotonic: Callable[[], float]
+    ) -> None:
+        self._sink = sink
+        self._book = book
+        self._watch = watch
+        self._monotonic = monotonic
+        self.wanted = asyncio.Event()
+        self._touched: dict[TableId, dict[int, Touched]] = {}
+        self.delivered = Delivered()
+        self.hurry_to = ZERO
+        self._done: dict[int, set[str]] = {}
+
+    async def take(self, epoch: FillingEpoch, work: Chunk | FromReader) -> None:
+        """Append what the stream or the reader of a snapshot gave."""
+        if isinstance(work, Chunk):
+            await self._take_chunk(epoch, work)
+        elif isinstance(work, Page):
+            await self._take_page(epoch, work)
+        elif isinstance(work, SplitGiven):
+            epoch.splits.append(work)
+            self._pass_floor(work)
+        else:
+            self._end_chunks(work.load)
+            epoch.loads.append(work.load)
+            epoch.awaits.discard(work.load)
+
+    async def _take_page(self, epoch: FillingEpoch, page: Page) -> None:
+        """Append a page of a snapshot; a failed table is stopped, an altered one read again."""
+        content = page.content
+        if isinstance(content, TableError):
+            if not self._book.is_read_by(content.table, page.load):
+                return
+            if self._book.end_partial(page.load) is not None:
+                self._watch.snapshot_failed(content.table, content)
+            elif isinstance(content, TableChangedError):
+                self._read_again(content)
+            else:
+                await self.stop_table(epoch, content)
+        elif self._book.is_read_by(content.table.id, page.load):
+            touched = self._touched.get(content.table.id, {}).get(page.load)
+            if page.seen is not None:
+                if touched is None:  # its end has been given: nothing can follow
+                    return
+                content = touched.fresh(content, page.position, page.seen)
+            self._book.took_rows(content.table.id)
+            await self._append(epoch, content, is_read=True)
+            epoch.hold(content, page.at, self._monotonic())
+
+    def _read_again(self, error: TableChangedError) -> None:
+        """Have a table read again: at once, or later and later if that goes on."""
+        is_void = isinstance(error, TableReplacedError)
+        failures = self._book.read_again(error.table, from_the_start=is_void)
+        if failures <= ALTERED_LIMIT:
+            self.wanted.set()
+            return
+        delay_s = min(2.0 ** (failures - ALTERED_LIMIT), AGAIN_LIMIT_S)
+        self._watch.reading_failed(error, delay_s)
+        asyncio.get_running_loop().call_later(delay_s, self.wanted.set)
+
+    def begin_chunks(self, table: Table, load: int, floor: Visibility) -> Touched:
+        """Note from now on what the stream brings of a table, until the reading's `Loaded`."""
+        touched = Touched(table, floor, self.delivered.of(table.id))
+        self._touched.setdefault(table.id, {})[load] = touched
+        return touched
+
+    def _pass_floor(self, split: SplitGiven) -> None:
+        if split.oldest is not None:
+            for readings in self._touched.values():
+                for load in readings.keys() & set(split.loads):
+                    readings[load].pass_floor(split.oldest)
+
+    def _end_chunks(self, load: int) -> None:
+        for name, readings in list(self._touched.items()):
+            readings.pop(load, None)
+            if not readings:
+                del self._touched[name]
+
+    async def durable(self, epoch: FillingEpoch) -> None:
+        """Take that an epoch, or what of it was to be written, is durable: record what it ends."""
+        loads, epoch.loads = epoch.loads, []
+        splits, epoch.splits = epoch.splits, []
+        if not (loads or splits):
+            return
+        for split in splits:
+            self._done.setdefault(split.load, set()).add(split.where)
+        for load in loads:
+            self._done.pop(load, None)
+            partial = self._book.end_partial(load)
+            if partial is not None:
+                self._watch.snapshot_ended(partial)
+        whole = self._book.loaded(loads)
+        for name in [table.id for table in whole if self._book.is_incomplete(table.id)]:
+            table = self._book.stop(name)
+            await self.record([stopped(table, incomplete_row(name), _now(), epoch.position)])
+        whole = [table for table in whole if self._book.is_captured(table.id)]
+        await self.enter(whole, TableState.LIVE, epoch.position)
+        last = {split.load: split for split in splits if split.load not in loads}
+        progressed = [
+            self._book.progressed(split.table, load, split.left(split.table, self._done[load]))
+            for load, split in last.items()
+        ]
+        tables = [table for table in progressed if table is not None]
+        await self.enter(tables, TableState.SNAPSHOTTING, epoch.position)
+
+    async def _take_chunk(self, epoch: FillingEpoch, chunk: Chunk) -> None:
+        """Append what the stream brought."""
+        for error in chunk.refused:
+            if self._book.is_captured(error.table):
+                await self.stop_table(epoch, error)
+        for name in chunk.left_out:
+            table = self._book.leave_out(name)
+            if table is not None:  # before anything beyond the gap can be confirmed
+                await self.enter([table], TableState.SNAPSHOTTING, chunk.position)
+            self.wanted.set()
+        await self.record(self._book.doubted(chunk.doubts, _now(), chunk.position))
+        for batch in chunk.batches:
+            if self._book.has_successor(batch.table):
+                await self._append(epoch, batch)  # void when the other one has been read
+                continue
+            self.delivered.take(batch)  # those of a stopped table too: it may be read soon
+            if self._book.takes(batch.table):
+                await self._take_changes(epoch, batch)
+        epoch.cover(chunk, self._monotonic())
+        self._watch.received(chunk, epoch)
+        await self.record(self._book.changed(_now(), chunk.position))
+
+    async def _take_changes(self, epoch: FillingEpoch, batch: TableBatch) -> None:
+        """Append changes of a table that is captured, unless they stop it."""
+        lsn = batch.rows.column("_cdc_lsn")
+        last = Lsn(lsn[-1].as_py())
+        if has_incomplete(batch) and not self._book.note_incomplete(batch.table.id, last):
+            await self.stop_table(epoch, incomplete_row(batch.table.id))
+            return
+        for touched in self._touched.get(batch.table.id, {}).values():
+            touched.take(batch)
+        if self._book.has_departed(batch.table):
+            if self._book.is_later_version(batch.table):
+                state = self._book.state(batch.table.id)
+                await self.enter([batch.table], state, Lsn(lsn[0].as_py()))
+        elif self._book.is_new_version(batch.table):
+            first, xid = Lsn(lsn[0].as_py()), batch.rows.column("_cdc_xid")[0].as_py()
+            if self._book.is_ambiguous(batch.table, first, xid):
+                self.wanted.set()
+            await self.enter([batch.table], self._book.state(batch.table.id), first)
+        self._book.took(batch.table.id, last)
+        await self._append(epoch, batch)
+
+    async def enter(self, tables: Sequence[Table], state: TableState, at_lsn: Lsn) -> None:
+        """Record that tables entered a state."""
+        await self.record(self._book.events(tables, state, _now(), at_lsn))
+
+    async def record(self, events: Sequence[TableEvent]) -> None:
+        """Append to `_tables` and show it.
+
+        Noted first: who decides meanwhile what is news must know of it.
+        """
+        if events:
+            self._book.note(events)
+            await self._sink.record(events)
+            self._watch.tables_changed(events)
+
+    async def _append(
+        self, epoch: FillingEpoch, batch: TableBatch, *, is_read: bool = False
+    ) -> None:
+        try:
+            await epoch.append(batch, is_read=is_read)
+        except TableError as error:
+            await self.stop_table(epoch, error)
+
+    async def stop_damaged(self, errors: Iterable[TableError], position: Lsn) -> None:
+        """Take nothing more of tables whose raw tables can't be used, and record why.
+
+        In this order: nothing else that is recorded of them from here on has them live.
+        """
+        tables = [(self._book.stop(error.table), error) for error in errors]
+        await self.record([stopped(table, error, _now(), position) for table, error in tables])
+
+    async def stop_table(self, epoch: FillingEpoch, error: TableError) -> None:
+        """Take nothing more of a table, and record why."""
+        table = self._book.stop(error.table)
+        await epoch.discard(error.table)
+        await self.record([stopped(table, error, _now(), epoch.position)])
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

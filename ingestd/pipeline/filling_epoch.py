@@ -1,0 +1,196 @@
+"""An epoch while it fills: what it covers so far, and when it is to be closed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ingestd.model.changes import Chunk, EpochSummary, TableBatch
+from ingestd.model.errors import TableError
+from ingestd.model.lake_state import Unlisted
+from ingestd.model.lsn import ZERO, Lsn
+from ingestd.model.schema import TableId
+from ingestd.pipeline.snapshot_queue import SplitGiven
+from ingestd.ports import EpochWriter
+
+COMMIT_TIMES_KEPT = 1 << 20
+"""Of how many transactions of an epoch the freshness is measured: a first load may take hours."""
+_UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochPolicy:
+    """When an epoch is closed: `max_delay_s` after its first change, or at `max_bytes`."""
+
+    max_delay_s: float
+    max_bytes: int
+
+
+@dataclass(slots=True)
+class Tally:
+    """Rows of one table taken into an epoch: per `_cdc_op`; values per key of `_cdc_raw`.
+
+    `raw_types`: the type of the column that could not hold them, per key.
+    """
+
+    ops: Counter[str] = field(default_factory=Counter)
+    raw_columns: Counter[str] = field(default_factory=Counter)
+    raw_types: dict[str, pa.DataType] = field(default_factory=dict)
+
+    @property
+    def raw_values(self) -> int:
+        """How many values are kept as text."""
+        return self.raw_columns.total()
+
+    def count(self, rows: pa.RecordBatch) -> None:
+        """Add a batch of the change schema."""
+        for item in rows.column("_cdc_op").value_counts():
+            self.ops[item["values"].as_py()] += item["counts"].as_py()
+        raw = rows.column("_cdc_raw")
+        if raw.null_count < len(raw):
+            start, end = raw.offsets[0].as_py(), raw.offsets[-1].as_py()
+            for item in raw.keys.slice(start, end - start).value_counts():
+                key = item["values"].as_py()
+                self.raw_columns[key] += item["counts"].as_py()
+                self.raw_types.setdefault(key, column_type(rows.schema, key))
+
+
+def column_type(schema: pa.Schema, key: str) -> pa.DataType:
+    """Give the type of the column that a key of `_cdc_raw` names (design section 2)."""
+    if key in schema.names:
+        return schema.field(key).type
+    return schema.field("_cdc_before").type.field(key.removeprefix("_cdc_before.")).type
+
+
+@dataclass(slots=True)
+class FillingEpoch:
+    """What has been taken into `writer` so far.
+
+    `start`: where the epoch before ended. `floor`: not to be closed below this: the highest
+    watermark in the lake (I4). `holds_rows_read`: rows of snapshots are in it; it is closed above
+    `start` only, so that its raw tables' app transactions grow. `loads`: readings of tables whose
+    last rows are in it, `splits`: pieces of such; `lists_more`: the lake has rows of it already
+    (`Committed.unlisted`), which no replay need bring; `commit_times`: those that this
+    server's clock gave; `replicated`: how many transactions have another's; `awaits`: readings
+    without which it is not closed unless it holds `patience_bytes`. Times are monotonic seconds.
+    """
+
+    writer: EpochWriter
+    start: Lsn = ZERO
+    floor: Lsn = ZERO
+    position: Lsn = ZERO
+    first_lsn: Lsn | None = None
+    last_commit: datetime | None = None
+    nbytes: int = 0
+    is_open: bool = False
+    opened_at: float | None = None
+    holds_rows_read: bool = False
+    lists_more: bool = False
+    loads: list[int] = field(default_factory=list)
+    splits: list[SplitGiven] = field(default_factory=list)
+    awaits: set[int] = field(default_factory=set)
+    patience_bytes: int = 0
+    transactions: int = 0
+    replicated: int = 0
+    commit_times: list[NDArray[np.int64]] = field(default_factory=list)
+    tallies: dict[TableId, Tally] = field(default_factory=dict)
+
+    async def append(self, batch: TableBatch, *, is_read: bool = False) -> None:
+        """Give rows to the writer and count them. Raises TableError as the writer does."""
+        try:
+            await self.writer.append(batch, is_read=is_read)
+        except TableError as error:
+            if error.table != batch.table.id:  # the writer has these rows
+                self.tallies.setdefault(batch.table.id, Tally()).count(batch.rows)
+            raise
+        self.tallies.setdefault(batch.table.id, Tally()).count(batch.rows)
+
+    async def discard(self, table: TableId) -> None:
+        """Forget the rows of a table."""
+        await self.writer.discard(table)
+        self.tallies.pop(table, None)
+
+    def hold(self, page: TableBatch, at: datetime, now: float) -> None:
+        """Note that the writer has rows of a snapshot, taken at `at`."""
+        self.nbytes += page.nbytes
+        self.holds_rows_read = True
+        if self.last_commit is None:
+            self.last_commit = at
+        if self.opened_at is None:
+            self.opened_at = now
+
+    def cover(self, chunk: Chunk, now: float) -> None:
+        """Note what a chunk brought, once its rows are with the writer."""
+        self.position = max(self.position, chunk.position)
+        self.is_open = chunk.is_open
+        self.nbytes += chunk.nbytes
+        if chunk.first_lsn is not None:
+            first = chunk.first_lsn if self.first_lsn is None else self.first_lsn
+            self.first_lsn = min(first, chunk.first_lsn)
+        if chunk.transactions:
+            own = chunk.own_commit_times
+            if self.transactions < COMMIT_TIMES_KEPT and len(own):
+                self.commit_times.append(own)
+            self.transactions += chunk.transactions
+            self.replicated += chunk.transactions - len(own)
+            self.last_commit = _UNIX_EPOCH + timedelta(microseconds=int(chunk.commit_times[-1]))
+        if self.opened_at is None and self.has_rows:
+            self.opened_at = now
+
+    def list_more(self, unlisted: Unlisted) -> None:
+        """Note rows that the lake has already and that are this epoch's."""
+        self.lists_more = True
+        self.first_lsn = unlisted.first
+        self.last_commit = unlisted.at
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether there is anything that its row in `_epochs` has to list."""
+        return self.lists_more or bool(self.writer.rows)
+
+    @property
+    def oldest_us(self) -> int | None:
+        """Commit time of its first transaction that has this server's (us since 1970 UTC)."""
+        return int(self.commit_times[0][0]) if self.commit_times else None
+
+    @property
+    def can_close(self) -> bool:
+        """Whether it ends between two transactions and at or above its floor (I2, I4)."""
+        awaits = bool(self.awaits) and self.nbytes < self.patience_bytes
+        if self.is_open or awaits or self.position < self.floor:
+            return False
+        return self.position > self.start or not self.holds_rows_read
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing captured is in it, so that its position may just be recorded (I10)."""
+        return self.can_close and not self.has_rows
+
+    def is_due(self, now: float, policy: EpochPolicy, *, checkpoint: bool = False) -> bool:
+        """Whether it is to be committed now: one that ends a split as soon as it can be."""
+        if self.opened_at is None or not self.can_close or not self.has_rows:
+            return False
+        full = bool(self.loads or self.splits) or self.nbytes >= policy.max_bytes
+        return full or checkpoint or now - self.opened_at >= policy.max_delay_s
+
+    def wait_s(self, now: float, policy: EpochPolicy) -> float | None:
+        """How long nothing need be done while nothing comes; None: for ever."""
+        if self.opened_at is None or not self.can_close:
+            return None
+        return max(0.0, self.opened_at + policy.max_delay_s - now)
+
+    def summary(self) -> EpochSummary:
+        """What its row in `_epochs` says."""
+        assert self.last_commit is not None
+        return EpochSummary(
+            first_lsn=self.position if self.first_lsn is None else self.first_lsn,
+            end_lsn=self.position,
+            last_commit_ts=self.last_commit,
+            transactions=self.transactions,
+            nbytes=self.nbytes,
+        )

@@ -1,0 +1,146 @@
+"""When a source's lake is maintained: beside its pipeline, never in its way.
+
+====================  ===========================================================================
+what is due           when
+====================  ===========================================================================
+joining small files   every `join_interval_s`, of all tables; of those with MANY new files at once
+cleaning logs         every CLEAN_INTERVAL_S; that counts small files too, though none be joined
+====================  ===========================================================================
+
+Only while the source's pipeline runs: who holds its claim alone looks after the lake. Nothing here
+moves a position, and a fault is maintenance's own: it is told once, and tried again when the next
+is due. One source at a time (`turn`), so that memory and CPU are those of one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from ingestd.model.changes import CommittedEpoch
+from ingestd.model.errors import IngestdError
+from ingestd.pipeline.telemetry.maintenance import MaintenanceWatch, Totals
+from ingestd.ports import LakeMaintenance
+
+CLEAN_INTERVAL_S = 3600.0
+FIRST_AFTER_S = 60.0
+"""A start has better things to do."""
+MANY = 1000
+"""New files of a table that are not left until the next look: readers and checkpoints go by them.
+
+A checkpoint names each: 4 us."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceSchedule:
+    """What is done how often; None: never."""
+
+    join_interval_s: float | None
+    clean_interval_s: float | None = CLEAN_INTERVAL_S
+    first_after_s: float = FIRST_AFTER_S
+
+
+class Maintainer:
+    """Looks after one source's lake."""
+
+    def __init__(
+        self,
+        lake: LakeMaintenance,
+        schedule: MaintenanceSchedule,
+        watch: MaintenanceWatch,
+        turn: asyncio.Semaphore,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._lake = lake
+        self._schedule = schedule
+        self._watch = watch
+        self._turn = turn
+        self._monotonic = monotonic
+        self._new: Counter[str] = Counter()
+        self._woken = asyncio.Event()
+        first = monotonic() + schedule.first_after_s
+        self._join_due_s = None if schedule.join_interval_s is None else first
+        self._clean_due_s = None if schedule.clean_interval_s is None else first
+
+    async def run(self) -> None:
+        """Run until cancelled; nothing of it goes on then."""
+        self._watch.watch.epoch_listeners.append(self._committed)
+        self._watch.watch.listeners.append(self._woken.set)
+        try:
+            while True:
+                self._woken.clear()
+                delay_s = self._delay_s()
+                if self._watch.is_running and delay_s == 0:
+                    await self._maintain()
+                    continue
+                await self._wait(delay_s if self._watch.is_running else None)
+        finally:
+            self._watch.watch.epoch_listeners.remove(self._committed)
+            self._watch.watch.listeners.remove(self._woken.set)
+
+    def _committed(self, epoch: CommittedEpoch) -> None:
+        names = ["_epochs", *(str(entry.table) for entry in epoch.tables)]
+        self._new.update(names)
+        self._watch.added(names)
+
+    def _pressing(self) -> frozenset[str]:
+        if self._join_due_s is None:
+            return frozenset()
+        return frozenset(name for name, count in self._new.items() if count >= MANY)
+
+    def _delay_s(self) -> float | None:
+        """How long until something is due; None: nothing ever is."""
+        if self._pressing():
+            return 0.0
+        due = [at for at in (self._join_due_s, self._clean_due_s) if at is not None]
+        return max(0.0, min(due) - self._monotonic()) if due else None
+
+    async def _wait(self, delay_s: float | None) -> None:
+        """Wait, or until something happens in the source."""
+        try:
+            async with asyncio.timeout(delay_s):
+                await self._woken.wait()
+        except TimeoutError:
+            return
+
+    async def _maintain(self) -> None:
+        async with self._turn:
+            if not self._watch.is_running:
+                return  # not any more: another daemon may have it now
+            began_s = self._monotonic()
+            joins = self._join_due_s is not None and began_s >= self._join_due_s
+            cleans = self._clean_due_s is not None and began_s >= self._clean_due_s
+            pressing = self._pressing()
+            only = None if joins or cleans else pressing
+            taken = self._take(only)
+            error: IngestdError | None = None
+            totals = Totals()
+            try:
+                totals = await self._run(joins=joins or bool(pressing), cleans=cleans, only=only)
+            except IngestdError as fault:
+                error = fault
+            if joins and self._schedule.join_interval_s is not None:
+                self._join_due_s = began_s + self._schedule.join_interval_s
+            if cleans and self._schedule.clean_interval_s is not None:
+                self._clean_due_s = began_s + self._schedule.clean_interval_s
+            self._watch.done(totals, error or totals.error, self._monotonic() - began_s, taken)
+
+    def _take(self, only: Collection[str] | None) -> Counter[str]:
+        """Count new files from here on: those that come meanwhile are the next look's."""
+        taken = Counter({n: c for n, c in self._new.items() if only is None or n in only})
+        for name in taken:
+            del self._new[name]
+        return taken
+
+    async def _run(self, *, joins: bool, cleans: bool, only: Collection[str] | None) -> Totals:
+        totals = Totals()
+        async with aclosing(self._lake.run(joins=joins, cleans=cleans, only=only)) as tables:
+            async for table in tables:
+                totals.add(table)
+                self._watch.maintained(table, since=self._new[table.table])
+        return totals

@@ -1,0 +1,542 @@
+"""A source's pipeline: from its capture to its sink, one attempt.
+
+States, and what moves them::
+
+    starting ----> streaming ----> closed (stop)
+                       any fault: raised to the supervisor, which makes a new pipeline
+
+An epoch that is being committed is finished first, unless that takes too long: where the slot is
+lost with what failed (a failover), nothing brings again what some tables lack of it. It is not
+confirmed: a connection that is made now may be to another server, which has not got all of it.
+
+Two tasks give work to one bounded queue: `_feed` the stream's chunks, the `Follower` the rows of
+tables that are to be read. The loop in `_stream` alone takes from it, appends to the epoch that
+fills and closes it.
+
+Who may move a position: the capture delivers (Chunk.position), the sink makes durable (commit,
+advance), and `_confirm` here, called with what has just become durable and nothing else, tells the
+capture (I1).
+
+A table that needs a snapshot (new, remade, rewritten, a gap, asked for) is read while the stream
+goes on (I6), at one point or in chunks: see `ingestd.pipeline.snapshot_reader`. It is `live` when the epoch with
+its last rows is durable. After a kill what is left is read in chunks; a table without a key begins
+again, at a higher point, whose `t` voids what came before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from ingestd.model.changes import Chunk
+from ingestd.model.errors import (
+    IngestdError,
+    LakeLostError,
+    OperatorError,
+    TableError,
+    TransientError,
+)
+from ingestd.model.lake_state import GONE, Committed, TableState
+from ingestd.model.lsn import ZERO, Lsn
+from ingestd.model.schema import TableId
+from ingestd.observe.status import SourceState
+from ingestd.pipeline.appender import Intake
+from ingestd.pipeline.filling_epoch import EpochPolicy, FillingEpoch
+from ingestd.pipeline.known_lake import KnownLake, LakeRoot, lake_lost, look
+from ingestd.pipeline.slow_waits import patiently
+from ingestd.pipeline.snapshot_queue import FromReader, Gate
+from ingestd.pipeline.start_refusals import refuse_behind, refuse_gone, refuse_lost
+from ingestd.pipeline.table_set import TableBook
+from ingestd.pipeline.table_sync import Follower
+from ingestd.pipeline.telemetry.source import Watch
+from ingestd.ports import ChangeCapture, Continuity, Fresh, LakeLost, Lost, Resumed, Sink
+
+MONITOR_INTERVAL_S = 5.0
+LEAST_IDLE_S = 0.1
+CLAIM_WITHIN_S = 1.0
+"""How long a fault waits for the answer whether the claim is lost, which explains it."""
+QUEUED = 2
+"""Chunks and pages that wait to be appended."""
+
+Work = Chunk | FromReader
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class PipelinePolicy:
+    """What the config says about a source's pipeline.
+
+    `idle_interval_s`: how often a position without captured changes is recorded and confirmed at
+    the most seldom. The first time after an epoch is when the epoch's delay has passed, the next
+    after twice that, and so on: whoever waits for the lake to come up mostly has just written.
+    `drain_limit_s`: how long a stop may take to finish the open epoch; a fault, the one that is
+    being committed.
+    """
+
+    epoch: EpochPolicy
+    snapshot: bool = True
+    resnapshot_when_lost: bool = True
+    resnapshot_when_lake_lost: bool = False
+    resnapshot_rewritten: bool = True
+    idle_interval_s: float = 10.0
+    drain_limit_s: float = 8.0
+
+    @property
+    def may_read(self) -> bool:
+        """Whether all tables may be read again where changes were lost."""
+        return self.resnapshot_when_lost and self.snapshot
+
+
+class Pipeline:
+    """Runs one source until it is stopped or fails. Used once."""
+
+    def __init__(
+        self,
+        capture: ChangeCapture,
+        sink: Sink,
+        policy: PipelinePolicy,
+        watch: Watch,
+        *,
+        known: KnownLake | None = None,
+        root: LakeRoot | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._known = known or KnownLake()
+        self._root = root or LakeRoot()
+        self._given_up_lake: LakeLost | None = None
+        self._capture = capture
+        self._sink = sink
+        self._policy = policy
+        self._watch = watch
+        self._monotonic = monotonic
+        self._durable = ZERO
+        self._idle_until = 0.0
+        self._idle_s = policy.idle_interval_s
+        self._is_streaming = False
+        self._may_confirm = True
+        self._follower: Follower | None = None
+        self._gate = Gate()
+        self._epoch: FillingEpoch | None = None
+        self._committing: FillingEpoch | None = None
+        self._commit: asyncio.Task[None] | None = None
+        self._stopped: list[TableError] = []
+        self._background: list[asyncio.Task[None]] = []
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Run until `stop` is set. Raises what ended it otherwise; leaves nothing running.
+
+        A stop finishes the open epoch if it can be closed, within the drain limit; a start or a
+        snapshot is abandoned at once. A fault drops the open epoch, and waits as long for the one
+        that is being committed.
+        """
+        async with AsyncExitStack() as cleaning:
+            # Backwards: the claim is let go when no thread writes to the lake any more.
+            cleaning.push_async_callback(self._capture.close)
+            cleaning.push_async_callback(self._sink.close)
+            cleaning.push_async_callback(self._abandon)
+            stopping = asyncio.create_task(_until(stop))
+            cleaning.push_async_callback(_cancel, stopping)
+            work = asyncio.create_task(self._run(stop))
+            cleaning.push_async_callback(_cancel, work)
+            await asyncio.wait([stopping, work], return_when=asyncio.FIRST_COMPLETED)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._policy.drain_limit_s):
+                    await self._finish(work, stop)
+            self._root.fail(self._watch.source)
+            if work.done():
+                await self._refuse_vanished(work)
+                work.result()
+
+    async def _finish(self, work: asyncio.Task[None], stop: asyncio.Event) -> None:
+        """Wait for what a stop, or a fault, is to finish."""
+        if stop.is_set() and self._is_streaming:
+            await asyncio.wait([work])
+        if work.done() and self._commit is not None:
+            # Nothing is confirmed: who knows to whom by now. What this ends with the next start
+            # meets as well.
+            self._may_confirm = False
+            self._follower = None
+            await _cancel(*self._background)
+            await asyncio.wait([self._commit])
+
+    async def _abandon(self) -> None:
+        """End what runs, and drop the epoch that fills."""
+        await _cancel(*self._background, self._commit)
+        if self._epoch is not None:
+            try:
+                await self._epoch.writer.abort()
+            except IngestdError as error:
+                self._watch.not_removed(error)
+
+    def request_snapshot(self, tables: Sequence[TableId], where: str | None = None) -> None:
+        """Have these tables read anew, or only the rows for which the condition `where` holds.
+
+        All goes on meanwhile. Raises OperatorError for a table that is not captured, TransientError
+        before the start.
+        """
+        self._started().request(tables, where)
+
+    def cancel_snapshot(self, tables: Sequence[TableId]) -> None:
+        """Give up the snapshots of these tables that were asked for or are under way.
+
+        Raises OperatorError for a table that has none, TransientError before the start.
+        """
+        self._start(self._started().cancel(tables))
+
+    def _started(self) -> Follower:
+        if self._follower is None:
+            raise TransientError(
+                f"source {self._watch.source}: is starting", reason="starting", remedy="ask again"
+            )
+        return self._follower
+
+    async def _run(self, stop: asyncio.Event) -> None:
+        self._watch.enter(SourceState.STARTING)
+        await self._capture.claim()
+        holding = asyncio.create_task(self._capture.hold())
+        working = asyncio.create_task(self._work(stop))
+        try:
+            await asyncio.wait([holding, working], return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                if not isinstance(working.exception(), TransientError):
+                    return working.result()
+                await self._ask_for_claim(holding)
+            if holding.done():  # it says more than what ended with it
+                holding.result()
+            await working
+        finally:
+            await _cancel(working, holding)
+
+    async def _ask_for_claim(self, holding: asyncio.Task[None]) -> None:
+        """Have `holding` end soon if the claim is lost."""
+        asking = asyncio.create_task(self._capture.health())
+        await asyncio.wait(
+            [holding, asking], timeout=CLAIM_WITHIN_S, return_when=asyncio.FIRST_COMPLETED
+        )
+        await _cancel(asking)
+
+    async def _work(self, stop: asyncio.Event) -> None:
+        """Do what only the holder of the claim may."""
+        committed = await self._opened()
+        self._refuse_gone(committed)
+        discovery = await self._capture.discover(committed.tables)
+        verdict = self._agreed(committed, await self._capture.continuity(committed))
+        end = committed.position or ZERO
+        committed = self._judged(committed, verdict)
+        self._durable = committed.position or ZERO
+        book = TableBook(committed, self._policy.resnapshot_rewritten)
+        book.update(discovery)
+        intake = Intake(self._sink, book, self._watch, self._monotonic)
+        self._watch.discovered(committed, discovery)
+        if isinstance(verdict, Lost):
+            # Before the server is adopted and the slot made anew: a next start sees neither.
+            given_up = [t for t in discovery.tables if _was_given_up(committed, t.id, verdict)]
+            book.explain([table.id for table in given_up], verdict.reason)
+            await intake.enter(given_up, TableState.SNAPSHOTTING, end)
+            refuse_behind(self._watch.source, verdict)
+        await self._sink.adopt(discovery.origin)
+        # Before anything is written of them: a next start finds raw tables again.
+        gone = [table for table in discovery.tables if table.id in committed.gone]
+        book.explain((table.id for table in gone), GONE)
+        await intake.enter(gone, TableState.SNAPSHOTTING, self._durable)
+        damaged = [e for e in committed.damaged.values() if book.is_present(e.table)]
+        await intake.stop_damaged(damaged, self._durable)
+        await intake.record(book.departures(datetime.now(UTC), self._durable))
+        renew = isinstance(verdict, Lost)
+        preparing = self._capture.prepare(discovery.tables, renew=renew)
+        names = [table.id for table in discovery.tables]
+        # Where a slot is made, that begins when all who write now have ended.
+        book.prepared(await patiently(preparing, lambda: self._watch.reading_waits(names)))
+        self._start(self._monitor())
+        epoch = FillingEpoch(self._sink.begin(), floor=committed.floor or ZERO)
+        epoch.start = self._durable
+        if committed.unlisted is not None:
+            epoch.list_more(committed.unlisted)
+        self._epoch = epoch
+        follower = Follower(
+            self._capture,
+            self._sink,
+            book,
+            intake,
+            self._watch,
+            lambda: self._durable,
+            reads=self._policy.snapshot,
+        )
+        if not self._policy.snapshot:
+            await follower.take_unread()
+        elif book.to_read():
+            self._watch.enter(SourceState.SNAPSHOTTING)
+            book.distrust()
+            if not isinstance(verdict, Resumed):  # at the new slot's own point
+                # The first cut that a reader sees has all tables whole, if they are not too large.
+                loads = await self._beside_background(follower.begin_first_load())
+                epoch.awaits, epoch.patience_bytes = (
+                    set(loads.values()),
+                    self._policy.epoch.max_bytes,
+                )
+        self._follower = follower
+        work: asyncio.Queue[Work] = asyncio.Queue(QUEUED)
+        self._start(self._feed(work, committed.position))
+        self._start(follower.run(work.put))
+        self._gate = follower.gate
+        await self._stream(epoch, work, book, intake, stop)
+
+    async def _opened(self) -> Committed:
+        """Read the lake; from here on nobody who did before commits to it (I5).
+
+        Nothing is written if it is not the source's: see `ingestd.pipeline.known_lake`.
+        """
+        committed, verdict = await look(self._sink, self._capture)
+        self._watch.noticed(committed.notices)  # before the fence, after which they are not known
+        why = verdict.reason if isinstance(verdict, LakeLost) else None
+        lost = self._known.difference(committed) or why
+        if lost is not None:
+            self._give_up_lake(lost)
+        elif committed.lake is None and committed.has_nothing:
+            await self._root.may_begin(self._watch.source)
+        is_new = committed.has_nothing and committed.lake is None
+        self._known.is_found(await self._sink.mark(None if is_new else self._known.lake))
+        if committed.has_nothing and self._known.lake is not None:
+            self._watch.begins(self._known.lake)
+        self._root.say(self._watch.source, None)
+        self._watch.lake_found()
+        not_fenced = await self._sink.fence()
+        return replace(committed, damaged={**committed.damaged, **not_fenced})
+
+    def _give_up_lake(self, why: str) -> None:
+        """Take that the lake is not what it was, if that was agreed to. Raises LakeLostError."""
+        if not (self._policy.resnapshot_when_lake_lost or self._known.is_accepted):
+            self._known.is_lost()
+            self._root.say(self._watch.source, why)
+            raise lake_lost(self._watch.source, why)
+        self._given_up_lake = LakeLost(why)
+
+    def _agreed(self, committed: Committed, verdict: Continuity) -> Continuity:
+        """Give the verdict, or what it is after a lake was given up. Raises LakeLostError."""
+        if self._given_up_lake is None and isinstance(verdict, LakeLost):
+            self._give_up_lake(verdict.reason)  # it was moved, or the lake committed to, meanwhile
+        given_up = self._given_up_lake
+        if given_up is None:
+            return verdict
+        self._watch.lake_given_up(given_up.reason)
+        return Fresh() if committed.has_nothing else Lost(given_up.reason)
+
+    async def _refuse_vanished(self, work: asyncio.Task[None]) -> None:
+        """Raise LakeLostError if the lake is not there any more, whatever failed for that."""
+        error = None if work.cancelled() else work.exception()
+        if self._known.found.is_set() and isinstance(error, OperatorError):
+            try:
+                await self._sink.ensure_there()
+            except LakeLostError as lost:
+                self._known.is_lost()
+                self._root.say(self._watch.source, lost.what)
+                raise lake_lost(self._watch.source, lost.what) from error
+            except IngestdError:
+                return
+
+    async def _beside_background(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do the work, but raise at once what a background task ends with."""
+        task = asyncio.create_task(work)
+        try:
+            await asyncio.wait([task, *self._background], return_when=asyncio.FIRST_COMPLETED)
+            for background in self._background:
+                if background.done():
+                    background.result()
+            return await task
+        finally:
+            await _cancel(task)
+
+    def _refuse_gone(self, committed: Committed) -> None:
+        """Refuse where raw tables are gone and may not be read anew."""
+        refuse_gone(self._watch.source, committed, may_read=self._policy.may_read)
+
+    def _judged(self, committed: Committed, verdict: Continuity) -> Committed:
+        """Take what the lake holds as the verdict has it; say what it says."""
+        if isinstance(verdict, Lost):
+            return self._give_up_position(committed, verdict)
+        return committed
+
+    def _give_up_position(self, committed: Committed, verdict: Lost) -> Committed:
+        """Treat every table as not read yet: the old rows serve until the new ones are in."""
+        is_agreed = self._policy.resnapshot_when_lost or self._given_up_lake is not None
+        may_read = is_agreed and self._policy.snapshot
+        refuse_lost(self._watch.source, verdict, may_read=may_read)
+        if self._given_up_lake is None:
+            self._watch.lost(verdict.reason)
+        tables = {
+            name: replace(known, state=TableState.STOPPED, reason=verdict.reason, progress="")
+            if known.state is TableState.LIVE or known.progress
+            else known
+            for name, known in committed.tables.items()
+        }
+        return replace(committed, position=None, tables=tables)
+
+    # --- streaming ---------------------------------------------------------------------------
+
+    async def _stream(
+        self,
+        epoch: FillingEpoch,
+        work: asyncio.Queue[Work],
+        book: TableBook,
+        intake: Intake,
+        stop: asyncio.Event,
+    ) -> None:
+        self._start(_until(stop))
+        self._idle_until = self._monotonic()
+        self._is_streaming = True
+        getter = asyncio.create_task(work.get())
+        try:
+            while not stop.is_set():
+                await self._wait(epoch, getter)
+                if getter.done():
+                    await self._discard_stopped(epoch)
+                    await intake.take(epoch, getter.result())
+                    getter = asyncio.create_task(work.get())
+                    self._gate.move(epoch.position)
+                if not book.is_loading:
+                    self._watch.enter(SourceState.STREAMING)
+                epoch = self._epoch = await self._close_if_due(epoch, intake)
+        finally:
+            await _cancel(getter)
+        await self._drain(epoch, intake)
+
+    async def _feed(self, work: asyncio.Queue[Work], after: Lsn | None) -> None:
+        async with contextlib.aclosing(self._capture.live(after)) as live:
+            async for chunk in live:
+                await work.put(chunk)
+
+    async def _wait(self, epoch: FillingEpoch, getter: asyncio.Task[Work]) -> None:
+        """Return when there is something to do; raise what a background task ended with."""
+        tasks: list[asyncio.Task[Any]] = [getter, *self._background]
+        if self._commit is None:
+            timeout = self._patience_s(epoch)
+        else:
+            timeout = None
+            tasks.append(self._commit)
+        await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        for task in self._background:
+            if task.done():
+                task.result()
+        self._background = [task for task in self._background if not task.done()]
+        if self._commit is not None and self._commit.done():
+            commit, self._commit = self._commit, None
+            commit.result()
+            await self._discard_stopped(epoch)
+
+    def _patience_s(self, epoch: FillingEpoch) -> float | None:
+        """How long nothing need be done while nothing comes; None: for ever."""
+        now = self._monotonic()
+        if epoch.is_idle:
+            return max(0.0, self._idle_until - now) if epoch.position > self._durable else None
+        return epoch.wait_s(now, self._policy.epoch)
+
+    async def _close_if_due(self, epoch: FillingEpoch, intake: Intake) -> FillingEpoch:
+        """Commit the epoch in the background if it is due; give the one to fill."""
+        if self._commit is not None:
+            return epoch
+        now = self._monotonic()
+        asked = self._capture.checkpoint_requested() or intake.hurry_to > self._durable
+        if epoch.is_due(now, self._policy.epoch, checkpoint=asked):
+            self._commit = asyncio.create_task(self._commit_epoch(epoch, intake))
+            first_s = max(self._policy.epoch.max_delay_s, LEAST_IDLE_S)
+            self._idle_s = min(first_s, self._policy.idle_interval_s)
+            self._idle_until = now + self._idle_s
+            await asyncio.sleep(0)  # the writer closes in its first step; then the next may begin
+            return FillingEpoch(self._sink.begin(), start=epoch.position, position=epoch.position)
+        if not epoch.has_rows:  # whatever ended has all its rows in epochs before
+            await intake.durable(epoch)
+        if epoch.is_idle and epoch.position > self._durable and (asked or now >= self._idle_until):
+            await self._sink.advance(epoch.position)
+            await self._confirm(epoch.position)
+            self._idle_s = min(2 * self._idle_s, self._policy.idle_interval_s)
+            self._idle_until = now + self._idle_s
+        return epoch
+
+    async def _commit_epoch(self, epoch: FillingEpoch, intake: Intake) -> None:
+        started = self._monotonic()
+        self._committing = epoch
+
+        async def stop(errors: Sequence[TableError]) -> None:
+            self._stopped += errors  # before anything of them is recorded, or asked for
+            await intake.stop_damaged(errors, epoch.position)
+
+        committed = await epoch.writer.commit(epoch.summary(), stop)
+        self._committing = None
+        self._watch.committed(committed, epoch, self._monotonic() - started)
+        await intake.durable(epoch)
+        await self._confirm(epoch.position)
+
+    async def _discard_stopped(self, epoch: FillingEpoch) -> None:
+        """Forget rows that came, while the epoch before was committed, of tables it stopped.
+
+        Before anything else is taken: of such a table it may be of the reading that follows.
+        """
+        errors, self._stopped = self._stopped, []
+        for error in errors:
+            await epoch.discard(error.table)
+
+    async def _confirm(self, position: Lsn) -> None:
+        """Pass on a position that has just become durable (I1)."""
+        self._durable = position
+        self._known.has_begun(position)
+        if not self._may_confirm:
+            return
+        await self._capture.confirm(position)
+        self._watch.confirmed(position)
+
+    async def _drain(self, epoch: FillingEpoch, intake: Intake) -> None:
+        """Finish what can be: the epoch being committed, then the open one."""
+        commit, self._commit = self._commit, None
+        if commit is not None:
+            await commit
+            await self._discard_stopped(epoch)
+        if epoch.can_close and epoch.has_rows:
+            await self._commit_epoch(epoch, intake)
+
+    # --- signals -----------------------------------------------------------------------------
+
+    async def _monitor(self) -> None:
+        looked = -math.inf
+        while True:
+            if self._monotonic() - looked >= self._sink.look_every_s:
+                looked = self._monotonic()
+                with contextlib.suppress(TransientError):  # what is committed meets that itself
+                    await self._sink.ensure_there()
+            await self._capture.health()
+            try:
+                lag = await self._capture.lag()
+            except TransientError as error:
+                self._watch.not_measured(error)
+            else:
+                epochs = [e for e in (self._committing, self._epoch) if e is not None]
+                oldest = [e.oldest_us for e in epochs if e.oldest_us is not None]
+                self._watch.measured(lag, min(oldest, default=None))
+            await asyncio.sleep(MONITOR_INTERVAL_S)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        self._background.append(asyncio.create_task(work))
+
+
+def _was_given_up(committed: Committed, name: TableId, verdict: Lost) -> bool:
+    known = committed.tables.get(name)
+    return known is not None and known.reason == verdict.reason
+
+
+async def _until(stop: asyncio.Event) -> None:
+    await stop.wait()
+
+
+async def _cancel(*tasks: asyncio.Task[Any] | None) -> None:
+    running = [t for t in tasks if t is not None]
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)

@@ -1,0 +1,98 @@
+"""What a start would be refused, by the steps of a start that change nothing: for `ingestd check`.
+
+The lake is opened, the source discovered, and both compared, by the same ports and the same
+decisions as in `Pipeline`. Neither is the lake fenced nor anything in the source made or altered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ingestd.model.check import CheckLine, Level
+from ingestd.model.errors import IngestdError, TableError, TransientError
+from ingestd.model.lake_state import Committed
+from ingestd.model.schema import TableId
+from ingestd.pipeline.pipeline import PipelinePolicy
+from ingestd.pipeline.start_refusals import refuse_behind, refuse_gone, refuse_lost
+from ingestd.ports import ChangeCapture, Lost, Sink
+
+
+class Rehearsal:
+    """One start of one source.
+
+    `claimed_by`: the session that holds its claim, None if none. `placed`: where the lake has a
+    table; raises TableError where it can have none.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        capture: ChangeCapture,
+        sink: Sink,
+        policy: PipelinePolicy,
+        *,
+        claimed_by: str | None,
+        placed: Callable[[TableId], object],
+    ) -> None:
+        self._source = source
+        self._capture = capture
+        self._sink = sink
+        self._policy = policy
+        self._claimed_by = claimed_by
+        self._placed = placed
+        self._lines: list[CheckLine] = []
+
+    async def lines(self) -> list[CheckLine]:
+        """Return a line for everything that would be refused, or needs attention."""
+        try:
+            await self._start()
+        except TransientError as error:  # a run tries again
+            self._add("start", "warn", self._bare(error.what), error.remedy)
+        except IngestdError as error:
+            self._add("start", "fail", self._bare(error.what), error.remedy)
+        return self._lines
+
+    async def _start(self) -> None:
+        policy = self._policy
+        committed = await self._sink.open()
+        for notice in committed.notices:
+            self._add("lake", "warn", notice.what, notice.remedy)
+        for error in committed.damaged.values():
+            self._add(f"table {error.table}", "fail", error.reason, error.remedy)
+        refuse_gone(self._source, committed, may_read=policy.may_read)
+        # Whether rows were rewritten is not asked: that may take reading a table.
+        known = {name: replace(table, storage="") for name, table in committed.tables.items()}
+        discovery = await self._capture.discover(known)
+        for refused in discovery.refused:
+            error = refused.error
+            self._add(f"table {refused.table.id}", "fail", error.reason, error.remedy)
+        for table in discovery.tables:
+            try:
+                self._placed(table.id)
+            except TableError as error:
+                self._add(f"table {table.id}", "fail", error.reason, error.remedy)
+        for notice in discovery.notices:
+            self._add(notice.event.partition(".")[0], "warn", notice.what, notice.remedy)
+        # A daemon that runs has compared them, and moves both.
+        if self._claimed_by is None:
+            await self._compare(committed)
+
+    async def _compare(self, committed: Committed) -> None:
+        verdict = await self._capture.continuity(committed)
+        if isinstance(verdict, Lost):
+            refuse_lost(self._source, verdict, may_read=self._policy.may_read)
+            refuse_behind(self._source, verdict)
+            self._add(
+                "start",
+                "warn",
+                f"changes may be lost: {verdict.reason}; all tables are read again",
+                "nothing, if that is meant; what the lake has serves until then",
+            )
+
+    def _bare(self, what: str) -> str:
+        """Return an error's text without the source, which has a column of its own."""
+        return what.removeprefix(f"source {self._source}: ")
+
+    def _add(self, subject: str, level: Level, detail: str, remedy: str | None) -> None:
+        self._lines.append(CheckLine(self._source, subject, level, detail, remedy))

@@ -1,0 +1,353 @@
+"""Keeps a source's reference tables current, beside its pipeline and without ever holding it up.
+
+====================  ===========================================================================
+`reference`           what is done
+====================  ===========================================================================
+`snapshot_only`       all rows are read every `refresh`, and when asked for
+`manual`              all rows are read if the lake has none, and when asked for
+`snapshot_plus_cdc`   the lake's own changes of the table are put in after every epoch
+====================  ===========================================================================
+
+One table after the other, only while the source's pipeline runs: who holds its claim alone writes
+to the lake (I5). A fault of one table is that table's own (I8): what passes by itself is tried
+again after 0.5 s to 30 s, anything else after 5 s to 60 s, and at once when the source's table was
+read again; the version that is there serves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+import pyarrow as pa
+
+from ingestd.model.changes import RESERVED_PREFIX
+from ingestd.model.errors import IngestdError, OperatorError, TransientError
+from ingestd.model.schema import TableId, in_name_order
+from ingestd.pipeline.retry import retry_delay_s
+from ingestd.pipeline.telemetry.reference import ReferenceWatch
+from ingestd.ports import ReferenceSink, ReferenceState, ReferenceTableSource
+
+SHARE_OF_TIME = 0.2
+"""Merges take no more of the time than this: with larger tables they come less often."""
+PAUSE_LIMIT_S = 60.0
+RETRY_S = 5.0
+"""What an operator has to act for is tried again after this, or later where trying takes long."""
+
+Monotonic = Callable[[], float]
+
+
+class Keeper(Protocol):
+    """Keeps one table current."""
+
+    is_asked: bool
+
+    async def step(self) -> float | None:
+        """Do what is due; give the seconds until something may be due again.
+
+        0.0: at once. None: when it is woken. Raises IngestdError.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Free everything; another `step` may follow."""
+        ...
+
+
+class Reread:
+    """Reads all rows: every `refresh_s`, or (None) only once and when asked for."""
+
+    def __init__(
+        self,
+        table: TableId,
+        source: Callable[[], ReferenceTableSource],
+        sink: ReferenceSink,
+        watch: ReferenceWatch,
+        refresh_s: float | None,
+        *,
+        monotonic: Monotonic = time.monotonic,
+    ) -> None:
+        self.is_asked = False
+        self._table = table
+        self._make_source = source
+        self._sink = sink
+        self._watch = watch
+        self._refresh_s = refresh_s
+        self._monotonic = monotonic
+        self._is_open = False
+        self._state: ReferenceState | None = None
+        self._due_s: float | None = None
+
+    async def step(self) -> float | None:
+        """Read the table if that is due."""
+        now = self._monotonic()
+        if not self._is_open:
+            self._state = await self._sink.open()
+            self._watch.opened(self._table, self._state)
+            self._is_open = True
+            # A version may be old, or other settings have made it: it is looked at once.
+            if self._state is None or self._refresh_s is not None:
+                self._due_s = now
+        if self.is_asked or (self._due_s is not None and now >= self._due_s):
+            await self._read()
+        self._watch.succeeded(self._table, self._state)
+        return None if self._due_s is None else max(0.0, self._due_s - self._monotonic())
+
+    async def _read(self) -> None:
+        began, self.is_asked = self._monotonic(), False
+        source = self._make_source()
+        try:
+            self._state = state = await self._sink.replace(self._batches(source))
+        except IngestdError:
+            self._due_s = began  # whoever asked, it is to be read
+            raise
+        finally:
+            await source.close()
+        self._due_s = None if self._refresh_s is None else began + self._refresh_s
+        seconds = self._monotonic() - began
+        self._watch.current(self._table, state, seconds, is_asked=self.is_asked)
+
+    async def _batches(self, source: ReferenceTableSource) -> AsyncIterator[pa.RecordBatch]:
+        nbytes = 0
+        while (batch := await source.poll_snapshot()) is not None:
+            ratio = getattr(source, "progress", 0.0)
+            read = getattr(source, "nbytes", 0)
+            self._watch.reading(self._table, ratio, read - nbytes, is_asked=self.is_asked)
+            nbytes = read
+            yield batch
+
+    async def close(self) -> None:
+        """Let the sink end."""
+        self._is_open = False
+        await self._sink.close()
+
+
+class Followed:
+    """Puts in what changed since; all rows where that does not do.
+
+    `source`: makes one that goes on after a position, None for one that begins anew.
+    """
+
+    is_asked = False
+
+    def __init__(
+        self,
+        table: TableId,
+        source: Callable[[int | None], ReferenceTableSource],
+        sink: ReferenceSink,
+        watch: ReferenceWatch,
+        *,
+        monotonic: Monotonic = time.monotonic,
+    ) -> None:
+        self._table = table
+        self._make_source = source
+        self._sink = sink
+        self._watch = watch
+        self._monotonic = monotonic
+        self._source: ReferenceTableSource | None = None
+        self._state: ReferenceState | None = None
+        self._has_begun_anew = False
+
+    async def step(self) -> float | None:
+        """Go as far as the lake is; the seconds are a pause, after which it waits to be woken."""
+        began = self._monotonic()
+        has_begun_anew, self._has_begun_anew = self._has_begun_anew, False
+        if self._source is None:
+            self._state = await self._sink.open()
+            self._watch.opened(self._table, self._state)
+            position = None if self._state is None else self._state.position
+            self._source = self._make_source(position)
+        try:
+            await self._advance(self._source)
+        except TransientError as error:
+            if error.reason == "not_whole":
+                return None  # woken when its own snapshot is complete
+            if error.reason == "row_missing" and not has_begun_anew:
+                await self._begin_anew()
+                self._has_begun_anew = True
+                return 0.0
+            raise
+        self._watch.succeeded(self._table, self._state)
+        took_s = self._monotonic() - began
+        return min(PAUSE_LIMIT_S, took_s / SHARE_OF_TIME - took_s) or None
+
+    async def _advance(self, source: ReferenceTableSource) -> None:
+        began = self._monotonic()
+        has_begun_anew = was_replaced = False
+        while True:
+            if not source.is_snapshot_complete():
+                was_replaced = True
+                self._state = await self._replace(source)
+                self._watch.current(self._table, self._state, self._monotonic() - began)
+            changes = await source.poll_changes()
+            if changes is None:
+                if was_replaced and not source.key:  # each change has all be folded: after a pause
+                    return
+                continue
+            state = self._state
+            if state is None or not _fits(changes, state):
+                if has_begun_anew:  # not at once: other tables wait for their turn
+                    what = f"reference table {self._table}: its columns are others again"
+                    raise TransientError(what, reason="columns_changed")
+                has_begun_anew = True
+                source = await self._begin_anew()
+                continue
+            if changes.num_rows:
+                began = self._monotonic()
+                self._state = await self._sink.merge(changes, source.key, position=source.position)
+                self._watch.current(self._table, self._state, self._monotonic() - began)
+            return
+
+    async def _replace(self, source: ReferenceTableSource) -> ReferenceState:
+        first = await source.poll_snapshot()
+
+        async def batches() -> AsyncIterator[pa.RecordBatch]:
+            batch = first
+            while batch is not None:
+                yield batch
+                batch = await source.poll_snapshot()
+
+        return await self._sink.replace(batches(), position=source.position)
+
+    async def _begin_anew(self) -> ReferenceTableSource:
+        await self.close()
+        self._state = await self._sink.open()
+        self._source = self._make_source(None)
+        return self._source
+
+    async def close(self) -> None:
+        """Forget where it is: the sink knows."""
+        source, self._source = self._source, None
+        if source is not None:
+            await source.close()
+        await self._sink.close()
+
+
+def _fits(changes: pa.RecordBatch, state: ReferenceState) -> bool:
+    """Whether these are the table's columns, in any order: it has that of an earlier version.
+
+    So it is for fields of structs.
+    """
+    own = [f for f in changes.schema if not f.name.startswith(RESERVED_PREFIX)]
+    return _types(own) == _types(state.schema)
+
+
+def _types(fields: Iterable[pa.Field]) -> dict[str, str]:
+    return {f.name: str(in_name_order(f.type)) for f in fields}
+
+
+class References:
+    """A source's reference tables; `asked`: those that are read when somebody asks."""
+
+    def __init__(
+        self,
+        keepers: Mapping[TableId, Keeper],
+        watch: ReferenceWatch,
+        asked: frozenset[TableId],
+        *,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._keepers = keepers
+        self._watch = watch
+        self.asked = asked
+        self._jitter = jitter
+        self._woken = {table: asyncio.Event() for table in keepers}
+        self._one = asyncio.Semaphore(1)
+
+    async def run(self) -> None:
+        """Run until cancelled; nothing is written any more then."""
+        if not self._keepers:
+            return
+        self._watch.watch.listeners.append(self._wake)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for table, keeper in self._keepers.items():
+                    group.create_task(self._keep(table, keeper), name=f"reference {table}")
+        finally:
+            self._watch.watch.listeners.remove(self._wake)
+
+    def request(self, tables: Sequence[TableId]) -> None:
+        """Have tables of `asked` read now. Raises TransientError while the source stands still."""
+        fault = self._watch.watch.not_running()
+        if fault is not None:
+            raise fault
+        for table in tables:
+            self._keepers[table].is_asked = True
+            self._woken[table].set()
+        self._watch.requested(tables)
+
+    def _wake(self) -> None:
+        for event in self._woken.values():
+            event.set()
+
+    async def _keep(self, table: TableId, keeper: Keeper) -> None:
+        woken = self._woken[table]
+        attempt = 0
+        try:
+            while True:
+                woken.clear()
+                if not self._watch.is_running:
+                    await self._tried(keeper.close())
+                    await woken.wait()
+                    continue
+                async with self._one:
+                    began = time.monotonic()
+                    delay_s, error = await self._tried(keeper.step())
+                    took_s = time.monotonic() - began
+                attempt = 0 if error is None else attempt + 1
+                if error is not None:
+                    await self._tried(keeper.close())
+                    delay_s = retry_delay_s(error, attempt, self._jitter())
+                    if not isinstance(error, TransientError):
+                        delay_s = min(delay_s, max(RETRY_S, took_s / SHARE_OF_TIME))
+                    self._watch.failed(table, error, delay_s)
+                    await self._pause(table, woken, delay_s)
+                elif delay_s == 0.0:
+                    await asyncio.sleep(0)
+                elif isinstance(keeper, Followed):
+                    await asyncio.sleep(delay_s or 0.0)
+                    await woken.wait()
+                else:
+                    await self._pause(table, woken, delay_s)
+        finally:
+            await self._tried(keeper.close())
+
+    async def _tried(
+        self, work: Awaitable[float | None]
+    ) -> tuple[float | None, IngestdError | None]:
+        """Give its outcome or its fault: whatever it is, only this table stops."""
+        try:
+            return await work, None
+        except IngestdError as fault:
+            return None, fault
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as fault:  # noqa: BLE001 - a Rust panic too
+            return None, self._watch.unknown(fault)
+
+    async def _pause(self, table: TableId, woken: asyncio.Event, delay_s: float | None) -> None:
+        """Wait, at most until it is asked for, or its own table comes into another state."""
+        keeper, state = self._keepers[table], self._watch.state_of(table)
+        try:
+            async with asyncio.timeout(delay_s):
+                while (
+                    not keeper.is_asked
+                    and self._watch.is_running
+                    and state == self._watch.state_of(table)
+                ):
+                    await woken.wait()
+                    woken.clear()
+        except TimeoutError:
+            return
+
+
+def refused(tables: Sequence[TableId]) -> OperatorError:
+    """Say that reference tables are read whole or not at all."""
+    names = ", ".join(map(str, tables))
+    return OperatorError(
+        f"{names}: only current rows are kept, and they are read whole",
+        remedy="ask without a condition; a reading that is under way ends by itself",
+    )

@@ -1,0 +1,404 @@
+"""Reads tables at one point or in chunks, and gives their rows to the pipeline's queue.
+
+At one point L: the tables' `t` at (L, -1), their rows at (L, 0). In chunks, the states of a table::
+
+    recorded   from P0 on the intake notes what the stream brings of it (`Touched`)
+    settled    the stream has passed L0, and whatever it brought below L0 is seen by all
+    read       chunk by chunk, each given when the stream has passed its W
+    completed  rows that lack values which were not sent have been read by their keys
+    given      the `t` at (L0, -1), of a table that the lake had rows of; else that was first
+
+What an earlier run left (`TableBook.left`) is read in chunks, whichever way that run read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from ingestd.model.changes import marker_batch
+from ingestd.model.errors import OperatorError, TableError, TableReplacedError
+from ingestd.model.lake_state import TableEvent, TableState
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import Table, TableId
+from ingestd.pipeline.appender import Intake
+from ingestd.pipeline.dedup_window import Touched
+from ingestd.pipeline.slow_waits import patiently
+from ingestd.pipeline.snapshot_queue import FromReader, Gate, Loaded, Page, SplitGiven
+from ingestd.pipeline.table_set import TableBook, stopped
+from ingestd.pipeline.telemetry.source import Watch
+from ingestd.ports import (
+    ChangeCapture,
+    Sink,
+    Snapshot,
+    SnapshotItem,
+    SnapshotPage,
+    SplitRead,
+    TableRead,
+)
+
+Give = Callable[[FromReader], Awaitable[None]]
+
+AT_ONCE = 2
+"""How many readings go on at once: a new small table need not wait for a large one."""
+PATIENCE_S = 0.02
+"""How long the stream may take to pass a chunk's position before it is helped on."""
+MOVE_ON_INTERVAL_S = 1.0
+"""An epoch with rows that were read needs a greater position than the one before."""
+KEYS_AT_ONCE = 500
+
+
+class LakeFault(Exception):  # noqa: N818 - it wraps an error
+    """`error` came from the lake: it is no fault of the tables that are read."""
+
+    def __init__(self, error: OperatorError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """Mark what the lake raises."""
+    try:
+        yield
+    except OperatorError as error:
+        raise LakeFault(error) from error
+
+
+@dataclass(slots=True)
+class Reading:
+    """Tables that are read together, by the numbers of their readings in the TableBook.
+
+    `give` takes what is read, in its order. `is_partial`: some rows of a table that stays as it is.
+    `marked`: tables whose closing `t` an earlier run gave, and then was killed.
+    """
+
+    give: Give
+    loads: Mapping[TableId, int]
+    is_partial: bool = False
+    tables: dict[TableId, Table] = field(default_factory=dict)
+    touched: dict[TableId, Touched] = field(default_factory=dict)
+    ended: set[TableId] = field(default_factory=set)
+    marked: set[TableId] = field(default_factory=set)
+
+    @property
+    def unended(self) -> Mapping[TableId, int]:
+        """Those of which not everything has been given."""
+        return {name: load for name, load in self.loads.items() if name not in self.ended}
+
+    async def end(self, table: TableId) -> None:
+        """Give the end of a table."""
+        self.ended.add(table)
+        await self.give(Loaded(self.loads[table]))
+
+    async def fail(self, error: TableError) -> None:
+        """Give why a table can't be read, and its end."""
+        await self.give(Page(error, datetime.now(UTC), self.loads[error.table]))
+        await self.end(error.table)
+
+
+Way = Callable[[Reading], Coroutine[Any, Any, None]]
+
+
+class Reader:
+    """Reads for one pipeline. `durable` gives the position up to which the lake is durable."""
+
+    def __init__(  # noqa: PLR0917 - all parts of one pipeline
+        self,
+        capture: ChangeCapture,
+        sink: Sink,
+        book: TableBook,
+        intake: Intake,
+        watch: Watch,
+        gate: Gate,
+        durable: Callable[[], Lsn],
+    ) -> None:
+        self._capture = capture
+        self._sink = sink
+        self._book = book
+        self._intake = intake
+        self._watch = watch
+        self._gate = gate
+        self._durable = durable
+        self._places = asyncio.Semaphore(AT_ONCE)
+        self._snapshots: dict[TableId, Snapshot] = {}
+
+    # --- ways --------------------------------------------------------------------------------
+
+    async def begin_at_point(self, loads: Mapping[TableId, int], at_lsn: Lsn) -> Snapshot:
+        """Take the snapshot of tables at one point."""
+        tables = self._book.being_read(loads)
+        with _writing():
+            await self._enter(tables, at_lsn)
+        snapshot = await self._capture.snapshot(tables)
+        self._book.read_at(self._book.being_read(loads), snapshot.point)
+        return snapshot
+
+    async def read_at_point(self, reading: Reading) -> None:
+        """Read tables at one point."""
+        # What the discovery tells holds from there on: the stream has to be as far.
+        await self._gate.reached(self._book.lsn)
+        async with self._places:
+            if not self._book.being_read(reading.loads):
+                return  # gone, or given up
+            snapshot = await self.begin_at_point(reading.loads, self._gate.position)
+            await self._read_begun(reading, snapshot)
+
+    async def read_begun(self, reading: Reading, snapshot: Snapshot) -> None:
+        """Read tables at the point of a snapshot that has been taken."""
+        async with self._places:
+            await self._read_begun(reading, snapshot)
+
+    async def _read_begun(self, reading: Reading, snapshot: Snapshot) -> None:
+        async with _closing(snapshot):
+            await self._gate.reached(snapshot.point)
+            await self._read(reading, self._book.being_read(reading.loads), snapshot)
+
+    async def read_in_chunks(self, reading: Reading) -> None:
+        """Read tables in chunks, from the start."""
+        await self._gate.reached(self._book.lsn)
+        tables = self._book.being_read(reading.loads)
+        if not tables:
+            return
+        are_new = any(self._book.is_new(t.id) for t in tables)
+        with _writing():
+            await self._enter(tables, self._gate.position)
+        # It may wait for others' transactions for long: that takes no place.
+        snapshot = await self._patiently(
+            reading, self._capture.snapshot(tables, chunked=True, are_new=are_new)
+        )
+        async with _closing(snapshot), self._places:
+            tables = self._book.being_read(reading.loads)  # the others were given up meanwhile
+            await self._record(reading, tables)
+            self._book.read_at(self._book.being_read(reading.loads), snapshot.point)
+            await self._settle(reading, snapshot)
+            await self._read(reading, tables, snapshot)
+
+    async def read_rest(self, reading: Reading) -> None:
+        """Read what an earlier run left of one table."""
+        await self._gate.reached(self._book.lsn)
+        tables = self._book.being_read(reading.loads)
+        if not tables:
+            return
+        table = tables[0]
+        left = self._book.left(table.id)
+        snapshot = await self._patiently(
+            reading, self._capture.snapshot([table], chunked=True, left=left)
+        )
+        async with _closing(snapshot), self._places:
+            if not self._book.being_read(reading.loads):
+                return
+            self._book.read_at([table], snapshot.point)
+            with _writing():
+                await self._enter([table], self._gate.position)
+            await self._record(reading, [table])
+            # Whatever came before was recorded lies below, an open transaction too.
+            now = (await self._capture.lag()).current_lsn
+            await self._passed(now, snapshot)
+            await self._until_durable(now)
+            with _writing():
+                unsent = await self._sink.unsent(table, snapshot.point)
+                if await self._sink.has_marker(table, snapshot.point):
+                    reading.marked.add(table.id)
+            for rows in unsent:
+                reading.touched[table.id].owe(table, rows)
+            await self._settle(reading, snapshot)
+            await self._read(reading, [table], snapshot)
+
+    async def _enter(self, tables: Sequence[Table], at_lsn: Lsn) -> None:
+        """Record that tables are being read."""
+        await self._intake.enter(self._book.latest(tables), TableState.SNAPSHOTTING, at_lsn)
+
+    async def read_partial(self, reading: Reading, where: str) -> None:
+        """Read rows of one table for which `where` holds; it stays as it is."""
+        await self._gate.reached(self._book.lsn)
+        [(name, load)] = reading.loads.items()
+        if not self._book.is_read_by(name, load):
+            return
+        table = self._book.table(name)
+        if name not in await self._capture.chunked([table], initial=False):
+            raise TableError(
+                name,
+                "can't be read in parts: it has no key by whose texts the server finds rows, or"
+                " the source is a standby",
+                remedy="`ingestd snapshot` without --where reads it whole",
+            )
+        snapshot = await self._patiently(
+            reading, self._capture.snapshot([table], chunked=True, where=where)
+        )
+        async with _closing(snapshot), self._places:
+            await self._record(reading, [table])
+            await self._settle(reading, snapshot)
+            await self._read(reading, [table], snapshot)
+
+    def abandon(self, table: TableId) -> None:
+        """Read no more of a table."""
+        snapshot = self._snapshots.get(table)
+        if snapshot is not None:
+            snapshot.abandon(table)
+
+    async def record_cancelled(
+        self, whole: Sequence[Table], others: Sequence[TableId], at_lsn: Lsn
+    ) -> None:
+        """Record what cancelled readings leave: tables that are whole as before, or stopped."""
+        await self._intake.enter(whole, TableState.LIVE, at_lsn)
+        events: list[TableEvent] = []
+        for name in others:
+            error = TableError(
+                name,
+                "its snapshot was cancelled before the lake had all rows",
+                remedy="`ingestd snapshot` reads it",
+            )
+            events.append(stopped(self._book.stop(name), error, datetime.now(UTC), at_lsn))
+        await self._intake.record(events)
+
+    # --- chunks ------------------------------------------------------------------------------
+
+    async def _record(self, reading: Reading, tables: Sequence[Table]) -> None:
+        floor = await self._capture.seen()
+        for table in tables:
+            load = reading.loads[table.id]
+            reading.touched[table.id] = self._intake.begin_chunks(table, load, floor)
+
+    async def _settle(self, reading: Reading, snapshot: Snapshot) -> None:
+        """Wait until nothing that the stream brought below the point is hidden from chunks."""
+        await self._passed(snapshot.point, snapshot)
+        while any(self._book.is_read_by(n, load) for n, load in reading.loads.items()):
+            seen = await self._capture.seen()
+            if all(t.is_settled(snapshot.point, seen) for t in reading.touched.values()):
+                return
+            for touched in reading.touched.values():
+                touched.pass_floor(seen)
+            await asyncio.sleep(PATIENCE_S)
+
+    async def _patiently(
+        self, reading: Reading, beginning: Coroutine[Any, Any, Snapshot]
+    ) -> Snapshot:
+        """Wait for a snapshot to begin, and tell if that takes long."""
+        return await patiently(beginning, lambda: self._watch.reading_waits(list(reading.loads)))
+
+    async def _passed(self, position: Lsn, snapshot: Snapshot) -> None:
+        """Wait until the stream has passed a position; on an idle server it has to be helped."""
+        reached = asyncio.ensure_future(self._gate.reached(position))
+        try:
+            done, _ = await asyncio.wait([reached], timeout=PATIENCE_S)
+            while not done:
+                await snapshot.move_on()
+                done, _ = await asyncio.wait([reached], timeout=MOVE_ON_INTERVAL_S)
+        finally:
+            reached.cancel()
+
+    async def _until_durable(self, position: Lsn) -> None:
+        """Wait until the lake has what the stream has brought."""
+        self._intake.hurry_to = max(self._intake.hurry_to, position)
+        while self._durable() < position:  # noqa: ASYNC110 - it is moved in several places
+            await asyncio.sleep(PATIENCE_S)
+
+    # --- reading -----------------------------------------------------------------------------
+
+    async def _read(self, reading: Reading, tables: Sequence[Table], snapshot: Snapshot) -> None:
+        """Give what the tables' rows are, with their markers, and the end of each."""
+        loads = reading.loads
+        reading.tables = {t.id: t for t in tables if self._book.is_read_by(t.id, loads[t.id])}
+        self._snapshots |= dict.fromkeys(reading.loads, snapshot)
+        for name in reading.unended.keys() - reading.tables.keys():  # gone, or given up
+            snapshot.abandon(name)
+            await reading.end(name)
+        for name, table in reading.tables.items():
+            if not reading.is_partial and self._book.marks_first(name):
+                await reading.give(_marker(table, reading, snapshot))
+        moved_at = time.monotonic()
+        if not reading.tables:
+            return
+        async with aclosing(snapshot.items()) as items:
+            async for item in items:
+                if _of(item) in reading.tables:
+                    await self._take(reading, snapshot, item)
+                if time.monotonic() - moved_at >= MOVE_ON_INTERVAL_S:
+                    await snapshot.move_on()
+                    moved_at = time.monotonic()
+        await snapshot.move_on()
+
+    async def _take(self, reading: Reading, snapshot: Snapshot, item: SnapshotItem) -> None:
+        if isinstance(item, SnapshotPage):
+            name = item.batch.table.id
+            await self._give_page(reading, snapshot, item)
+            ratio = snapshot.progress(name)
+            self._watch.snapshot_progress(name, ratio, nbytes=item.batch.nbytes)
+        elif isinstance(item, SplitRead):
+            name, load = item.table, reading.loads[item.table]
+            loads, oldest = reading.loads.values(), snapshot.oldest()
+            await reading.give(SplitGiven(name, load, item.where, snapshot.left, oldest, loads))
+            self._watch.snapshot_progress(name, snapshot.progress(name))
+            touched = reading.touched.get(name)
+            owed = sys.maxsize
+            while touched is not None and KEYS_AT_ONCE <= touched.owes < owed:
+                owed = touched.owes  # where the writers are faster the rest waits for the end
+                await self._complete(reading, snapshot, name)
+        elif isinstance(item, TableRead):
+            await self._end(reading, snapshot, item.table)
+        else:
+            await reading.fail(item)
+
+    async def _end(self, reading: Reading, snapshot: Snapshot, name: TableId) -> None:
+        touched = reading.touched.get(name)
+        if touched is not None:
+            touched.close()
+            while touched.owes:
+                await self._complete(reading, snapshot, name)
+            if touched.is_void:
+                raise TableReplacedError(name, "got another replica identity while it was read")
+        owes_marker = not reading.is_partial and self._book.marks_last(name)
+        if owes_marker and name not in reading.marked:
+            await reading.give(_marker(reading.tables[name], reading, snapshot))
+        await reading.end(name)
+
+    async def _complete(self, reading: Reading, snapshot: Snapshot, name: TableId) -> None:
+        """Read rows by their keys that lack values which were not sent."""
+        touched = reading.touched[name]
+        keys = touched.take_unsent(KEYS_AT_ONCE)
+        again = set()
+        async with aclosing(snapshot.rows_of(reading.tables[name], keys)) as pages:
+            async for page in pages:
+                await self._give_page(reading, snapshot, page)
+                if page.seen is not None:
+                    again |= touched.overtaken(page.position, page.seen) & keys
+        touched.owe_again(again)
+
+    async def _give_page(self, reading: Reading, snapshot: Snapshot, page: SnapshotPage) -> None:
+        if page.seen is not None:
+            await self._passed(page.position, snapshot)
+        if page.batch.rows.num_rows or page.batch.resume is not None:
+            load = reading.loads[page.batch.table.id]
+            await reading.give(Page(page.batch, snapshot.at, load, page.position, page.seen))
+
+
+def _of(item: SnapshotItem) -> TableId:
+    return item.batch.table.id if isinstance(item, SnapshotPage) else item.table
+
+
+def _marker(table: Table, reading: Reading, snapshot: Snapshot) -> Page:
+    batch = marker_batch(table, snapshot.point, snapshot.at)
+    return Page(batch, snapshot.at, reading.loads[table.id])
+
+
+@asynccontextmanager
+async def _closing(snapshot: Snapshot) -> AsyncGenerator[None, None]:
+    try:
+        yield
+    finally:
+        await snapshot.close()

@@ -1,0 +1,270 @@
+"""One source's life: delivering, or paused, until it is ended; who is retried when.
+
+===================  ==============================================  ===========================
+what ended it        state                                           tried again after
+===================  ==============================================  ===========================
+`TransientError`     backing_off                                     0.5 s doubling to 30 s, jitter
+any other error      stopped: a person must act; never guess         60 s
+a pause              paused                                          when it is resumed
+the end              closed                                          not again
+===================  ==============================================  ===========================
+
+Whether it is paused is kept in the lake alone (`PauseMark`), and is read at the beginning of each
+phase. A command changes the mark, then ends the phase: whatever the order in which commands come,
+and whenever the daemon is killed, what the mark says holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol
+
+from ingestd.model.errors import IngestdError, ProtocolError
+from ingestd.observe.status import SourceState
+from ingestd.pipeline.known_lake import KnownLake
+from ingestd.pipeline.pipeline import Pipeline
+from ingestd.pipeline.reference_tables import References
+from ingestd.pipeline.retry import OPERATOR_DELAY_S, retry_delay_s
+from ingestd.pipeline.telemetry.source import Watch
+from ingestd.ports import PauseMark
+
+SETTLED_S = 60.0
+"""A pipeline that ran this long starts over with the first delay."""
+
+
+class Beside(Protocol):
+    """What runs beside a pipeline, or instead of it, until it is cancelled."""
+
+    async def run(self) -> None:
+        """Run until cancelled; nothing of it goes on then."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Supervised:
+    """A source: how to make a pipeline for one attempt, what watches it, what runs beside it.
+
+    `mark`: where it is kept that it is paused; None: it never is. `make_paused`: what runs while it
+    is. `known`: what runs beside the pipeline runs while this says that the lake is the source's.
+    """
+
+    make_pipeline: Callable[[], Pipeline]
+    watch: Watch
+    references: References | None = None
+    maintainer: Beside | None = None
+    mark: PauseMark | None = None
+    make_paused: Callable[[], Beside] | None = None
+    known: KnownLake | None = None
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class OneSource:
+    """Runs one source until `end`. `pipeline`: the present attempt's."""
+
+    def __init__(
+        self,
+        source: Supervised,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+        now: Callable[[], datetime] = _utc_now,
+    ) -> None:
+        self.source = source
+        self.pipeline: Pipeline | None = None
+        self._monotonic = monotonic
+        self._jitter = jitter
+        self._now = now
+        self._phase_over = asyncio.Event()
+        self._is_ended = False
+        self._is_paused = False
+        self._changing = asyncio.Lock()
+
+    @property
+    def name(self) -> str:
+        """The source's name."""
+        return self.source.watch.source
+
+    def end(self) -> None:
+        """Have `run` close it and return."""
+        self._is_ended = True
+        self._phase_over.set()
+
+    async def pause(self) -> datetime | None:
+        """Have it deliver nothing until it is resumed: gives since when; None if it can't be.
+
+        The mark is durable when this returns; the pipeline may still be finishing its epoch. Raises
+        OperatorError, TransientError (the lake): nothing has changed then.
+        """
+        mark = self.source.mark
+        if mark is None:
+            return None
+        async with self._changing:
+            since = await mark.put(self._now())
+            if not self._is_paused:
+                self._phase_over.set()
+        return since
+
+    async def resume(self) -> bool:
+        """Have it go on where it was; False if it was not paused. Raises as `pause`."""
+        mark = self.source.mark
+        if mark is None:
+            return False
+        async with self._changing:
+            was_paused = await mark.clear()
+            if was_paused or self._is_paused:
+                self._phase_over.set()
+        return was_paused
+
+    async def look(self) -> None:
+        """Take notice if somebody else paused or resumed it. Raises as `pause`."""
+        mark = self.source.mark
+        if mark is None:
+            return
+        async with self._changing:
+            if (await mark.since() is not None) is not self._is_paused:
+                self._phase_over.set()
+
+    async def run(self) -> None:
+        """Return when it has been ended."""
+        while not self._is_ended:
+            over = self._phase_over = asyncio.Event()
+            self._is_paused = False  # until it is known: a pause that comes meanwhile counts
+            since = await self._paused_since(over)
+            if over.is_set():
+                continue
+            if since is None:
+                await self._deliver(over)
+            else:
+                self._is_paused = True
+                await self._stay_paused(since, over)
+        self.source.watch.enter(SourceState.CLOSED)
+
+    async def _paused_since(self, over: asyncio.Event) -> datetime | None:
+        """Read the mark, however often that takes: nothing is delivered before it is known."""
+        attempt = 0
+        while self.source.mark is not None and not over.is_set():
+            try:
+                return await self.source.mark.since()
+            except IngestdError as error:
+                attempt += 1
+                delay_s = retry_delay_s(error, attempt, self._jitter())
+                self.source.watch.failed(error, delay_s)
+                await _wait(over, delay_s)
+        return None
+
+    async def _stay_paused(self, since: datetime, over: asyncio.Event) -> None:
+        self.source.watch.paused(since)
+        if self.source.make_paused is None:
+            await over.wait()
+        else:
+            await self._keep_beside(self.source.make_paused(), over)
+
+    async def _deliver(self, over: asyncio.Event) -> None:
+        self.source.watch.resumed()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep(over), name=f"source {self.name}")
+            if self.source.references is not None:
+                beside = self._keep_writing(self.source.references, over)
+                group.create_task(beside, name=f"references of {self.name}")
+            if self.source.maintainer is not None:
+                beside = self._keep_writing(self.source.maintainer, over)
+                group.create_task(beside, name=f"maintenance of {self.name}")
+
+    async def _keep(self, over: asyncio.Event) -> None:
+        attempt = 0
+        while not over.is_set():
+            began = self._monotonic()
+            error = await self._attempt(over)
+            if error is None:
+                return
+            attempt = 1 if self._monotonic() - began >= SETTLED_S else attempt + 1
+            delay_s = retry_delay_s(error, attempt, self._jitter())
+            self.source.watch.failed(error, delay_s)
+            await _wait(over, delay_s)
+
+    async def _keep_beside(self, beside: Beside, over: asyncio.Event) -> None:
+        """Its faults are each table's own: what ends it all is none of these, and is logged."""
+        while not over.is_set():
+            error = await _until(over, beside)
+            if error is None:
+                return
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
+            self.source.watch.unknown(error)
+            await _wait(over, OPERATOR_DELAY_S)
+
+    async def _keep_writing(self, beside: Beside, over: asyncio.Event) -> None:
+        """Run what writes to the lake too, while the lake is the source's."""
+        known = self.source.known
+        while not over.is_set():
+            if known is None:
+                await self._keep_beside(beside, over)
+            elif await _first_of(over, known.found) is known.found:
+                keeping = asyncio.create_task(self._keep_beside(beside, over))
+                try:
+                    await _first_of(over, known.lost, or_task=keeping)
+                finally:
+                    if not over.is_set():
+                        keeping.cancel()
+                    await asyncio.gather(keeping, return_exceptions=True)
+
+    async def _attempt(self, over: asyncio.Event) -> IngestdError | None:
+        try:
+            self.pipeline = self.source.make_pipeline()
+            await self.pipeline.run(over)
+        except ProtocolError as error:
+            return error.within(f"source {self.name}")
+        except IngestdError as error:
+            return error
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - only this source stops, a Rust panic too
+            return self.source.watch.unknown(error)
+        finally:
+            self.pipeline = None
+        return None
+
+
+async def _until(over: asyncio.Event, beside: Beside) -> BaseException | None:
+    """Run it until `over` is set or it ends by itself; give what it ended with."""
+    running = asyncio.create_task(beside.run())
+    ending = asyncio.create_task(over.wait())
+    try:
+        await asyncio.wait([running, ending], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        running.cancel()
+        ending.cancel()
+        await asyncio.gather(running, ending, return_exceptions=True)
+    return None if running.cancelled() else running.exception()
+
+
+async def _first_of(
+    *events: asyncio.Event, or_task: asyncio.Task[None] | None = None
+) -> asyncio.Event | None:
+    """Give the first of these events that is set; None if the task ended before."""
+    waiting = {asyncio.create_task(event.wait()): event for event in events}
+    tasks = [*waiting, *([] if or_task is None else [or_task])]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    return next((event for event in events if event.is_set()), None)
+
+
+async def _wait(over: asyncio.Event, delay_s: float) -> None:
+    """Return after the delay, or as soon as `over` is set."""
+    try:
+        async with asyncio.timeout(delay_s):
+            await over.wait()
+    except TimeoutError:
+        return

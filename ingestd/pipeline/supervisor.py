@@ -1,0 +1,141 @@
+"""The supervisor: every source on its own (I8), and what can be asked of them all."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+
+from ingestd.model.errors import OperatorError, TransientError
+from ingestd.model.schema import TableId
+from ingestd.pipeline.pipeline import Pipeline
+from ingestd.pipeline.reference_tables import refused
+from ingestd.pipeline.source_runner import OneSource, Supervised
+
+
+class Supervisor:
+    """Runs sources until `stop` is set; some may be ended and begun meanwhile."""
+
+    def __init__(
+        self,
+        sources: Mapping[str, Supervised],
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._monotonic = monotonic
+        self._jitter = jitter
+        self._sources = {name: self._one(source) for name, source in sources.items()}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._group: asyncio.TaskGroup | None = None
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Return when all sources have stopped."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            for name in self._sources:
+                self._start(name)
+            await stop.wait()
+            self._group = None
+            for source in self._sources.values():
+                source.end()
+
+    def begin(self, name: str, source: Supervised) -> None:
+        """Run one more source, unless all are being stopped."""
+        self._sources[name] = self._one(source)
+        self._start(name)
+
+    async def end(self, name: str) -> None:
+        """Stop one source in order, as at the end of all; it is forgotten when this returns."""
+        self._sources[name].end()
+        task = self._tasks.pop(name, None)
+        if task is not None:
+            await asyncio.wait([task])
+        del self._sources[name]
+
+    async def look(self) -> None:
+        """Take notice of sources that somebody paused or resumed in the lake.
+
+        Raises OperatorError, TransientError (the lake).
+        """
+        for source in list(self._sources.values()):
+            await source.look()
+
+    def _one(self, source: Supervised) -> OneSource:
+        return OneSource(source, monotonic=self._monotonic, jitter=self._jitter)
+
+    def _start(self, name: str) -> None:
+        if self._group is not None:
+            self._tasks[name] = self._group.create_task(self._sources[name].run(), name=name)
+
+    # --- what can be asked ---------------------------------------------------------------------
+
+    async def pause(self, source: str) -> datetime:
+        """Have a source deliver nothing until it is resumed: gives since when.
+
+        Raises OperatorError, TransientError (the lake; a source that is not there).
+        """
+        since = await self._of(source).pause()
+        if since is None:
+            raise OperatorError(f"source {source} can't be paused: no lake keeps that it is")
+        return since
+
+    async def resume(self, source: str) -> bool:
+        """Have a source go on; False if it was not paused. Raises as `pause`."""
+        return await self._of(source).resume()
+
+    def request_snapshot(
+        self, source: str, tables: Sequence[TableId], where: str | None = None
+    ) -> None:
+        """Have tables of a source read anew, or the rows that `where` (SQL) holds for.
+
+        All goes on meanwhile. Raises OperatorError for a table that is not captured and while the
+        source is paused, TransientError while it does not run. A reference table that is not
+        streamed is read whole, and can't be read in part.
+        """
+        asked = self._of(source).source
+        asked.watch.refuse_if_paused()
+        references = asked.references
+        own = [t for t in tables if references is not None and t in references.asked]
+        others = [t for t in tables if t not in own]
+        if own and where is not None:
+            raise refused(own)
+        if others:
+            self._pipeline(source).request_snapshot(others, where)
+            asked.watch.snapshot_requested(others, partial=where is not None)
+        if own and references is not None:
+            references.request(own)
+
+    def cancel_snapshot(self, source: str, tables: Sequence[TableId]) -> None:
+        """Give up the snapshots of these tables, asked for or under way; the old rows stay.
+
+        Raises OperatorError for a table that has none and while the source is paused,
+        TransientError while it does not run.
+        """
+        asked = self._of(source).source
+        asked.watch.refuse_if_paused()
+        references = asked.references
+        own = [t for t in tables if references is not None and t in references.asked]
+        if own:
+            raise refused(own)
+        self._pipeline(source).cancel_snapshot(tables)
+        asked.watch.snapshot_cancelled(tables)
+
+    def _of(self, source: str) -> OneSource:
+        found = self._sources.get(source)
+        if found is None:
+            raise TransientError(
+                f"source {source} is not there, or is being begun again",
+                reason="not_running",
+                remedy="ask again",
+            )
+        return found
+
+    def _pipeline(self, source: str) -> Pipeline:
+        asked = self._of(source)
+        fault = asked.source.watch.not_running()
+        if fault is not None or asked.pipeline is None:
+            raise fault or TransientError(f"source {source} is starting", reason="not_running")
+        return asked.pipeline

@@ -1,0 +1,587 @@
+"""What a pipeline knows of its tables: which are taken, which are to be read, which were stopped.
+
+States of a table in a run, and what moves it::
+
+    (not taken) --update--> to be read --begin--> loading --live--> whole
+         ^                      ^                    |                |
+         |  update: gone or     |   update: remade, rewritten,        |
+         |  refused             |   a gap; request                    |
+         +----------------------+----------- stop <------------------ +
+
+A stopped table stays so until its definition changes, somebody asks for it, or the next run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import NoReturn
+
+from ingestd.model.errors import OperatorError, TableError, did_you_mean_table
+from ingestd.model.lake_state import (
+    Committed,
+    RegisteredTable,
+    TableEvent,
+    TableState,
+    registered,
+    registered_columns,
+)
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import Table, TableId
+from ingestd.pipeline.table_state import TableEntry
+from ingestd.ports import Discovery, Prepared
+
+
+@dataclass(slots=True)
+class TableBook:
+    """The tables of one pipeline run. Decides, does no I/O.
+
+    `resnapshot_rewritten`: read a table anew whose rows were given other values without a change.
+    """
+
+    committed: Committed
+    resnapshot_rewritten: bool = True
+    known: dict[TableId, RegisteredTable] = field(init=False)
+    _entries: dict[TableId, TableEntry] = field(init=False, default_factory=dict)
+    _discovery: Discovery = field(init=False)
+    _doubts: Mapping[TableId, str] = field(init=False, default_factory=dict)
+    _is_recorded: bool = field(init=False, default=False)
+    _gone: set[TableId] = field(init=False, default_factory=set)
+    _departed: frozenset[tuple[int, TableId]] = field(init=False, default=frozenset())
+    _with_rows: set[TableId] = field(init=False)
+    _loads: int = field(init=False, default=0)
+    _partial: dict[int, TableId] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Begin with what the lake has."""
+        self.known = dict(self.committed.tables)
+        self._with_rows = {*self.committed.watermarks, *self.committed.damaged}
+
+    # --- what there is ------------------------------------------------------------------------
+
+    def update(self, discovery: Discovery) -> None:
+        """Take what the source offers now."""
+        before, self._entries = self._entries, {}
+        self._gone |= {name for name, entry in before.items() if not entry.is_stopped}
+        self._gone -= {table.id for table in discovery.tables}
+        self._gone -= {refused.table.id for refused in discovery.refused}
+        self._discovery, self._doubts = discovery, discovery.doubts
+        self._is_recorded = False
+        self._departed = discovery.departed
+        for table in discovery.tables:
+            entry = before.get(table.id)
+            if entry is None or entry.table.oid != table.oid:
+                entry = TableEntry(table, is_new=bool(before))
+                entry.resume(self.known.get(table.id))
+            elif entry.is_stopped and _definition(entry.table) != _definition(table):
+                entry.is_stopped = False
+            entry.table, entry.is_postponed = table, False
+            if not entry.is_told_after(discovery):
+                entry.told = None  # its id would look as if it were to come, 2^31 later
+            entry.rewritten = discovery.rewritten.get(table.id) or entry.rewritten
+            if (cause := self._gap(table.id)) is not None:
+                entry.miss(cause if self._is_live(table) else entry.cause)
+                entry.is_new |= table.id in discovery.interrupted
+            entry.is_wanted |= entry.load is None and not self._is_live(table)
+            self._entries[table.id] = entry
+
+    def _gap(self, name: TableId) -> str | None:
+        """Say why what the lake has of a table is not what it would have by its changes."""
+        rewritten = self._discovery.rewritten.get(name) if self.resnapshot_rewritten else None
+        return rewritten or self._discovery.interrupted.get(name)
+
+    def _is_live(self, table: Table) -> bool:
+        """Whether the lake has it live: this very table, not one before it of the same name."""
+        known = self.known.get(table.id)
+        return known is not None and known.oid == table.oid and known.state is TableState.LIVE
+
+    @property
+    def lsn(self) -> Lsn:
+        """Where what the source offers holds."""
+        return self._discovery.lsn
+
+    def request(self, names: Iterable[TableId]) -> None:
+        """Have tables read anew. Raises OperatorError for one that is not captured."""
+        chosen = list(names)
+        for name in chosen:
+            if name not in self._entries:
+                self._refuse_unknown(name, chosen)
+        for name in chosen:
+            self._entries[name].ask(self._snapshot_lsn(name))
+
+    def _refuse_unknown(self, name: TableId, chosen: Sequence[TableId]) -> NoReturn:
+        for refused in self._discovery.refused:
+            if refused.table.id == name:
+                raise OperatorError(
+                    f"table {name} can't be captured: {refused.error.reason}",
+                    remedy=f"{refused.error.remedy or 'mend the cause'}; it is looked for again"
+                    " every `discover_interval`, and read then",
+                )
+        hint = did_you_mean_table(name, [t for t in self._entries if t not in chosen])
+        raise OperatorError(
+            f"table {name} is not captured",
+            remedy=f"{hint}`ingestd check` and `ingestd status` say what is, and why not",
+        )
+
+    def cancel(self, names: Iterable[TableId]) -> tuple[list[Table], list[TableId]]:
+        """Give up the readings of tables, asked for or under way.
+
+        Gives those that are whole without, and the others. Raises OperatorError for one of which
+        nothing is to be read, or that has begun and has no key: rows that were read already would
+        be there twice.
+        """
+        chosen = list(names)
+        for name in chosen:
+            entry = self._entries.get(name)
+            if name not in self._partial.values() and (
+                entry is None or entry.is_stopped or entry.is_whole
+            ):
+                raise OperatorError(
+                    f"table {name} has no snapshot to cancel",
+                    remedy="`ingestd status` shows which tables are being read",
+                )
+            if entry is not None and entry.load is not None and not entry.table.identifying:
+                raise OperatorError(
+                    f"table {name} has no key: its snapshot has begun and must be read to the end",
+                    remedy="wait for it; `ingestd status` shows how far it is",
+                )
+        whole, others = [], []
+        for name in chosen:
+            self._partial = {n: t for n, t in self._partial.items() if t != name}
+            entry = self._entries[name]
+            if entry.is_whole:
+                continue
+            if entry.is_asked:
+                entry.cancel()
+                whole.append(entry.table)
+            else:
+                others.append(name)
+        return whole, others
+
+    def to_read(self) -> list[Table]:
+        """The tables whose rows are to be read."""
+        found = self._entries.values()
+        return [e.table for e in found if e.is_wanted and not (e.is_stopped or e.is_postponed)]
+
+    def prepared(self, found: Prepared) -> None:
+        """Take what the source was made ready for."""
+        for name, storage in found.storages.items():
+            entry = self._entries[name]
+            entry.table = replace(entry.table, storage=storage)
+        self.postpone(found.locked)
+
+    def postpone(self, names: Iterable[TableId]) -> None:
+        """Take that the source can't send these yet: until the next discovery."""
+        for name in names:
+            self._entries[name].is_postponed = self._entries[name].is_wanted = True
+
+    @property
+    def has_postponed(self) -> bool:
+        """Whether there are tables that the source can't send yet."""
+        return any(entry.is_postponed for entry in self._entries.values())
+
+    def leave_out(self, name: TableId) -> Table | None:
+        """Take that changes of a table were left out; give it if what it has was kept till now."""
+        entry = self._entries.get(name)
+        if entry is None or entry.is_stopped:
+            return None
+        is_kept = entry.is_whole or bool(entry.progress)
+        entry.miss("changes came with columns that the config can't be kept with")
+        entry.is_new = True
+        return entry.table if is_kept else None
+
+    def doubted(self, doubts: Mapping[TableId, str], at: datetime, at_lsn: Lsn) -> list[TableEvent]:
+        """Return the events for tables that are doubted (`Chunk.doubts`) and not recorded as such.
+
+        The next start reads them again, unless a discovery has judged them before. They name no
+        columns, which leaves those that are recorded: the discovery's may be ahead of the stream.
+        """
+        self._doubts = doubts
+        events = []
+        for name, storage in doubts.items():
+            entry, known = self._entries.get(name), self.known.get(name)
+            if entry is None or known is None or entry.is_stopped or known.storage == storage:
+                continue
+            if known.oid == entry.table.oid:  # else it will be read from the start
+                identity = known.replica_identity
+                table = replace(entry.table, columns=(), replica_identity=identity, storage=storage)
+                events += self.events([table], self.state(name), at, at_lsn)
+        return events
+
+    def _doubted(self, table: Table) -> Table:
+        return replace(table, storage=self._doubts.get(table.id, table.storage))
+
+    def read_again(self, name: TableId, *, from_the_start: bool) -> int:
+        """Take that a table was altered while it was read; what was kept of it may be void.
+
+        Gives how often that has happened since it was whole.
+        """
+        entry = self._entries.get(name)
+        if entry is None:
+            return 0
+        entry.fail()
+        if from_the_start:
+            entry.progress = ""
+        entry.failures += 1
+        return entry.failures
+
+    def unknown(self) -> list[Table]:
+        """The tables that the lake has never seen, under this name and oid."""
+        found = [e.table for e in self._entries.values() if not e.is_stopped]
+        return [t for t in found if t.id not in self.known or self.known[t.id].oid != t.oid]
+
+    def changed(self, at: datetime, position: Lsn) -> list[TableEvent]:
+        """Give what the discovery told that `_tables` does not know, of tables that are whole.
+
+        Once, and not before the stream has reached the discovery: until then, rows of earlier
+        definitions may come.
+        """
+        if self._is_recorded or position < self._discovery.lsn:
+            return []
+        self._is_recorded = True
+        return [*self._departures(at, position), *self._news(at, position)]
+
+    def _news(self, at: datetime, position: Lsn) -> list[TableEvent]:
+        whole = [e for e in self._entries.values() if e.is_whole]
+        found = [(e, self._doubted(e.table)) for e in whole]
+        news = [table for e, table in found if self._is_news(table) and not self._is_stale(e)]
+        events = [
+            replace(e, reason=self._entries[e.table.id].rewritten)
+            for e in self.events(news, TableState.LIVE, at, position)
+        ]
+        for event in events:
+            self._entries[event.table.id].rewritten = None
+        return events
+
+    def _is_news(self, table: Table) -> bool:
+        known = self.known[table.id]
+        then = (known.columns, known.replica_identity, known.storage)
+        now = (registered_columns(table), table.replica_identity, table.storage)
+        return then != now or self._entries[table.id].rewritten is not None
+
+    def _is_stale(self, entry: TableEntry) -> bool:
+        """Whether the stream has told of columns since the discovery: the next one tells more."""
+        is_older = entry.is_told_after(self._discovery)
+        return is_older and self._differs(entry.table, self.known.get(entry.table.id))
+
+    def departures(self, at: datetime, at_lsn: Lsn) -> list[TableEvent]:
+        """Give the events for tables that can't or need not be captured any more.
+
+        Only what is news: a refusal that `_tables` has already is not repeated. That a table was
+        dropped is news when the stream has reached the discovery (`changed`): until then, its last
+        changes may come.
+        """
+        found = self._departures(at, at_lsn)
+        if at_lsn >= self._discovery.lsn:
+            return found
+        return [event for event in found if event.state is not TableState.DROPPED]
+
+    def _departures(self, at: datetime, at_lsn: Lsn) -> list[TableEvent]:
+        events = []
+        for refused in self._discovery.refused:
+            known = self.known.get(refused.table.id)
+            event = stopped(refused.table, refused.error, at, at_lsn)
+            if known is not None and known.oid and not refused.table.oid:  # it was there once
+                gone = Table(known.table, known.oid, ())
+                event = replace(event, table=gone, state=TableState.DROPPED)
+            if known is None or (known.state, known.reason) != (event.state, event.reason):
+                events.append(event)
+        present = set(self._entries) | {r.table.id for r in self._discovery.refused}
+        for name, known in self.known.items():
+            if name not in present and known.state is not TableState.DROPPED:
+                gone = Table(name, known.oid, ())
+                reason = "not in the source any more, or not matched by `tables`"
+                events.append(
+                    TableEvent(gone, TableState.DROPPED, at, at_lsn, known.snapshot_lsn, reason)
+                )
+        return events
+
+    def note(self, events: Sequence[TableEvent]) -> None:
+        """Take what has been recorded in `_tables`."""
+        for event in events:
+            name = event.table.id
+            self.known[name] = registered(event, self.known.get(name))
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def begin(self, tables: Sequence[Table]) -> dict[TableId, int]:
+        """Note that these tables' rows are being read; gives the number of each one's reading."""
+        loads = {}
+        for entry in self._of(tables):
+            self._loads += 1
+            entry.begin(self._loads, has_rows=entry.table.id in self._with_rows)
+            loads[entry.table.id] = self._loads
+        return loads
+
+    def table(self, name: TableId) -> Table:
+        """Give a table as it was last discovered."""
+        return self._entries[name].table
+
+    def distrust(self) -> None:
+        """Take that of what is to be read the source may not have sent all changes until now."""
+        for entry in self._entries.values():
+            entry.is_new = entry.is_wanted and not entry.progress
+
+    def request_partial(self, names: Iterable[TableId]) -> None:
+        """Take that some rows of tables are to be read. Raises OperatorError if it can't be."""
+        chosen = list(names)
+        for name in chosen:
+            entry = self._entries.get(name)
+            if entry is None:
+                self._refuse_unknown(name, chosen)
+            elif not entry.is_whole:
+                raise OperatorError(
+                    f"table {name} is not live: a part of it would not make it so",
+                    remedy="`ingestd snapshot` without --where reads it whole",
+                )
+
+    def begin_partial(self, name: TableId) -> int:
+        """Note that some of a table's rows are read again, while it stays as it is."""
+        self._loads += 1
+        self._partial[self._loads] = name
+        return self._loads
+
+    def end_partial(self, load: int) -> TableId | None:
+        """Take that they are durable; give the table, None if it was no such reading."""
+        return self._partial.pop(load, None)
+
+    def being_read(self, loads: Mapping[TableId, int]) -> list[Table]:
+        """The tables that these readings are still to give."""
+        return [
+            entry.table
+            for name, load in loads.items()
+            if (entry := self._entries.get(name)) is not None and entry.load == load
+        ]
+
+    def latest(self, tables: Sequence[Table]) -> list[Table]:
+        """Give these as `_tables` is to have them: as the stream told, if that was later."""
+        return [entry.latest(self._discovery) for entry in self._of(tables)]
+
+    def left(self, name: TableId) -> str:
+        """What a reading of a table has left to be read; empty: everything."""
+        return self._entries[name].progress
+
+    def is_new(self, name: TableId) -> bool:
+        """Whether the source may not have sent all changes of transactions that run."""
+        return self._entries[name].is_new
+
+    def progressed(self, name: TableId, load: int, left: str) -> Table | None:
+        """Note what is left; give the table, None if that need not be recorded."""
+        entry = self._entries.get(name)
+        if entry is None or entry.load != load or entry.is_wanted or entry.progress == left:
+            return None  # asked for again: what this reading leaves is void
+        entry.progress = left
+        return entry.latest(self._discovery)
+
+    def is_read_by(self, name: TableId, load: int) -> bool:
+        """Whether rows of this reading are to be taken: no later one, no stop has come between."""
+        entry = self._entries.get(name)
+        if self._partial.get(load) == name:
+            return entry is not None and not entry.is_stopped
+        return entry is not None and entry.load == load
+
+    def took_rows(self, name: TableId) -> None:
+        """Note that the lake has rows of a table that were read."""
+        self._with_rows.add(name)
+
+    def marks_first(self, name: TableId) -> bool:
+        """Whether the table's `t` comes before its rows: the lake has none of it."""
+        entry = self._entries.get(name)
+        return entry is not None and not (entry.owes_marker or entry.progress)
+
+    def marks_last(self, name: TableId) -> bool:
+        """Whether the table's `t` comes after its rows: until then the old ones serve."""
+        entry = self._entries.get(name)
+        return entry is not None and entry.owes_marker
+
+    def read_at(self, tables: Sequence[Table], point: Lsn) -> None:
+        """Note the point at which the rows are read."""
+        for entry in self._of(tables):
+            entry.point = point
+
+    def loaded(self, loads: Iterable[int]) -> list[Table]:
+        """Take that all rows of these readings are durable; give the tables that are whole now."""
+        read = {e.table.id: e for e in self._entries.values() if e.load in set(loads)}
+        for entry in read.values():
+            entry.end()
+        return [e.latest(self._discovery) for e in read.values() if e.is_whole]
+
+    def give_up(self, loads: Mapping[TableId, int]) -> None:
+        """Take that readings failed: their tables are to be read again, or what was left."""
+        for name, load in loads.items():
+            entry = self._entries.get(name)
+            if entry is not None and entry.load == load:
+                entry.fail()
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a table's rows are to be read, or are not durable yet."""
+        return any(not (e.is_whole or e.is_stopped) for e in self._entries.values())
+
+    def _of(self, tables: Sequence[Table]) -> list[TableEntry]:
+        return [self._entries[t.id] for t in tables if t.id in self._entries]
+
+    # --- the stream ---------------------------------------------------------------------------
+
+    def is_captured(self, name: TableId) -> bool:
+        """Whether this table's rows are taken.
+
+        All of them, whatever is being read: a snapshot's `t` voids what lies below it, and leaving
+        out a table's changes would leave gaps in the `_cdc_seq` of the others. So are rows of a
+        table that has just gone, which are under way.
+        """
+        entry = self._entries.get(name)
+        return name in self._gone if entry is None else not entry.is_stopped
+
+    def takes(self, table: Table) -> bool:
+        """Whether changes of this very table are taken, which may have been dropped since."""
+        return self.has_departed(table) or self.is_captured(table.id)
+
+    def has_departed(self, table: Table) -> bool:
+        """Whether it was dropped, or has another name now."""
+        return (table.oid, table.id) in self._departed
+
+    def has_successor(self, table: Table) -> bool:
+        """Whether another table has the name of this one, which has departed."""
+        return self.has_departed(table) and table.id in self._entries
+
+    def is_later_version(self, table: Table) -> bool:
+        """Whether a table that has departed came with other columns than `_tables` has."""
+        known = self.known.get(table.id)
+        is_this = known is not None and known.oid == table.oid
+        return is_this and not self.has_successor(table) and self._differs(table, known)
+
+    def note_incomplete(self, name: TableId, lsn: Lsn) -> bool:
+        """Take a row that lacks values, where a reading may void it; else say False."""
+        entry = self._entries.get(name)
+        return entry is not None and entry.note_incomplete(lsn)
+
+    def is_incomplete(self, name: TableId) -> bool:
+        """Whether a row that lacks values is above what its reading made void."""
+        entry = self._entries.get(name)
+        return entry is not None and entry.is_incomplete
+
+    def is_new_version(self, table: Table) -> bool:
+        """Whether the stream brought other columns than `_tables` has, of a table that is there."""
+        if table.id not in self._entries:
+            return False
+        entry, known = self._entries[table.id], self.known.get(table.id)
+        if entry.version is table and entry.compared is known:
+            return False
+        entry.version = table
+        if self._differs(table, known):
+            return True
+        entry.compared = known
+        return False
+
+    @staticmethod
+    def _differs(table: Table, known: RegisteredTable | None) -> bool:
+        if known is None or known.columns != registered_columns(table):
+            return True
+        return known.replica_identity != table.replica_identity
+
+    def is_ambiguous(self, table: Table, first: Lsn, xid: int | None) -> bool:
+        """Whether rows of one transaction, parted by DDL in it, could be taken for each other.
+
+        A column was added with a default after the first of them: they have it in the source, and
+        `_tables` tells only of earlier transactions' rows. Or a column returns that was away: what
+        was written meanwhile lies under another name or type. Or names stand in another order, in
+        which only other columns have them. Then the table is to be read anew.
+        """
+        entry, known = self._entries[table.id], self.known.get(table.id)
+        entry.told = first, xid
+        if not self.resnapshot_rewritten or known is None:
+            return False
+        before = {c.name for c in known.columns}
+        new = [c for c in table.columns if c.lake_name not in before]
+        returns = any(c.lake_name in known.lake_columns for c in new)
+        is_defaulted = entry.last == first and any(c.missing is not None for c in new)
+        if returns or is_defaulted or _in_another_order(table, known):
+            entry.miss("columns came, came back or moved between rows that the stream sent")
+            return True
+        return False
+
+    def took(self, name: TableId, last: Lsn) -> None:
+        """Note the transaction of the last change of a table that was taken."""
+        if name in self._entries:
+            self._entries[name].last = last
+
+    def state(self, name: TableId) -> TableState:
+        """Its state in `_tables`: not live before its snapshot is durable."""
+        entry = self._entries.get(name)
+        if entry is None:
+            return self.known[name].state
+        return TableState.LIVE if entry.is_whole else TableState.SNAPSHOTTING
+
+    def is_present(self, name: TableId) -> bool:
+        """Whether the source offers it."""
+        return name in self._entries
+
+    def stop(self, name: TableId) -> Table:
+        """Take nothing more of this table; gives its schema."""
+        if name not in self._entries:
+            self._gone.discard(name)
+            return Table(name, self.known[name].oid if name in self.known else 0, ())
+        entry = self._entries[name]
+        entry.stop()
+        return entry.table
+
+    # --- events -------------------------------------------------------------------------------
+
+    def events(
+        self, tables: Sequence[Table], state: TableState, at: datetime, at_lsn: Lsn
+    ) -> list[TableEvent]:
+        """Make the events of tables that entered a state together."""
+        return [
+            TableEvent(
+                t,
+                state,
+                at,
+                at_lsn,
+                self._snapshot_lsn(t.id),
+                self.cause(t.id) if state is TableState.SNAPSHOTTING else None,
+                progress=self._progress(t.id, state),
+            )
+            for t in tables
+        ]
+
+    def explain(self, names: Iterable[TableId], cause: str) -> None:
+        """Take why tables that are to be read have to be read anew."""
+        for name in names:
+            self._entries[name].cause = cause
+
+    def cause(self, name: TableId) -> str | None:
+        """Say why a table is read anew, until it has been; None for any other."""
+        entry = self._entries.get(name)
+        return None if entry is None else entry.cause
+
+    def _progress(self, name: TableId, state: TableState) -> str:
+        entry = self._entries.get(name)
+        if entry is None or state is not TableState.SNAPSHOTTING:
+            return ""
+        return entry.recorded_progress
+
+    def _snapshot_lsn(self, name: TableId) -> Lsn | None:
+        entry, known = self._entries.get(name), self.known.get(name)
+        if entry is not None and entry.point is not None:
+            return entry.point
+        return known.snapshot_lsn if known is not None else None
+
+
+def _definition(table: Table) -> tuple[object, ...]:
+    """Give what, when it changes, may let a stopped table go on."""
+    return table.columns, table.replica_identity, table.key
+
+
+def _in_another_order(table: Table, known: RegisteredTable) -> bool:
+    """Whether columns that both have follow one another otherwise: in the source none moves."""
+    now, then = [c.name for c in table.columns], [c.source_name for c in known.columns]
+    both = {*now} & {*then}
+    return [name for name in now if name in both] != [name for name in then if name in both]
+
+
+def stopped(table: Table, error: TableError, at: datetime, at_lsn: Lsn) -> TableEvent:
+    """Make the event of a table that can't go on."""
+    state = TableState.STOPPED
+    return TableEvent(table, state, at, at_lsn, reason=error.reason, remedy=error.remedy)

@@ -1,0 +1,1 @@
+"""What the pipeline reports to metrics, status and log."""

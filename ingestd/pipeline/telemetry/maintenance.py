@@ -1,0 +1,83 @@
+"""What becomes of a lake's maintenance, told to metrics and log."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from structlog.typing import FilteringBoundLogger
+
+from ingestd.model.errors import IngestdError
+from ingestd.observe.metrics import Metrics
+from ingestd.pipeline.telemetry.source import Watch
+from ingestd.ports import MaintainedTable
+
+
+@dataclass(slots=True)
+class Totals:
+    """Of one look at a lake. `error`: the first that a table had."""
+
+    tables: int = 0
+    joined_files: int = 0
+    written_bytes: int = 0
+    removed_files: int = 0
+    error: IngestdError | None = None
+
+    def add(self, table: MaintainedTable) -> None:
+        """Add a table."""
+        self.tables += 1
+        self.joined_files += table.joined_files
+        self.written_bytes += table.written_bytes
+        self.removed_files += table.removed_files
+        self.error = self.error or table.error
+
+
+class MaintenanceWatch:
+    """Tells of one source's. Synchronous, called from the event loop."""
+
+    def __init__(self, metrics: Metrics, log: FilteringBoundLogger, watch: Watch) -> None:
+        self.watch = watch
+        self._metrics = metrics
+        self._log = log.bind(source=watch.source)
+        self._has_failed = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the source is claimed, and delivers or is about to (I5)."""
+        return self.watch.not_running() is None
+
+    def added(self, tables: Sequence[str]) -> None:
+        """Take that an epoch added a file to each of these tables."""
+        for table in tables:
+            self._metrics.small_file_added(self.watch.source, table)
+
+    def maintained(self, table: MaintainedTable, *, since: int) -> None:
+        """Take what was done to a table; `since`: files added meanwhile, at the most."""
+        if table.small_files is not None:
+            count = table.small_files + since
+            self._metrics.small_files(self.watch.source, table.table, count)
+
+    def done(
+        self, totals: Totals, error: IngestdError | None, seconds: float, taken: Counter[str]
+    ) -> None:
+        """Take the end of a look; `taken`: new files that there were of each table."""
+        self._metrics.maintained(
+            self.watch.source,
+            joined_files=totals.joined_files,
+            removed_files=totals.removed_files,
+            has_failed=error is not None,
+        )
+        if totals.joined_files or totals.removed_files:
+            self._log.info(
+                "maintenance.done",
+                tables=totals.tables,
+                new_files=taken.total(),
+                joined_files=totals.joined_files,
+                written_bytes=totals.written_bytes,
+                removed_files=totals.removed_files,
+                seconds=round(seconds, 3),
+            )
+        if error is not None and not self._has_failed:
+            self._log.warning("maintenance.failed", reason=error.what, remedy=error.remedy)
+        self._has_failed = error is not None

@@ -1,0 +1,181 @@
+"""What happens to a source's reference tables, told to metrics, status and log in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+
+from structlog.typing import FilteringBoundLogger
+
+from ingestd.config import UNSTREAMED
+from ingestd.model.errors import IngestdError, OperatorError, TableError, TransientError
+from ingestd.model.lake_state import TableState
+from ingestd.model.schema import TableId
+from ingestd.observe.metrics import Metrics
+from ingestd.observe.status import (
+    ReferenceStatus,
+    SnapshotOutcome,
+    SourceStatus,
+    TableStatus,
+)
+from ingestd.pipeline.telemetry.source import Watch
+from ingestd.ports import ReferenceState
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class ReferenceWatch:
+    """Keeps what is shown of reference tables; `kinds`: the config's `reference` of each.
+
+    A table that is not streamed is shown among the source's tables too, in the state of its rows.
+    Synchronous, called from the event loop.
+    """
+
+    def __init__(
+        self,
+        status: SourceStatus,
+        metrics: Metrics,
+        log: FilteringBoundLogger,
+        watch: Watch,
+        kinds: Mapping[TableId, str],
+        *,
+        now: Callable[[], datetime] = _now,
+    ) -> None:
+        self.watch = watch
+        self._status = status
+        self._metrics = metrics
+        self._log = log.bind(source=status.source)
+        self._now = now
+        self._unstreamed = {str(t) for t, kind in kinds.items() if kind in UNSTREAMED}
+        watch.kept = frozenset(self._unstreamed)
+        for table, kind in kinds.items():
+            name = str(table)
+            state = TableState.SNAPSHOTTING
+            status.references[name] = ReferenceStatus(name, kind, state, now())
+            self._show(name, state)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the source is claimed, and delivers or is about to (I5)."""
+        return self.watch.not_running() is None
+
+    def state_of(self, table: TableId) -> object:
+        """Return what is another after the source's own table has come into another state."""
+        found = self._status.tables.get(str(table))
+        return None if found is None else (found.state, found.since)
+
+    def requested(self, tables: Sequence[TableId]) -> None:
+        """Take that somebody asked for these tables' rows."""
+        for table in tables:
+            self._status.tables[str(table)].snapshot_requested = True
+        self._log.info("snapshot.requested", tables=[str(t) for t in tables], partial=False)
+
+    def reading(self, table: TableId, ratio: float, nbytes: int, *, is_asked: bool) -> None:
+        """Take how much of a table is read, 0 to 1; `nbytes`: since the last call.
+
+        `is_asked`: for another reading after this one.
+        """
+        shown = self._shown(table)
+        if shown is not None:
+            progress = shown.read(ratio, nbytes, self._now())
+            shown.snapshot_requested = is_asked
+            name = str(table)
+            self._metrics.snapshot_progress(
+                self._status.source, name, progress.ratio, progress.eta_s
+            )
+
+    def opened(self, table: TableId, state: ReferenceState | None) -> None:
+        """Record what the lake has; a table that is stopped stays so until a step succeeds."""
+        if state is None:
+            return
+        reference = self._status.references[str(table)]
+        if reference.state is TableState.STOPPED:
+            reference.version, reference.rows = state.version, state.rows
+            reference.epoch = state.position
+        else:
+            self._take(table, state)
+
+    def succeeded(self, table: TableId, state: ReferenceState | None) -> None:
+        """Record that nothing is due: the lake has what it is to have."""
+        reference = self._status.references[str(table)]
+        if state is not None and reference.reason is not None:
+            self._take(table, state)
+
+    def current(
+        self, table: TableId, state: ReferenceState, seconds: float, *, is_asked: bool = False
+    ) -> None:
+        """Take that the lake has a table's rows; a new version of them if `state.is_new`.
+
+        `is_asked`: for another reading after this one.
+        """
+        self._take(table, state)
+        self._status.references[str(table)].looked = self._now()
+        if state.is_new:
+            self._log.info(
+                "reference.committed",
+                table=str(table),
+                version=state.version,
+                rows=state.rows,
+                epoch=state.position,
+                seconds=round(seconds, 3),
+            )
+        shown = self._shown(table)
+        if shown is not None:
+            shown.end_snapshot(SnapshotOutcome.DONE, self._now())
+            shown.snapshot_requested = is_asked
+            self._metrics.no_snapshot(self._status.source, str(table))
+            if state.is_new:
+                shown.last_change = self._now()
+
+    def failed(self, table: TableId, error: IngestdError, delay_s: float) -> None:
+        """Take what a table's rows could not be read or written for, and when it is tried again.
+
+        What passes by itself does not change its state.
+        """
+        name = str(table)
+        reference = self._status.references[name]
+        why = error.reason if isinstance(error, TableError) else error.what
+        is_news = reference.reason != why
+        reference.reason, reference.remedy = why, error.remedy
+        if isinstance(error, TransientError):
+            if is_news:
+                self._log.warning(
+                    "reference.retried", table=name, reason=why, retry_s=round(delay_s, 1)
+                )
+            return
+        told = OperatorError(why, remedy=error.remedy)
+        shown = self._shown(table)
+        if shown is not None and (shown.snapshot_requested or shown.snapshot is not None):
+            shown.end_snapshot(SnapshotOutcome.FAILED, self._now(), told)
+            self._metrics.no_snapshot(self._status.source, name)
+        self._enter(reference, TableState.STOPPED)
+        self._show(name, TableState.STOPPED, told)
+        if is_news:
+            self._log.error("reference.stopped", table=name, reason=why, remedy=error.remedy)
+
+    def unknown(self, error: BaseException) -> IngestdError:
+        """Log where an unforeseen error arose, and give it its place."""
+        return self.watch.unknown(error)
+
+    def _take(self, table: TableId, state: ReferenceState) -> None:
+        name = str(table)
+        reference = self._status.references[name]
+        reference.version, reference.rows = state.version, state.rows
+        reference.epoch = state.position
+        reference.reason = reference.remedy = None
+        self._enter(reference, TableState.LIVE)
+        self._show(name, TableState.LIVE)
+
+    def _enter(self, reference: ReferenceStatus, state: TableState) -> None:
+        if reference.state is not state:
+            reference.state, reference.since = state, self._now()
+
+    def _shown(self, table: TableId) -> TableStatus | None:
+        return self._status.tables.get(str(table)) if str(table) in self._unstreamed else None
+
+    def _show(self, name: str, state: TableState, error: IngestdError | None = None) -> None:
+        if name in self._unstreamed:
+            self._status.table(name, state, self._now(), error)
+            self._metrics.table_state(self._status.source, name, state)

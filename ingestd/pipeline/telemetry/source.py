@@ -1,0 +1,341 @@
+"""What happens to a source, told to metrics, status and log in one place.
+
+Log events have constant names; one line per change of state, never one per row or message.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+from structlog.typing import FilteringBoundLogger
+
+from ingestd.model.changes import Chunk, CommittedEpoch
+from ingestd.model.errors import IngestdError, LakeLostError, OperatorError, TransientError
+from ingestd.model.lake_state import Committed, Notice, TableState
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import TableId
+from ingestd.observe.metrics import Metrics
+from ingestd.observe.recent_events import note_error
+from ingestd.observe.status import SourceState, SourceStatus
+from ingestd.pipeline.filling_epoch import FillingEpoch, Tally
+from ingestd.pipeline.telemetry.raw_values import hint
+from ingestd.pipeline.telemetry.table import TableWatch, utc_now
+from ingestd.ports import Discovery, Lag
+from ingestd.process.file_limit import none_left
+
+_RUNNING = {SourceState.SNAPSHOTTING, SourceState.STREAMING}
+REMIND_EVERY = timedelta(hours=1)
+"""How often the log tells what a paused source costs."""
+
+
+class Watch(TableWatch):
+    """Keeps one source's status and metrics: see TableWatch.
+
+    `epoch_listeners`: called with each epoch that has become durable.
+    """
+
+    def __init__(
+        self,
+        status: SourceStatus,
+        metrics: Metrics,
+        log: FilteringBoundLogger,
+        *,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        super().__init__(status, metrics, log, now=now)
+        self._is_measured = True
+        self._told_held_at: datetime | None = None
+        self._told_raw: set[tuple[TableId, str]] = set()
+        self.epoch_listeners: list[Callable[[CommittedEpoch], None]] = []
+        metrics.source_state(self.source, status.state)
+        metrics.lake_lost(self.source, is_lost=status.lake_lost)
+
+    # --- the source --------------------------------------------------------------------------
+
+    def enter(self, state: SourceState) -> None:
+        """Take a state that needs no explanation.
+
+        Another start after a fault keeps the fault's state, and its reason, until it has got on.
+        """
+        failed = self._status.state in {SourceState.BACKING_OFF, SourceState.STOPPED}
+        if failed and state is SourceState.STARTING:
+            return
+        if self._status.enter(state, self._now()):
+            self._metrics.source_state(self.source, state)
+            if state not in _RUNNING:
+                self._not_connected()
+            self._log.info("source.state", state=str(state))
+            self._tell()
+
+    def _not_connected(self) -> None:
+        """Take that nothing more is measured, and that what was received is given up."""
+        self._metrics.no_lag(self.source)
+        self._metrics.buffered(self.source, 0)
+
+    def paused(self, since: datetime) -> None:
+        """Take that somebody paused the source, now or before this daemon was started."""
+        if self._status.state is SourceState.PAUSED:
+            return
+        self._status.pause(since)
+        for table in self._status.tables.values():  # what was being read goes on after the pause
+            table.snapshot = None
+            self._metrics.no_snapshot(self.source, table.table)
+        self._metrics.source_state(self.source, SourceState.PAUSED)
+        self._not_connected()
+        self._is_measured = True
+        self._log.info("source.paused", since=since.isoformat(), remedy=self._status.remedy)
+        self._told_held_at = None
+        self._tell()
+
+    def resumed(self) -> None:
+        """Take that the source is to deliver; nothing is new if it was not paused."""
+        if self._status.state is not SourceState.PAUSED:
+            return
+        paused_s = (self._now() - self._status.since).total_seconds()
+        self._log.info("source.resumed", paused_s=round(paused_s, 1))
+        self.enter(SourceState.STARTING)
+
+    def held(self, lag: Lag) -> None:
+        """Take what is kept for a paused source: told in the log at once, then every hour."""
+        self._is_measured = True
+        self._forget_dropped()
+        now = self._now()
+        self._status.measured(lag, None, now)
+        self._metrics.held(self.source, lag)
+        if lag.confirmed_lsn is not None:
+            self._status.confirmed(lag.confirmed_lsn)
+        due = self._told_held_at is None or now - self._told_held_at >= REMIND_EVERY
+        if due:
+            self._told_held_at = now
+            self._log.info(
+                "source.held",
+                since=self._status.since.isoformat(),
+                lag_bytes=lag.lag_bytes,
+                retained_bytes=lag.retained_bytes,
+                safe_bytes=lag.safe_bytes,
+            )
+
+    @property
+    def knows_lake(self) -> bool:
+        """Whether this daemon has read, or written, what the source's lake holds."""
+        return self._status.end_lsn is not None or bool(self._status.epoch)
+
+    def found(self, committed: Committed) -> None:
+        """Take what the lake holds of a source that was paused before this daemon was started."""
+        self._status.resumed(epoch=committed.epoch, end_lsn=committed.position)
+        for known in committed.tables.values():
+            why = None if known.reason is None else OperatorError(known.reason)
+            self._registered(known, known.state, why)
+        self._forget_dropped()
+
+    def refuse_if_paused(self) -> None:
+        """Raise OperatorError while the source is paused: no waiting helps."""
+        if self._status.state is SourceState.PAUSED:
+            what = (
+                f"source {self.source} is paused since {self._status.since:%Y-%m-%d %H:%M:%S} UTC"
+            )
+            raise OperatorError(what, remedy=self._status.remedy)
+
+    def not_running(self) -> TransientError | None:
+        """Say why the source can't be asked for anything now; None if it can."""
+        state, reason = self._status.state, self._status.reason
+        if state in _RUNNING:
+            return None
+        why = f": {reason}" if reason else ""
+        return TransientError(
+            f"source {self.source} is {state}{why}",
+            reason="not_running",
+            remedy=self._status.remedy or "ask again when it is streaming",
+        )
+
+    def failed(self, error: IngestdError, delay_s: float) -> None:
+        """Take what ended a pipeline, and when it is tried again."""
+        transient = isinstance(error, TransientError)
+        state = SourceState.BACKING_OFF if transient else SourceState.STOPPED
+        reason = error.reason if isinstance(error, TransientError) else "operator"
+        if isinstance(error, LakeLostError):
+            reason = "lake_lost"
+            self._lake_lost(is_lost=True)
+        self._metrics.restarted(self.source, reason)
+        self._not_connected()
+        self._forget_dropped()
+        if self._status.enter(state, self._now(), error):
+            self._metrics.source_state(self.source, state)
+            log = self._log.warning if transient else self._log.error
+            log(
+                "source.failed",
+                state=str(state),
+                reason=error.what,
+                remedy=error.remedy,
+                retry_s=round(delay_s, 1),
+            )
+
+    def unknown(self, error: BaseException) -> IngestdError:
+        """Log where an unforeseen error arose, and give it its place in the hierarchy.
+
+        Its text is left out: a library's error may quote values of rows.
+        """
+        if isinstance(error, OSError) and error.errno == errno.EMFILE:
+            return none_left(f"source {self.source}")
+        frames = traceback.extract_tb(error.__traceback__)
+        where = [f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in frames]
+        self._log.error("source.unknown_error", error=type(error).__name__, where=where)
+        return OperatorError(
+            f"source {self.source}: unexpected {type(error).__name__} in {where[-1]}",
+            remedy="nothing was lost; please report it with the log's source.unknown_error",
+        )
+
+    def not_removed(self, error: IngestdError) -> None:
+        """Take that files of an epoch that was given up are still in the lake."""
+        self._log.warning("epoch.files_left", reason=error.what)
+
+    def not_measured(self, error: IngestdError) -> None:
+        """Take that the lag could not be measured; the log tells it once until it can be again."""
+        self._metrics.no_lag(self.source)
+        self._forget_dropped()
+        if self._is_measured:
+            self._is_measured = False
+            self._log.warning("source.lag_unknown", reason=error.what)
+
+    def noticed(self, notices: Sequence[Notice]) -> None:
+        """Take what was found at the opening of the lake."""
+        for notice in notices:
+            self._log.warning(notice.event, reason=notice.what, remedy=notice.remedy)
+
+    def _lake_lost(self, *, is_lost: bool) -> None:
+        self._status.lake_lost = is_lost
+        self._metrics.lake_lost(self.source, is_lost=is_lost)
+
+    def lake_found(self) -> None:
+        """Take that the lake is the source's, or is taken as that."""
+        self._lake_lost(is_lost=False)
+
+    def begins(self, lake: str) -> None:
+        """Say that the lake has nothing of the source yet."""
+        self._log.info("source.first_start", lake=lake)
+
+    def lake_given_up(self, reason: str) -> None:
+        """Take that the source begins again, in another lake than it was written to."""
+        self._log.warning("source.lake_lost", reason=reason, action="resnapshot")
+        remedy = "nothing: every table is read again, as somebody agreed to"
+        note_error(self._status.last_errors, self._now(), reason, remedy)
+        self._metrics.restarted(self.source, "lake_resnapshot")
+
+    def lost(self, reason: str) -> None:
+        """Take that the stream can't go on where the lake ends."""
+        self._log.warning("source.slot_lost", reason=reason, action="resnapshot")
+        remedy = "nothing: every table is read anew, and what was there serves until then"
+        note_error(self._status.last_errors, self._now(), reason, remedy)
+        self._metrics.restarted(self.source, "slot_lost")
+
+    def discovered(self, committed: Committed, discovery: Discovery) -> None:
+        """Take what the lake holds and what the source offers."""
+        self._status.resumed(epoch=committed.epoch, end_lsn=committed.position)
+        self.offered(discovery)
+        self._forget_requests()
+        for table in discovery.tables:
+            known = committed.tables.get(table.id)
+            live = committed.is_live(table.id)
+            state = TableState.LIVE if live else TableState.SNAPSHOTTING
+            point = None if known is None else known.snapshot_lsn
+            self._table(str(table.id), state, snapshot_lsn=point)
+        for refused in discovery.refused:
+            known = committed.tables.get(refused.table.id)
+            gone = refused.table.oid == 0 and known is not None and known.oid != 0
+            if known is not None and gone:
+                self._registered(known, TableState.DROPPED, refused.error)
+            else:
+                self._table(str(refused.table.id), TableState.STOPPED, refused.error)
+        self._forget_dropped()
+        self._log.info(
+            "source.discovered",
+            tables=len(discovery.tables),
+            refused=len(discovery.refused),
+            epoch=committed.epoch,
+            position=None if committed.position is None else str(committed.position),
+        )
+
+    # --- positions and rows ------------------------------------------------------------------
+
+    def received(self, chunk: Chunk, epoch: FillingEpoch) -> None:
+        """Take a chunk that is in the epoch now."""
+        self._status.received(chunk.position)
+        self._metrics.received(self.source, chunk.position)
+        self._metrics.decoded(self.source, chunk.decode_s)
+        self._metrics.ignored(self.source, chunk.ignored_messages)
+        self._metrics.buffered(self.source, epoch.nbytes)
+
+    def committed(
+        self, committed: CommittedEpoch, epoch: FillingEpoch, commit_seconds: float
+    ) -> None:
+        """Take an epoch that has become durable."""
+        now_us = time.time_ns() // 1000
+        times = np.concatenate(epoch.commit_times or [np.empty(0, np.int64)])
+        ages_s = (now_us - times) / 1e6
+        rows = {str(t.table): t.rows for t in committed.tables}
+        self._status.committed(
+            committed.epoch,
+            committed.summary.end_lsn,
+            self._now(),
+            transactions=epoch.transactions,
+            rows=rows,
+            ages_s=ages_s,
+            nbytes=committed.summary.nbytes,
+            commit_s=commit_seconds,
+        )
+        self._metrics.buffered(self.source, 0)
+        self._metrics.committed(
+            self.source,
+            transactions=epoch.transactions,
+            replicated=epoch.replicated,
+            commit_seconds=commit_seconds,
+            ages_s=ages_s,
+        )
+        for table, tally in epoch.tallies.items():
+            self._metrics.rows(self.source, str(table), tally.ops)
+            if tally.raw_values:
+                self._raw_values(table, tally)
+        self._log.info(
+            "epoch.committed",
+            epoch=committed.epoch,
+            end_lsn=str(committed.summary.end_lsn),
+            transactions=epoch.transactions,
+            rows=sum(rows.values()),
+            tables=len(rows),
+            seconds=round(commit_seconds, 3),
+        )
+        for listener in self.epoch_listeners:
+            listener(committed)
+        self._tell()
+
+    def _raw_values(self, table: TableId, tally: Tally) -> None:
+        """Count what is kept as text; the log names each column once."""
+        self._metrics.raw_values(self.source, str(table), tally.raw_values)
+        for column, count in tally.raw_columns.items():
+            if (table, column) not in self._told_raw:
+                self._told_raw.add((table, column))
+                why = hint(tally.raw_types[column])
+                self._log.warning(
+                    "table.raw_values", table=str(table), column=column, count=count, hint=why
+                )
+
+    def confirmed(self, position: Lsn) -> None:
+        """Take what the source was told it may discard."""
+        self._status.confirmed(position)
+        self._metrics.confirmed(self.source, position)
+
+    def measured(self, lag: Lag, oldest_us: int | None) -> None:
+        """Take a lag; `oldest_us`: commit time of the oldest change that is not durable."""
+        self._is_measured = True
+        self._forget_dropped()
+        seconds = 0.0 if oldest_us is None else max(0.0, time.time_ns() / 1e9 - oldest_us / 1e6)
+        if lag.seconds is not None:
+            seconds = max(seconds, lag.seconds)
+        self._status.measured(lag, seconds, self._now())
+        self._metrics.lag(self.source, lag, seconds)

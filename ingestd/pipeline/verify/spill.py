@@ -1,0 +1,137 @@
+"""Rows of numbers, kept in parts that each fit memory: on disk what does not fit together."""
+
+from __future__ import annotations
+
+import tempfile
+from types import TracebackType
+from typing import IO, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingestd.digests.value_hashes import Hashes
+from ingestd.model.errors import OperatorError
+from ingestd.ports.verify import Matrix
+
+_BYTES = 8
+_ARRAY_BYTES = 200
+"""Of an array, beside its numbers: of large rows a batch has few for each part."""
+MAX_PARTS = 1 << 12
+
+
+def parts_for(nbytes: int, limit_bytes: int) -> int:
+    """Give how many parts make each of them fit: a power of two."""
+    wanted = max(1, -(-nbytes // max(1, limit_bytes)))
+    return min(MAX_PARTS, 1 << (wanted - 1).bit_length())
+
+
+def part_of(hashes: Hashes, count: int) -> NDArray[np.int64]:
+    """Give the part of each hash, by its upper bits; `count` is a power of two."""
+    if count == 1:
+        return np.zeros(len(hashes), np.int64)
+    shift = np.uint64(64 - (count.bit_length() - 1))
+    return (hashes >> shift).astype(np.int64)
+
+
+class NumberParts:
+    """Rows of `width` numbers in `count` parts. Close it: a file of no name may be behind it.
+
+    Blocks; one call at a time. Raises OperatorError where there is no room for the file.
+    """
+
+    def __init__(self, count: int, width: int, memory_bytes: int) -> None:
+        self.count = count
+        self._width = width
+        self._memory_bytes = memory_bytes
+        self._held: list[list[Matrix]] = [[] for _ in range(count)]
+        self._held_bytes = 0
+        self._written: list[tuple[int, NDArray[np.int64]]] = []
+        self._file: IO[bytes] | None = None
+        self.rows = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def add(self, rows: Matrix, parts: NDArray[np.int64]) -> None:
+        """Take rows, each into its part."""
+        self.rows += len(rows)
+        if not parts.any():
+            self._hold(0, rows)
+        else:
+            order = np.argsort(parts, kind="stable")
+            rows = rows[order]
+            cuts = np.searchsorted(parts[order], np.arange(self.count + 1))
+            for number in np.flatnonzero(np.diff(cuts)).tolist():
+                self._hold(number, rows[cuts[number] : cuts[number + 1]].copy())
+        if self._held_bytes > self._memory_bytes:
+            try:
+                self._write()
+            except OSError as error:
+                raise OperatorError(
+                    f"folder {tempfile.gettempdir()}: {error.strerror or error}",
+                    remedy="set TMPDIR to a folder with room for what does not fit --memory",
+                ) from error
+
+    def rows_in(self, number: int) -> int:
+        """Say how many rows a part has."""
+        written = sum(int(cuts[number + 1] - cuts[number]) for _, cuts in self._written)
+        return written + sum(len(rows) for rows in self._held[number])
+
+    def take(self, number: int) -> Matrix:
+        """Give a part's rows, once."""
+        count = self.rows_in(number)
+        held, self._held[number] = self._held[number], []
+        self._held_bytes -= sum(_held_bytes(rows) for rows in held)
+        found: Matrix = np.empty((count, self._width), np.uint64)
+        at = 0
+        for begin, cuts in self._written:
+            first, end = int(cuts[number]), int(cuts[number + 1])
+            if first < end:
+                self._read(begin + first * self._width * _BYTES, found[at : at + end - first])
+                at += end - first
+        for rows in held:
+            found[at : at + len(rows)] = rows
+            at += len(rows)
+        return found
+
+    def close(self) -> None:
+        """Let all go. Twice is fine."""
+        self._held = [[] for _ in range(self.count)]
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def _hold(self, number: int, rows: Matrix) -> None:
+        if len(rows):
+            self._held[number].append(rows)
+            self._held_bytes += _held_bytes(rows)
+
+    def _write(self) -> None:
+        """Write all that is held, part by part; of that only where each part begins is kept."""
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(prefix="ingestd-verify-")  # noqa: SIM115 - closed
+        begin = self._file.seek(0, 2)
+        counts = [sum(len(rows) for rows in held) for held in self._held]
+        for held in self._held:
+            for rows in held:
+                self._file.write(np.ascontiguousarray(rows).data)
+        self._written.append((begin, np.cumsum([0, *counts])))
+        self._held = [[] for _ in range(self.count)]
+        self._held_bytes = 0
+
+    def _read(self, at: int, rows: Matrix) -> None:
+        assert self._file is not None
+        self._file.seek(at)
+        self._file.readinto(rows.data)  # type: ignore[attr-defined]
+
+
+def _held_bytes(rows: Matrix) -> int:
+    return rows.nbytes + _ARRAY_BYTES

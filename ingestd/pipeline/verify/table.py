@@ -1,0 +1,216 @@
+"""One table of a source against the lake: all rows as numbers.
+
+Memory: the numbers of a part of the rows, those of changes that are linked, and some batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ingestd.digests.row_digests import digests_of
+from ingestd.model.errors import TableError
+from ingestd.model.schema import Table
+from ingestd.pipeline.verify.compare import Comparison
+from ingestd.pipeline.verify.differing_rows import Naming
+from ingestd.pipeline.verify.fold import Folded, fold_digests, fold_linked, linked_bytes
+from ingestd.pipeline.verify.spill import NumberParts, part_of, parts_for
+from ingestd.ports import Split
+from ingestd.ports.verify import (
+    KEY,
+    Difference,
+    Digested,
+    Matrix,
+    Progress,
+    VerifiedLake,
+    VerifiedSource,
+)
+
+_SOURCE_WIDTH = 3
+LEAST_LINKED_BYTES = 16 << 20
+"""So much may be taken for changes of linked keys, however little memory there is."""
+_BYTES = 8
+_ROW_BYTES = 60
+"""A row takes no less of a table's size."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifySettings:
+    """How tables are verified. `shown`: differences to show of each.
+
+    `memory_bytes`: for numbers of rows. `wait_s`: how long the lake may take to be where the source
+    is, and, if it follows by polling, to settle.
+    """
+
+    memory_bytes: int
+    workers: int = 2
+    wait_s: float = 300.0
+    shown: int = 20
+    with_values: bool = False
+
+
+class TableVerification:
+    """Verifies `table` at the source's point: `read`, then `compare`, then `named`; once.
+
+    As a context manager: what it keeps of the rows goes with it.
+    """
+
+    def __init__(
+        self,
+        source: VerifiedSource,
+        lake: VerifiedLake,
+        table: Table,
+        settings: VerifySettings,
+        progress: Progress,
+    ) -> None:
+        self._source = source
+        self._lake = lake
+        self._table = table
+        self._settings = settings
+        self._progress = progress
+        self._splits: Sequence[Split] = ()
+        self._lock = threading.Lock()
+        self._total_bytes = self._read_bytes = 0
+        self._digested: Digested | None = None
+        self._rows = NumberParts(1, _SOURCE_WIDTH, 0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._rows.close()
+
+    @property
+    def digested(self) -> Digested:
+        """How the table is compared, once it has been read."""
+        assert self._digested is not None
+        return self._digested
+
+    async def read(self) -> None:
+        """Read the source's rows; the lake may still be behind. Raises TableError and others."""
+        digested = self._digested = await self._lake.describe(self._table)
+        self._splits = await self._source.splits(self._table)
+        self._total_bytes = sum(s.estimated_bytes for s in self._splits)
+        nbytes = digested.changes * digested.width * _BYTES
+        nbytes += self._total_bytes * _SOURCE_WIDTH * _BYTES // _ROW_BYTES
+        memory_bytes = self._settings.memory_bytes
+        count = parts_for(nbytes, memory_bytes // 8)
+        self._rows = NumberParts(count, _SOURCE_WIDTH, memory_bytes // 4)
+        await self._read_source(digested)
+        await self._source.ensure_unreplaced(self._table)
+
+    async def compare(self) -> Comparison:
+        """Compare all rows with the lake, which is there now. Raises TableError and others."""
+        point, described = self._source.point, self.digested
+        count, memory_bytes = self._rows.count, self._settings.memory_bytes
+        most = self._linked_limit_bytes() // linked_bytes(described.width)
+        digested = self._digested = await self._lake.survey(described, point, most_linked=most)
+        comparison = Comparison()
+        with NumberParts(count + 1, digested.width, memory_bytes // 4) as changes:
+            async with contextlib.aclosing(self._lake.changes(digested)) as matrices:
+                async for matrix in matrices:
+                    parts = _parts(matrix, digested, count)
+                    await asyncio.to_thread(changes.add, matrix, parts)
+            self._ensure_fits(changes.rows_in(count), digested.width)
+            linked = await asyncio.to_thread(fold_linked, changes.take(count), digested)
+            for number in range(count):
+                await asyncio.to_thread(self._compare, comparison, number, changes, linked)
+        if not comparison.is_equal:
+            await self._lake.ensure_whole(self._table)
+        return comparison
+
+    def _linked_limit_bytes(self) -> int:
+        return max(self._settings.memory_bytes // 2, LEAST_LINKED_BYTES)
+
+    def _ensure_fits(self, linked: int, width: int) -> None:
+        """Refuse more changes of linked keys than memory holds: they are folded in one part."""
+        if linked * linked_bytes(width) <= self._linked_limit_bytes():
+            return
+        needed = -(-2 * linked * linked_bytes(width) >> 20)
+        raise TableError(
+            self._table.id,
+            f"{linked:,} changes are of rows whose key changed and that took along values which"
+            " were not sent: folding these does not fit --memory",
+            remedy=f"ingestd verify ... --memory {needed}MB",
+        )
+
+    def _compare(
+        self, comparison: Comparison, number: int, changes: NumberParts, linked: Folded
+    ) -> None:
+        folded = fold_digests(changes.take(number), self.digested)
+        own = linked.among(lambda keys: part_of(keys, self._rows.count) == number)
+        has_key = bool(self.digested.key)
+        comparison.take(self._rows.take(number), folded.plus(own), has_key=has_key)
+
+    async def named(self, comparison: Comparison) -> tuple[Difference, ...]:
+        """Look at the first differences; what is equal after all is dropped."""
+        settings = self._settings
+        naming = Naming(
+            self._source, self._lake, self.digested, self._splits, with_values=settings.with_values
+        )
+        found = await naming.named(comparison, settings.shown)
+        await self._source.ensure_unreplaced(self._table)
+        return found
+
+    # --- all rows, as numbers ------------------------------------------------------------------
+
+    async def _read_source(self, digested: Digested) -> None:
+        waiting = list(enumerate(self._splits))[::-1]
+
+        async def work() -> None:
+            while waiting:
+                number, split = waiting.pop()
+                async with contextlib.aclosing(self._source.batches(split)) as batches:
+                    async for batch in batches:
+                        await asyncio.to_thread(self._take, batch, number, digested)
+                self._has_read(split.estimated_bytes)
+
+        await together(*(work() for _ in range(self._settings.workers)))
+        self._progress.table(str(self._table.id), 1.0)
+
+    def _has_read(self, nbytes: int) -> None:
+        self._read_bytes += nbytes
+        ratio = self._read_bytes / self._total_bytes if self._total_bytes else 1.0
+        self._progress.table(str(self._table.id), ratio)
+
+    def _take(self, batch: pa.RecordBatch, split: int, digested: Digested) -> None:
+        keys, rows = digests_of(batch, digested.columns, digested.key)
+        splits = np.full(len(keys), split, np.uint64)
+        parts = part_of(keys, self._rows.count)
+        with self._lock:
+            self._rows.add(np.column_stack([keys, rows, splits]), parts)
+
+
+def _parts(matrix: Matrix, digested: Digested, count: int) -> NDArray[np.int64]:
+    """Give each change's part; that of the linked keys comes after the others."""
+    parts = part_of(matrix[:, KEY], count)
+    if len(digested.linked):
+        parts[digested.is_linked(matrix[:, KEY])] = count
+    return parts
+
+
+async def together(*works: Any) -> None:  # noqa: ANN401 - coroutines
+    """Await all; the first failure cancels the others and is raised itself."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for work in works:
+                group.create_task(work)
+    except ExceptionGroup as failed:
+        first = failed.exceptions[0]
+    else:
+        return
+    raise first

@@ -1,0 +1,1 @@
+"""What is captured: catalog, configuration and lake combined."""

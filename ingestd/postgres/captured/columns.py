@@ -1,0 +1,178 @@
+"""What is said of a table's columns: by the config (left out, masked, another type), by lists.
+
+Pure functions on a table as the catalog or a RELATION message describes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+import pyarrow as pa
+
+from ingestd.config import TableSettings
+from ingestd.config.interpolation import key_path
+from ingestd.decode.type_mapping import Types, is_number, override_type
+from ingestd.decode.values.masks import masked_text
+from ingestd.model.errors import TableError, did_you_mean
+from ingestd.model.schema import Column, Mask, Table
+
+FULL = "f"
+
+
+def controlled(
+    table: Table,
+    settings: TableSettings,
+    mask_key: bytes | None,
+    types: Types,
+    *,
+    strict: bool = True,
+    is_listed: bool = False,
+) -> Table:
+    """Give the table as it is captured: its section of the config applied to its columns.
+
+    `table` has all its columns, with the lake types that they have by themselves, and `before`
+    decided. For a RELATION message, not `strict`: what `types` says of a column that is not there
+    is left out then, because an older or newer table may well lack it. A hidden column that is not
+    there may be there under another name: such a table is not let by; but for an excluded one that
+    a column list keeps from being sent (`is_listed`), whatever its name. Raises TableError with the
+    config's key: no such column, no rows to tell apart without it, a type that can't hold it.
+    """
+    if strict:
+        _refuse_unknown(table, settings)
+    else:
+        _refuse_renamed(table, settings, is_listed=is_listed)
+    _refuse_unidentifiable(table, settings, types)
+    columns = tuple(
+        _one(table, column, settings, mask_key, types)
+        for column in table.columns
+        if column.name not in settings.exclude_columns
+    )
+    if not columns and table.columns:
+        raise _fault(table, "exclude_columns", "leaves no column", "leave a column in")
+    return _with_columns(table, columns)
+
+
+def refuse_shown(
+    table: Table, names: Mapping[int, str], hidden: Mapping[int, str], settings: TableSettings
+) -> None:
+    """Raise TableError if what was hidden would be captured under a name that is not.
+
+    `names`: of its columns, by their numbers in the catalog. `hidden`: of those that once had a
+    name that the config hides, this name.
+    """
+    for number, name in names.items():
+        once = hidden.get(number)
+        if once is not None and name not in settings.hidden:
+            key = "mask_columns" if once in settings.mask_columns else "exclude_columns"
+            what = f"column {name!r} was called {once!r}, which {key} names, and is not hidden"
+            raise _fault(table, key, what, f"add {name!r} to")
+
+
+def as_published(table: Table, columns: Collection[str] | None, row_filter: str | None) -> Table:
+    """Give the table with what the publication sends of it: its column list and row filter.
+
+    `columns` None: all of them. A table of none is left whole: it has no rows to send.
+    """
+    table = replace(table, row_filter=row_filter)
+    if columns is None:
+        return table
+    return _with_columns(table, tuple(c for c in table.columns if c.name in columns))
+
+
+def _with_columns(table: Table, columns: tuple[Column, ...]) -> Table:
+    """Change the columns, and what names them: a key of which a part is gone is none."""
+    names = {c.name for c in columns}
+    key = table.key if names.issuperset(table.key) else ()
+    before = tuple(n for n in table.before if n in names) or tuple(c.name for c in columns)
+    return replace(table, columns=columns, key=key, before=before)
+
+
+def _one(
+    table: Table, column: Column, settings: TableSettings, mask_key: bytes | None, types: Types
+) -> Column:
+    kind = settings.mask_columns.get(column.name)
+    if kind == "sha256":
+        if mask_key is None:  # the config is refused before
+            raise ValueError(kind)
+        mask = Mask("sha256", mask_key)
+        missing = None if column.missing is None else masked_text(column.missing, mask)
+        return replace(column, type=pa.string(), mask=mask, missing=missing)
+    wanted = settings.types.get(column.name)
+    if wanted is not None:
+        try:
+            chosen = override_type(wanted, column.type_oid, column.typmod, types)
+        except ValueError as error:
+            at = _at(table, "types", column.name)
+            was = f" {column.pg_type}" if column.pg_type else ""
+            what = f"column {column.name!r}{was} can't be {wanted!r}: {error}"
+            raise TableError(table.id, what, remedy=f"correct {at} in the config") from error
+        column = replace(column, type=chosen, is_override=True)
+    if kind == "null":
+        return replace(column, mask=Mask("null"), missing=None, nullable=True)
+    return column
+
+
+def _refuse_unknown(table: Table, settings: TableSettings) -> None:
+    names = [c.name for c in table.columns]
+    said = {
+        "exclude_columns": settings.exclude_columns,
+        "mask_columns": list(settings.mask_columns),
+        "types": list(settings.types),
+    }
+    for key, columns in said.items():
+        for column in columns:
+            if column not in names:
+                configured = {c for others in said.values() for c in others}
+                hint = did_you_mean(column, [n for n in names if n not in configured])
+                what = f"no column {column!r} to capture, which {key} names"
+                raise TableError(table.id, what, remedy=f"{hint}correct {_at(table, key)}")
+
+
+def _refuse_renamed(table: Table, settings: TableSettings, *, is_listed: bool) -> None:
+    names = {c.name for c in table.columns}
+    for key, hidden in (
+        ("exclude_columns", [] if is_listed else settings.exclude_columns),
+        ("mask_columns", list(settings.mask_columns)),
+    ):
+        gone = [column for column in hidden if column not in names]
+        if gone:
+            what = f"column {gone[0]!r}, which {key} names, is gone; it may have another name now"
+            raise _fault(table, key, what, "correct")
+
+
+def _refuse_unidentifiable(table: Table, settings: TableSettings, types: Types) -> None:
+    """Refuse to hide what tells rows apart: with whole rows the primary key, if there is one."""
+    oids = {column.name: column.type_oid for column in table.columns}
+    needed = table.key if table.replica_identity == FULL else table.identity
+    what = "primary key" if table.replica_identity == FULL else "replica identity"
+    for column in needed:
+        reason = f"column {column!r} belongs to the {what}, by which changes find their rows: "
+        if column in settings.exclude_columns:
+            raise _fault(
+                table, "exclude_columns", reason + "it can't be left out", "take it out of"
+            )
+        if settings.mask_columns.get(column) == "null":
+            raise _fault(
+                table,
+                "mask_columns",
+                reason + "it can't be masked with null",
+                "use sha256 for it in",
+            )
+        chosen = "".join(settings.types.get(column, "").split()).lower()
+        if "decimal" in chosen and not is_number(oids.get(column, 0), types):
+            raise _fault(
+                table,
+                "types",
+                reason + "as decimals, texts that are two rows (1.5 and 1.50) would be one",
+                "take it out of",
+            )
+
+
+def _fault(table: Table, key: str, what: str, remedy: str) -> TableError:
+    return TableError(table.id, what, remedy=f"{remedy} {_at(table, key)}")
+
+
+def _at(table: Table, *keys: str) -> str:
+    """Write where the config says it, below the source's section."""
+    return key_path(("table", str(table.id), *keys))

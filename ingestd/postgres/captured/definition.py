@@ -1,0 +1,466 @@
+"""What the captured tables look like: the catalog, the config and the lake taken together.
+
+The catalog says what a column is, the config whether and how it is captured, the lake which of its
+columns takes the values. Where a publication sends the changes, it says what it sends; each
+RELATION message of that stream is described in the same way, with its own columns: it may be older
+than the catalog, or newer than what was last read of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from psycopg import AsyncConnection
+
+from ingestd.decode.lake_columns import allocate
+from ingestd.decode.pgoutput.relation import Relation
+from ingestd.decode.type_mapping import BUILT_IN, PgType
+from ingestd.model.lake_state import RegisteredColumn, RegisteredTable, registered_columns
+from ingestd.model.lsn import Lsn
+from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.schema import Table, TableId, with_before
+from ingestd.postgres.captured.columns import as_published, controlled, refuse_shown
+from ingestd.postgres.captured.departed_tables import (
+    Departed,
+    as_registered,
+    row_of,
+    with_dropped_types,
+)
+from ingestd.postgres.captured.selection import named_tables
+from ingestd.postgres.catalog.indexes import IndexRow, list_indexes
+from ingestd.postgres.catalog.publication import (
+    WITH_GENERATED,
+    Publication,
+    Published,
+    find_publication,
+    published,
+)
+from ingestd.postgres.catalog.relation_kinds import NotTable, find_not_tables
+from ingestd.postgres.catalog.replica_identity import Partition, Sending, list_partitions
+from ingestd.postgres.catalog.tables import (
+    ColumnRow,
+    TableRow,
+    list_columns,
+    list_generated,
+    list_hiding,
+    list_tables,
+    list_types,
+    table_of,
+    their_names,
+)
+from ingestd.postgres.catalog.user_types import TypeParts, read_type_parts
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.connection.wal_position import insert_position
+from ingestd.postgres.rewrites.dependent_text_queries import read_texts, read_uses
+from ingestd.postgres.rewrites.dependent_texts import NO_TEXTS, TableTexts, Use, refuse_key
+from ingestd.postgres.rewrites.fingerprint import KeyMark, Storage, StoredColumn, digest
+from ingestd.postgres.rewrites.fingerprint_queries import read_files, read_homes, read_places
+from ingestd.postgres.rewrites.tracker import LOCK_TIMEOUT_S
+from ingestd.postgres.settings import PostgresSettings
+from ingestd.postgres.snapshot.read_view import look
+
+WHOLE = Published(None, None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """What the database has of what the config asks for. Two are equal if nothing changed.
+
+    `is_streamed`: a publication sends the changes. `present`: every table, asked for or not.
+    `others`: what the config names as a table, and is none.
+    `columns`, `files`, `toast`, `places` and `homes` (see `Storage`) by OID, `types` by theirs;
+    `structs`: by OID, the columns that the lake has as structs; `published` by name; `generated`:
+    such columns, sent or not, by OID of the table; `minds_unsent`: the server refuses UPDATE and
+    DELETE where an identity has one that is not sent (18+). `partitions`: see `list_partitions`, by
+    OID of the root. `lsn`: all of it holds at that position. `seen`: which transactions it is
+    after. Where no publication says what is sent: `indexes`, the unique ones by OID of the table;
+    `hiding`, the OIDs of the tables of which row security hides rows from this role. `uses`: by OID
+    the types whose text depends on other objects; `texts`: by OID of the table, what these are.
+    """
+
+    is_streamed: bool = False
+    present: tuple[TableId, ...] = field(default=(), compare=False)
+    others: Mapping[TableId, NotTable] = field(default_factory=dict)
+    rows: tuple[TableRow, ...] = ()
+    columns: Mapping[int, tuple[ColumnRow, ...]] = field(default_factory=dict)
+    files: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+    toast: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+    places: Mapping[int, Mapping[int, str]] = field(default_factory=dict)
+    homes: Mapping[int, str] = field(default_factory=dict)
+    published: Mapping[TableId, Published] = field(default_factory=dict)
+    publication: Publication | None = None
+    types: Mapping[int, tuple[TypeParts, ...]] = field(default_factory=dict)
+    structs: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    generated: Mapping[int, Mapping[int, str]] = field(default_factory=dict)
+    minds_unsent: bool = False
+    partitions: Mapping[int, tuple[Partition, ...]] = field(default_factory=dict)
+    indexes: Mapping[int, tuple[IndexRow, ...]] = field(default_factory=dict)
+    hiding: frozenset[int] = frozenset()
+    uses: Mapping[int, tuple[Use, ...]] = field(default_factory=dict)
+    texts: Mapping[int, TableTexts] = field(default_factory=dict)
+    lsn: Lsn = field(default=Lsn(0), compare=False)
+    seen: Visibility = field(default=Visibility(0, 0), compare=False)
+
+    def sending(self, row: TableRow) -> Sending:
+        """Give what beside a table's own replica identity decides which changes can come."""
+        sent = self.published.get(row.id, WHOLE).generated
+        unsent = {n: c for n, c in self.generated.get(row.oid, {}).items() if c not in sent}
+        named = row.identity_key or () if row.replica_identity in {"d", "i"} else ()
+        return Sending(
+            frozenset(unsent.values()),
+            frozenset(unsent[n] for n in named if n in unsent),
+            self.partitions.get(row.oid, ()),
+            minds_unsent=self.minds_unsent,
+            not_validated=row.not_validated,
+        )
+
+    def storage(self, row: TableRow) -> Storage:
+        """Give how a table's rows are stored."""
+        described = self.columns.get(row.oid, ())
+        columns = tuple(
+            StoredColumn(
+                c.number,
+                c.type_oid,
+                c.typmod,
+                c.xmin,
+                c.missing is not None,
+                digest(c.name),
+                c.default_oid,
+            )
+            for c in described
+        )
+        structs = self.structs.get(row.oid, frozenset())
+        types = {
+            t
+            for c in described
+            for t in self.types.get(c.type_oid, ())
+            if c.name in structs or not t.are_names
+        }
+        how = self.published.get(row.id, WHOLE)
+        generated = self.generated.get(row.oid, {})
+        present = {c.number for c in columns} | generated.keys()
+        dropped = frozenset(range(1, row.numbered + 1)) - present
+        unlisted = {c.number for c in described if how.columns and c.name not in how.columns}
+        return Storage(
+            columns,
+            self.files.get(row.oid, {}),
+            digest(how.row_filter),
+            frozenset(map(digest, generated.values())) - {c.name for c in columns},
+            membership=how.entry,
+            types=tuple(sorted(types, key=lambda t: t.oid)),
+            ended=self.seen.xmin,
+            places=self.places.get(row.oid, {}),
+            publication=self.publication.altered if self.publication else "",
+            numbered=row.numbered,
+            dropped=dropped,
+            unlisted=frozenset(unlisted),
+            key=_key_mark(row),
+            home=self.homes.get(row.oid, ""),
+            toast=self.toast.get(row.oid, {}),
+            is_streamed=self.is_streamed,
+            is_listed=how.membership is not None,
+            texts=self.texts.get(row.oid, NO_TEXTS),
+        )
+
+
+async def read_catalog(settings: PostgresSettings) -> Catalog:
+    """Read it, on a connection of its own: the server locks tables with row filters for a moment.
+
+    All as it was at one instant: columns and files belong together, or a rewrite would go
+    unnoticed. Raises psycopg.Error.
+    """
+    dsn = settings.dsn.get_secret_value()
+    async with await connect(
+        dsn, autocommit=False, lock_timeout_s=LOCK_TIMEOUT_S, reads_names=True
+    ) as connection:
+        await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        return await _read_catalog(connection, settings)
+
+
+async def _read_catalog(connection: AsyncConnection[Any], settings: PostgresSettings) -> Catalog:
+    lsn = await insert_position(connection)
+    every = await list_tables(connection)
+    wanted = tuple(r for r in every if settings.streams(r.id))
+    oids = [r.oid for r in wanted]
+    present = {r.id for r in every}
+    absent = [t for t in named_tables(settings) if t not in present]
+    files, toast = await read_files(connection, oids)
+    catalog = Catalog(
+        is_streamed=settings.sent_by is not None,
+        present=tuple(r.id for r in every),
+        others=await find_not_tables(connection, absent),
+        rows=wanted,
+        files=files,
+        toast=toast,
+        places=await read_places(connection, oids),
+        homes=await read_homes(connection, oids),
+        structs={r.oid: _structs(settings, r.id) for r in wanted},
+        generated=await list_generated(connection, oids),
+        lsn=lsn,
+        seen=await look(connection),
+    )
+    if settings.sent_by is None:
+        catalog = await _with_indexes(connection, catalog, oids)
+        generated: Mapping[int, Collection[str]] = their_names(catalog.generated)
+    else:
+        catalog = await _with_publication(connection, catalog, oids, settings.sent_by)
+        sent = catalog.published
+        generated = {r.oid: sent[r.id].generated for r in wanted if r.id in sent}
+    columns = await list_columns(connection, oids, generated)
+    type_oids = {c.type_oid for found in columns.values() for c in found}
+    catalog = replace(catalog, columns=columns, types=await read_type_parts(connection, type_oids))
+    return await _with_texts(connection, catalog, type_oids, settings)
+
+
+async def _with_texts(
+    connection: AsyncConnection[Any],
+    catalog: Catalog,
+    types: Collection[int],
+    settings: PostgresSettings,
+) -> Catalog:
+    """Return it with what texts of values depend on, of columns that are captured."""
+    uses = await read_uses(connection, types)
+    used: dict[int, tuple[Use, ...]] = {}
+    for row in catalog.rows if uses else ():
+        excluded = settings.controls(row.id).exclude_columns
+        found = [
+            replace(use, column=column.name, type_oid=column.type_oid)
+            for column in catalog.columns.get(row.oid, ())
+            if column.name not in excluded
+            for use in uses.get(column.type_oid, ())
+        ]
+        if found:
+            used[row.oid] = tuple(found)
+    texts = await read_texts(connection, {use.type for found in used.values() for use in found})
+    return replace(
+        catalog,
+        uses=uses,
+        texts={
+            oid: TableTexts(tuple(texts[t] for t in sorted({use.type for use in found})), found)
+            for oid, found in used.items()
+        },
+    )
+
+
+def _key_mark(row: TableRow) -> KeyMark:
+    identity = row.identity_key if row.replica_identity in {"d", "i"} else None
+    return KeyMark(
+        row.replica_identity,
+        row.primary_key or (),
+        row.primary_key_by,
+        identity or (),
+        row.identity_by if identity else 0,
+    )
+
+
+def _structs(settings: PostgresSettings, table: TableId) -> frozenset[str]:
+    chosen = settings.controls(table).types
+    return frozenset(column for column, kind in chosen.items() if "struct" in kind.lower())
+
+
+async def _with_publication(
+    connection: AsyncConnection[Any], catalog: Catalog, oids: Sequence[int], name: str
+) -> Catalog:
+    sent = await published(connection, name, connection.info.server_version)
+    names = {r.id for r in catalog.rows}
+    return replace(
+        catalog,
+        published={table: how for table, how in sent.items() if table in names},
+        publication=await find_publication(connection, name),
+        minds_unsent=connection.info.server_version >= WITH_GENERATED,
+        partitions=await list_partitions(connection, oids),
+    )
+
+
+async def _with_indexes(
+    connection: AsyncConnection[Any], catalog: Catalog, oids: Sequence[int]
+) -> Catalog:
+    return replace(
+        catalog,
+        indexes=await list_indexes(connection, oids),
+        hiding=await list_hiding(connection, oids),
+    )
+
+
+class Definitions:
+    """Describes tables. Used on the event loop only."""
+
+    def __init__(self, settings: PostgresSettings) -> None:
+        self._settings = settings
+        self._types: dict[int, PgType] = dict(BUILT_IN)
+        self._rows: dict[int, TableRow] = {}
+        self._columns: dict[int, tuple[ColumnRow, ...]] = {}
+        self._published: Mapping[TableId, Published] = {}
+        self._is_ours = settings.may_publish
+        self._lake: dict[TableId, dict[str, RegisteredColumn]] = {}
+        self._present: dict[TableId, dict[str, RegisteredColumn]] = {}
+        self._hidden: dict[int, dict[int, str]] = {}
+        self._partitioned: set[int] = set()
+        self._uses: Mapping[int, tuple[Use, ...]] = {}
+        self._departed: Departed = {}
+
+    async def take(
+        self,
+        connection: AsyncConnection[Any],
+        catalog: Catalog,
+        known: Mapping[TableId, RegisteredTable],
+    ) -> Mapping[int, PgType]:
+        """Describe by this catalog from now on, and by what the lake has; return all types."""
+        oids = {c.type_oid for columns in catalog.columns.values() for c in columns}
+        types = await list_types(connection, oids)
+        # All at once from here: a RELATION message may be described in any await.
+        self._types |= types
+        # Of a table that has gone the stream may still bring changes.
+        self._rows |= {row.oid: row for row in catalog.rows}
+        self._columns = dict(catalog.columns)
+        self._uses = catalog.uses
+        self._partitioned |= catalog.places.keys()
+        for row in catalog.rows:
+            self._note_hidden(row, known.get(row.id))
+        self.take_publication(catalog)
+        for name, entry in known.items():
+            self._lake.setdefault(name, {}).update(entry.lake_columns)
+            self._present.setdefault(name, {c.name: c for c in entry.columns})
+        return self._types
+
+    def take_departed(self, departed: Departed) -> None:
+        """Describe these too: the stream may still bring changes of them."""
+        self._departed = departed
+
+    def take_publication(self, catalog: Catalog) -> None:
+        """Describe by what this catalog has published, and no more of it."""
+        self._published = catalog.published
+        owned = catalog.publication is None or catalog.publication.owned
+        self._is_ours = self._settings.may_publish and owned
+
+    def _note_hidden(self, row: TableRow, known: RegisteredTable | None) -> None:
+        """Note by number which columns are called as one that is hidden, or were at the last look.
+
+        Another may take such a name at any time, with all its rows' values in it.
+        """
+        names = {digest(name): name for name in self._settings.controls(row.id).hidden}
+        if not names:
+            return
+        then = Storage.parse(known.storage) if known is not None and known.oid == row.oid else None
+        seen = [(c.number, c.name) for c in (() if then is None else then.columns)]
+        seen += [(c.number, digest(c.name)) for c in self._columns.get(row.oid, ())]
+        hidden = self._hidden.setdefault(row.oid, {})
+        hidden |= {number: names[name] for number, name in seen if name in names}
+
+    async def _learn(self, connection: AsyncConnection[Any], oids: set[int]) -> None:
+        new = oids - self._types.keys()
+        if new:
+            self._types.update(await list_types(connection, new))
+
+    def table(self, row: TableRow, columns: Sequence[ColumnRow]) -> Table:
+        """Describe a table of the catalog. Raises TableError where the config asks too much."""
+        table = table_of(row, columns, self._types)
+        self._refuse_shown(table, columns)
+        refuse_key(table, self._uses)
+        return self._captured(with_before(table, full=self._is_full), strict=True)
+
+    def _refuse_shown(self, table: Table, columns: Iterable[ColumnRow]) -> None:
+        """Raise TableError if a column would be captured that was hidden under another name."""
+        sent = None if self._is_ours else self._published.get(table.id, WHOLE).columns
+        names = {c.number: c.name for c in columns if sent is None or c.name in sent}
+        refuse_shown(
+            table, names, self._hidden.get(table.oid, {}), self._settings.controls(table.id)
+        )
+
+    def base_type(self, oid: int) -> int:
+        """Give what a domain is over, at the end; any other type is itself."""
+        while (found := self._types.get(oid)) is not None and found.kind == "domain":
+            oid = found.of
+        return oid
+
+    async def of_relation(
+        self, connection: AsyncConnection[Any], relation: Relation, name: TableId
+    ) -> Table:
+        """Describe the table `name` with the columns of a RELATION message. Raises TableError."""
+        rows = {_shape(c): c for c in self._columns.get(relation.oid, ())}
+        if any(_shape(c) not in rows for c in relation.columns):
+            told = {relation.oid: [c.name for c in relation.columns]}
+            found = await list_columns(connection, [relation.oid], told)
+            rows = {_shape(c): c for c in found.get(relation.oid, ())}
+            await self._learn(connection, {c.type_oid for c in relation.columns})
+            self._columns[relation.oid] = found.get(relation.oid, ())
+        columns = [
+            rows.get(_shape(c)) or _bare(relation.oid, number, c)
+            for number, c in enumerate(relation.columns, start=1)
+        ]
+        departed = self._departed.get((relation.oid, name))
+        if departed is not None:
+            row = row_of(departed, relation.replica_identity)
+        else:
+            row = replace(self._rows[relation.oid], schema=name.schema, name=name.name)
+        identity = {c.name: c.identity for c in relation.columns}
+        table = table_of(row, columns, self._types)
+        self._refuse_shown(table, [rows[_shape(c)] for c in relation.columns if _shape(c) in rows])
+        known = self._lake.get(name, {}).values() if departed is None else departed.columns
+        columns_ = with_dropped_types(table.columns, known, self._types)
+        table = replace(
+            table,
+            columns=tuple(replace(c, identity=identity[c.name]) for c in columns_),
+            replica_identity=relation.replica_identity,
+        )
+        if departed is not None:
+            table = as_registered(table, departed)
+        table = with_before(table, full=self._is_full)
+        return self._captured(table, strict=False, is_present=departed is None)
+
+    @property
+    def _is_full(self) -> bool:
+        return self._settings.keeps_old_rows
+
+    def _captured(self, table: Table, *, strict: bool, is_present: bool = True) -> Table:
+        """Apply the config and the publication, and choose the lake's columns.
+
+        `is_present`: the table has this name now.
+        """
+        settings = self._settings
+        controls, key = settings.controls(table.id), settings.mask_key_bytes
+        how = self._published.get(table.id, WHOLE)
+        is_listed = how.columns is not None
+        table = controlled(table, controls, key, self._types, strict=strict, is_listed=is_listed)
+        if is_present:
+            table = as_published(table, None if self._is_ours else how.columns, how.row_filter)
+        lake = self._lake.setdefault(table.id, {})
+        columns = allocate(table.columns, lake)
+        # The server forgets `missing` when the table is rewritten; the lake's old rows stay. Of a
+        # partitioned table it may be that of a partition that came later.
+        present = self._present.get(table.id, {})
+        stays = table.oid in self._partitioned
+        columns = tuple(
+            replace(c, missing=present[c.lake_name].missing)
+            if (c.missing is None or stays) and c.lake_name in present
+            else c
+            for c in columns
+        )
+        table = replace(table, columns=columns)
+        found = {c.name: c for c in registered_columns(table)}
+        lake.update(found)
+        if is_present:
+            self._present[table.id] = found
+        return table
+
+
+def _shape(column: Any) -> tuple[str, int, int]:  # noqa: ANN401 - of a message or of the catalog
+    return column.name, column.type_oid, column.typmod
+
+
+def _bare(relation: int, number: int, column: Any) -> ColumnRow:  # noqa: ANN401
+    """Make a row for a column that the catalog does not have any more, or in another way."""
+    return ColumnRow(
+        relation=relation,
+        number=number,
+        name=column.name,
+        type_oid=column.type_oid,
+        typmod=column.typmod,
+        pg_type="",
+        nullable=True,
+        comment=None,
+        missing=None,
+        xmin=0,
+    )

@@ -1,0 +1,104 @@
+"""Tables that the lake has and that were dropped or renamed: the stream may still bring changes.
+
+The stream lags behind the catalog: by hours after the daemon was down, by moments while it runs.
+What was changed before a DROP belongs to the table's log like any other change. The RELATION
+message lists the columns; the lake's registry has the rest, which the catalog no longer has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+from psycopg import AsyncConnection
+
+from ingestd.decode.type_mapping import Types, override_type
+from ingestd.model.lake_state import RegisteredColumn, RegisteredTable, TableState
+from ingestd.model.schema import Column, ReplicaIdentity, Table, TableId
+from ingestd.postgres.catalog.tables import TableRow
+
+Departed = Mapping[tuple[int, TableId], RegisteredTable]
+"""By OID and the name that it was captured under."""
+
+_PRESENT = """
+SELECT c.oid::int8, n.nspname::text, c.relname::text FROM pg_catalog.pg_class c
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY(%s::oid[])
+"""
+_ARRAY = re.compile(r"array<(.*)>", re.ASCII)
+
+
+async def find_departed(
+    connection: AsyncConnection[Any],
+    known: Iterable[RegisteredTable],
+    is_wanted: Callable[[TableId], bool],
+) -> dict[tuple[int, TableId], RegisteredTable]:
+    """Return those of the lake's tables that the catalog has no more under their names.
+
+    Not those that were stopped: their changes were not taken. Raises psycopg.Error.
+    """
+    found = {
+        (entry.oid, entry.table): entry
+        for last in known
+        for entry in (*last.earlier, last)
+        if entry.oid and entry.state is not TableState.STOPPED and is_wanted(entry.table)
+    }
+    if not found:
+        return {}
+    cursor = await connection.execute(_PRESENT, ([oid for oid, _ in found],))
+    present = {(oid, TableId(schema, name)) for oid, schema, name in await cursor.fetchall()}
+    return {where: entry for where, entry in found.items() if where not in present}
+
+
+def row_of(entry: RegisteredTable, identity: ReplicaIdentity) -> TableRow:
+    """Return what the catalog would say of it; its key is not among it (see `as_registered`)."""
+    return TableRow(
+        oid=entry.oid,
+        schema=entry.table.schema,
+        name=entry.table.name,
+        persistence="p",
+        replica_identity=identity,
+        reachable=True,
+        readable=True,
+        unreadable=(),
+        owned=False,
+        numbered=0,
+        primary_key=None,
+        identity_key=None,
+    )
+
+
+def as_registered(table: Table, entry: RegisteredTable) -> Table:
+    """Return the table, described by a RELATION message, with the key that the lake knows."""
+    key = tuple(c.source_name for c in entry.columns if c.key)
+    names = {c.name for c in table.columns}
+    return replace(table, key=key if names.issuperset(key) else ())
+
+
+def with_dropped_types(
+    columns: Iterable[Column], known: Iterable[RegisteredColumn], types: Types
+) -> tuple[Column, ...]:
+    """Return the columns, those whose type is not among `types` with the type the lake has."""
+    then = {(c.source_name, c.type_oid): c for c in known}
+    return tuple(
+        c
+        if c.type_oid in types or (entry := then.get((c.name, c.type_oid))) is None
+        else replace(c, type=_lake_type(entry, c))
+        for c in columns
+    )
+
+
+def _lake_type(entry: RegisteredColumn, column: Column) -> pa.DataType:
+    """Return the Arrow type of a lake column; text for a struct, whose attributes are not known."""
+    text, depth = entry.delta_type, 0
+    while (array := _ARRAY.fullmatch(text)) is not None:
+        text, depth = array[1], depth + 1
+    try:
+        found = override_type(text, column.type_oid, column.typmod, {})
+    except ValueError:
+        return column.type
+    for _ in range(depth):
+        found = pa.list_(pa.field("element", found))
+    return found

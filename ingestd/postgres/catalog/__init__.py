@@ -1,0 +1,1 @@
+"""What the system catalogs say."""

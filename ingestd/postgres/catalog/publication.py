@@ -1,0 +1,174 @@
+"""What a publication sends.
+
+Source: PostgreSQL documentation, "System Catalogs" (pg_publication, pg_publication_rel), "Logical
+Replication", "Row Filters" and "Column Lists".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import AsyncConnection, sql
+from psycopg.rows import class_row
+
+from ingestd.model.schema import TableId
+from ingestd.postgres.connection.names import odd_names
+
+_PUBLICATION = """
+SELECT puballtables AS all_tables, pubviaroot AS via_root,
+       pubinsert AND pubupdate AND pubdelete AND pubtruncate AS all_operations,
+       pg_has_role(pubowner, 'USAGE') AND NOT pg_is_in_recovery() AS owned,
+       pg_is_in_recovery() AS on_standby,
+       xmin::text AS altered
+  FROM pg_publication WHERE pubname = %s
+"""
+FIRST_WITH_PARTS = 150000
+"""PostgreSQL 15 brought column lists, row filters, and schemas."""
+# What pg_publication_tables has, and which entry each table has it from. Not by that view: servers
+# from 16 on open every table for it, so one that is locked would keep all from being read.
+_PUBLISHED = """
+WITH RECURSIVE publication AS (
+  SELECT * FROM pg_catalog.pg_publication WHERE pubname = %s
+), publishable AS (
+  SELECT oid, relname, relnamespace, relkind, relispartition FROM pg_catalog.pg_class
+   WHERE relkind IN ('r', 'p') AND relpersistence = 'p' AND oid >= 16384
+), member AS (
+  SELECT c.oid, r.oid AS rel, {schema} AS schema, {list} AS list, {filter} AS filter
+    FROM publication p CROSS JOIN publishable c
+    LEFT JOIN pg_catalog.pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid {schemas}
+   WHERE p.puballtables OR r.oid IS NOT NULL OR {schema} IS NOT NULL
+), part AS (
+  SELECT c.oid FROM publishable c JOIN pg_catalog.pg_inherits i ON i.inhrelid = c.oid
+    JOIN member ON member.oid = i.inhparent
+   WHERE c.relispartition AND NOT i.inhdetachpending
+   UNION
+  SELECT c.oid FROM publishable c JOIN pg_catalog.pg_inherits i ON i.inhrelid = c.oid
+    JOIN part ON part.oid = i.inhparent
+   WHERE c.relispartition AND NOT i.inhdetachpending
+)
+SELECT n.nspname, c.relname, m.rel::int8, coalesce(m.rel, m.schema, p.oid)::int8,
+       {parts}, {generated}
+  FROM publication p CROSS JOIN publishable c
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+  LEFT JOIN member m ON m.oid = c.oid
+  LEFT JOIN part ON part.oid = c.oid
+ WHERE CASE WHEN p.pubviaroot THEN m.oid IS NOT NULL AND part.oid IS NULL
+            ELSE c.relkind = 'r' AND (m.oid IS NOT NULL OR part.oid IS NOT NULL) END
+"""
+_SCHEMAS = """
+    LEFT JOIN pg_catalog.pg_publication_namespace s
+           ON s.pnpubid = p.oid AND s.pnnspid = c.relnamespace"""
+# A filter does not hold where the table's schema is published too.
+_PARTS = """CASE WHEN m.list IS NOT NULL THEN
+         ARRAY(SELECT a.attname::text FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid
+                  AND a.attnum = ANY(m.list) ORDER BY a.attnum) END,
+       CASE WHEN m.schema IS NULL THEN pg_catalog.pg_get_expr(m.filter, c.oid) END"""
+_WHOLE = "NULL::text[], NULL::text"
+WITH_GENERATED = 180000
+"""PostgreSQL 18 can send generated columns, and refuses what follows where it does not."""
+_GENERATED = """ARRAY(SELECT a.attname::text FROM pg_catalog.pg_attribute a
+                WHERE a.attrelid = c.oid AND a.attgenerated <> ''
+                  AND CASE WHEN m.list IS NOT NULL THEN a.attnum = ANY(m.list)
+                           ELSE p.pubgencols = 's' AND a.attgenerated = 's' END)"""
+_NO_GENERATED = "'{}'::text[]"
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A publication's flags. `owned`: this role may alter it, which nobody may `on_standby`.
+
+    `altered`: the transaction that altered it last, other than by adding or dropping tables.
+    """
+
+    all_tables: bool
+    via_root: bool
+    all_operations: bool
+    owned: bool
+    on_standby: bool = False
+    altered: str = ""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it sends all changes, those of partitions as their root's."""
+        return self.all_operations and self.via_root
+
+
+def was_altered(then: str, now: str) -> bool:
+    """Whether a publication was altered between two marks: for a time it may not have sent all.
+
+    Each is its `altered`, which earlier releases recorded with the owner, or "" if not known. A new
+    owner counts, too: between two looks it may not be all that was altered.
+    """
+    return bool(then and now) and then.partition(":")[0] != now
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What a publication sends of a table.
+
+    `columns`: its column list, None for all that are published by themselves. `row_filter`: as
+    SQL, None for all rows. `membership`: names the publication's entry for this table; None where
+    it is published with its schema or with all tables. `entry`: names what publishes it, the entry
+    of the table, of its schema, or the publication itself: another one if it was taken out and put
+    back, 0 if that is not known. `generated`: the generated columns that are sent (18+, listed or
+    by option).
+    """
+
+    columns: frozenset[str] | None
+    row_filter: str | None
+    membership: int | None
+    generated: frozenset[str] = frozenset()
+    entry: int = 0
+
+
+async def find_publication(connection: AsyncConnection[Any], name: str) -> Publication | None:
+    """Read the publication; None if there is none."""
+    async with connection.cursor(row_factory=class_row(Publication)) as cursor:
+        await cursor.execute(_PUBLICATION, (name,))
+        return await cursor.fetchone()
+
+
+async def published(
+    connection: AsyncConnection[Any], name: str, server_version: int
+) -> dict[TableId, Published]:
+    """Return every table it publishes, however it came to (list, schema, all tables), and how.
+
+    Without names that no query can name: another may be written like one, and none is captured.
+    """
+    query = sql.SQL(_PUBLISHED).format(**_by_version(server_version))
+    cursor = await connection.execute(query, (name,))
+    return {
+        TableId(schema, table): Published(
+            None if columns is None else frozenset(columns) - set(odd_names(*columns)),
+            row_filter,
+            membership,
+            frozenset(made),
+            entry,
+        )
+        for schema, table, membership, entry, columns, row_filter, made in await cursor.fetchall()
+        if not odd_names(schema, table)
+    }
+
+
+def _by_version(server_version: int) -> dict[str, sql.SQL]:
+    """Give what _PUBLISHED is completed with."""
+    found = {
+        "schema": sql.SQL("NULL::oid"),
+        "schemas": sql.SQL(""),
+        "list": sql.SQL("NULL"),
+        "filter": sql.SQL("NULL"),
+        "parts": sql.SQL(_WHOLE),
+        "generated": sql.SQL(_NO_GENERATED),
+    }
+    if server_version >= FIRST_WITH_PARTS:
+        found |= {
+            "schema": sql.SQL("s.oid"),
+            "schemas": sql.SQL(_SCHEMAS),
+            "list": sql.SQL("r.prattrs::int2[]"),
+            "filter": sql.SQL("r.prqual"),
+            "parts": sql.SQL(_PARTS),
+        }
+    if server_version >= WITH_GENERATED:
+        found["generated"] = sql.SQL(_GENERATED)
+    return found

@@ -1,0 +1,67 @@
+"""What the config names as a table, and the catalog has as something else.
+
+Source: PostgreSQL documentation, "System Catalogs" (pg_class).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import AsyncConnection
+
+from ingestd.model.schema import TableId
+
+_RELATIONS = """
+SELECT n.nspname::text, c.relname::text, c.relkind::text, rn.nspname::text, rc.relname::text
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+  LEFT JOIN pg_catalog.pg_class rc ON c.relispartition
+       AND rc.oid = pg_catalog.pg_partition_root(c.oid)
+  LEFT JOIN pg_catalog.pg_namespace rn ON rn.oid = rc.relnamespace
+ WHERE n.nspname = ANY(%s::text[]) AND c.relname = ANY(%s::text[])
+"""
+_READ_INSTEAD = "capture the tables that it reads"
+_KINDS = {
+    "v": ("a view", _READ_INSTEAD),
+    "m": ("a materialized view", _READ_INSTEAD),
+    "f": ("a foreign table", "capture it at the server that has its rows"),
+    "S": ("a sequence", "its numbers are in the tables that use it"),
+    "i": ("an index", "capture its table"),
+    "I": ("an index", "capture its table"),
+    "c": ("a composite type", "name a table"),
+    "t": ("a TOAST table", "its values come with its table"),
+}
+_SYSTEM = ("a system table", "name a table of your own")
+
+
+@dataclass(frozen=True, slots=True)
+class NotTable:
+    """`what`: a kind of relation, with its article. `instead`: what to do to have its rows."""
+
+    what: str
+    instead: str
+
+
+async def find_not_tables(
+    connection: AsyncConnection[Any], names: Collection[TableId]
+) -> dict[TableId, NotTable]:
+    """Return those of these names that are relations of another kind.
+
+    `names`: of no table that can be captured. Raises psycopg.Error.
+    """
+    if not names:
+        return {}
+    schemas, relations = [t.schema for t in names], [t.name for t in names]
+    cursor = await connection.execute(_RELATIONS, (schemas, relations))
+    found = {}
+    for schema, name, kind, root_schema, root in await cursor.fetchall():
+        table = TableId(schema, name)
+        if table not in names:
+            continue
+        if root is not None:
+            whole = TableId(root_schema, root)
+            found[table] = NotTable(f"a partition of {whole}", f"{whole} has its rows: name that")
+        else:
+            found[table] = NotTable(*_KINDS.get(kind, _SYSTEM))
+    return found

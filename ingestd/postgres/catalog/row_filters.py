@@ -1,0 +1,37 @@
+"""Tables of which a row may come without values, moved into a row filter by an UPDATE.
+
+See `ingestd.model.incomplete_rows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from psycopg import AsyncConnection
+
+from ingestd.model.schema import Table
+from ingestd.postgres.catalog.replica_identity import Sending, only_keys
+
+MAY_STOP = "an UPDATE that moves a row there without its large values stops the table"
+
+# What has no TOAST table has no values out of line. Of a partitioned one its partitions have.
+_WITH_TOAST = """
+SELECT DISTINCT r.oid::int8
+  FROM unnest(%s::oid[]) r (oid)
+ CROSS JOIN LATERAL (
+   SELECT r.oid UNION SELECT relid FROM pg_catalog.pg_partition_tree(r.oid)) t (oid)
+  JOIN pg_catalog.pg_class c ON c.oid = t.oid AND c.reltoastrelid <> 0
+"""
+
+
+async def with_toast(connection: AsyncConnection[Any], tables: Sequence[int]) -> set[int]:
+    """Give those of these tables (OIDs) that may have values out of line."""
+    cursor = await connection.execute(_WITH_TOAST, (list(tables),))
+    return {oid for (oid,) in await cursor.fetchall()}
+
+
+def may_lack_values(table: Table, sending: Sending, toasted: set[int]) -> bool:
+    """Whether an UPDATE that moves a row into the row filter may leave values out."""
+    is_whole = table.replica_identity == "f" and only_keys(table, sending) is None
+    return table.row_filter is not None and not is_whole and table.oid in toasted

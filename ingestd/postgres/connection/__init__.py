@@ -1,0 +1,1 @@
+"""Connections: settings, TLS, liveness, the claim on a source, errors."""

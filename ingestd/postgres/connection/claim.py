@@ -1,0 +1,215 @@
+"""The connection that holds the claim on a source, reads its catalog and changes what it has."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import structlog
+from psycopg import AsyncConnection, generators
+
+from ingestd.model.errors import IngestdError, TransientError
+from ingestd.postgres.connection.claim_session import (
+    BEAT_S,
+    GIVES_UP_S,
+    LEASE_S,
+    end_session,
+    release_claim,
+    take_claim,
+)
+from ingestd.postgres.connection.errors import classify
+from ingestd.postgres.connection.liveness import WatchedConnection
+from ingestd.postgres.connection.server_messages import said
+from ingestd.postgres.connection.session import connect
+
+LOST = "claim_lost"
+"""The reason where the server may have given the claim away, or has."""
+_SILENT = {"57P05", "25P03"}
+"""What the server ends a silent session with: idle_session_timeout, or in a transaction."""
+
+
+class Control:
+    """One source's control connection; made when first needed. `close` it always.
+
+    `where` begins an error's text. Once it holds the claim it is not made again: the claim went
+    with it (I5).
+    """
+
+    def __init__(self, where: str, dsn: str) -> None:
+        self._where = where
+        self._dsn = dsn
+        self._connection: WatchedConnection | None = None
+        self._ended: asyncio.Future[IngestdError] | None = None  # of the claim, once there is one
+        self._beating: asyncio.Task[None] | None = None
+        self._asked = asyncio.Event()
+        self._answered = asyncio.Event()
+
+    async def connection(self) -> AsyncConnection[Any]:
+        """Return the connection. Raises what the claim ended with."""
+        self.ensure_claimed()
+        if self._connection is None or self._connection.closed:
+            with self.errors("connect"):
+                self._connection = await connect(self._dsn, reads_names=True)
+        return self._connection
+
+    async def claim(self, name: str, *, taken: str, remedy: str) -> None:
+        """Take the claim of that name; end what its last holder left. Idempotent.
+
+        Raises TransientError (``claimed``, with `taken` and `remedy`) while another has it.
+        """
+        connection = await self.connection()
+        if self._ended is not None:
+            return
+        with self.errors("claim"):
+            found = await take_claim(connection, name)
+        if found.holders:
+            who = "; ".join(map(str, found.holders))
+            raise TransientError(f"{self._where}: {taken} ({who})", reason="claimed", remedy=remedy)
+        assert self._connection is not None
+        self._ended = asyncio.get_running_loop().create_future()
+        self._beating = asyncio.create_task(self._beat(self._connection, self._ended))
+        for pid in found.left:
+            await self._end(connection, pid)
+
+    async def hold(self) -> None:
+        """Wait until the claim is lost, and raise why. Cancel it freely."""
+        assert self._ended is not None
+        raise await asyncio.shield(self._ended)
+
+    async def release(self) -> None:
+        """Let the claim go now: a session that is closed has it for a moment more."""
+        ended, self._ended = self._ended, None
+        await self._stop_beating()
+        if ended is not None and self._connection is not None:
+            with contextlib.suppress(psycopg.Error):  # then it goes with the session
+                await release_claim(self._connection)
+
+    def ensure_claimed(self) -> None:
+        """Raise what the claim ended with, as far as can be told without asking."""
+        if self._ended is None:
+            return
+        if self._ended.done():
+            raise self._ended.result()
+        if self._connection is None or self._connection.closed:
+            raise self._no_session()
+
+    async def health(self) -> None:
+        """Ask the server. Raises TransientError, OperatorError. Cancel it freely."""
+        self.ensure_claimed()
+        if self._ended is None:
+            raise self._no_session()
+        self._answered.clear()
+        self._asked.set()
+        answered = asyncio.create_task(self._answered.wait())
+        try:
+            both: list[asyncio.Future[Any]] = [answered, self._ended]
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            answered.cancel()
+        self.ensure_claimed()
+
+    async def close(self) -> None:
+        """Let the claim go. At any time, twice."""
+        self._ended = None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()  # first: a heartbeat may be without an answer
+        await self._stop_beating()
+
+    @contextlib.contextmanager
+    def errors(self, doing: str) -> Iterator[None]:
+        """Say what a fault of the source means: psycopg's errors become ours."""
+        try:
+            yield
+        except psycopg.Error as error:
+            fault = self._fault(error, doing)
+            if isinstance(fault, TransientError) and fault.reason == LOST:
+                self._set_ended(fault)
+            raise fault from error
+
+    async def _beat(self, connection: WatchedConnection, ended: asyncio.Future[Any]) -> None:
+        """Have the server hear of the session until it has ended."""
+        try:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(BEAT_S):
+                        await self._asked.wait()
+                is_asked = self._asked.is_set()
+                self._asked.clear()
+                if is_asked or not connection.lock.locked():  # else a statement runs, and is heard
+                    await _say_something(connection)
+                    self._answered.set()
+        except psycopg.Error as error:
+            if not ended.done():
+                ended.set_result(self._fault(error, "claim"))
+
+    async def _end(self, connection: AsyncConnection[Any], pid: int) -> None:
+        """End a session of the last holder, which keeps the slot, and say so."""
+        log = structlog.get_logger("ingestd")
+        source = self._where.removeprefix("source ")
+        try:
+            await end_session(connection, pid)
+        except psycopg.errors.InsufficientPrivilege as error:
+            remedy = f"SELECT pg_catalog.pg_terminate_backend({pid});  as a role that may"
+            log.warning(
+                "claim.not_ended", source=source, pid=pid, reason=said(error), remedy=remedy
+            )
+        except psycopg.Error as error:
+            raise self._fault(error, "claim") from error
+        else:
+            log.warning("claim.session_ended", source=source, pid=pid)
+
+    async def _stop_beating(self) -> None:
+        beating, self._beating = self._beating, None
+        if beating is not None:
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
+
+    def _set_ended(self, fault: IngestdError) -> None:
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(fault)
+
+    def _fault(self, error: psycopg.Error, doing: str) -> IngestdError:
+        if self._ended is None:
+            return classify(error, f"{self._where}, {doing}", self._dsn)
+        if error.sqlstate in _SILENT:
+            why = f"this daemon was silent for {LEASE_S:g} s, so the server ended its session"
+        elif (why := "" if self._connection is None else self._connection.why_lost) == "":
+            return classify(error, f"{self._where}, {doing}", self._dsn)
+        return TransientError(
+            f"{self._where}: the claim is lost: {why}",
+            reason=LOST,
+            remedy="nothing to do: it claims the source again, or stands by for who has it. If it "
+            "comes often, see why the process stands still, or what is wrong with the network",
+        )
+
+    def _no_session(self) -> TransientError:
+        return TransientError(
+            f"{self._where}: the connection that holds the claim is closed",
+            reason="connection_lost",
+        )
+
+
+async def _say_something(connection: WatchedConnection) -> None:
+    """Send an empty statement, which needs no snapshot, and no transaction that is in order.
+
+    Raises psycopg.Error: of the server, or that no answer comes within `GIVES_UP_S`.
+    """
+    loop = asyncio.get_running_loop()
+    async with connection.lock:
+        if connection.closed:  # a cancelled statement that has no answer has psycopg close it
+            connection.why_lost = connection.why_lost or "its connection ended in a statement"
+            raise psycopg.OperationalError(connection.why_lost)
+        why = f"no answer comes to its heartbeat for {GIVES_UP_S:g} s"
+        timer = loop.call_later(GIVES_UP_S, connection.cut, why)
+        try:
+            connection.pgconn.send_query(b"")
+            results = await connection.wait(generators.execute(connection.pgconn))
+        finally:
+            timer.cancel()
+    for result in results:
+        if result.status == psycopg.pq.ExecStatus.FATAL_ERROR:
+            raise psycopg.errors.error_from_result(result)

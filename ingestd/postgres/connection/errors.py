@@ -1,0 +1,343 @@
+"""What a source's errors mean, and what helps.
+
+Source of the codes: PostgreSQL documentation, "PostgreSQL Error Codes". An error while connecting
+has no code in libpq, only text: `refusals` finds the code where the text is in another language.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+
+from ingestd.model.errors import IngestdError, OperatorError, TransientError
+from ingestd.postgres.connection.dsn import read_dsn
+from ingestd.postgres.connection.quoting import printed
+from ingestd.postgres.connection.refusals import OF_A_SERVER
+from ingestd.postgres.connection.server_messages import said, server_text
+from ingestd.process.file_limit import SAID, are_left, none_left
+
+FULL = "too_many_connections"
+"""The reason where a server, a pooler or the role has none left."""
+
+_TRANSIENT_CODES = {
+    "08": "connection_lost",
+    "57P01": "server_restarting",
+    "57P02": "server_restarting",
+    "57P03": "server_restarting",
+    "57P05": "connection_lost",
+    "53300": FULL,
+    "55P03": "lock_timeout",
+    "40P01": "deadlock",
+    "53200": "out_of_memory",
+    "40001": "recovery_conflict",
+    "55006": "slot_active",
+    "57014": "timeout",
+    "25P03": "timeout",
+    "25P04": "timeout",
+}
+"""Code, or its class of two letters, to the reason."""
+
+
+UNSENDABLE = "a row is larger, as text, than the 1 GB that the server can send"
+"""A bytea has two characters for each byte; with REPLICA IDENTITY FULL the old row counts, too."""
+_LARGE_ALLOCATION = "invalid memory alloc request size"
+_SLOTS = "replication slots"
+"""In the server's words, in English; in others the limit is named by them alone."""
+_NOT_MAPPED = "could not map filen"
+"""The server's own words, which it has in no other language: filenumber, to 15 filenode."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Operator:
+    """What a person must do; `{role}` and `{database}` are filled in, as SQL identifiers."""
+
+    remedy: str
+
+
+_CREATE_ROLE = "CREATE ROLE {role} LOGIN PASSWORD '...';  (for kind wal: LOGIN REPLICATION)"
+_ROLE_MISSING = _Operator(f"{_CREATE_ROLE}  or correct the role in `dsn`")
+# The server reports a role that does not exist as one with a wrong password.
+_PASSWORD = _Operator(
+    "correct the role or the password in `dsn`, or ALTER ROLE {role} PASSWORD '...';\n"
+    f"  if the role does not exist, which the server does not say: {_CREATE_ROLE}"
+)
+_OTHERWISE = "or, if you trust what listens there, write in `dsn`: require_auth="
+_NO_CLEARTEXT = _Operator(
+    "on the server: password_encryption = 'scram-sha-256', scram-sha-256 in pg_hba.conf, then "
+    f"ALTER ROLE {{role}} PASSWORD '...';\n  {_OTHERWISE}password"
+)
+_NO_MD5 = _Operator(
+    "on the server: password_encryption = 'scram-sha-256', then ALTER ROLE {role} PASSWORD '...';"
+    f"\n  {_OTHERWISE}md5"
+)
+_NO_REQUEST = _Operator(
+    "take the password out of `dsn`, PGPASSWORD or the password file: the server asks for none "
+    f"(trust, peer, a certificate)\n  {_OTHERWISE}none"
+)
+_OTHER_METHOD = _Operator(
+    "on the server: scram-sha-256 in pg_hba.conf for {role}\n  or name the method that it asks for "
+    "in `dsn`: require_auth=gss"
+)
+_DATABASE_MISSING = _Operator("correct the database name in `dsn`, or CREATE DATABASE {database};")
+_HBA = _Operator(
+    "add to pg_hba.conf: host {database} {role} <address of this machine>/32 scram-sha-256  "
+    "and then: SELECT pg_catalog.pg_reload_conf();"
+)
+_REFUSED = _Operator(
+    f"what the server says is one of three: no such role: {_CREATE_ROLE}\n"
+    "  it may not log in: ALTER ROLE {role} LOGIN;\n  nobody lets it in: add to pg_hba.conf: host "
+    "{database} {role} <address of this machine>/32 scram-sha-256  and then: SELECT "
+    "pg_catalog.pg_reload_conf();"
+)
+_NO_REPLICATION = _Operator("ALTER ROLE {role} REPLICATION;  (as a superuser)")
+_NO_CONNECT = _Operator("GRANT CONNECT ON DATABASE {database} TO {role};")
+_NO_LOGIN = _Operator("ALTER ROLE {role} LOGIN;")
+_RIGHT = _Operator("grant role {role} the right that is named, as the object's owner or superuser")
+_UNDEFINED = _Operator("correct the setting that names it, or make what the server says is missing")
+_UNMAPPED = _Operator(
+    "if it comes again: the server does not know of an ALTER or TRUNCATE that ran while this slot "
+    "was made (servers to 18): SELECT pg_catalog.pg_drop_replication_slot({slot});  -- all "
+    "tables are read "
+    "again"
+)
+_POLICY = _Operator("ALTER ROLE {role} BYPASSRLS;  (as a superuser)")
+_LIMIT = _Operator(
+    "ALTER SYSTEM SET the limit that is named higher; then restart the server; for temp_file_limit "
+    "SELECT pg_catalog.pg_reload_conf(); is enough, and what ALTER ROLE or ALTER DATABASE "
+    "set goes before"
+)
+FREE_A_SLOT = (
+    "ALTER SYSTEM SET max_replication_slots = ... higher; then restart the server; or drop a slot "
+    "that nothing uses"
+)
+FREE_A_SENDER = (
+    "ALTER SYSTEM SET max_wal_senders = ... higher; then restart the server; or end a client that "
+    "pg_stat_replication lists"
+)
+FREE_A_CONNECTION = "close connections, or raise the limit that is named on the server"
+_NO_SLOT = _Operator(FREE_A_SLOT)
+_TLS = _Operator("set sslmode (and sslrootcert) in `dsn` to what the server offers")
+_UNENCRYPTED = "or, with nobody between, write a weaker sslmode out in `dsn`"
+_NO_TLS = _Operator(
+    "on the server: ssl_cert_file, ssl_key_file, ALTER SYSTEM SET ssl = on; "
+    f"SELECT pg_catalog.pg_reload_conf();\n  {_UNENCRYPTED}"
+)
+_UNKNOWN_CA = _Operator(
+    "sslrootcert=FILE in `dsn`, with the certificate of the CA that signed the server's "
+    f"(a provider has it for download)\n  {_UNENCRYPTED}"
+)
+_OTHER_NAME = _Operator(
+    "host=NAME in `dsn`, one that its certificate is for (hostaddr=ADDRESS says where it is), "
+    f"or have a certificate made for this name\n  {_UNENCRYPTED}"
+)
+_CLIENT_CERTIFICATE = _Operator(
+    "sslcert=FILE and sslkey=FILE in `dsn`: a certificate for {role}, signed by a CA of the "
+    "server's ssl_ca_file; the key readable by nobody else (chmod 600)"
+)
+
+_NO_UTF8 = _Operator(
+    "the server can't convert the database's encoding to UTF-8: copy it into one in UTF-8 (values "
+    "in MULE_INTERNAL by way of another encoding: pg_dump -E EUC_JP, or the one of its language)"
+)
+
+_OPERATOR_CODES = {
+    "28000": _REFUSED,
+    "28P01": _PASSWORD,
+    "3D000": _DATABASE_MISSING,
+    "42501": _RIGHT,
+    "42704": _UNDEFINED,
+    "53400": _LIMIT,
+}
+
+_UNKNOWN = "correct what the server says; its log of that time says more"
+_IN_SLOT = re.compile(r'slot "([a-z0-9_]+)", output plugin')
+_NO_WORDS = "no error details available"
+"""psycopg's, where libpq gives none."""
+
+# In this order: with several hosts the text has the failure of each, and what a server said is
+# worth more than that another could not be reached.
+_TEXTS: tuple[tuple[str, str | _Operator], ...] = (
+    (r"the database system is (starting up|shutting down|in recovery mode|not yet)", "restart"),
+    (r"the database system is not accepting connections", "restart"),
+    (r"conflict with recovery", "conflict"),
+    (r"terminating connection due to administrator command", "restart"),
+    (r"sorry, too many clients already", "full"),
+    (r"no more connections allowed|query_wait_timeout", "full"),  # PgBouncer
+    (r"remaining connection slots are reserved", "full"),
+    (r"too many connections for (role|database)", "full"),
+    (r"number of requested standby connections exceeds max_wal_senders", "full"),
+    (r"method requirement \S+ failed: \w+ requested a cleartext", _NO_CLEARTEXT),
+    (r"method requirement \S+ failed: \w+ requested a hashed", _NO_MD5),
+    (r"method requirement \S+ failed: \w+ did not complete auth", _NO_REQUEST),
+    (r"authentication method requirement \S+ failed", _OTHER_METHOD),
+    (r"certificate authentication failed", _CLIENT_CERTIFICATE),
+    (r"valid client certificate|certificate required|alert unknown ca", _CLIENT_CERTIFICATE),
+    (r"private key file|could not (load|read) certificate file", _CLIENT_CERTIFICATE),
+    (r"(password|SASL|SCRAM)\S* authentication failed", _PASSWORD),
+    (r"no password supplied", _PASSWORD),
+    (r"authentication failed for user", _PASSWORD),
+    (r"no pg_hba\.conf entry|pg_hba\.conf rejects", _HBA),
+    (r'role "[^\n]*" does not exist', _ROLE_MISSING),
+    (r'role "[^\n]*" is not permitted to log in', _NO_LOGIN),
+    (r'database "[^\n]*" does not exist|no such database:', _DATABASE_MISSING),
+    (r"must be superuser or replication role to start walsender", _NO_REPLICATION),
+    (r"permission denied to start WAL sender", _NO_REPLICATION),
+    (r"permission denied for database", _NO_CONNECT),
+    (r"does not match host name|host name must be specified for a verified", _OTHER_NAME),
+    (r"certificate verify failed|root certificate file \S+ does not exist", _UNKNOWN_CA),
+    (r"server does not support SSL", _NO_TLS),
+    (r"certificate|SSL error|unsupported protocol", _TLS),
+    (r"conversion between UTF8 and \S+ is not supported", _NO_UTF8),
+    (r"Connection refused|No such file or directory", "unreachable"),
+    (r"No route to host|Network is unreachable|[Tt]ime(d )?out|timeout expired", "unreachable"),
+    (r"failed to resolve host|could not translate host name", "unreachable"),
+    (r"pgbouncer cannot connect to server|server login has been failing", "unreachable"),
+    # In the middle of a failover: it could not begin a session, or nobody was promoted yet.
+    (r"server sent an error response during SSL exchange", "restart"),
+    (r"session is (not )?read-only|server is (not )?in hot standby mode", "unreachable"),
+    (r"server closed the connection|the connection is (closed|lost|bad)", "lost"),
+    (r"Connection reset by peer|Broken pipe|EOF detected|unexpected eof", "lost"),
+    (r"no connection to the server|connection not open|consuming input failed", "lost"),
+)
+_REASONS = {
+    "restart": "server_restarting",
+    "full": FULL,
+    "conflict": "recovery_conflict",
+    "unreachable": "unreachable",
+    "lost": "connection_lost",
+}
+_TRANSIENT_REMEDIES = {
+    "unreachable": "check host and port in `dsn`, that the server runs, and what firewalls let by",
+    FULL: FREE_A_CONNECTION,
+    "slot_active": "stop the other client of this slot, or give another name in `slot`",
+    "recovery_conflict": "ALTER SYSTEM SET hot_standby_feedback = on; SELECT "
+    "pg_catalog.pg_reload_conf();  on "
+    "the standby, or raise its max_standby_streaming_delay",
+}
+"""What helps should it not pass by itself."""
+
+
+def classify(
+    error: psycopg.Error, where: str, dsn: str | None = None, *, runs_users_sql: bool = False
+) -> IngestdError:
+    """Say what a fault of the source means (design section 6).
+
+    Transient only if known to pass by itself; anything unknown needs a person. The message has
+    `where`, host, port, database and user, and what the server said; never the DSN. (`dsn` tells
+    place and role where the error does not: psycopg's do so only while connecting.)
+    `runs_users_sql`: as for `said`.
+    """
+    place = _place(error, dsn)
+    if _has_no_files(error):
+        return none_left(where)
+    meaning = _by_code(error) if error.sqlstate else _by_text(server_text(error))
+    told = said(error, runs_users_sql=runs_users_sql)
+    told = f"{UNSENDABLE}: {told}" if is_unsendable(error) else told
+    what = f"{where}: {told}"
+    if place:
+        what += " (" + ", ".join(f"{name} {value}" for name, value in place.items()) + ")"
+    if isinstance(meaning, str):
+        remedy = FREE_A_SENDER if _has_no_sender(error) else _TRANSIENT_REMEDIES.get(meaning)
+        return TransientError(what, reason=meaning, remedy=remedy)
+    if meaning is None:
+        return OperatorError(what, remedy=_UNKNOWN)
+    names = {
+        "role": identifier(place.get("user")) or "<role>",
+        "database": identifier(place.get("database")) or "<database>",
+        "slot": _slot_of(error),
+    }
+    return OperatorError(what, remedy=meaning.remedy.format(**names))
+
+
+def _slot_of(error: psycopg.Error) -> str:
+    """Return the slot whose decoding failed as a literal: the error's context names it."""
+    found = _IN_SLOT.match(error.diag.context or "")
+    return f"'{found[1]}'" if found is not None else "'<slot>'"
+
+
+def lost(error: EOFError | OSError) -> str:
+    """Say that a connection ended, which the system's own words leave out."""
+    words = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    if not words:
+        return "the server closed the connection unexpectedly"
+    return f"the connection to the server was lost: {words}"
+
+
+def is_unsendable(error: BaseException | None) -> bool:
+    """Whether the server could not put a row together that it was to send."""
+    if isinstance(error, psycopg.errors.ProgramLimitExceeded):
+        return True
+    return isinstance(error, psycopg.errors.InternalError_) and _LARGE_ALLOCATION in server_text(
+        error
+    )
+
+
+def identifier(name: str | None) -> str | None:
+    """Quote a name as SQL."""
+    return None if name is None else printed(sql.Identifier(name))
+
+
+def is_understood(text: str) -> bool:
+    """Whether what a connection failed with says what it means, in words that are known."""
+    return _by_text(text) is not None
+
+
+def _has_no_files(error: psycopg.Error) -> bool:
+    """Whether it failed because nothing could be opened; libpq may have no words for that."""
+    if error.sqlstate is not None:
+        return False
+    text = server_text(error)
+    is_of_here = SAID in text and f"{SAID} in system" not in text
+    if is_of_here and not OF_A_SERVER.search(text):
+        return True
+    return _NO_WORDS in text and not are_left()
+
+
+def _has_no_sender(error: psycopg.Error) -> bool:
+    return error.sqlstate is None and "max_wal_senders" in server_text(error)
+
+
+def _by_code(error: psycopg.Error) -> str | _Operator | None:
+    code = error.sqlstate or ""
+    if code == "42501" and "row-level security" in server_text(error):
+        return _POLICY
+    if code == "53400" and _SLOTS in server_text(error):
+        return _NO_SLOT
+    if code == "XX000" and _NOT_MAPPED in server_text(error):
+        return _UNMAPPED
+    # 28000 says everything about authorization but a wrong password: the words may say more.
+    if code == "28000" and (told := _by_text(server_text(error))) is not None:
+        return told
+    return _TRANSIENT_CODES.get(code) or _TRANSIENT_CODES.get(code[:2]) or _OPERATOR_CODES.get(code)
+
+
+def _by_text(text: str) -> str | _Operator | None:
+    for pattern, meaning in _TEXTS:
+        if re.search(pattern, text):
+            return _REASONS[meaning] if isinstance(meaning, str) else meaning
+    return None
+
+
+def _place(error: psycopg.Error, dsn: str | None) -> dict[str, str]:
+    """Give host, port, database and user, as far as they are known."""
+    connection = error.pgconn
+    if connection is not None:
+        try:
+            found = {
+                "host": connection.host,
+                "port": connection.port,
+                "database": connection.db,
+                "user": connection.user,
+            }
+        except psycopg.Error:  # closed: it has nothing left to say
+            found = {}
+        if any(found.values()):
+            return {k: v.decode(errors="replace") for k, v in found.items() if v}
+    if dsn is None:
+        return {}
+    told = read_dsn(dsn)
+    names = {"host": "host", "port": "port", "database": "dbname", "user": "user"}
+    return {ours: str(told[theirs]) for ours, theirs in names.items() if told.get(theirs)}

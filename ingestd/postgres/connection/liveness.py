@@ -1,0 +1,285 @@
+"""Connections that notice when nobody is at the other end any more.
+
+TCP tells of a host that is away (`session.DEFAULTS`). It does not where something between takes and
+acknowledges what is sent, but passes nothing on: a proxy, a load balancer, a tunnel. So whoever
+waits for an answer for long has another connection ask the server what the session does::
+
+    it works (or waits for a lock, a disk)     go on waiting; ask again later
+    it waits for us, or is not there           its answer will never come, unless data still comes
+                                               (a large row, slowly): the connection is cut
+    the server can't be reached                the same, if it was tried several times
+    another server answers (a balancer's)      it knows nothing of the session: as if it worked
+
+An answer may take hours (a slot waits for old transactions, a backlog is decoded), so no limit of
+time would do. Source: PostgreSQL documentation, "The Cumulative Statistics System", wait events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from math import inf
+from typing import Any, LiteralString, Protocol, TypeVar
+
+import psycopg
+import structlog
+from psycopg import AsyncConnection, sql
+from psycopg.abc import PQGen
+
+from ingestd.postgres.connection.pinned_settings import SETTINGS, pinning
+from ingestd.postgres.connection.refusals import OF_A_SERVER
+from ingestd.postgres.connection.server_messages import said, server_text
+
+SILENT_S = 7.0
+"""How long an answer may take before it is asked elsewhere what the session does."""
+AGAIN_S = 10.0
+"""How long until that is asked again."""
+LOOKS = 3
+"""How often in a row the server has to be out of reach."""
+LOOK_EVERY_S = 4.0
+"""How long after a look the next begins; all end together, so long after the last began."""
+ON_ITS_WAY_S = 1.0
+"""How long an answer may be on its way when the session waits for us already."""
+
+SERVER: LiteralString = """
+(extract(epoch FROM pg_catalog.pg_postmaster_start_time()) * 1000000)::pg_catalog.int8,
+pg_catalog.concat(pg_catalog.inet_server_addr(), ':', pg_catalog.inet_server_port()),
+(extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::pg_catalog.int8
+"""
+"""What a `Server` is made of, as columns."""
+# A walsender that has sent all waits in its main loop ('Activity'), others for us ('Client'). But
+# 'Client' are also: one of a standby that makes a slot waits for what its primary logs; a slot that
+# is moved waits for the standbys of synchronized_standby_slots (17+).
+_SESSION: LiteralString = f"""
+(SELECT coalesce(wait_event_type IN ('Activity', 'Client')
+                        AND wait_event <> 'WaitForStandbyConfirmation', false)
+               AND NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots
+                                WHERE active_pid = pid AND confirmed_flush_lsn IS NULL)
+          FROM pg_catalog.pg_stat_activity WHERE pid = {{}}), {SERVER}
+"""  # noqa: S608 - a constant
+_TCP_INFO = struct.Struct("@52xI")
+"""Of Linux' struct tcp_info only tcpi_last_data_recv, in milliseconds."""
+_T = TypeVar("_T")
+
+
+class _Doing(Enum):
+    WORKING = auto()
+    WAITING = auto()
+    AWAY = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Which server answered: when it was started, its own address and port, its time then."""
+
+    started_us: int
+    place: str
+    now_us: int
+
+    def is_another(self, found: Server) -> bool:
+        """Say whether `found`, which was asked later, is not this one, nor this one started anew.
+
+        Servers in containers may have one address and port, and a server several addresses.
+        """
+        if found.started_us == self.started_us:
+            return False
+        return found.place != self.place or found.started_us < self.now_us
+
+
+class Borrower(Protocol):
+    """Who uses what a connection frees when it is closed."""
+
+    def release(self) -> None:
+        """Use it no more, from the return on, in any thread. Twice is fine."""
+        ...
+
+
+class WatchedConnection(AsyncConnection[Any]):
+    """A connection that is cut when an answer can't be expected any more.
+
+    `watch` it as soon as it is made. `why_lost`: why it was cut, empty if it was not.
+    """
+
+    _borrower: Borrower | None = None
+
+    _elsewhere: Mapping[str, Any] | None = None
+    _pid = 0
+    _server: Server | None = None
+    _is_told = False
+    why_lost = ""
+
+    def watch(self, parameters: Mapping[str, Any]) -> None:
+        """Take what another connection to the same server is made with, beside its address."""
+        left_out = ("options", "replication", "autocommit", "prepare_threshold")
+        kept = {k: v for k, v in parameters.items() if k not in left_out}
+        info = self.info
+        kept |= {"host": info.host, "port": info.port}
+        kept.pop("hostaddr", None)
+        if info.hostaddr:
+            kept["hostaddr"] = info.hostaddr
+        self._elsewhere = kept
+        self._pid = info.backend_pid
+
+    def is_session(self, pid: int, server: Server) -> None:
+        """Take which process of which server it is: a pooler tells another."""
+        self._pid = pid
+        self._server = server
+
+    def lend(self, borrower: Borrower) -> None:
+        """Have it released before this is closed. The one before it is released now."""
+        if self._borrower is not None:
+            self._borrower.release()
+        self._borrower = borrower
+
+    async def close(self) -> None:
+        """Close it, once nobody uses what that frees."""
+        if self._borrower is not None:
+            self._borrower.release()
+            self._borrower = None
+        await super().close()
+
+    async def wait(self, gen: PQGen[_T], *args: Any, **kwargs: Any) -> _T:  # noqa: ANN401
+        """Wait as psycopg does, for every query and every row."""
+        with self.expecting():
+            return await super().wait(gen, *args, **kwargs)
+
+    @contextlib.contextmanager
+    def expecting(self) -> Iterator[None]:
+        """Have the server's answer awaited inside. Raises psycopg.OperationalError if cut."""
+        loop = asyncio.get_running_loop()
+        doubting: list[asyncio.Task[None]] = []
+        timer = loop.call_later(SILENT_S, lambda: doubting.append(loop.create_task(self._doubt())))
+        try:
+            yield
+        except psycopg.OperationalError as error:
+            if self.why_lost:
+                raise psycopg.OperationalError(self.why_lost) from error
+            raise
+        finally:
+            timer.cancel()
+            for task in doubting:
+                task.cancel()
+        if self.why_lost:
+            raise psycopg.OperationalError(self.why_lost)
+
+    async def _doubt(self) -> None:
+        doing = await self._looked_at()
+        while doing is _Doing.WORKING:
+            await asyncio.sleep(AGAIN_S)
+            doing = await self._looked_at()
+        found = (
+            "the server can't be reached by another connection either"
+            if doing is _Doing.AWAY
+            else "the server does not work on it"
+        )
+        self.cut(f"no answer comes, and {found}: the connection is lost")
+
+    def cut(self, why: str) -> None:
+        """End the connection as a lost one; `why` is what awaits its answer then raises."""
+        self.why_lost = self.why_lost or why
+        with contextlib.suppress(OSError, psycopg.Error), self._socket() as end:
+            end.shutdown(socket.SHUT_RDWR)
+
+    @contextlib.contextmanager
+    def _socket(self) -> Iterator[socket.socket]:
+        """Give libpq's own, without a descriptor more: there may be none left.
+
+        Raises OSError, psycopg.Error if it was closed meanwhile.
+        """
+        end = socket.socket(fileno=self.pgconn.socket)
+        try:
+            yield end
+        finally:
+            end.detach()
+
+    async def _looked_at(self) -> _Doing:
+        """Look twice: an answer may be on its way, or come slowly."""
+        for _ in range(2):
+            doing = await self._look_until_answered()
+            if doing is not _Doing.WAITING:
+                break
+            await asyncio.sleep(ON_ITS_WAY_S)
+        return _Doing.WORKING if self._heard_s() < SILENT_S else doing
+
+    def _heard_s(self) -> float:
+        """How long ago the system last got data for it, where it can tell: of TCP, on Linux."""
+        if sys.platform != "linux":
+            return inf
+        try:
+            with self._socket() as end:
+                told = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+        except (OSError, psycopg.Error):  # another kind of socket, or closed meanwhile
+            return inf
+        return float(_TCP_INFO.unpack(told)[0]) / 1000
+
+    async def _look_until_answered(self) -> _Doing:
+        """Begin several looks, each a while after the other: one may be refused, or take long."""
+        end_s = asyncio.get_running_loop().time() + LOOKS * LOOK_EVERY_S
+        looks = [asyncio.create_task(self._look(n * LOOK_EVERY_S, end_s)) for n in range(LOOKS)]
+        try:
+            for look in asyncio.as_completed(looks):
+                if (doing := await look) is not _Doing.AWAY:
+                    return doing
+        finally:
+            for task in looks:
+                task.cancel()
+            await asyncio.gather(*looks, return_exceptions=True)
+        return _Doing.AWAY
+
+    async def _look(self, after_s: float, end_s: float) -> _Doing:
+        """Look, in so many seconds, until `end_s` by the loop's clock."""
+        await asyncio.sleep(after_s)
+        if self._elsewhere is None:
+            return _Doing.WORKING
+        try:
+            async with asyncio.timeout_at(end_s):
+                other = await AsyncConnection.connect(
+                    **self._elsewhere, autocommit=True, prepare_threshold=None
+                )
+        except TimeoutError:
+            return _Doing.AWAY
+        except psycopg.OperationalError as error:
+            # Whoever says why it refuses us is there, and says nothing of the session.
+            return _Doing.WORKING if OF_A_SERVER.search(server_text(error)) else _Doing.AWAY
+        asking = asyncio.create_task(self._is_waiting_by(other))
+        try:
+            # A pooler whose sessions are all taken lets us connect, and wait.
+            left_s = max(ON_ITS_WAY_S, end_s - asyncio.get_running_loop().time())
+            done, _ = await asyncio.wait({asking}, timeout=left_s)
+            return _Doing.WAITING if done and asking.result() else _Doing.WORKING
+        except psycopg.OperationalError:
+            return _Doing.WORKING
+        except psycopg.Error as error:
+            self._tell_blindness(error)
+            return _Doing.WORKING
+        finally:
+            await other.close()  # first: psycopg waits for the end of a query that it cancels
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    async def _is_waiting_by(self, other: AsyncConnection[Any]) -> bool:
+        """Ask whether the session waits for its client, or is not there."""
+        # For this statement alone: a pooler may give the session to others afterwards.
+        query = pinning(SETTINGS, is_local=True) + sql.SQL(_SESSION).format(self._pid)
+        row = await (await other.execute(query)).fetchone()
+        assert row is not None
+        _, _, waits, *server = row
+        if self._server is not None and self._server.is_another(Server(*server)):
+            return False
+        return waits is None or bool(waits)
+
+    def _tell_blindness(self, error: psycopg.Error) -> None:
+        """Say once that only a server that is out of reach as a whole will be noticed."""
+        if not self._is_told:
+            structlog.get_logger("ingestd").warning(
+                "watch.refused",
+                reason=said(error),
+                remedy="GRANT SELECT ON pg_catalog.pg_stat_activity TO this role, as all have it",
+            )
+        self._is_told = True

@@ -1,0 +1,157 @@
+"""Whether a connection is encrypted, and whether it is the right server that answers.
+
+To another machine both are asked for (``verify-full``), unless something weaker is written out:
+what libpq would take counts, so the DSN, a service file and the environment. Its own default,
+``prefer``, is for nobody: whoever is between reads all, password hashes and rows.
+
+Source: PostgreSQL documentation, "SSL Support", "Protection Provided in Different Modes".
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from psycopg import pq
+from psycopg.conninfo import make_conninfo
+
+from ingestd.config.units import is_loopback
+from ingestd.model.check import CheckLine
+
+VERIFIED = "verify-full"
+_LIBPQ_DEFAULT = "prefer"
+_FIRST_WITH_SYSTEM_ROOTS = 160000
+_OWN_ROOTS = "~/.postgresql/root.crt"
+"""libpq's own default, if it is there."""
+_BUNDLES = (
+    "/etc/ssl/certs/ca-certificates.crt",  # Debian, Ubuntu, Alpine, Arch
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",  # Fedora, RHEL
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",  # SUSE
+    "/etc/ssl/cert.pem",  # macOS, BSD
+)
+"""Where systems keep the CAs that they trust."""
+_NO_PORT = "0"
+"""Refused before a name is looked up or anything is connected to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """What libpq would do. `host`: as given, of several all; empty for its default, a socket.
+
+    `mode`: sslmode, None if nobody says one. `has_roots`: some CAs are named, or libpq finds them.
+    """
+
+    host: str
+    is_local: bool
+    mode: str | None
+    has_roots: bool
+
+    @property
+    def is_weak(self) -> bool:
+        """Whether another machine is asked with less than all checks, because someone wrote so."""
+        return not self.is_local and self.mode not in {None, VERIFIED}
+
+
+def resolved(parameters: Mapping[str, Any]) -> dict[str, str]:
+    """Return what libpq makes of a DSN's parameters, but for the port. Connects to nothing."""
+    told = make_conninfo(**{**parameters, "port": _NO_PORT})
+    resolving = pq.PGconn.connect_start(told.encode())
+    try:
+        return {
+            option.keyword.decode(): option.val.decode(errors="replace")
+            for option in resolving.info
+            if option.val
+        }
+    finally:
+        resolving.finish()
+
+
+def transport(parameters: Mapping[str, Any], found: Mapping[str, str] | None = None) -> Transport:
+    """Return what holds by a DSN's parameters; `found`: as `resolved`, where that is known."""
+    found = resolved(parameters) if found is None else found
+    hosts = [found[name] for name in ("host", "hostaddr") if name in found]
+    mode = found.get("sslmode")
+    # A service file that says `prefer` can't be told from one that is silent: the safe one holds.
+    if mode == _LIBPQ_DEFAULT and _LIBPQ_DEFAULT not in {
+        parameters.get("sslmode"),
+        os.environ.get("PGSSLMODE"),
+    }:
+        mode = None
+    return Transport(
+        host=hosts[0] if hosts else "",
+        # Without a mode nothing was read (no such service, say): that decides nothing.
+        is_local="sslmode" in found and all(map(_is_local, ",".join(hosts).split(","))),
+        mode=mode,
+        has_roots="sslrootcert" in found or _is_there(Path(_OWN_ROOTS).expanduser()),
+    )
+
+
+def _is_local(host: str) -> bool:
+    """Whether packets to it stay on this machine."""
+    return is_socket(host) or is_loopback(host)
+
+
+def is_socket(host: str) -> bool:
+    """Whether it is a unix socket; an empty name is libpq's own."""
+    return not host or host.startswith(("/", "@"))
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is such a file; not where this account may not look, as libpq can't either."""
+    try:
+        return path.exists()
+    except PermissionError:
+        return False
+
+
+def secured(
+    parameters: Mapping[str, Any], known: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return the parameters to add to a DSN's so that another machine is who it says it is.
+
+    `known`: as `resolved`, where that is known.
+    """
+    found = transport(parameters, known)
+    if found.is_local or found.is_weak:
+        return {}
+    added = {"sslmode": VERIFIED}
+    roots = None if found.has_roots else system_roots()
+    return added if roots is None else {**added, "sslrootcert": roots}
+
+
+def system_roots() -> str | None:
+    """Name the CAs that this system trusts, as sslrootcert takes them; None if there are none.
+
+    psycopg's own libpq looks for them where no system has them, but for SSL_CERT_FILE and _DIR.
+    """
+    has_system = pq.version() >= _FIRST_WITH_SYSTEM_ROOTS
+    looks_elsewhere = bool(os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR"))
+    if has_system and (looks_elsewhere or pq.__impl__ != "binary"):
+        return "system"
+    bundle = next((path for path in _BUNDLES if _is_there(Path(path))), None)
+    return bundle or ("system" if has_system else None)
+
+
+REMEDY = (
+    "sslmode=verify-full in `dsn`, with sslrootcert=FILE for a CA of your own; or leave sslmode out"
+)
+
+
+def weakness(found: Transport) -> str:
+    """Say what a weak mode lets happen."""
+    if found.mode in {"disable", "allow", "prefer"}:
+        return "whoever is between can read and change all"
+    return "whoever is between can answer in the server's place"
+
+
+def check_line(source: str, parameters: Mapping[str, Any]) -> CheckLine | None:
+    """Give the line of `check` about a weak mode, None if there is nothing to say."""
+    found = transport(parameters)
+    if not found.is_weak:
+        return None
+    detail = f"sslmode={found.mode} to {found.host}: {weakness(found)}"
+    return CheckLine(source, "tls", "warn", detail, REMEDY)

@@ -1,0 +1,451 @@
+"""The ChangeCapture of kind `polling`.
+
+Connections: one for control, which holds the claim and reads the catalog; one for lag; one for
+polls; those of a snapshot, or of a sweep, while it is read; one that listens, if asked to.
+
+Who may move a position: `Positions` gives each poll with rows, and each snapshot, a place of its
+own, above all before; `live` delivers up to its end; `confirm` only notes what the pipeline made
+durable, because the source keeps nothing for us. Where polling stands with a table (`Progress`)
+goes into the lake with its rows (`TableBatch.resume`), in one commit: so after a kill between two
+tables' commits each goes on where its own rows end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection, sql
+
+from ingestd.model.changes import Chunk
+from ingestd.model.errors import OperatorError, TransientError
+from ingestd.model.lake_state import Committed, RegisteredTable
+from ingestd.model.lsn import ZERO, Lsn
+from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.row_limit import row_limit_bytes
+from ingestd.model.schema import Table, TableId
+from ingestd.ports import (
+    ChangeLog,
+    Continuity,
+    Discovery,
+    Fresh,
+    Lag,
+    LakeLost,
+    Lost,
+    Prepared,
+    Refused,
+    Resumed,
+    Snapshot,
+)
+from ingestd.postgres.connection.claim import Control
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.connection.wal_position import (
+    await_flushed,
+    current_position,
+    flush_position,
+    insert_position,
+)
+from ingestd.postgres.polling.discovery import PolledTables
+from ingestd.postgres.polling.lag import seconds_behind
+from ingestd.postgres.polling.poll import backend_of, begin
+from ingestd.postgres.polling.position_clock import Positions
+from ingestd.postgres.polling.progress import Progress
+from ingestd.postgres.polling.scheduler import Polls
+from ingestd.postgres.polling.server import (
+    POLLING,
+    PolledServer,
+    claim_of_polling,
+    detect_transaction_pooler,
+    inspect_polled_server,
+)
+from ingestd.postgres.polling.snapshot import PollingSnapshot
+from ingestd.postgres.polling.table_state import PolledState
+from ingestd.postgres.settings import PollingSettings
+from ingestd.postgres.snapshot.read_view import look
+
+SLACK_BYTES = 1 << 16
+"""Positions run ahead of an idle server's WAL, by one for each poll with rows."""
+
+
+LAG_PATIENCE_S = 1.0
+"""How long a table's newest cursor may wait for who holds the table."""
+
+
+class PollingCapture:
+    """Changes found by queries; see `ingestd.ports.ChangeCapture` for the contract."""
+
+    supports_replay = False
+
+    def __init__(
+        self,
+        source: str,
+        settings: PollingSettings,
+        *,
+        memory_bytes: int,
+        log: ChangeLog | None = None,
+    ) -> None:
+        self._source = source
+        self._where = f"source {source}"
+        self._settings = settings
+        self._dsn = settings.dsn.get_secret_value()
+        self._control = Control(self._where, self._dsn)
+        self._monitor: AsyncConnection[Any] | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self._snapshots: list[PollingSnapshot] = []
+        self._tables = PolledTables(settings)
+        self._positions = Positions()
+        self._row_limit_bytes = row_limit_bytes(memory_bytes)
+        self._polls = Polls(source, settings, self._positions, log, memory_bytes=memory_bytes)
+        self._progress: dict[TableId, Progress] = {}
+        self._delivered = ZERO
+
+    async def claim(self) -> None:
+        """Take the claim that goes with the source's name."""
+        with self._control.errors("claim"):
+            await detect_transaction_pooler(self._dsn)
+        await self._control.claim(
+            claim_of_polling(self._source),
+            taken="another ingestd polls this database under the same name",
+            remedy="stop the other one; this one takes over as soon as that has ended. Or give the "
+            "source another name",
+        )
+
+    async def hold(self) -> None:
+        """Wait until the claim is lost."""
+        await self._control.hold()
+
+    async def discover(self, known: Mapping[TableId, RegisteredTable]) -> Discovery:
+        """Read the catalog, hold it against `tables` and against what the lake has."""
+        control = await self._control.connection()
+        with self._control.errors("discover"):
+            server = await self._checked_server(control)
+            found = await self._tables.discover(control, known)
+        self._polls.noticed.clear()
+        self._polls.faults.try_again()
+        # Whoever waits for what was found must not wait for the next poll.
+        self._positions.pass_by(found.lsn)
+        self._polls.wake.set()
+        return self._without_faulty(replace(found, origin=server.origin))
+
+    def _without_faulty(self, found: Discovery) -> Discovery:
+        """Refuse the tables that can't be polled, for a time."""
+        faults = self._polls.faults.lasting()
+        refused = [Refused(t, faults[t.id]) for t in found.tables if t.id in faults]
+        tables = tuple(t for t in found.tables if t.id not in faults)
+        return replace(found, tables=tables, refused=(*found.refused, *refused))
+
+    async def tables_changed(self) -> None:
+        """Compare the catalog with that of the last discovery: now and then, or when told to."""
+        while True:
+            noticed = self._polls.noticed
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.discover_interval):
+                    await noticed.wait()
+            if noticed.is_set() or self._polls.faults.has_waited:
+                return
+            with (
+                self._control.errors("catalog"),
+                contextlib.suppress(psycopg.errors.LockNotAvailable),
+            ):
+                if await self._tables.have_changed():
+                    return
+
+    async def continuity(self, committed: Committed) -> Continuity:
+        """Compare the server with the one that the lake's rows came from."""
+        control = await self._control.connection()
+        with self._control.errors("continuity"):
+            server = await self._checked_server(control)
+            current = await current_position(control)
+            # What a standby has received is not what it shows.
+            at = flush_position if server.in_recovery else insert_position
+            shown = await at(control)
+            seen = await look(control)
+        reached = max(committed.position or ZERO, committed.floor or ZERO)
+        self._positions.begin_at(reached)
+        self._progress = _progress_of(committed)
+        lacks = any(p.lsn > shown or p.below > seen.xmax for p in self._progress.values())
+        if committed.has_nothing and committed.removed is not None:
+            return LakeLost(f"{committed.removed}. Nothing in the source tells")
+        verdict = self._judge(committed, server, current, lacks=lacks)
+        if not isinstance(verdict, Resumed):
+            self._progress = {}
+        return verdict
+
+    def _judge(
+        self, committed: Committed, server: PolledServer, current: Lsn, *, lacks: bool
+    ) -> Continuity:
+        """Decide. `lacks`: the server has not all that was seen."""
+        reached = max(committed.position or ZERO, committed.floor or ZERO)
+        is_behind = lacks or current + SLACK_BYTES < reached
+        if is_behind and server.in_recovery:
+            raise TransientError(
+                f"{self._where}: the standby has not replayed all that the lake has ({reached})",
+                reason="standby_behind",
+                remedy="wait, or look at what holds up its replay",
+            )
+        if committed.position is None or not committed.needs_continuity:
+            if is_behind:
+                raise self._behind(reached, current)
+            return Fresh()
+        if is_behind:
+            error = self._behind(reached, current)
+            return Lost(error.what, remedy=error.remedy, is_behind=current < reached)
+        system, timeline, *kind = (committed.origin or server.origin).split("/")
+        if system != server.system_identifier:
+            return Lost(
+                "this is another server (system identifier "
+                f"{server.system_identifier}) than the one that the lake's rows came from "
+                f"({system})"
+            )
+        if kind != [POLLING]:
+            return Lost("the lake's rows came by another kind of capture")
+        if timeline != str(server.timeline):
+            return Lost(
+                f"the server was promoted or restored (timeline {timeline}, now "
+                f"{server.timeline}): transactions that the lake has may not have come along"
+            )
+        return Resumed()
+
+    def _behind(self, reached: Lsn, current: Lsn) -> OperatorError:
+        return OperatorError(
+            f"{self._where}: the lake ends at {reached}, the server is at {current}: it was "
+            "restored from an older backup, or is another one",
+            remedy="give this server a lake.uri or a source name of its own",
+        )
+
+    async def prepare(
+        self, tables: Sequence[Table], *, renew: bool = False, read_to: Lsn | None = None
+    ) -> Prepared:
+        """Poll these tables from now on; nothing is made in the source."""
+        del read_to
+        if renew:
+            self._progress = {}
+            self._polls.keep([], {})
+        polled = [replace(self._tables.polled(t.id), table=t) for t in tables]
+        # What the lake said at the start is of no use to a table that comes back later.
+        progress, self._progress = self._progress, {}
+        self._polls.keep(polled, progress)
+        return Prepared()
+
+    async def chunked(self, tables: Sequence[Table], *, initial: bool) -> frozenset[TableId]:
+        """None: tables are read at one point."""
+        del tables, initial
+        return frozenset()
+
+    async def snapshot(
+        self,
+        tables: Sequence[Table],
+        *,
+        chunked: bool = False,
+        are_new: bool = False,
+        left: str = "",
+        where: str | None = None,
+    ) -> Snapshot:
+        """Export a snapshot of now."""
+        del are_new
+        if chunked or left or where is not None:
+            msg = "polled tables are read at one point only"
+            raise RuntimeError(msg)
+        self._snapshots = [s for s in self._snapshots if not s.is_closed]
+        states = {t.id: s for t in tables if (s := self._polls.states.get(t.id)) is not None}
+        if len(states) < len(tables):
+            raise TransientError(f"{self._where}: a table has gone", reason="table_gone")
+        # From here on they are not polled: a poll that saw more must not get a place below.
+        reads = _Reads(self._polls, self._positions, states)
+        try:
+            made = await self._begin_snapshot(tables, reads)
+        except BaseException:
+            reads.close()
+            raise
+        self._snapshots.append(made)
+        self._polls.wake.set()
+        return made
+
+    async def _begin_snapshot(self, tables: Sequence[Table], reads: _Reads) -> PollingSnapshot:
+        with self._control.errors("snapshot"):
+            connection = await connect(self._dsn, autocommit=False)
+            try:
+                now = await begin(connection, await backend_of(connection))
+                row = await (
+                    await connection.execute("SELECT pg_catalog.pg_export_snapshot()")
+                ).fetchone()
+                assert row is not None
+                await await_flushed(connection, now.lsn)
+            except BaseException:
+                await connection.close()
+                raise
+        reads.point = self._positions.take(now.lsn)
+        self._delivered = max(self._delivered, reads.point)
+        polled = [replace(reads.states[t.id].polled, table=t) for t in tables]
+        return PollingSnapshot(
+            self._settings,
+            connection,
+            row[0],
+            now,
+            reads.point,
+            polled,
+            reads,
+            self._move_on,
+            row_limit_bytes=self._row_limit_bytes,
+        )
+
+    async def live(self, after: Lsn | None) -> AsyncGenerator[Chunk, None]:
+        """Poll, for ever. `after` is where the positions go on."""
+        if after is not None:
+            self._positions.begin_at(after)
+        if self._settings.listen is not None and self._listener is None:
+            self._listener = asyncio.create_task(self._listen(self._settings.listen))
+        async with contextlib.aclosing(self._polls.chunks()) as chunks:
+            async for chunk in chunks:
+                self._control.ensure_claimed()
+                if self._tables.texts.take(chunk.batches):
+                    self._polls.noticed.set()
+                self._delivered = max(self._delivered, chunk.position)
+                yield chunk
+
+    async def seen(self) -> Visibility:
+        """Ask on the connection that holds the claim."""
+        control = await self._control.connection()
+        with self._control.errors("snapshot"):
+            return await look(control)
+
+    def checkpoint_requested(self) -> bool:
+        """Never: the source waits for nobody."""
+        return False
+
+    async def confirm(self, position: Lsn) -> None:
+        """Note what is durable; the source keeps nothing for us."""
+        if position > self._delivered:
+            msg = f"confirm {position} is beyond what was delivered, {self._delivered}"
+            raise ValueError(msg)
+        self._polls.confirmed = max(self._polls.confirmed, position)
+        self._polls.wake.set()
+
+    async def lag(self) -> Lag:
+        """Ask the server how far it is, and the tables how far their cursors are."""
+        with self._control.errors("lag"):
+            if self._monitor is None or self._monitor.closed:
+                timeout_s = self._settings.statement_timeout
+                self._monitor = await connect(
+                    self._dsn, statement_timeout_s=timeout_s, lock_timeout_s=LAG_PATIENCE_S
+                )
+            current = await current_position(self._monitor)
+            states = list(self._polls.states.values())
+            seconds = await seconds_behind(self._monitor, states, current)
+        confirmed = self._polls.confirmed or None
+        behind = None if confirmed is None else max(0, current - confirmed)
+        return Lag(current, confirmed, behind, None, None, seconds)
+
+    async def health(self) -> None:
+        """Ask the connection that holds the claim."""
+        await self._control.health()
+        if self._listener is not None and self._listener.done():
+            listener, self._listener = self._listener, None
+            listener.result()
+
+    async def close(self) -> None:
+        """Close all connections; the lock goes with them."""
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.cancel()
+            await asyncio.gather(listener, return_exceptions=True)
+        await self._polls.close()
+        for snapshot in self._snapshots:
+            await snapshot.close()
+        monitor, self._monitor = self._monitor, None
+        if monitor is not None:
+            await monitor.close()
+        await self._control.close()
+
+    # --- inside ------------------------------------------------------------------------------
+
+    def _move_on(self) -> None:
+        self._positions.move_on()
+        self._polls.wake.set()
+
+    async def _listen(self, channel: str) -> None:
+        """Poll whenever the source notifies. Raises IngestdError."""
+        with self._control.errors("listen"):
+            async with await connect(self._dsn) as connection:
+                await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+                async for _ in connection.notifies():
+                    self._polls.poll_now()
+        raise TransientError(f"{self._where}: LISTEN ended", reason="connection_lost")
+
+    async def _checked_server(self, control: AsyncConnection[Any]) -> PolledServer:
+        server = await inspect_polled_server(control)
+        for fault in server.faults():
+            raise OperatorError(f"{self._where}: {fault.what}", remedy=fault.remedy)
+        return server
+
+
+class _Reads:
+    """What becomes of the tables of a snapshot, which are not polled while it reads them.
+
+    `states`: from before it was taken. `point`: where it lies, once it was.
+    """
+
+    def __init__(
+        self, polls: Polls, positions: Positions, states: Mapping[TableId, PolledState]
+    ) -> None:
+        self.states = states
+        self.point = ZERO
+        self._polls = polls
+        self._positions = positions
+        self._before = {name: state.progress for name, state in states.items()}
+        self._reading = set(states)
+        for state in states.values():
+            state.readings += 1
+
+    def resume_of(self, table: TableId, first: Progress) -> str | None:
+        """Give where a table stands, unless the lake knows of something later.
+
+        One that was polled before goes on where it was: rows that changed between come once more.
+        """
+        if self.states[table].resumes_at < self._polls.confirmed:
+            return None
+        return (self._before[table] or first).to_text()
+
+    def has_read(self, table: TableId, first: Progress) -> None:
+        """Begin to poll it, or go on: all of it, its `t` too, has been given."""
+        state = self.states[table]
+        state.resumes_at = min(state.resumes_at, self.point)
+        if self._before[table] is None:
+            state.progress, state.peak = first, first.ahead
+            state.polled_at = time.monotonic()
+            state.turn.due_at = time.monotonic() + state.turn.interval_s
+        self._end(table)
+
+    def close(self) -> None:
+        """Take that no more is read. Twice is fine."""
+        for table in list(self._reading):
+            self._end(table)
+
+    def _end(self, table: TableId) -> None:
+        """Have it polled once all that was given of it is durable: then its keys can be loaded.
+
+        Whatever is confirmed above the end of now comes after it.
+        """
+        if table not in self._reading:
+            return
+        self._reading.discard(table)
+        state = self.states[table]
+        state.readings -= 1
+        state.forget_keys(self._positions.end)
+        self._positions.move_on()
+        self._polls.wake.set()
+
+
+def _progress_of(committed: Committed) -> dict[TableId, Progress]:
+    """Read where polling stood with the tables that are live."""
+    read = {
+        name: Progress.parse(known.resume)
+        for name, known in committed.tables.items()
+        if committed.is_live(name) and known.resume
+    }
+    return {name: progress for name, progress in read.items() if progress is not None}

@@ -1,0 +1,191 @@
+"""What tables a polled source has to capture, and what has become of those the lake knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from psycopg import AsyncConnection
+
+from ingestd.model.errors import TableError
+from ingestd.model.lake_state import RegisteredTable, TableState
+from ingestd.model.schema import Table, TableId
+from ingestd.ports import Discovery, Refused
+from ingestd.postgres.captured.definition import Catalog, Definitions, read_catalog
+from ingestd.postgres.captured.selection import is_left_out, missing_tables, unmatched_notices
+from ingestd.postgres.catalog.tables import TableRow, refusal
+from ingestd.postgres.catalog.user_types import FIRST_USER_OID
+from ingestd.postgres.connection.errors import identifier
+from ingestd.postgres.polling.cursors import at, cursor_of, named
+from ingestd.postgres.polling.keys.unique_keys import key_of
+from ingestd.postgres.polling.polled_table import PolledTable
+from ingestd.postgres.polling.progress import Progress
+from ingestd.postgres.polling.server import inspect_polled_server
+from ingestd.postgres.rewrites.fingerprint import Storage
+from ingestd.postgres.rewrites.streamed_texts import StreamedTexts, read_at
+from ingestd.postgres.rewrites.tracker import Looks, is_wider, to_record
+from ingestd.postgres.settings import PollingSettings
+
+
+class PolledTables:
+    """The tables that the config asks for, as they were when last looked at.
+
+    Used on the event loop only. Needs no right but to connect and to read them; on a standby too.
+    Raises psycopg.Error.
+    """
+
+    def __init__(self, settings: PollingSettings) -> None:
+        self._settings = settings
+        self._definitions = Definitions(settings)
+        self._catalog = Catalog()
+        self._looks = Looks(settings.dsn.get_secret_value())
+        self._polled: dict[TableId, PolledTable] = {}
+        self.texts = StreamedTexts()
+
+    async def discover(
+        self, connection: AsyncConnection[Any], known: Mapping[TableId, RegisteredTable]
+    ) -> Discovery:
+        """See `ingestd.ports.ChangeCapture.discover`.
+
+        Interrupted are the tables that are live in the lake without a word on where polling stood
+        with them, and those that have another key now, or columns that were not captured. A
+        TRUNCATE, which no poll tells of, counts as a rewrite.
+        """
+        known = dict(known)
+        server = await inspect_polled_server(connection)
+        catalog = await read_catalog(self._settings)
+        await self._definitions.take(connection, catalog, known)
+        polled: dict[TableId, PolledTable] = {}
+        refused = missing_tables(self._settings, catalog.present, catalog.others)
+        interrupted, rewritten, seen = {}, {}, {}
+        async with self._looks.looking() as comparison:
+            for row in catalog.rows:
+                if is_left_out(self._settings, row.id, catalog.columns.get(row.oid, ())):
+                    continue
+                found = describe(row, catalog, self._definitions, self._settings, server.role)
+                if isinstance(found, Refused):
+                    refused.append(found)
+                    continue
+                was = known.get(row.id)
+                then, now = self._looks.last(row.oid, was), catalog.storage(row)
+                now = seen[row.oid] = now if then is None else now.after(then)
+                reason = await comparison.difference(row.oid, then, now)
+                reason = reason or self.texts.difference(row.oid, now.texts, catalog.seen)
+                if reason is not None:
+                    rewritten[row.id] = reason
+                gap = self._gap(found, catalog, was)
+                if gap is not None:
+                    interrupted[row.id] = gap
+                storage = to_record(now, row.oid, was, files=True)
+                polled[row.id] = replace(found, table=replace(found.table, storage=storage))
+        # Only now: what differs would else be forgotten where looking at it failed.
+        self._looks.keep(seen)
+        voided = [polled[name].table.oid for name in {*rewritten, *interrupted} & polled.keys()]
+        texts = {oid: now.texts for oid, now in seen.items()}
+        self.texts.read(texts, catalog.seen, voided, read_at(known.values()))
+        self._catalog, self._polled = catalog, polled
+        return Discovery(
+            tuple(p.table for p in polled.values()),
+            tuple(refused),
+            server.origin,
+            interrupted,
+            rewritten,
+            catalog.lsn,
+            notices=unmatched_notices(self._settings, catalog.present, catalog.others),
+        )
+
+    async def have_changed(self) -> bool:
+        """Whether the catalog is another than at the last discovery."""
+        return await read_catalog(self._settings) != self._catalog
+
+    def polled(self, table: TableId) -> PolledTable:
+        """Give a table of the last discovery. Raises KeyError for one that it did not accept."""
+        return self._polled[table]
+
+    def _gap(
+        self, polled: PolledTable, catalog: Catalog, known: RegisteredTable | None
+    ) -> str | None:
+        """Say why polling would not find all that is not in the lake; None if it would."""
+        table = polled.table
+        if known is None or known.oid != table.oid:
+            return None
+        # Once in a run: what is recorded while it goes on has not been read from the lake.
+        if known.state is TableState.LIVE and not self._looks.has_seen(table.oid):
+            gap = self._gap_before(polled, known)
+            if gap is not None:
+                return gap
+        key = {c.source_name for c in known.columns if c.identity}
+        if known.columns and key != set(table.identity):
+            return "its key is another than before"
+        if is_wider(table, catalog.columns.get(table.oid, ()), known):
+            return "columns were not captured before"
+        return None
+
+    def _gap_before(self, polled: PolledTable, known: RegisteredTable) -> str | None:
+        """Say why what an earlier run polled is of no use."""
+        progress = Progress.parse(known.resume)
+        if progress is not None and progress.deleted != polled.deleted:
+            return "`deleted` is another column than before"
+        stored = Storage.parse(known.storage)
+        if stored is not None and stored.is_streamed:
+            return "another kind of source captured it since"
+        # Where nothing is ever read, polling begins with the first run that finds something.
+        if progress is None and (known.resume or self._settings.snapshot != "never"):
+            return "how far it was polled is not known"
+        return None
+
+
+def describe(
+    row: TableRow, catalog: Catalog, definitions: Definitions, settings: PollingSettings, role: str
+) -> PolledTable | Refused:
+    """Give a table of the catalog as it is polled, or why it can't be. Its key is its identity."""
+    columns = catalog.columns.get(row.oid, ())
+    controls = settings.controls(row.id)
+    try:
+        # First without a key: what else is wrong with it matters more.
+        plain = replace(row, replica_identity="n", primary_key=None, identity_key=None)
+        no = refusal(row, definitions.table(plain, columns), role, also_read=["xmin"])
+        if no is not None:
+            raise no.error
+        if row.oid in catalog.hiding:
+            raise _hidden(row.id, role)
+        indexes = catalog.indexes.get(row.oid, ())
+        is_partitioned = row.oid not in catalog.files.get(row.oid, {})
+        key = key_of(row, controls, columns, indexes, is_partitioned=is_partitioned)
+        keyed = replace(row, replica_identity="d", primary_key=key, identity_key=key)
+        table = definitions.table(keyed, columns)
+        cursor = None
+        if controls.cursor is not None:
+            cursor = cursor_of(row.id, controls.cursor, columns, definitions.base_type)
+        if controls.deleted is not None:
+            marked = named(row.id, "deleted", controls.deleted, columns)
+            if definitions.base_type(marked.type_oid) >= FIRST_USER_OID:
+                raise _of_users_type(row.id, controls.deleted)
+    except TableError as error:
+        return Refused(Table(row.id, row.oid, ()), error)
+    return PolledTable(
+        table,
+        cursor,
+        controls.deleted,
+        settings.interval if controls.interval is None else controls.interval,
+        controls.detect_deletes,
+    )
+
+
+def _of_users_type(table: TableId, name: str) -> TableError:
+    """Say that a cast to text might be one that the type's owner made."""
+    return TableError(
+        table,
+        f"column {name!r} is of a type that users made: its values can't be compared with false",
+        remedy=f"name one of a built-in type, such as boolean or timestamptz, in "
+        f"{at(table, 'deleted')}",
+    )
+
+
+def _hidden(table: TableId, role: str) -> TableError:
+    return TableError(
+        table,
+        f"row-level security hides rows from role {role!r}: they would count as deleted",
+        remedy=f"ALTER ROLE {identifier(role)} BYPASSRLS;  (as a superuser)",
+    )

@@ -1,0 +1,1 @@
+"""Keys of polled tables, for sweeps."""

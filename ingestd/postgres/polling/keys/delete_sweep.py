@@ -1,0 +1,269 @@
+"""Finds deleted rows: keys that the lake holds and the source has not.
+
+::
+
+    keys of the lake, hashed and sorted      one mark each
+    keys of the source, page by page         mark what is found
+    what has no mark                         looked up in the lake's changes: candidates
+    `absent`, in the poll that tells of it   what is not there at its snapshot is deleted
+
+The pages are read one after another, each in a short transaction of its own, while others write:
+a key may come, go, or move past the page that is being read. So a candidate is only that. What
+makes it a deleted row is that the snapshot of a poll does not have it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from typing import Any
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+from numpy.typing import NDArray
+from psycopg import AsyncConnection
+
+from ingestd.digests.value_hashes import Hashes
+from ingestd.model.errors import TransientError
+from ingestd.model.keys import new_keys
+from ingestd.model.schema import Table
+from ingestd.ports import ChangeLog
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.polling.keys.key_hashes import hashed_columns, key_hashes, key_names
+from ingestd.postgres.polling.keys.key_pages import PAGE_ROWS, KeyPages, PackedKeys, rows_of_next
+from ingestd.postgres.polling.keys.key_set import KeySet
+from ingestd.postgres.polling.keys.lake_keys import WHOLE, Part, parts_held
+from ingestd.postgres.polling.keys.sorted_hashes import find
+from ingestd.postgres.settings import PollingSettings
+from ingestd.postgres.snapshot.ctid_splits import read_error
+from ingestd.postgres.snapshot.staleness import ensure_described
+
+BATCH_ROWS = 10_000
+"""Candidates given at a time."""
+RETRIES, RETRY_S = 5, 1.0
+"""How often in a row a page is tried again, and how long after."""
+LISTED = 1000
+"""Candidates asked for in one query."""
+
+Marks = NDArray[np.bool_]
+
+
+class Sweep:
+    """One sweep of a table. `keys`: those that the lake holds, which may change meanwhile.
+
+    With None they are found in the lake's changes, as many at a time as `key_bytes` has room for,
+    and the source's keys are read once for each part. Memory beside the keys: a byte a key, and
+    some pages. `began` is told the parts; one that is cut off is gone on with by another whose
+    `first` is the last of them.
+    """
+
+    def __init__(
+        self,
+        settings: PollingSettings,
+        table: Table,
+        keys: KeySet | None,
+        log: ChangeLog,
+        *,
+        key_bytes: int,
+        page_rows: int = PAGE_ROWS,
+        first: Part = WHOLE,
+        began: Callable[[Part], None] = lambda _: None,
+    ) -> None:
+        self._first = first
+        self._began = began
+        self._settings = settings
+        self._dsn = settings.dsn.get_secret_value()
+        self._table = table
+        self._keys = keys
+        self._log = log
+        self._key_bytes = key_bytes
+        self._page_rows = page_rows
+
+    async def missing(self) -> AsyncGenerator[pa.RecordBatch, None]:
+        """Give candidates: the lake's key columns, and what of them is in `_cdc_raw`.
+
+        Each key once. Close it always. Raises TransientError, TableError, OperatorError,
+        ProtocolError.
+        """
+        async with aclosing(self._unmarked()) as parts:
+            async for hashes in parts:
+                async with aclosing(self._rows_of(hashes)) as batches:
+                    async for rows in batches:
+                        yield rows
+
+    async def _unmarked(self) -> AsyncGenerator[Hashes, None]:
+        """Give the hashes of keys that were not found in the source, sorted, part by part."""
+        if self._keys is not None:
+            self._began(WHOLE)
+            with self._keys.still() as hashes:
+                found = hashes[~await self._marks(hashes)]
+            del hashes
+            yield found[self._keys.holds(found)]
+            return
+        held = parts_held(self._log, self._table, self._key_bytes, self._first)
+        async with aclosing(held) as parts:
+            async for part, hashes in parts:
+                self._began(part)
+                yield hashes[~await self._marks(hashes)]
+
+    # --- the source --------------------------------------------------------------------------
+
+    async def _marks(self, hashes: Hashes) -> Marks:
+        marks = np.zeros(len(hashes), np.bool_)
+        if not len(hashes):
+            return marks
+        loop = asyncio.get_running_loop()
+        thread = ThreadPoolExecutor(1, "sweep")  # one: what it frees is used again
+        try:
+            async with aclosing(self._pages()) as pages:
+                async for page in pages:
+                    await loop.run_in_executor(thread, _mark, page, hashes, marks)
+        finally:
+            thread.shutdown(wait=False, cancel_futures=True)
+        return marks
+
+    async def _pages(self) -> AsyncGenerator[PackedKeys, None]:
+        """Give the source's keys; what passes by itself is waited for, and then gone on from there.
+
+        Marks are of keys, not of a snapshot, so that does no harm.
+        """
+        reader, last, failures = KeyPages(self._table), None, 0
+        while True:
+            try:
+                async with aclosing(self._pages_after(reader, last)) as pages:
+                    async for page in pages:
+                        yield page
+                        last, failures = page, 0
+                    return
+            except psycopg.Error as error:
+                fault = read_error(error, self._table.id, self._dsn)
+                failures += 1
+                if failures > RETRIES or not isinstance(fault, TransientError):
+                    raise fault from error
+            await asyncio.sleep(RETRY_S)
+
+    async def _pages_after(
+        self, reader: KeyPages, last: PackedKeys | None
+    ) -> AsyncGenerator[PackedKeys, None]:
+        """Give what follows a page; while one is in the caller's hands the next is read."""
+        async with await connect(
+            self._dsn,
+            autocommit=False,
+            statement_timeout_s=self._settings.statement_timeout,
+            lock_timeout_s=self._settings.lock_timeout,
+        ) as connection:
+            reading = asyncio.create_task(self._page(connection, reader, last))
+            try:
+                while (page := await reading) is not None:
+                    reading = asyncio.create_task(self._page(connection, reader, page))
+                    yield page
+            finally:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
+
+    async def _page(
+        self, connection: AsyncConnection[Any], reader: KeyPages, before: PackedKeys | None
+    ) -> PackedKeys | None:
+        await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        await reader.lock(connection)
+        await ensure_described(connection, self._table)
+        place = None if before is None else before.last
+        rows = self._page_rows if before is None else min(self._page_rows, rows_of_next(before))
+        page = await reader.page(connection, place, rows)
+        await connection.rollback()
+        return page
+
+    # --- the lake ----------------------------------------------------------------------------
+
+    async def _rows_of(self, hashes: Hashes) -> AsyncGenerator[pa.RecordBatch, None]:
+        """Look the keys of these hashes up."""
+        is_given, left = np.zeros(len(hashes), np.bool_), len(hashes)
+        if not left:
+            return
+        columns = hashed_columns(self._table)
+        async with aclosing(self._log.changes(self._table.id, columns)) as changes:
+            async for rows in changes:
+                found = await asyncio.to_thread(_of_hashes, self._table, rows, hashes, is_given)
+                for start in range(0, found.num_rows, BATCH_ROWS):
+                    yield found.slice(start, BATCH_ROWS)
+                left -= found.num_rows
+                if not left:
+                    return
+
+
+async def absent(
+    connection: AsyncConnection[Any], table: Table, keys: pa.RecordBatch
+) -> pa.RecordBatch:
+    """Give those of these keys that the table has not, as the connection's transaction sees it.
+
+    That is REPEATABLE READ. A key is there if the server finds it and gives the lake's value for
+    it. Where it can't be asked for (masked, nested, composite), all keys are read. Raises
+    psycopg.Error, ProtocolError, TableChangedError.
+    """
+    if not keys.num_rows:
+        return keys
+    wanted = key_hashes(table, keys)
+    reader = KeyPages(table)
+    await reader.lock(connection)
+    found = np.zeros(len(wanted), np.bool_)
+    is_asked = await reader.can_list(connection)
+    pages = _listed(connection, reader, keys) if is_asked else reader.pages(connection)
+    async with aclosing(pages) as pages:
+        async for page in pages:
+            found |= await asyncio.to_thread(_are_in, wanted, page)
+    return keys.filter(pa.array(~found))
+
+
+async def _listed(
+    connection: AsyncConnection[Any], reader: KeyPages, keys: pa.RecordBatch
+) -> AsyncGenerator[PackedKeys, None]:
+    for start in range(0, keys.num_rows, LISTED):
+        some = list(new_keys(reader.table, keys.slice(start, LISTED)))
+        page = await reader.listed(connection, some)
+        if page is not None:
+            yield page
+
+
+# --- for threads -----------------------------------------------------------------------------
+
+
+def _mark(page: PackedKeys, hashes: Hashes, marks: Marks) -> None:
+    at, is_there = find(hashes, key_hashes(page.table, page.decoded()))
+    marks[at[is_there]] = True
+
+
+def _are_in(wanted: Hashes, page: PackedKeys) -> Marks:
+    there = np.unique(key_hashes(page.table, page.decoded()))
+    return find(there, wanted)[1]
+
+
+def _of_hashes(
+    table: Table, rows: pa.RecordBatch, hashes: Hashes, is_given: Marks
+) -> pa.RecordBatch:
+    """Give the keys, of these rows, that have one of the hashes and were not given before."""
+    names = key_names(table)
+    if not set(names) <= set(rows.schema.names):
+        return rows.slice(0, 0)
+    at, is_there = find(hashes, key_hashes(table, rows))
+    which = np.flatnonzero(is_there)
+    which = which[~is_given[at[which]]]
+    _, first = np.unique(at[which], return_index=True)
+    which = np.sort(which[first])
+    is_given[at[which]] = True
+    return _of_key_only(names, rows.take(pa.array(which)))
+
+
+def _of_key_only(names: Sequence[str], rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Leave the texts of other columns out of `_cdc_raw`."""
+    raw = rows.column("_cdc_raw")
+    if raw.null_count == len(raw):
+        return rows
+    kept = [
+        [(name, texts[name]) for name in names if name in texts] or None if texts else None
+        for texts in raw.to_pylist(maps_as_pydicts="lossy")
+    ]
+    at = rows.schema.get_field_index("_cdc_raw")
+    return rows.set_column(at, rows.schema.field(at), pa.array(kept, raw.type))

@@ -1,0 +1,66 @@
+"""64-bit hashes of rows' keys: of equal keys always equal, of others almost never.
+
+Two keys of one integer column never share one: `ingestd.digests.value_hashes` says how likely others do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ingestd.digests.value_hashes import Hashes, column_hashes, combined, text_hash
+from ingestd.model.schema import Table
+
+
+def key_names(table: Table) -> list[str]:
+    """Name the lake's columns of the key, in the key's order."""
+    return [table.column(name).lake_name for name in table.key]
+
+
+def hashed_columns(table: Table) -> list[str]:
+    """Name the columns that `key_hashes` looks at."""
+    return [*key_names(table), "_cdc_raw"]
+
+
+def key_hashes(table: Table, rows: pa.RecordBatch) -> Hashes:
+    """Hash the key (`Table.key`) of each of these rows: the columns of `hashed_columns`.
+
+    By the values, whatever the width of an integer and however the arrays are sliced or encoded. A
+    value that its column can't hold, and one of a nested type, is hashed by its text.
+    """
+    return combined(_by_column(table, rows), rows.num_rows)
+
+
+def _by_column(table: Table, rows: pa.RecordBatch) -> Iterator[Hashes]:
+    kept = _kept(rows)
+    for name in key_names(table):
+        hashes = column_hashes(_comparable(rows.column(name)))
+        for row, texts in kept:
+            if name in texts:
+                hashes[row] = text_hash(texts[name])
+        yield hashes
+
+
+def _comparable(column: pa.Array) -> pa.Array:
+    """Give values that are the same where Postgres says that they are equal."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return pa.DictionaryArray.from_arrays(column.indices, _comparable(column.dictionary))
+    if pa.types.is_floating(kind):
+        return pc.add(column, pa.scalar(0, kind))  # -0 is 0
+    if pa.types.is_nested(kind):
+        return pa.array([None if v is None else str(v) for v in column.to_pylist()], pa.string())
+    return column
+
+
+def _kept(rows: pa.RecordBatch) -> list[tuple[int, dict[str, str]]]:
+    """Give the rows with texts in `_cdc_raw`, and these."""
+    raw = rows.column("_cdc_raw")
+    if raw.null_count == len(raw):
+        return []
+    at = np.flatnonzero(raw.is_valid().to_numpy(zero_copy_only=False))
+    texts = raw.take(pa.array(at)).to_pylist(maps_as_pydicts="lossy")
+    return list(zip(at.tolist(), texts, strict=True))

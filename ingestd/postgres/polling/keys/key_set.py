@@ -1,0 +1,160 @@
+"""Which keys the lake holds of a table: 8 bytes a key."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ingestd.digests.value_hashes import Hashes
+from ingestd.model.changes import DELETE, TRUNCATE, TableBatch
+from ingestd.model.schema import Table
+from ingestd.ports import ChangeLog
+from ingestd.postgres.polling.keys import sorted_hashes
+from ingestd.postgres.polling.keys.key_hashes import key_hashes
+from ingestd.postgres.polling.keys.lake_keys import keys_held
+
+_FEW = 1 << 18
+"""So many are kept apart before they are merged; of more keys, a quarter."""
+_NONE: Hashes = np.empty(0, np.uint64)
+
+
+class KeySet:
+    """The hashes of the keys, sorted; and what came and went since they were last merged.
+
+    That two keys have one hash is possible in principle: see `ingestd.digests.value_hashes`. A key's column
+    may be renamed meanwhile: the names are those of the batches that are taken and asked for.
+    May be used from several threads.
+    """
+
+    def __init__(self, hashes: Hashes | None = None) -> None:
+        self._hashes = np.empty(0, np.uint64) if hashes is None else hashes
+        self._recent: list[Hashes] = []
+        """Keys that came, in any order, perhaps twice."""
+        self._added = _NONE
+        """Keys besides, sorted."""
+        self._removed = _NONE
+        """Keys of `_hashes` that are gone, sorted."""
+        self._lock = threading.Lock()
+        self._still = 0
+
+    @classmethod
+    async def load(cls, log: ChangeLog, table: Table, *, limit_bytes: int) -> Self | None:
+        """Find the keys that the lake holds, as of its last epoch; None if they take more memory.
+
+        What is given on to the lake but not durable yet has to be taken after. Raises
+        TransientError, OperatorError.
+        """
+        hashes = await keys_held(log, table, limit_bytes)
+        return None if hashes is None else cls(hashes)
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory it takes."""
+        return sum(h.nbytes for h in (self._hashes, self._added, self._removed, *self._recent))
+
+    def __len__(self) -> int:
+        with self._lock:
+            self._settle()
+            return len(self._hashes) + len(self._added) - len(self._removed)
+
+    def take(self, batch: TableBatch) -> None:
+        """Take change rows, in the order of their positions, that follow those before."""
+        rows = batch.rows
+        ops = rows.column("_cdc_op")
+        first = _after_last(ops, TRUNCATE)
+        if first:
+            rows = rows.slice(first)
+            ops = rows.column("_cdc_op")
+        hashes = key_hashes(batch.table, rows)
+        comes = pc.not_equal(ops, DELETE).to_numpy(zero_copy_only=False)
+        with self._lock:
+            if first:
+                self._clear()
+            if not comes.all():
+                # What a key's last row does counts: the first one from the end.
+                hashes, at = np.unique(hashes[::-1], return_index=True)
+                comes = comes[::-1][at]
+                self._settle()
+                self._remove(hashes[~comes])
+            self._recent.append(hashes[comes])
+            if sum(map(len, self._recent)) > max(_FEW, len(self._hashes) // 4):
+                self._settle()
+            if len(self._added) + len(self._removed) > max(_FEW, len(self._hashes) // 4):
+                self._merge()
+
+    def held(self, batch: TableBatch) -> NDArray[np.bool_]:
+        """Say of each of these rows whether its key is held."""
+        return self.holds(key_hashes(batch.table, batch.rows))
+
+    def holds(self, hashes: Hashes) -> NDArray[np.bool_]:
+        """Say which of these hashes are those of keys that are held."""
+        with self._lock:
+            self._settle()
+            _, found = sorted_hashes.find(self._hashes, hashes)
+            if len(self._removed):
+                found &= ~sorted_hashes.find(self._removed, hashes)[1]
+            if len(self._added):
+                found |= sorted_hashes.find(self._added, hashes)[1]
+            return found
+
+    @contextmanager
+    def still(self) -> Iterator[Hashes]:
+        """Give the sorted hashes of most keys, which stay as they are inside.
+
+        Keys that came since they were last merged are not among them; some may be gone (`holds`).
+        """
+        with self._lock:
+            self._settle()
+            if not self._still:
+                self._merge()
+            self._still += 1
+        try:
+            yield self._hashes
+        finally:
+            with self._lock:
+                self._still -= 1
+
+    # --- inside, under the lock --------------------------------------------------------------
+
+    def _clear(self) -> None:
+        # Not emptied in place: a sweep may be looking at it.
+        self._hashes = np.empty(0, np.uint64)
+        self._recent, self._added, self._removed = [], _NONE, _NONE
+
+    def _remove(self, hashes: Hashes) -> None:
+        self._added = sorted_hashes.without(self._added, hashes)
+        _, is_there = sorted_hashes.find_sorted(self._hashes, hashes)
+        self._removed = sorted_hashes.joined(self._removed, hashes[is_there])
+
+    def _settle(self) -> None:
+        if not self._recent:
+            return
+        came = sorted_hashes.joined(*self._recent)
+        self._recent = []
+        _, is_there = sorted_hashes.find_sorted(self._hashes, came)
+        if len(self._removed):
+            self._removed = sorted_hashes.without(self._removed, came[is_there])
+        self._added = sorted_hashes.joined(self._added, came[~is_there])
+
+    def _merge(self) -> None:
+        if self._still:
+            return
+        added, removed = self._added, self._removed
+        self._added, self._removed = _NONE, _NONE
+        if len(removed):
+            sorted_hashes.remove(self._hashes, removed)
+        if len(added):
+            sorted_hashes.add(self._hashes, added)
+
+
+def _after_last(ops: pa.Array, op: str) -> int:
+    """Give the row after the last one with this op, 0 if there is none."""
+    found = np.flatnonzero(pc.equal(ops, op).to_numpy(zero_copy_only=False))
+    return int(found[-1]) + 1 if len(found) else 0

@@ -1,0 +1,94 @@
+"""Sorted arrays of distinct hashes, changed in place: a second copy would be as large again."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingestd.digests.value_hashes import Hashes
+
+_BLOCK = 1 << 19
+"""Hashes that are moved at a time (4 MB)."""
+
+Flags = NDArray[np.bool_]
+
+
+def find(hashes: Hashes, wanted: Hashes) -> tuple[NDArray[np.int64], Flags]:
+    """Give where each of the `wanted` (in any order) is in sorted `hashes`, and whether it is.
+
+    Where it is not the index means nothing. In order, a search is several times as fast.
+    """
+    order = np.argsort(wanted)
+    index, is_there = np.empty(len(wanted), np.int64), np.empty(len(wanted), np.bool_)
+    index[order], is_there[order] = find_sorted(hashes, wanted[order])
+    return index, is_there
+
+
+def find_sorted(hashes: Hashes, wanted: Hashes) -> tuple[NDArray[np.int64], Flags]:
+    """Do the same for `wanted` in order."""
+    if not len(hashes):
+        return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), np.bool_)
+    at = np.minimum(np.searchsorted(hashes, wanted), len(hashes) - 1)
+    return at, hashes[at] == wanted
+
+
+def joined(*parts: Hashes) -> Hashes:
+    """Give all hashes of these arrays, sorted, each once."""
+    hashes = np.concatenate(parts)
+    cut_to(hashes, distinct(hashes, len(hashes)))
+    return hashes
+
+
+def without(hashes: Hashes, others: Hashes) -> Hashes:
+    """Give those of sorted `hashes` that are not among sorted `others`."""
+    return hashes[~find_sorted(others, hashes)[1]]
+
+
+def distinct(hashes: Hashes, count: int) -> int:
+    """Sort the first `count`, put each once at the front, and give how many they are then."""
+    hashes[:count].sort()
+    kept, last = 0, None
+    for start in range(0, count, _BLOCK):
+        block = hashes[start : min(start + _BLOCK, count)].copy()
+        is_new = np.ones(len(block), np.bool_)
+        is_new[1:] = block[1:] != block[:-1]
+        is_new[0] = last is None or block[0] != last
+        last = block[-1]
+        found = block[is_new]
+        hashes[kept : kept + len(found)] = found
+        kept += len(found)
+    return kept
+
+
+def cut_to(hashes: Hashes, count: int) -> None:
+    """Give back the memory behind the first `count`; nothing else may refer to the array."""
+    hashes.resize(count, refcheck=False)
+
+
+def remove(hashes: Hashes, gone: Hashes) -> None:
+    """Take sorted `gone`, all of which are there, out of sorted `hashes`."""
+    kept = 0
+    for start in range(0, len(hashes), _BLOCK):
+        block = hashes[start : start + _BLOCK]
+        first = int(np.searchsorted(gone, block[0]))
+        end = int(np.searchsorted(gone, block[-1], side="right"))
+        stays = np.ones(len(block), np.bool_)
+        index, is_there = find_sorted(block, gone[first:end])
+        stays[index[is_there]] = False
+        found = block[stays]
+        hashes[kept : kept + len(found)] = found
+        kept += len(found)
+    cut_to(hashes, kept)
+
+
+def add(hashes: Hashes, more: Hashes) -> None:
+    """Put sorted `more`, none of which is there, into sorted `hashes`."""
+    left, to_come = len(hashes), len(more)
+    hashes.resize(left + to_come, refcheck=False)
+    while to_come:  # from the end on: what is not moved yet is not written over
+        start = max(0, left - _BLOCK)
+        first = int(np.searchsorted(more[:to_come], hashes[start])) if start else 0
+        joined = np.concatenate([hashes[start:left], more[first:to_come]])
+        joined.sort()
+        hashes[start + first : left + to_come] = joined
+        left, to_come = start, first

@@ -1,0 +1,324 @@
+"""One poll: looks at some tables in one repeatable-read, read-only transaction."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import psycopg
+from psycopg import AsyncConnection, sql
+
+from ingestd.decode.copy.rows import CopyRows
+from ingestd.model.errors import TableChangedError, TableError
+from ingestd.model.lsn import Lsn
+from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.row_limit import UNLIMITED_BYTES, refuse_too_large
+from ingestd.postgres.catalog.block_range import BlockRange
+from ingestd.postgres.catalog.partitions import leaves_of
+from ingestd.postgres.catalog.relation_lock import lock_relation
+from ingestd.postgres.connection.liveness import WatchedConnection
+from ingestd.postgres.connection.pooler import pooled
+from ingestd.postgres.connection.wal_position import insert_position, replayed_position
+from ingestd.postgres.polling.polled_table import PolledTable
+from ingestd.postgres.polling.progress import MAX_AGE, MAX_SEEN, Moment, Progress, Seen, Xids
+from ingestd.postgres.polling.queries import Near, Shape, look_query, peak_query, xids_query
+from ingestd.postgres.polling.rows import FoundRows
+from ingestd.postgres.snapshot.staleness import ensure_described
+from ingestd.postgres.transport.copy_out import CopyOut
+
+CANCEL_LIMIT_S = 2.0
+PAGE_BLOCKS = 16_384
+"""Of a whole look, at a time: 128 MB of the table."""
+_XIDS = 1 << 32
+
+# age() counts back from the next transaction id, which stays the same for the transaction; 3 is the
+# first ordinary one.
+_MOMENT = """
+SELECT pg_catalog.pg_current_snapshot()::text, pg_catalog.clock_timestamp(),
+       pg_catalog.age('3'::pg_catalog.xid)::int8 + 3, pg_catalog.pg_backend_pid()
+"""
+_SHAPE = """
+SELECT c.relkind = 'p', coalesce(a.atttypid, 0)::int8,
+       EXISTS (SELECT FROM pg_catalog.pg_index i
+                 JOIN pg_catalog.pg_class x ON x.oid = i.indexrelid
+                 JOIN pg_catalog.pg_am m ON m.oid = x.relam
+                WHERE i.indrelid = c.oid AND i.indkey[0] = a.attnum AND i.indisvalid
+                  AND i.indpred IS NULL AND m.amname = 'btree')
+  FROM pg_catalog.pg_class c
+  LEFT JOIN pg_catalog.pg_attribute a
+    ON a.attrelid = c.oid AND a.attname = %s AND NOT a.attisdropped
+ WHERE c.oid = %s::oid
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """What a poll's snapshot is of. `at`: the server's clock, aware; all it sees is below `lsn`."""
+
+    moment: Moment
+    at: datetime
+    lsn: Lsn
+
+
+@dataclass(slots=True)
+class Look:
+    """One table in a poll: how it is looked at, and, when that has ended, what follows.
+
+    `is_whole`: all of it, else from the floor on. `progress`: of before, then of after. `peak`:
+    the highest cursor, if an index tells. `limit_s`: how long the server may give nothing; longer
+    is a QueryCanceled. A row of more than `row_limit_bytes` is a TableError.
+    """
+
+    polled: PolledTable
+    progress: Progress
+    is_whole: bool
+    page_rows: int
+    limit_s: float | None = None
+    row_limit_bytes: int = UNLIMITED_BYTES
+    found: list[Xids] = field(default_factory=list)
+    peak: str | None = None
+
+    def saw(self, rows: FoundRows) -> FoundRows:
+        """Note rows that are given."""
+        self.found.append(np.unique(rows.xids))
+        return rows
+
+
+async def begin(connection: AsyncConnection[Any], backend: int) -> Now:
+    """Begin the transaction, on a connection that is in none, and take its snapshot.
+
+    `backend`: the pid that the connection began with. Raises psycopg.Error, OperatorError where a
+    pooler has given it to another.
+    """
+    await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    row = await (await connection.execute(_MOMENT)).fetchone()
+    assert row is not None
+    seen = Visibility.parse(row[0])
+    if row[3] != backend:
+        raise pooled()
+    return Now(moment_of(seen, row[2]), row[1], await insert_position(connection))
+
+
+async def backend_of(connection: AsyncConnection[Any]) -> int:
+    """Give the server process that serves a connection that is in no transaction."""
+    row = await (await connection.execute("SELECT pg_catalog.pg_backend_pid()")).fetchone()
+    await connection.rollback()
+    assert row is not None
+    pid: int = row[0]
+    return pid
+
+
+def moment_of(seen: Visibility, next_xid: int) -> Moment:
+    """Give the moment of a snapshot; `next_xid`: its low 32 bits."""
+    return Moment(seen.xmin, seen.xmax, seen.xmax + (next_xid - seen.xmax) % _XIDS)
+
+
+async def look_at(
+    connection: WatchedConnection, look: Look, now: Now
+) -> AsyncGenerator[FoundRows, None]:
+    """Give the rows of a look; then its `progress` is that of after.
+
+    Raises psycopg.Error, TableChangedError (other columns than it was described with), TableError.
+    """
+    polled, moment = look.polled, now.moment
+    if moment.next - look.progress.below > MAX_AGE:
+        raise TableError(
+            polled.table.id,
+            "more than 2 billion transactions have passed since it was polled",
+            remedy="none is needed: it is read anew in a minute",
+        )
+    shape = await _locked_shape(connection, polled)
+    await ensure_described(connection, polled.table)
+    if look.is_whole or not shape.is_indexed or look.progress.floor is None:
+        look.is_whole = True
+        async with aclosing(_whole(connection, look, moment)) as found:
+            async for rows in found:
+                yield look.saw(rows)
+        look.peak = await _peak(connection, polled, shape)
+        look.progress = look.progress.after_whole(moment, _all(look.found), look.peak)
+    else:
+        async with aclosing(_near(connection, look, moment, shape)) as found:
+            async for rows in found:
+                yield look.saw(rows)
+        look.peak = await _peak(connection, polled, shape)
+        look.progress = look.progress.after_near(moment, _all(look.found))
+    look.progress = replace(look.progress, lsn=await _shown(connection, now))
+    _ensure_short(polled, look.progress)
+
+
+async def first_progress(
+    connection: AsyncConnection[Any], polled: PolledTable, now: Now
+) -> Progress:
+    """Give what follows once all rows that this snapshot sees have been given by others.
+
+    Raises psycopg.Error.
+    """
+    shape = await _locked_shape(connection, polled)
+    recent = Seen(now.moment.oldest).unseen(now.moment)
+    cursor = await connection.execute(xids_query(polled, shape, recent))
+    ages = [age for (age,) in await cursor.fetchall()]
+    peak = await _peak(connection, polled, shape)
+    xids = now.moment.next - np.array(ages, np.int64)
+    progress = Progress.begun(now.moment, xids, peak, polled)
+    progress = replace(progress, lsn=await _shown(connection, now))
+    _ensure_short(polled, progress)
+    return progress
+
+
+async def _shown(connection: AsyncConnection[Any], now: Now) -> Lsn:
+    """Give where a server has to be to show what was seen.
+
+    Of a standby: what it has replayed by now, which its snapshot of before is not above.
+    """
+    replayed = await replayed_position(connection)
+    return now.lsn if replayed is None else replayed
+
+
+def _ensure_short(polled: PolledTable, progress: Progress) -> None:
+    if progress.is_too_long:
+        raise TableError(
+            polled.table.id,
+            f"more than {MAX_SEEN:,} transactions wrote it since the oldest one that still runs "
+            f"began (id {progress.last.below}): what was seen can't be kept apart any more",
+            remedy="end that one: SELECT pid, xact_start, query FROM pg_catalog.pg_stat_activity "
+            "ORDER BY pg_catalog.age(backend_xid) DESC NULLS LAST LIMIT 1; or SELECT gid "
+            "FROM pg_catalog.pg_prepared_xacts; the "
+            "table is read anew then",
+        )
+
+
+async def latest_cursor(connection: AsyncConnection[Any], polled: PolledTable) -> str | None:
+    """Give the text of the highest cursor; None if no index tells. Raises psycopg.Error."""
+    async with connection.transaction():
+        return await _peak(connection, polled, await _locked_shape(connection, polled))
+
+
+# --- looks -----------------------------------------------------------------------------------
+
+
+async def _whole(
+    connection: WatchedConnection, look: Look, moment: Moment
+) -> AsyncGenerator[FoundRows, None]:
+    """Go through the blocks of the table and its partitions, some at a time."""
+    if look.progress.is_current(moment):
+        return
+    column = None if look.polled.by is None else sql.Identifier(look.polled.by)
+    condition = look.progress.whole_condition(column, moment)
+    for leaf in await leaves_of(connection, look.polled.table):
+        if leaf.is_whole:
+            ranges = [BlockRange(leaf.schema, leaf.name, is_whole=True, oid=leaf.oid)]
+        elif not leaf.is_cut:
+            ranges = [BlockRange(leaf.schema, leaf.name, oid=leaf.oid)]
+        else:
+            starts = range(0, max(1, leaf.blocks), PAGE_BLOCKS)
+            ends: list[int | None] = [*starts[1:], None]
+            ranges = [
+                BlockRange(leaf.schema, leaf.name, s, e, oid=leaf.oid)
+                for s, e in zip(starts, ends, strict=True)
+            ]
+        if leaf.oid != look.polled.table.oid:
+            await lock_relation(connection, look.polled.table.id, ranges[0])
+        for blocks in ranges:
+            query = look_query(look.polled, condition, blocks.relation, bounds=blocks.bounds)
+            async with aclosing(_copy(connection, look, query, moment)) as found:
+                async for rows in found:
+                    yield rows
+
+
+async def _near(
+    connection: WatchedConnection, look: Look, moment: Moment, shape: Shape
+) -> AsyncGenerator[FoundRows, None]:
+    """Go along the index from the floor on, a page at a time."""
+    assert look.polled.by is not None
+    column = sql.Identifier(look.polled.by)
+    condition = look.progress.near_condition(column, moment)
+    after: str | None = None
+    while True:
+        near = Near(look.page_rows, after)
+        query = look_query(look.polled, condition, shape.relation_of(look.polled), near=near)
+        count = 0
+        async with aclosing(_copy(connection, look, query, moment, is_near=True)) as found:
+            async for rows in found:
+                count += rows.rows.count
+                after = rows.last_cursor
+                yield rows
+        if count < look.page_rows:
+            return
+
+
+async def _copy(
+    connection: WatchedConnection,
+    look: Look,
+    query: sql.Composed,
+    moment: Moment,
+    *,
+    is_near: bool = False,
+) -> AsyncGenerator[FoundRows, None]:
+    polled = look.polled
+    copy = CopyOut(connection, limit_bytes=look.row_limit_bytes)
+    columns = len(polled.table.columns) + 2 + is_near
+    cutter = CopyRows(str(polled.table.id), columns, copy.encoding)
+    try:
+        async with _within(connection, look.limit_s):
+            await copy.start(query)
+        is_last = False
+        while not is_last:
+            async with _within(connection, look.limit_s):
+                block = await copy.read_block()
+            is_last = block.is_last
+            refuse_too_large(polled.table.id, block.largest_bytes, look.row_limit_bytes)
+            rows = cutter.feed(block.buffer, block.starts, block.ends)
+            if rows is not None:
+                yield FoundRows.of(polled, rows, moment.next)
+    except (psycopg.Error, TableError):
+        await copy.drain()
+        raise
+    except GeneratorExit:  # what takes the rows failed; answers to come are those of this COPY
+        await connection.cancel_safe(timeout=CANCEL_LIMIT_S)
+        await copy.drain()
+        raise
+    except BaseException:
+        await copy.close()
+        raise
+    cutter.finish()
+
+
+@asynccontextmanager
+async def _within(
+    connection: AsyncConnection[Any], limit_s: float | None
+) -> AsyncGenerator[None, None]:
+    """Have the server give up what it takes too long for. Raises QueryCanceled."""
+    try:
+        async with asyncio.timeout(limit_s):
+            yield
+    except TimeoutError as error:
+        await connection.cancel_safe(timeout=CANCEL_LIMIT_S)
+        msg = f"gave nothing for {limit_s:g} s (`statement_timeout`)"
+        raise psycopg.errors.QueryCanceled(msg) from error
+
+
+async def _locked_shape(connection: AsyncConnection[Any], polled: PolledTable) -> Shape:
+    """Lock the table and ask the catalog. Raises TableChangedError if the table is gone."""
+    found = await connection.execute(_SHAPE, (polled.by, polled.table.oid))
+    row = await found.fetchone()
+    if row is None:
+        raise TableChangedError(polled.table.id, "is gone")
+    shape = Shape(*row)
+    await lock_relation(connection, polled.table.id, shape.blocks_of(polled))
+    return shape
+
+
+async def _peak(connection: AsyncConnection[Any], polled: PolledTable, shape: Shape) -> str | None:
+    if not shape.is_indexed:
+        return None
+    row = await (await connection.execute(peak_query(polled, shape))).fetchone()
+    return None if row is None else row[0]
+
+
+def _all(found: Sequence[Xids]) -> Xids:
+    return np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)

@@ -1,0 +1,101 @@
+"""What one poll found, and the chunks that it comes to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ingestd.decode.copy.rows import microseconds
+from ingestd.model.changes import NO_COMMITS, Chunk, TableBatch
+from ingestd.model.lsn import Lsn
+from ingestd.postgres.connection.liveness import WatchedConnection
+from ingestd.postgres.polling.poll import Look, Now
+from ingestd.postgres.polling.position_clock import Positions
+from ingestd.postgres.polling.rows import Place
+from ingestd.postgres.polling.table_state import PolledState
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a poll found in one table: rows at a position of their own.
+
+    So positions of one `_cdc_lsn` are without gaps also after a kill between two tables' commits.
+    `is_due`: it is looked at; else only asked for keys that a sweep did not find.
+    """
+
+    state: PolledState
+    look: Look
+    place: Place
+    is_due: bool = True
+    batches: list[TableBatch] = field(default_factory=list)
+    whole_s: float | None = None
+    deleted: bool = False
+
+
+class OnePoll:
+    """One poll: what it found so far; `waiting`: of tables that were looked at, not given yet."""
+
+    def __init__(self, connection: WatchedConnection, now: Now, positions: Positions) -> None:
+        self.connection = connection
+        self.now = now
+        self._positions = positions
+        self._first: Lsn | None = None
+        self._transactions = 0
+        self.waiting: list[TableBatch] = []
+        self.outcomes: list[Outcome] = []
+
+    @property
+    def has_found(self) -> bool:
+        """Whether there are rows to give."""
+        return self._first is not None
+
+    def place(self) -> Place:
+        """Give the place of a table's rows, to be given back if there are none."""
+        return Place(self._positions.take(self.now.lsn), self.now.at)
+
+    def end(self, outcome: Outcome, *, swept_at: float) -> None:
+        """Take what came of a table; its last rows carry where it stands."""
+        if outcome.batches:
+            progress = replace(outcome.look.progress, swept_at=swept_at, part=outcome.state.part)
+            outcome.batches[-1] = replace(outcome.batches[-1], resume=progress.to_text())
+            self._begins_at(outcome.place.position)
+            self._transactions += 1
+        else:
+            self._positions.give_back(outcome.place.position)
+        self.waiting += outcome.batches
+        self.outcomes.append(outcome)
+
+    def give_up(self, outcome: Outcome, *, is_given: bool) -> None:
+        """Take that nothing more comes of a table."""
+        if is_given:
+            self._transactions += 1
+        else:
+            self._positions.give_back(outcome.place.position)
+
+    def _begins_at(self, position: Lsn) -> Lsn:
+        if self._first is None:
+            self._first = position
+        return self._first
+
+    def open_chunk(self, outcome: Outcome) -> Chunk:
+        """Give what waits, and rows of a table that more come of."""
+        batches, self.waiting = (*self.waiting, *outcome.batches), []
+        nbytes, first = sum(b.nbytes for b in batches), self._begins_at(outcome.place.position)
+        return Chunk(
+            batches, first, is_open=True, first_lsn=first, commit_times=NO_COMMITS, nbytes=nbytes
+        )
+
+    def last_chunk(self) -> Chunk | None:
+        """Give the rest of the poll; None if it found nothing."""
+        if self._first is None:
+            self._positions.pass_by(self.now.lsn)
+            return None
+        return Chunk(
+            tuple(self.waiting),
+            self._positions.end,
+            is_open=False,
+            first_lsn=self._first,
+            commit_times=np.full(self._transactions, microseconds(self.now.at), np.int64),
+            nbytes=sum(b.nbytes for b in self.waiting),
+        )

@@ -1,0 +1,237 @@
+"""Which rows of a table have been given: the state of polling, and the conditions it comes to.
+
+A row version is known by the transaction that wrote it (`xmin`). What a poll gives is what its
+snapshot sees and the polls before did not. Postgres can say whether a *top-level* transaction is
+visible in an old snapshot (pg_visible_in_snapshot), and is wrong for subtransactions (a savepoint,
+a PL/pgSQL block with EXCEPTION): their ids are in no snapshot. So what was seen is noted by what
+was read:
+
+    every transaction below `below`, the oldest that still ran at the last look: it had ended, and
+    so had its subtransactions, whose ids are higher than its own
+    of those above, the ones whose rows were there to be read
+
+All rows of a transaction become visible at once, so a transaction of which one row was read has no
+other row to come, in the range that was looked at.
+
+Two kinds of looks. *Whole*: all rows of the table. *Near*: by an index, those whose cursor is at or
+above `floor`, which stays the same from one whole look to the next. A whole look gives what the
+last whole one had not seen, but for what the near ones since gave: rows at or above `floor` whose
+transaction `last` has. So a row is given once, whatever its cursor says: old, null, or set back by
+hand; only when depends on it.
+
+Source: PostgreSQL documentation, "Transaction ID and Snapshot Information Functions", "Transactions
+and Identifiers", "System Columns".
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from psycopg import sql
+
+from ingestd.postgres.polling.keys.lake_keys import WHOLE, Part
+from ingestd.postgres.polling.polled_table import PolledTable
+
+Xids = NDArray[np.int64]
+
+_NONE: Xids = np.empty(0, np.int64)
+MAX_AGE = (1 << 31) - 1
+"""Of a transaction id, counted from the next one: Postgres tells no older ones apart."""
+MAX_SEEN = 1_000_000
+"""Transactions that are told apart, of those that began since the oldest one that runs did."""
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Where a look stands among the source's transactions, by 64-bit ids.
+
+    `oldest`: no transaction below it runs. `end`: none at or above it has ended. `next`: what
+    ``age(xmin)`` counts back from in the look's transaction.
+    """
+
+    oldest: int
+    end: int
+    next: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Transactions whose rows were read: all below `below`, and `xids` (sorted, int64)."""
+
+    below: int = 0
+    xids: Xids = field(default_factory=lambda: _NONE)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether they are the same transactions."""
+        if not isinstance(other, Seen):
+            return NotImplemented
+        return self.below == other.below and np.array_equal(self.xids, other.xids)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def with_more(self, moment: Moment, *more: Xids) -> Seen:
+        """Give it after a look that found rows of the transactions `more`, and of some of these."""
+        below = max(self.below, moment.oldest)
+        xids = np.unique(np.concatenate([self.xids, *more]))
+        return Seen(below, xids[xids >= below])
+
+    def unseen(self, moment: Moment) -> sql.Composable:
+        """Give the SQL condition for rows of other transactions, as true or false.
+
+        An age below 0 is that of a row so old that its id has come round.
+        """
+        oldest_age = min(max(moment.next - self.below, -1), MAX_AGE)
+        condition = sql.SQL("pg_catalog.age(xmin) BETWEEN 0 AND {}").format(sql.Literal(oldest_age))
+        if not len(self.xids):
+            return condition
+        ages = ",".join(str(age) for age in (moment.next - self.xids).tolist())
+        return sql.SQL("({} AND NOT pg_catalog.age(xmin) = ANY ({}::pg_catalog.int4[]))").format(
+            condition, sql.Literal("{" + ages + "}")
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where polling stands with a table.
+
+    `whole`: seen by the last whole look; `last`: by any, as far as it looked. `floor`: text of the
+    cursor from which on near looks are made; None: there are none. `ahead`: the floor to be, once
+    all that ran at `ahead_end` have ended: a slow transaction may write an old cursor. `cursor`:
+    the column whose values these are; `deleted`: the one that says which rows were left out.
+    `lsn`: where the server was at the last look: one that is not there yet has not what was seen.
+    `swept_at`: when its last sweep ended, in Unix seconds by the daemon's clock; 0: not known.
+    `part`: of the lake's keys, what the sweep that is under way is at.
+    """
+
+    whole: Seen
+    last: Seen
+    floor: str | None = None
+    ahead: str | None = None
+    ahead_end: int = 0
+    cursor: str | None = None
+    deleted: str | None = None
+    lsn: int = 0
+    swept_at: float = 0.0
+    part: Part = WHOLE
+
+    @classmethod
+    def begun(cls, moment: Moment, xids: Xids, peak: str | None, polled: PolledTable) -> Progress:
+        """Give what follows the reading of a whole table: its rows' `xids` and highest cursor."""
+        seen = Seen().with_more(moment, xids)
+        return cls(seen, seen, peak, peak, moment.end, polled.by, polled.deleted)
+
+    @property
+    def is_too_long(self) -> bool:
+        """Whether the ids are too many to be sent with each query."""
+        return max(len(self.whole.xids), len(self.last.xids)) > MAX_SEEN
+
+    @property
+    def below(self) -> int:
+        """No transaction below it is of interest."""
+        return self.whole.below
+
+    def is_current(self, moment: Moment) -> bool:
+        """Whether nothing can have been written since the last whole look."""
+        return self.whole.below >= moment.end
+
+    def after_near(self, moment: Moment, found: Xids) -> Progress:
+        """Give it after a near look that found rows of these transactions."""
+        return replace(self, last=self.last.with_more(moment, found))
+
+    def after_whole(self, moment: Moment, found: Xids, peak: str | None) -> Progress:
+        """Give it after a whole look that found rows of these transactions."""
+        seen = self.whole.with_more(moment, self.last.xids, found)
+        if moment.oldest < self.ahead_end:
+            return replace(self, whole=seen, last=seen)
+        return replace(
+            self,
+            whole=seen,
+            last=seen,
+            floor=self.ahead,
+            ahead=peak,
+            ahead_end=moment.end,
+        )
+
+    def by(self, cursor: str | None) -> Progress:
+        """Give it for looks by another cursor, perhaps.
+
+        Then what near looks by the one before gave since the last whole look comes once more:
+        nobody can tell it from what they did not see.
+        """
+        if cursor == self.cursor:
+            return self
+        return replace(self, last=self.whole, floor=None, ahead=None, ahead_end=0, cursor=cursor)
+
+    def near_condition(self, cursor: sql.Composable, moment: Moment) -> sql.Composable:
+        """Give the SQL condition for what a near look gives. Only with a `floor`."""
+        return sql.SQL("{} >= {} AND {}").format(
+            cursor, sql.Literal(self.floor), self.last.unseen(moment)
+        )
+
+    def whole_condition(self, cursor: sql.Composable | None, moment: Moment) -> sql.Composable:
+        """Give the SQL condition for what a whole look gives."""
+        unseen = self.whole.unseen(moment)
+        if cursor is None or self.floor is None or self.last == self.whole:
+            return unseen
+        return sql.SQL("{} AND ({} >= {} AND NOT {}) IS NOT TRUE").format(
+            unseen, cursor, sql.Literal(self.floor), self.last.unseen(moment)
+        )
+
+    # --- as text -----------------------------------------------------------------------------
+
+    def to_text(self) -> str:
+        """Write it for `TableBatch.resume`."""
+        said = {
+            "v": _FORMAT,
+            "whole": _seen_text(self.whole),
+            "last": None if self.last == self.whole else _seen_text(self.last),
+            "floor": self.floor,
+            "ahead": self.ahead,
+            "ahead_end": self.ahead_end,
+            "cursor": self.cursor,
+            "deleted": self.deleted,
+            "lsn": self.lsn,
+            "swept_at": self.swept_at,
+            "part": [self.part.number, self.part.count],
+        }
+        return json.dumps(said, ensure_ascii=False, separators=(",", ":"))
+
+    @classmethod
+    def parse(cls, text: str) -> Progress | None:
+        """Read what `to_text` wrote; None for anything else, as another version has."""
+        try:
+            said: dict[str, Any] = json.loads(text)
+            if said["v"] != _FORMAT:
+                return None
+            whole = _seen(said["whole"])
+            last = whole if said["last"] is None else _seen(said["last"])
+            names = ("floor", "ahead", "ahead_end", "cursor", "deleted", "lsn")
+            known = {name: said[name] for name in names}
+            number, count = said.get("part", (0, 1))
+            part = Part(number, count) if 0 <= number < count else WHOLE
+            return cls(whole, last, **known, swept_at=said.get("swept_at", 0.0), part=part)
+        except (ValueError, KeyError, TypeError, zlib.error):
+            return None
+
+
+def _seen_text(seen: Seen) -> list[Any]:
+    """Give the ids as steps, packed: most follow each other."""
+    if not len(seen.xids):
+        return [seen.below, ""]
+    steps = np.diff(seen.xids, prepend=seen.below)
+    return [seen.below, base64.b85encode(zlib.compress(steps.tobytes())).decode()]
+
+
+def _seen(said: list[Any]) -> Seen:
+    below, packed = said
+    if not packed:
+        return Seen(below)
+    steps = np.frombuffer(zlib.decompress(base64.b85decode(packed)), np.int64)
+    return Seen(below, below + np.cumsum(steps))

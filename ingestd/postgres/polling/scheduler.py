@@ -1,0 +1,450 @@
+"""The polls of one source, one after another: when, of which tables, and what comes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+from psycopg import AsyncConnection
+
+from ingestd.model.changes import Chunk, TableBatch, idle_chunk
+from ingestd.model.errors import ProtocolError, TableChangedError, TableError, TransientError
+from ingestd.model.lsn import ZERO
+from ingestd.model.row_limit import row_limit_bytes
+from ingestd.model.schema import TableId
+from ingestd.ports import ChangeLog
+from ingestd.postgres.connection.errors import classify
+from ingestd.postgres.connection.liveness import WatchedConnection
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.connection.wal_position import await_flushed
+from ingestd.postgres.polling.backoff import Faults
+from ingestd.postgres.polling.intervals import Turn
+from ingestd.postgres.polling.keys.delete_sweep import Sweep, absent
+from ingestd.postgres.polling.keys.key_set import KeySet
+from ingestd.postgres.polling.keys.lake_keys import WHOLE
+from ingestd.postgres.polling.poll import Look, backend_of, begin, first_progress, look_at
+from ingestd.postgres.polling.poll_result import OnePoll, Outcome
+from ingestd.postgres.polling.polled_table import PolledTable
+from ingestd.postgres.polling.position_clock import Positions
+from ingestd.postgres.polling.progress import Progress
+from ingestd.postgres.polling.rows import Place, vanished_rows
+from ingestd.postgres.polling.table_state import PolledState
+from ingestd.postgres.settings import PollingSettings
+from ingestd.postgres.snapshot.ctid_splits import read_error
+
+FAILURES = 5
+"""So often in a row a lock or a statement's time limit may be in a table's way."""
+SWEEP_RETRY_S = 60.0
+"""How long after one that failed the next sweep begins, if that is not sooner anyway."""
+_WAITING = frozenset({"lock_timeout", "timeout", "deadlock"})
+
+
+class Polls:
+    """Polls the tables it is to `keep`. Used on one event loop; `close` it always.
+
+    `wake` ends a wait; `noticed` is set when the catalog is to be looked at. `key_bytes`: for the
+    keys of all tables. Raises TransientError, OperatorError, ProtocolError.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        settings: PollingSettings,
+        positions: Positions,
+        log: ChangeLog | None,
+        *,
+        memory_bytes: int,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._where = f"source {source}, poll"
+        self._settings = settings
+        self._dsn = settings.dsn.get_secret_value()
+        self._positions = positions
+        self._log = log
+        self._hold_bytes = memory_bytes // 8
+        self._key_bytes = memory_bytes * 3 // 4
+        self._row_limit_bytes = row_limit_bytes(memory_bytes)
+        self._monotonic = monotonic
+        self._wall = wall
+        self._connection: WatchedConnection | None = None
+        self._backend = 0
+        self._sweep: asyncio.Task[None] | None = None
+        self.faults = Faults(monotonic)
+        self.states: dict[TableId, PolledState] = {}
+        self.confirmed = ZERO
+        self.wake = asyncio.Event()
+        self.noticed = asyncio.Event()
+
+    def keep(self, tables: Sequence[PolledTable], progress: Mapping[TableId, Progress]) -> None:
+        """Poll these from now on, and no others; `progress`: of those that were polled before."""
+        before, self.states = self.states, {}
+        now = self._monotonic()
+        for polled in tables:
+            name = polled.table.id
+            state = before.get(name)
+            if state is None or state.polled.table.oid != polled.table.oid:
+                self.faults.forget(name)
+                state = PolledState(polled, Turn(polled.interval_s, now))
+                state.turn.swept_at = state.polled_at = now
+                known = progress.get(name)
+                if known is not None and known.deleted == polled.deleted:
+                    state.progress, state.resumes_at = known.by(polled.by), ZERO
+                    # By the clock: a daemon that is started every day sweeps once a week as well.
+                    state.turn.swept_at = now - max(0.0, self._wall() - known.swept_at)
+                    state.part = known.part
+            if state.polled.table != polled.table:
+                state.forget_missing()
+                state.part = WHOLE
+            state.polled, state.turn.interval_s = polled, polled.interval_s
+            self.states[name] = state
+        for state in before.values():
+            if self.states.get(state.polled.table.id) is not state:
+                state.forget_missing()
+        self.wake.set()
+
+    def poll_now(self) -> None:
+        """Poll all tables at once."""
+        for state in self.states.values():
+            state.turn.ask()
+        self.wake.set()
+
+    def key_bytes_for(self, table: TableId) -> int:
+        """Give how much the keys of a table may take, of what others have left."""
+        others = (s.keys for name, s in self.states.items() if name != table)
+        taken: int = sum(k.nbytes for k in others if k is not None)
+        return max(0, self._key_bytes - taken)
+
+    async def chunks(self) -> AsyncGenerator[Chunk, None]:
+        """Give what the polls find, for ever; a chunk without rows when nothing is found."""
+        given = self._positions.end
+        yield idle_chunk(given)
+        while True:
+            due = await self._wait()
+            if due:
+                async with aclosing(self._poll(due)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+                        given = max(given, chunk.position)
+            if self._positions.end > given:
+                given = self._positions.end
+                yield idle_chunk(given)
+            self._start_sweep()
+
+    async def close(self) -> None:
+        """Free everything. At any time, twice."""
+        sweep, self._sweep = self._sweep, None
+        if sweep is not None:
+            sweep.cancel()
+            await asyncio.gather(sweep, return_exceptions=True)
+        await self._disconnect()
+
+    # --- waiting -----------------------------------------------------------------------------
+
+    async def _wait(self) -> list[PolledState]:
+        """Give the tables to be polled now; none if something else is to be told."""
+        self._raise_sweeps_fault()
+        now = self._monotonic()
+        active = [s for s in self.states.values() if self._is_active(s)]
+        due = [s for s in active if s.turn.due_at <= now or (s.missing and not s.turn.failures)]
+        if due:
+            return due
+        until = min((s.turn.due_at for s in active), default=None)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if until is None else max(0.0, until - now)):
+                await self.wake.wait()
+        self.wake.clear()
+        return []
+
+    def _is_active(self, state: PolledState) -> bool:
+        """Whether it has been read; if nothing is ever read, it is polled from now on."""
+        if state.polled.table.id in self.faults or state.readings or not self._may_load(state):
+            return False
+        return state.progress is not None or self._settings.snapshot == "never"
+
+    # --- one poll ----------------------------------------------------------------------------
+
+    async def _poll(self, due: Sequence[PolledState]) -> AsyncGenerator[Chunk, None]:
+        """Look at tables in one transaction: one chunk for all, more if that is too much."""
+        try:
+            connection = await self._connected()
+            started = self._monotonic()
+            for state in due:
+                state.turn.begun()
+            poll = OnePoll(connection, await begin(connection, self._backend), self._positions)
+            for state in due:
+                async with aclosing(self._look(poll, state)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+            if poll.has_found:
+                await await_flushed(connection, poll.now.lsn)
+            await connection.rollback()
+            for outcome in poll.outcomes:
+                await self._note(outcome, started)
+            last = poll.last_chunk()
+            if last is not None:
+                yield last
+        except psycopg.Error as error:
+            await self._disconnect()
+            raise classify(error, self._where, self._dsn) from error
+        except BaseException:
+            await self._disconnect()
+            raise
+
+    async def _look(self, poll: OnePoll, state: PolledState) -> AsyncGenerator[Chunk, None]:
+        """Look at one table. What is only in its own way leaves the poll as it was."""
+        if not self._is_active(state):  # not any more: its reading has begun
+            return
+        await poll.connection.execute("SAVEPOINT a_table")
+        # The server would count the time for which the lake holds the rows up: see `look_at`.
+        await poll.connection.execute("SET LOCAL statement_timeout = 0")
+        outcome: Outcome | None = None
+        is_given = False
+        try:
+            if state.progress is None:
+                # Nothing was ever read: polling begins with this.
+                state.progress = await first_progress(poll.connection, state.polled, poll.now)
+                return
+            now = self._monotonic()
+            is_whole = state.turn.is_whole_due(now)
+            look = Look(
+                state.polled,
+                state.progress,
+                is_whole,
+                self._settings.page_rows,
+                self._settings.statement_timeout or None,
+                self._row_limit_bytes,
+            )
+            outcome = Outcome(state, look, poll.place(), is_due=state.turn.due_at <= now)
+            async with aclosing(self._changes(poll, outcome)) as found:
+                async for batch in found:
+                    if self._is_full((*poll.waiting, *outcome.batches)):
+                        is_given = True
+                        await self._given(state, outcome.batches)
+                        yield poll.open_chunk(outcome)
+                        outcome.batches = []
+                    outcome.batches.append(batch)
+        except ProtocolError as error:
+            raise error.within(f"{self._where}, table {state.polled.table.id}") from error
+        except (psycopg.Error, TableError) as error:
+            if not await self._passes(poll.connection, state, error):
+                raise
+            if outcome is not None:
+                # What was given stays, without where it stands: it comes once more.
+                poll.give_up(outcome, is_given=is_given)
+        else:
+            poll.end(outcome, swept_at=self._wall() - self._monotonic() + state.turn.swept_at)
+            # Nobody who alters the table need wait for the other tables, or for the lake.
+            await poll.connection.execute("ROLLBACK TO SAVEPOINT a_table")
+
+    def _is_full(self, batches: Sequence[TableBatch]) -> bool:
+        return sum(b.nbytes for b in batches) > self._hold_bytes
+
+    async def _changes(self, poll: OnePoll, outcome: Outcome) -> AsyncGenerator[TableBatch, None]:
+        """Give a table's changes: rows that were written, then those that are gone."""
+        state, place = outcome.state, outcome.place
+        table = state.polled.table
+        if outcome.is_due:
+            async with aclosing(self._written(poll, outcome)) as written:
+                async for batch in written:
+                    yield batch
+        while state.missing and state.polled.table == table:
+            candidates = state.missing[0]
+            gone = await absent(poll.connection, table, candidates)
+            keys = await self._keys_of(state)
+            if keys is not None and gone.num_rows:
+                probe = vanished_rows(table, gone, Place(place.position, place.at))
+                gone = gone.filter(pa.array(keys.held(probe)))
+            if gone.num_rows:
+                outcome.deleted = True
+                yield vanished_rows(table, gone, place)
+            if state.missing and state.missing[0] is candidates:  # else they were forgotten
+                del state.missing[0]
+        if not state.missing:
+            state.swept.set()
+
+    async def _written(self, poll: OnePoll, outcome: Outcome) -> AsyncGenerator[TableBatch, None]:
+        """Give the rows that a look finds."""
+        state, look = outcome.state, outcome.look
+        # Only what the source takes: not the lake, nor whoever holds the rows up.
+        looked_s, started = 0.0, self._monotonic()
+        async with aclosing(look_at(poll.connection, look, poll.now)) as pages:
+            async for rows in pages:
+                looked_s += self._monotonic() - started
+                keys = await self._keys_of(state)
+                for batch in await asyncio.to_thread(rows.changes, outcome.place, keys):
+                    yield batch
+                started = self._monotonic()
+        if look.is_whole:
+            outcome.whole_s = looked_s + self._monotonic() - started
+
+    async def _passes(
+        self, connection: AsyncConnection[Any], state: PolledState, error: Exception
+    ) -> bool:
+        """Take what is in the way of one table, if it is no more than that: the poll goes on."""
+        table = state.polled.table.id
+        fault: Exception = error
+        if isinstance(error, psycopg.Error):
+            fault = read_error(error, table, self._dsn)
+        if connection.broken or connection.closed:
+            return False
+        if isinstance(fault, TransientError):
+            if fault.reason not in _WAITING:
+                return False
+            if state.turn.failed(self._monotonic()) >= FAILURES:
+                what = f"could not be polled {FAILURES} times in a row: {fault.what}"
+                remedy = "raise `statement_timeout` or `lock_timeout`, or see what holds the table"
+                fault = TableError(table, what, remedy=remedy)
+                self._stop(fault)
+        elif isinstance(fault, TableChangedError):
+            state.turn.failed(self._monotonic())
+            self.noticed.set()
+        elif isinstance(fault, TableError):
+            self._stop(fault)
+        else:
+            return False
+        state.forget_missing()
+        await connection.execute("ROLLBACK TO SAVEPOINT a_table")
+        return True
+
+    def _stop(self, fault: TableError) -> None:
+        """Poll a table no more, until it is read anew."""
+        self.faults.add(fault)
+        state = self.states.get(fault.table)
+        if state is not None:
+            state.forget_missing()
+        self.noticed.set()
+
+    async def _note(self, outcome: Outcome, started: float) -> None:
+        """Take that what a look found is given."""
+        state = outcome.state
+        found = bool(outcome.batches)
+        if outcome.is_due:
+            state.progress, state.peak = outcome.look.progress, outcome.look.peak
+            state.polled_at = started
+            state.turn.looked(self._monotonic(), found=found, whole_s=outcome.whole_s)
+            self.faults.succeeded(state.polled.table.id)
+        if found:
+            state.resumes_at = min(state.resumes_at, outcome.place.position)
+        if outcome.deleted:
+            state.deleted_at = outcome.place.position
+        await self._given(state, outcome.batches)
+
+    # --- keys and sweeps ---------------------------------------------------------------------
+
+    async def _keys_of(self, state: PolledState) -> KeySet | None:
+        """Give the keys that the lake holds of a table; None if they are too many."""
+        async with state.loading:  # a poll and a sweep may both want them
+            if not state.knows_keys and self._log is not None:
+                table = state.polled.table
+                limit, before = self.key_bytes_for(table.id), state.forgotten
+                keys = await KeySet.load(self._log, table, limit_bytes=limit)
+                if before == state.forgotten:
+                    state.keys, state.knows_keys = keys, True
+        return state.keys
+
+    def _may_load(self, state: PolledState) -> bool:
+        """Whether its keys are known, or can be: the lake has all that was given."""
+        if state.knows_keys or self._log is None or state.load_above == ZERO:
+            return True
+        return state.load_above < self.confirmed
+
+    async def _given(self, state: PolledState, batches: Sequence[TableBatch]) -> None:
+        """Take note of the keys of rows that are given."""
+        keys = state.keys
+        if keys is None:
+            return
+        for batch in batches:
+            await asyncio.to_thread(keys.take, batch)
+        if keys.nbytes > self.key_bytes_for(state.polled.table.id):
+            state.keys = None
+
+    def _start_sweep(self) -> None:
+        if self._sweep is not None or self._log is None:
+            return
+        now = self._monotonic()
+        due = [(s.sweep_at, s) for s in self.states.values() if self._may_sweep(s)]
+        at, state = min(due, key=lambda one: one[0], default=(now + 1, None))
+        if state is not None and at <= now:
+            self._sweep = asyncio.create_task(self._run_sweep(state, self._log))
+            self._sweep.add_done_callback(lambda sweep: self._swept_now(state, sweep))
+
+    def _may_sweep(self, state: PolledState) -> bool:
+        """Whether it is swept at all, and the lake has what the last sweep found.
+
+        Another would find that again.
+        """
+        if state.polled.sweep_s is None or state.progress is None or not self._is_active(state):
+            return False
+        return state.deleted_at == ZERO or state.deleted_at < self.confirmed
+
+    def _swept_now(self, state: PolledState, sweep: asyncio.Task[None]) -> None:
+        is_cut = sweep.cancelled() or sweep.exception() is not None
+        early_s = max(0.0, state.sweep_s - SWEEP_RETRY_S) if is_cut else 0.0
+        state.turn.swept_at = self._monotonic() - early_s
+        self.wake.set()
+
+    async def _run_sweep(self, state: PolledState, log: ChangeLog) -> None:
+        table = state.polled.table
+        keys = await self._keys_of(state)
+        sweep = Sweep(
+            self._settings,
+            table,
+            keys,
+            log,
+            key_bytes=self._key_bytes,
+            first=state.part,
+            began=state.begin_part,
+        )
+        state.unlooked = False
+        async with aclosing(sweep.missing()) as found:
+            async for candidates in found:
+                is_same = self.states.get(table.id) is state and state.polled.table == table
+                if not (is_same and self._is_active(state)):
+                    return
+                state.swept.clear()
+                state.missing.append(candidates)
+                self.wake.set()
+                await state.swept.wait()
+                if state.unlooked:
+                    what = f"{self._where}: {table.id} could not be looked at for a sweep"
+                    raise TransientError(what, reason="sweep_cut_off")
+        state.part = WHOLE
+
+    def _raise_sweeps_fault(self) -> None:
+        """Forget a sweep that has ended. Raises what ended it, unless it passes by itself."""
+        sweep = self._sweep
+        if sweep is None or not sweep.done():
+            return
+        self._sweep = None
+        error = None if sweep.cancelled() else sweep.exception()
+        if error is None or isinstance(error, TransientError | TableChangedError):
+            return
+        if not isinstance(error, TableError):
+            raise error
+        if error.table in self.states:
+            self._stop(error)
+
+    # --- connection --------------------------------------------------------------------------
+
+    async def _connected(self) -> WatchedConnection:
+        if self._connection is None or self._connection.closed:
+            self._connection = await connect(
+                self._dsn,
+                autocommit=False,
+                statement_timeout_s=self._settings.statement_timeout,
+                lock_timeout_s=self._settings.lock_timeout,
+            )
+            self._backend = await backend_of(self._connection)
+        return self._connection
+
+    async def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()

@@ -1,0 +1,105 @@
+"""What a polled server is, as far as a role without any special right may know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from psycopg import AsyncConnection
+from psycopg.rows import class_row
+
+from ingestd.model.errors import OperatorError
+from ingestd.postgres.connection.pooler import pooled, shares_sessions
+from ingestd.postgres.connection.session import parameters_of
+
+POLLING = "polling"
+OLDEST_VERSION = 140000
+"""PostgreSQL 14: TID range scans for splits, and what is tested."""
+
+# A standby's control file tells the timeline that it has replayed, at its last restart point or
+# flush; the walsender would tell it at once, and takes a replication right. Neither ever goes back.
+_SERVER = """
+SELECT current_setting('server_version_num')::int AS version,
+       current_setting('server_version') AS version_text,
+       pg_is_in_recovery() AS in_recovery,
+       current_database()::text AS database, current_user::text AS role,
+       (SELECT system_identifier::text FROM pg_control_system()) AS system_identifier,
+       CASE WHEN pg_is_in_recovery()
+            THEN greatest((SELECT timeline_id FROM pg_control_checkpoint()),
+                          (SELECT min_recovery_end_timeline FROM pg_control_recovery()),
+                          (SELECT received_tli FROM pg_stat_wal_receiver))
+            ELSE ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int
+        END AS timeline,
+       current_setting('hot_standby_feedback')::bool AS feedback,
+       current_setting('max_standby_streaming_delay') AS streaming_delay,
+       clock_timestamp() AS clock
+"""
+
+
+def claim_of_polling(source: str) -> str:
+    """Return the name of the claim on a polled source."""
+    return f"polling/{source}"
+
+
+@dataclass(frozen=True, slots=True)
+class PolledServer:
+    """The server as this role sees it.
+
+    `in_recovery`: it is a standby; `feedback`: it tells the primary which old rows it needs;
+    `streaming_delay`: how long its replay waits for queries, as text. `clock`: its time (aware).
+    """
+
+    version: int
+    version_text: str
+    in_recovery: bool
+    database: str
+    role: str
+    system_identifier: str
+    timeline: int
+    feedback: bool
+    streaming_delay: str
+    clock: datetime
+
+    @property
+    def origin(self) -> str:
+        """What the lake remembers of the server: LSNs mean the same only there.
+
+        And of the kind: another one goes by what it kept in the source, and knows nothing of polls.
+        """
+        return f"{self.system_identifier}/{self.timeline}/{POLLING}"
+
+    def faults(self) -> list[OperatorError]:
+        """Give everything that makes capture impossible here."""
+        if self.version >= OLDEST_VERSION:
+            return []
+        return [
+            OperatorError(
+                f"PostgreSQL {self.version_text} is too old",
+                remedy="ingestd needs PostgreSQL 14 or newer",
+            )
+        ]
+
+
+async def inspect_polled_server(connection: AsyncConnection[Any]) -> PolledServer:
+    """Ask the server what it is. Raises psycopg.Error."""
+    async with connection.cursor(row_factory=class_row(PolledServer)) as cursor:
+        await cursor.execute(_SERVER)
+        server = await cursor.fetchone()
+    assert server is not None
+    return server
+
+
+async def detect_transaction_pooler(dsn: str) -> None:
+    """Raise OperatorError if a pooler gives server sessions to several clients by turns.
+
+    Sets nothing on the way. Raises psycopg.Error.
+    """
+    parameters = {**parameters_of(dsn), "options": ""}
+    parameters.pop("replication", None)
+    first = await AsyncConnection.connect(**parameters, autocommit=True, prepare_threshold=None)
+    try:
+        if await shares_sessions(first, parameters):
+            raise pooled()
+    finally:
+        await first.close()

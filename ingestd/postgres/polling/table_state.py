@@ -1,0 +1,77 @@
+"""What is known of a table while it is polled."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from ingestd.model.lsn import ZERO, Lsn
+from ingestd.postgres.polling.intervals import Turn
+from ingestd.postgres.polling.keys.key_set import KeySet
+from ingestd.postgres.polling.keys.lake_keys import WHOLE, Part
+from ingestd.postgres.polling.polled_table import PolledTable
+from ingestd.postgres.polling.progress import Progress
+
+NEVER = Lsn((1 << 63) - 1)
+
+
+@dataclass(slots=True)
+class PolledState:
+    """A table that is polled. `progress`: None before it has been read.
+
+    `keys`: those that the lake holds; None if they are too many, or (`knows_keys`) not loaded yet.
+    `forgotten`: how often they were to be loaded anew. `missing`: keys that a sweep did not find,
+    for the next poll to look for (`swept`: it has, or they were forgotten: `unlooked`). `part`:
+    what the sweep is at that is under way, or that was cut off. `deleted_at`: position of the last
+    rows that came of a sweep. `resumes_at`: of the first rows that carried where it stands. `peak`:
+    the highest cursor at the last poll, which began at `polled_at` (monotonic).
+
+    While snapshots read it (`readings`) it is not polled: what they see would come as a `c`. It is
+    polled on, and its keys are loaded, once what was given up to `load_above` is durable.
+    """
+
+    polled: PolledTable
+    turn: Turn
+    progress: Progress | None = None
+    keys: KeySet | None = None
+    knows_keys: bool = False
+    missing: list[pa.RecordBatch] = field(default_factory=list)
+    swept: asyncio.Event = field(default_factory=asyncio.Event)
+    unlooked: bool = False
+    part: Part = WHOLE
+    deleted_at: Lsn = ZERO
+    resumes_at: Lsn = NEVER
+    readings: int = 0
+    load_above: Lsn = ZERO
+    loading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    forgotten: int = 0
+    peak: str | None = None
+    polled_at: float = 0.0
+
+    @property
+    def sweep_s(self) -> float:
+        """How long after a sweep the next one begins."""
+        return self.polled.sweep_s or 0.0
+
+    @property
+    def sweep_at(self) -> float:
+        """When its keys are to be swept next (monotonic)."""
+        return self.turn.swept_at + self.sweep_s
+
+    def begin_part(self, part: Part) -> None:
+        """Take that a sweep has done all parts before this one."""
+        self.part = part
+
+    def forget_missing(self) -> None:
+        """Forget what a sweep found: it begins its part again."""
+        self.unlooked = self.unlooked or bool(self.missing)
+        self.missing.clear()
+        self.swept.set()
+
+    def forget_keys(self, above: Lsn) -> None:
+        """Have the keys loaded anew, once the lake is durable above this."""
+        self.keys, self.knows_keys, self.load_above = None, False, above
+        self.part = WHOLE
+        self.forgotten += 1

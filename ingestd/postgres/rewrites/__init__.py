@@ -1,0 +1,1 @@
+"""Row changes that come without events."""

@@ -1,0 +1,248 @@
+"""What two readings of the catalog prove about a table's rows.
+
+The stream brings inserts, updates, deletes and the TRUNCATE of a published table. Everything else
+that changes rows, or what their texts mean, has to be found in the catalog. The rule:
+
+    Rows stay as they are only if two readings prove that nothing happened between them which the
+    stream does not bring. Where they can't, the table is read again.
+
+What is evidence, and what it shows:
+
+- `relfilenode` is the same: the file was not replaced, so there was no TRUNCATE and no rewrite.
+- It differs, and a visible row is older than the first reading: the rows were kept (VACUUM FULL,
+  CLUSTER, SET TABLESPACE). TRUNCATE and what rewrites rows leave no such row.
+- It differs, and no row is older: TRUNCATE, a rewrite, pg_repack, or all rows were written since.
+- The OID of the TOAST table is the same: no ALTER TABLE rewrote the rows. VACUUM FULL and TRUNCATE
+  keep it. Another one does not say whether ALTER TABLE or pg_repack replaced it.
+- `xmin` of a row of pg_attribute, pg_inherits, pg_enum, pg_depend or pg_publication is the same:
+  it was not altered. Another one does not say what it was in between.
+- The OID of a constraint or of a publication's entry is the same: it was not dropped.
+
+A row is older than a reading if its xmin is below the id under which all transactions had ended at
+that reading: who wrote a new file since has a higher one. Ids are ordered neither by time nor
+by commit, so they never decide whether one thing came before another.
+
+One thing leaves no trace in the catalog: TRUNCATE of a partition by the transaction that created it
+keeps the file, and the stream does not bring it. So a new partition has its table read again unless
+another transaction was the first to write to it, by the stream: one with a higher id than the
+creator's, for a subtransaction's id is higher than those of the transactions that it belongs to.
+
+Nothing here reads: `judge` says which questions about the rows are left, and what it means if the
+answer is no. `ingestd.postgres.rewrites.fingerprint_queries` asks them.
+
+Source: PostgreSQL, src/backend/commands/tablecmds.c (ATRewriteTables, ExecuteTruncateGuts),
+cluster.c (swap_relation_files); documentation, "ALTER TABLE", "Notes".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from ingestd.postgres.rewrites.fingerprint import COMPARABLE_XIDS, Storage
+
+REWRITTEN = "rewritten by ALTER TABLE"
+UNLOGGED = f"{REWRITTEN}, or unlogged for a time"
+_TEXTS = {25, 1043}
+"""text and varchar."""
+
+
+class Question(Enum):
+    """What the rows of a table or partition can prove."""
+
+    HAS_OLDER_ROW = auto()
+    """A row that is older than the first reading."""
+    CAME_EMPTY = auto()
+    """It was made by CREATE TABLE ... PARTITION OF, or no block was ever written to it."""
+    NEVER_A_PARTITION = auto()
+    """No partitioned table has the columns of this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """`reason`: why the rows are read again, unless the answer to the `question` is yes.
+
+    `oid`: of the table or partition that is asked. `ended`: see `Storage`. `known`: the partitions
+    that were there at the first reading, partitioned ones too.
+    """
+
+    reason: str
+    oid: int
+    question: Question
+    ended: int = 0
+    known: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Proven:
+    """`reason`: something happened that has the rows read again, whatever they are."""
+
+    reason: str
+
+
+def judge(oid: int, then: Storage, now: Storage) -> Iterator[Proven | Doubt]:
+    """Yield what speaks against the rows of a table, given two readings of the catalog.
+
+    Nothing: they are what the stream brought. What needs no answer from the rows comes first.
+    """
+    if then.is_doubted:
+        yield Proven("what the stream showed was not judged before the daemon ended")
+    for reason in (
+        _filtered(then, now),
+        _reassigned(then, now),
+        _rekeyed(then, now),
+        _moved(then, now),
+        _parted(oid, then, now),
+    ):
+        if reason is not None:
+            yield Proven(reason)
+    if now.is_streamed and _all_touched(then, now):
+        reason = "its columns were altered as ATTACH and DETACH of a partition do"
+        yield Doubt(reason, oid, Question.NEVER_A_PARTITION)
+    for leaf in now.files.keys() - then.files.keys() - {oid}:
+        yield Doubt(
+            "a partition came with rows",
+            leaf,
+            Question.CAME_EMPTY,
+            known=frozenset(then.places),
+        )
+    for file in then.files.keys() & now.files.keys():
+        if then.files[file] != now.files[file]:
+            yield from _of_replaced_file(oid, file, then, now)
+
+
+def _of_replaced_file(oid: int, file: int, then: Storage, now: Storage) -> Iterator[Proven | Doubt]:
+    """Yield what a replaced file means if no row in it is older."""
+    reason = _meaning(oid, file, then, now)
+    if reason is None:
+        return
+    added = {c.number for c in now.columns} - {c.number for c in then.columns}
+    if added:
+        # VACUUM FULL writes a constant default into the rows before anything has recorded it.
+        yield Proven(reason)
+    elif then.ended and now.ended - then.ended < COMPARABLE_XIDS:
+        yield Doubt(reason, file, Question.HAS_OLDER_ROW, then.ended)
+    else:
+        yield Proven(reason)  # no row can be compared with the first reading
+
+
+def _meaning(oid: int, file: int, then: Storage, now: Storage) -> str | None:
+    if is_altered(then, now) or _has_forgotten(then, now):
+        return REWRITTEN
+    # 0 is no TOAST table, None is not known.
+    had_toast = then.toast.get(file)
+    is_same_toast = bool(had_toast) and had_toast == now.toast.get(file)
+    if file != oid:
+        is_rewrite = bool(had_toast) and not is_same_toast
+        return f"a partition was {UNLOGGED if is_rewrite else 'truncated by itself'}"
+    if not now.is_streamed:
+        return "truncated"
+    # The stream brings its TRUNCATE.
+    return None if now.is_listed or is_same_toast else UNLOGGED
+
+
+def _filtered(then: Storage, now: Storage) -> str | None:
+    return None if then.row_filter == now.row_filter else "the publication's row filter changed"
+
+
+def _moved(then: Storage, now: Storage) -> str | None:
+    """Return whether it may have been in a schema that is not published, for a time."""
+    is_moved = bool(then.home and now.home) and then.home != now.home
+    return "it was in another schema for a time" if is_moved and not now.is_listed else None
+
+
+def _parted(oid: int, then: Storage, now: Storage) -> str | None:
+    if then.files.keys() - now.files.keys() - {oid}:
+        return "a partition was detached or dropped"
+    if any(then.places.get(leaf, place) != place for leaf, place in now.places.items()):
+        return "a partition was detached and attached again"
+    return None
+
+
+def _rekeyed(then: Storage, now: Storage) -> str | None:
+    """Return why changes may name their rows by another key than those before.
+
+    A key that was dropped and added again did not hold in between. Another type of a key's column
+    may write equal values in another way.
+    """
+    if then.key is None or now.key is None or not now.is_streamed:
+        return None
+    if then.key != now.key:
+        return "its key or replica identity changed"
+    before = {c.number: (c.type_oid, c.typmod) for c in then.columns}
+    keyed = {*now.key.key, *now.key.identity}
+    if now.key.replica_identity == "f" and not now.key.key:
+        keyed = set()
+    for column in now.columns:
+        is_other = before.get(column.number) != (column.type_oid, column.typmod)
+        if column.number in keyed and is_other:
+            return "the type of a key column changed"
+    return None
+
+
+def _all_touched(then: Storage, now: Storage) -> bool:
+    """Return whether each column was altered, as ATTACH PARTITION and DETACH do."""
+    before = {c.number: c.xmin for c in then.columns}
+    return bool(now.columns) and all(
+        c.number in before and before[c.number] != c.xmin for c in now.columns
+    )
+
+
+def is_altered(then: Storage, now: Storage) -> bool:
+    """Return whether a column was added, or altered in a way that a rewrite comes from.
+
+    A VACUUM FULL alters pg_attribute too: it writes constant defaults into the rows, and removes
+    them there.
+    """
+    before = {c.number: c for c in then.columns}
+    for column in now.columns:
+        old = before.get(column.number)
+        if old is None or (old.type_oid, old.typmod) != (column.type_oid, column.typmod):
+            return True
+        # ALTER TYPE replaces the default's row, VACUUM FULL does not.
+        is_vacuumed = old.has_missing and not column.has_missing
+        is_vacuumed &= old.default_oid == column.default_oid
+        if old.xmin != column.xmin and not is_vacuumed:
+            return True
+    return False
+
+
+def _has_forgotten(then: Storage, now: Storage) -> bool:
+    """Return whether constant defaults were written into the rows, as every rewrite does."""
+    present = {c.number for c in now.columns if not c.has_missing}
+    return any(c.has_missing and c.number in present for c in then.columns)
+
+
+def _reassigned(then: Storage, now: Storage) -> str | None:
+    """Return the same as `reassigned`, or that it came with a rewrite."""
+    reason = reassigned(then, now)
+    common = then.files.keys() & now.files.keys()
+    is_rewrite = any(then.files[f] != now.files[f] for f in common) and is_altered(then, now)
+    return REWRITTEN if reason is not None and is_rewrite else reason
+
+
+def reassigned(then: Storage, now: Storage) -> str | None:
+    """Return why a name or a type does not mean what it did for the rows of before."""
+    before = {c.number: c for c in then.columns}
+    once = then.former | {c.name for c in then.columns}
+    for column in now.columns:
+        old = before.get(column.number)
+        if old is None:
+            # Of one that came and went unseen, nothing tells what it was called.
+            unseen = range(then.numbered + 1, column.number) if then.numbered else ()
+            if column.name in once or not now.dropped.isdisjoint(unseen):
+                return "a column was dropped and made anew"
+        elif old.name != column.name:
+            return "a column was renamed"
+        elif not reads_alike(old.type_oid, column.type_oid):
+            return "a column's type changed"
+    types = {t.oid: t for t in then.types}
+    if any(t.oid in types and t.has_changed_since(types[t.oid]) for t in now.types):
+        return "labels or attributes of a type changed"
+    return None
+
+
+def reads_alike(then: int, now: int) -> bool:
+    """Return whether the same bytes have the same text: timestamp and timestamptz differ."""
+    return then == now or {then, now} <= _TEXTS

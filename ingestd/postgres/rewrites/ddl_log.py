@@ -1,0 +1,331 @@
+"""What event triggers in the database write about DDL, and which tables it has read again.
+
+With ``ddl_log = "event_trigger"`` the functions of `ddl_log.sql` write one logical message for each
+command, table and type, in the command's own transaction. Who decides what:
+
+1. The **trigger** states facts, and judges nothing: which command, on what, how it is afterwards.
+2. `parse` takes a message or refuses it. Every role may write one: whatever is not exactly what the
+   script writes is counted and ignored.
+3. `reason_of` compares an event with what was known of the table: the event before it, and the last
+   catalog check. It says why rows may be others than the changes told. Unsure means read again.
+4. The **catalog check** decides when: an event counts as soon as a check sees its transaction, as
+   what the check finds is then after the command. It is void where the table was read since.
+
+Events add evidence. They take none away: what a catalog check finds counts with them or without.
+Every event about a captured table has the catalog checked at once, so added, dropped and altered
+columns need nothing else. Events that are not recorded in the lake yet are lost with the process;
+the check at its next start is then what counts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ingestd.model.lsn import ZERO, Lsn
+from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.schema import TableId
+from ingestd.postgres.rewrites.catalog_evidence import reads_alike
+from ingestd.postgres.rewrites.fingerprint import Storage
+
+VERSION = 1
+"""Of the script, and of what it writes."""
+
+_COMMAND = re.compile(r"[A-Z][A-Z ]{0,62}")
+_MOST_OID = (1 << 32) - 1
+_ACCESS_METHOD = 8
+"""Why a table is rewritten: source, src/include/commands/event_trigger.h. The only bit of those
+that leaves every value as it is."""
+_KINDS = {
+    "table",
+    "table column",
+    "type",
+    "composite type",
+    "composite type column",
+    "command",
+    "dropped table",
+    "dropped column",
+    "rewrite",
+    "truncate",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DdlEvent:
+    """One message. `command`: its tag. `what`: one of `_KINDS`, what `oid` is, or was done to it.
+
+    `table`: its name then; None where it can't be told. `root`: of a partition. `types`: type OIDs
+    by column number; `leaves`: the root's leaf partitions; `labels`: an enum's, by their OIDs. None
+    where the message has none. `why`: of a rewrite, bits.
+    """
+
+    command: str
+    what: str
+    oid: int
+    table: TableId | None = None
+    root: int | None = None
+    types: Mapping[int, int] | None = None
+    leaves: frozenset[int] | None = None
+    labels: Mapping[int, str] | None = None
+    why: int = 0
+
+
+def parse(content: bytes) -> DdlEvent | None:
+    """Read a message; None for whatever the script does not write."""
+    try:
+        text = content.decode()
+        is_text = True
+    except UnicodeDecodeError:  # the database's encoding is another: names can't be compared
+        text = content.decode("latin-1")
+        is_text = False
+    try:
+        found = json.loads(text)
+        return _event(found, is_text=is_text)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+def _event(found: Any, *, is_text: bool) -> DdlEvent | None:  # noqa: ANN401 - anyone's JSON
+    command, what = found["kind"], found["what"]
+    is_known = _number(found["v"]) == VERSION and what in _KINDS
+    if not is_known or _COMMAND.fullmatch(command) is None:
+        return None
+    names = found.get("schema"), found.get("name")
+    table = TableId(*names) if is_text and all(isinstance(n, str) for n in names) else None
+    root, types, leaves, labels = (found.get(k) for k in ("root", "types", "leaves", "labels"))
+    return DdlEvent(
+        command,
+        what,
+        _number(found["oid"]),
+        table,
+        None if root is None else _number(root),
+        None if types is None else {int(n): _number(t) for n, t in types.items()},
+        None if leaves is None else frozenset(map(_number, leaves)),
+        None if labels is None else {int(n): str(label) for n, label in labels.items()},
+        _number(found.get("why", 0)),
+    )
+
+
+def _number(value: object) -> int:
+    if type(value) is not int or not 0 <= value <= _MOST_OID:
+        msg = "not an OID"
+        raise ValueError(msg)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What was known of a table or a type at another time than an event's.
+
+    `gone`: leaf partitions that there were before, or in between.
+    """
+
+    table: TableId | None = None
+    types: Mapping[int, int] = field(default_factory=dict)
+    labels: Mapping[int, str] = field(default_factory=dict)
+    gone: frozenset[int] = frozenset()
+
+
+def reason_of(event: DdlEvent, known: Iterable[Known] = ()) -> str | None:
+    """Say why the rows of what it is about may be others than the changes told, None if they can't.
+
+    Compared with each of `known`: what differs between two times was altered between them.
+    """
+    by = f"({event.command})"
+    if event.what == "truncate":
+        return f"a partition was truncated by itself {by}"
+    if event.what == "rewrite":
+        keeps_values = event.why == _ACCESS_METHOD
+        return None if keeps_values else f"rewritten by {event.command}"
+    if event.what == "table column":
+        return f"a column was renamed {by}"
+    if event.what in {"composite type", "composite type column"}:
+        return f"labels or attributes of a type changed {by}"
+    return next(filter(None, (_difference(event, one, by) for one in known)), None)
+
+
+def _difference(event: DdlEvent, known: Known, by: str) -> str | None:
+    if event.table and known.table and event.what == "table" and event.table != known.table:
+        return f"it was renamed, or moved to another schema {by}"
+    if any(not reads_alike(known.types.get(n, t), t) for n, t in (event.types or {}).items()):
+        return f"a column's type changed {by}"
+    if any(known.labels.get(n, label) != label for n, label in (event.labels or {}).items()):
+        return f"labels or attributes of a type changed {by}"
+    if known.gone:
+        return f"a partition was detached or dropped {by}"
+    return None
+
+
+_MOST_KEPT = 20_000
+"""Columns and labels in the events that the next one about the same object is compared with."""
+
+
+@dataclass(slots=True)
+class DdlLog:
+    """The events that no catalog check has judged yet. Used on the event loop only.
+
+    `_pending`: by the table's OID and the transaction's id, why it is read again, and where that
+    commits. `_tables`, `_seen`: the last check, by the table's OID. `_before`: by OID, the events
+    since the last check and one before, as anybody may have written the last; of `_objects`: the
+    captured tables, and the types that their columns are made of; `_leaves`: by the
+    root's, the partitions that events tell of. `_voided`: the last check that had a table read
+    again; `_points`: where it was read, as the lake has it. `_last`: where the last event's
+    transaction commits: what comes again has been taken. `awaits`: the last check did not see the
+    transaction of an event.
+    """
+
+    awaits: bool = False
+    _pending: dict[tuple[int, int], tuple[str, Lsn]] = field(default_factory=dict)
+    _tables: Mapping[int, tuple[TableId, Storage]] = field(default_factory=dict)
+    _seen: Visibility | None = None
+    _objects: AbstractSet[int] = frozenset()
+    _before: dict[int, list[Known]] = field(default_factory=dict)
+    _leaves: dict[int, set[int]] = field(default_factory=dict)
+    _voided: dict[int, Visibility] = field(default_factory=dict)
+    _points: Mapping[int, Lsn] = field(default_factory=dict)
+    _last: Lsn = ZERO
+    _unseen: set[int] = field(default_factory=set)
+
+    def unjudged(self) -> frozenset[int]:
+        """Return the tables that are to be read again for an event."""
+        return frozenset(table for table, _ in self._pending)
+
+    def record(
+        self, event: DdlEvent, lsn: Lsn, xid: int, is_wanted: Callable[[TableId], bool]
+    ) -> bool:
+        """Take an event. Say whether the catalog is to be checked for it.
+
+        `is_wanted`: whether the config asks for a table of that name.
+        """
+        if lsn < self._last:
+            return False
+        self._last = lsn
+        reasons = dict(self._judged(event, xid))
+        concerned = bool(reasons) or event.what == "command" or event.oid in self._tables
+        concerned |= event.root in self._tables
+        concerned |= event.what == "table" and event.table is not None and is_wanted(event.table)
+        self._note(event)
+        for table, reason in reasons.items():
+            if reason is not None and not self._is_void(table, lsn, xid):
+                self._pending.setdefault((table, xid), (reason, lsn))
+        if concerned:
+            self._unseen.add(xid)
+        return concerned
+
+    def read(self, points: Mapping[int, Lsn]) -> None:
+        """Take where the lake's rows of tables were read: an event before that is void."""
+        self._points = points
+
+    def by(self, seen: Visibility) -> dict[int, str]:
+        """Give why tables are to be read again, by what a catalog check sees."""
+        self._unseen = {xid for xid in self._unseen if not _sees(seen, xid)}
+        self.awaits = bool(self._unseen)
+        found: dict[int, str] = {}
+        for (table, xid), (reason, lsn) in self._pending.items():
+            if _sees(seen, xid) and not self._is_void(table, lsn, xid):
+                found.setdefault(table, reason)
+        return found
+
+    def looked(
+        self,
+        tables: Mapping[int, tuple[TableId, Storage]],
+        seen: Visibility,
+        voided: Iterable[int],
+    ) -> None:
+        """Take what a check found, after `by(seen)`, and which tables are read again for it."""
+        self._tables, self._seen = tables, seen
+        self._objects = {t.oid for _, s in tables.values() for t in s.types} | tables.keys()
+        self._voided |= dict.fromkeys(voided, seen)
+        self._pending = {
+            key: found for key, found in self._pending.items() if not _sees(seen, key[1])
+        }
+        self._before = {
+            oid: events if self._unseen else events[-1:]
+            for oid, events in self._before.items()
+            if oid in self._objects
+        }
+        self._leaves = {r: found for r, found in self._leaves.items() if r in self._objects}
+
+    def _judged(self, event: DdlEvent, xid: int) -> Iterable[tuple[int, str | None]]:
+        """Give which captured tables it concerns, and why each is to be read again."""
+        if event.what in {"type", "composite type", "composite type column"}:
+            yield from self._judged_type(event)
+        elif event.what == "dropped table":
+            for root in self._roots_of(event.oid):
+                yield root, f"a partition was detached or dropped ({event.command})"
+        elif event.root is not None:
+            is_own = event.oid in self._tables
+            if event.root in self._tables and event.what in {"rewrite", "truncate"}:
+                yield event.root, reason_of(event)
+            if is_own:  # its changes have been those of another table
+                yield event.oid, f"it was attached to a partitioned table ({event.command})"
+        elif event.oid in self._tables:
+            reason = reason_of(event, self._known(event, xid))
+            yield event.oid, reason or self._too_many(event)
+        for leaf in event.leaves or ():
+            if leaf in self._tables:
+                yield leaf, f"it was attached to a partitioned table ({event.command})"
+
+    def _judged_type(self, event: DdlEvent) -> Iterable[tuple[int, str | None]]:
+        before, too_many = self._before.get(event.oid, ()), self._too_many(event)
+        oid = -event.oid if event.what == "composite type column" else event.oid
+        for table, (_, storage) in self._tables.items():
+            for part in storage.types:
+                if part.oid == oid:
+                    known = [Known(labels=dict(part.parts)), *before]
+                    yield table, reason_of(event, known) or too_many
+
+    def _known(self, event: DdlEvent, xid: int) -> Iterable[Known]:
+        name, storage = self._tables[event.oid]
+        leaves = frozenset(storage.files) - {event.oid}
+        gone: frozenset[int] = frozenset()
+        if event.leaves is not None:
+            is_later = self._seen is not None and _sees(self._seen, xid)
+            gone = event.leaves - leaves if is_later else leaves - event.leaves
+            gone |= self._leaves.get(event.oid, set()) - event.leaves
+        yield Known(name, {c.number: c.type_oid for c in storage.columns}, gone=gone)
+        yield from self._before.get(event.oid, ())
+
+    def _too_many(self, event: DdlEvent) -> str | None:
+        """Return why a table is read again where no more events can be compared; then none are."""
+        kept = self._before.get(event.oid, ())
+        if sum(1 + len(k.types) + len(k.labels) for k in kept) <= _MOST_KEPT:
+            return None
+        del self._before[event.oid]
+        return f"too many commands came at once ({event.command})"
+
+    def _note(self, event: DdlEvent) -> None:
+        """Keep what the next event is compared with, of captured tables and their types."""
+        if not {event.oid, event.root} & self._objects and event.what != "dropped table":
+            return
+        if event.what == "table" and event.command.startswith("CREATE") and event.root is not None:
+            self._leaves.setdefault(event.root, set()).add(event.oid)
+        elif event.leaves is not None:
+            self._leaves[event.oid] = set(event.leaves)
+        elif event.what == "dropped table":
+            for root in self._roots_of(event.oid):
+                self._leaves.get(root, set()).discard(event.oid)
+        if event.types is not None or event.labels is not None:
+            known = Known(event.table, event.types or {}, event.labels or {})
+            kept = self._before.setdefault(event.oid, [])
+            kept[:] = [k for k in kept if k != known] + [known]
+
+    def _roots_of(self, leaf: int) -> set[int]:
+        looked = {t for t, (_, s) in self._tables.items() if leaf in s.files and leaf != t}
+        told = {root for root, leaves in self._leaves.items() if leaf in leaves}
+        return looked | (told & self._tables.keys())
+
+    def _is_void(self, table: int, lsn: Lsn, xid: int) -> bool:
+        voided = self._voided.get(table)
+        is_read = lsn < self._points.get(table, ZERO)
+        return is_read or (voided is not None and _sees(voided, xid))
+
+
+def _sees(seen: Visibility, xid: int) -> bool:
+    return bool(seen.sees(np.array([xid], np.int64)).all())

@@ -1,0 +1,221 @@
+"""Values whose text depends on other objects: what a regclass, a regrole or an aclitem is called.
+
+The value is an object's OID; its text is the object's name. Renaming, moving or dropping the object
+changes the text of every row that refers to it, without a change to the row. So the texts of the
+objects that a type can refer to are read with the catalog, and two readings tell which values have
+another text now. The table is read again only if it has a row with such a value.
+
+`_tables` keeps no texts but a digest of them, in buckets by OID, and the highest OID that it
+covers. A catalog that grows does not change what a digest says of the objects before. Temporary
+objects are in no digest: they come and go with every session.
+
+Source: PostgreSQL documentation, "Object Identifier Types"; src/backend/utils/adt/regproc.c.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ingestd.model.errors import TableError
+from ingestd.model.schema import Table
+
+_BUCKETS = 64
+_DIGITS = 6
+"""Hexadecimal digits of a bucket's digest."""
+PREFIX = "texts="
+"""What the part of a storage's text begins with that holds these digests."""
+
+How = Literal["value", "array", "within"]
+"""Whether a column is of the type, an array of it, or has it inside a composite or a range."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """How a column, or a type, uses a type whose text depends on other objects.
+
+    `type_oid`: of the column's own type.
+    """
+
+    type: str
+    how: How
+    column: str = ""
+    type_oid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TypeTexts:
+    """The texts of the objects to which values of `type` refer.
+
+    `last`: the highest OID; `buckets`: their digests. `objects`: the text of each, by OID, and
+    `temporary` those of temporary ones; both only where just read.
+    """
+
+    type: str
+    last: int
+    buckets: str
+    objects: Mapping[int, str] = field(default_factory=dict, compare=False)
+    temporary: frozenset[str] = field(default=frozenset(), compare=False)
+
+    @classmethod
+    def of(cls, type_: str, objects: Mapping[int, str], temporary: Iterable[str] = ()) -> TypeTexts:
+        """Return them as they have just been read."""
+        last = max(objects, default=0)
+        return cls(type_, last, _digests(objects, last), objects, frozenset(temporary))
+
+    @property
+    def is_just_read(self) -> bool:
+        """Whether each object's text is known, not only their digests."""
+        return bool(self.objects)
+
+    def __str__(self) -> str:
+        """Write it."""
+        return f"{self.type}:{self.last}:{self.buckets}"
+
+    @classmethod
+    def parse(cls, text: str) -> TypeTexts:
+        """Read what `str` wrote. Raises ValueError."""
+        type_, last, buckets = text.split(":")
+        return cls(type_, int(last), buckets)
+
+
+def _digests(objects: Mapping[int, str], last: int) -> str:
+    found = [hashlib.sha256() for _ in range(_BUCKETS)]
+    for oid in sorted(objects):
+        if oid <= last:
+            found[oid % _BUCKETS].update(f"{oid}:{objects[oid]}\n".encode())
+    return "".join(digest.hexdigest()[:_DIGITS] for digest in found)
+
+
+@dataclass(frozen=True, slots=True)
+class TableTexts:
+    """What a table's texts depend on. `uses`: its columns that do; only where just read."""
+
+    types: tuple[TypeTexts, ...] = ()
+    uses: tuple[Use, ...] = field(default=(), compare=False)
+
+    def __str__(self) -> str:
+        """Write it; empty for a table without such columns."""
+        return PREFIX + ",".join(map(str, self.types)) if self.types else ""
+
+    @classmethod
+    def parse(cls, text: str) -> TableTexts:
+        """Read what `str` wrote. Raises ValueError."""
+        parts = text.removeprefix(PREFIX).split(",")
+        return cls(tuple(TypeTexts.parse(part) for part in parts if part))
+
+
+NO_TEXTS = TableTexts()
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Values of `type` that may have another text now.
+
+    Those that refer to `oids`, to an OID in `buckets` up to `last`, or to one above `last` if
+    `is_above`; all of them where nothing is known of before (`is_total`).
+    """
+
+    type: str
+    oids: frozenset[int] = frozenset()
+    buckets: frozenset[int] = frozenset()
+    last: int = 0
+    is_above: bool = False
+    is_total: bool = False
+
+    @property
+    def modulus(self) -> int:
+        """The number of buckets."""
+        return _BUCKETS
+
+
+def doubts(then: TableTexts, now: TableTexts) -> list[Doubt]:
+    """Return what may have another text than at the reading before; `now` has just been read.
+
+    An OID above those that `then` covers counts only where an earlier run made that reading: what
+    became of the object until now is not known. While one runs, `StreamedTexts` tells.
+    """
+    before = {known.type: known for known in then.types}
+    found = (_doubt(before.get(texts.type), texts) for texts in now.types)
+    return [doubt for doubt in found if doubt is not None]
+
+
+def _doubt(then: TypeTexts | None, now: TypeTexts) -> Doubt | None:
+    if then is None:
+        return Doubt(now.type, is_total=True)
+    if then.is_just_read:
+        changed = (oid for oid, text in then.objects.items() if now.objects.get(oid) != text)
+        oids = frozenset(changed)
+        return Doubt(now.type, oids) if oids else None
+    digests = _digests(now.objects, then.last)
+    places = range(0, len(digests), _DIGITS)
+    buckets = frozenset(
+        n for n, at in enumerate(places) if digests[at:][:_DIGITS] != then.buckets[at:][:_DIGITS]
+    )
+    is_above = now.type != MONEY
+    if not (buckets or is_above):
+        return None
+    return Doubt(now.type, buckets=buckets, last=then.last, is_above=is_above)
+
+
+def reason_of(found: Iterable[Doubt]) -> str:
+    """Return why a table that holds such values is read again."""
+    if any(doubt.is_total for doubt in found):
+        return "it is not known which texts its values had before"
+    return "an object that its values refer to was renamed, moved or dropped"
+
+
+def refuse_key(table: Table, uses: Mapping[int, tuple[Use, ...]]) -> None:
+    """Raise TableError if a column that tells rows apart has a text that may change.
+
+    `uses`: by the OID of the column's type.
+    """
+    for name in table.identifying:
+        column = table.column(name)
+        found = [use.type for use in uses.get(column.type_oid, ()) if use.type in REFERRING]
+        if found:
+            raise TableError(
+                table.id,
+                f"key column {name!r} {column.pg_type} contains {found[0]}, whose text changes "
+                "when the object it refers to is renamed or dropped",
+                remedy=_remedy(table, name, uses[column.type_oid]),
+            )
+
+
+def _remedy(table: Table, column: str, uses: Iterable[Use]) -> str:
+    names = [_quoted(n) for n in (table.id.schema, table.id.name, column)]
+    how = {use.how for use in uses}
+    is_oid = "aclitem" not in {use.type for use in uses} and "within" not in how
+    kind = ("oid[]" if "array" in how else "oid") if is_oid else "text"
+    return "ALTER TABLE {}.{} ALTER COLUMN {} TYPE {} USING {}::{};".format(
+        *names, kind, names[2], kind
+    )
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+MONEY = "money"
+REFERRING = frozenset(
+    {
+        "aclitem",
+        "regclass",
+        "regcollation",
+        "regconfig",
+        "regdatabase",
+        "regdictionary",
+        "regnamespace",
+        "regoper",
+        "regoperator",
+        "regproc",
+        "regprocedure",
+        "regrole",
+        "regtype",
+    }
+)
+"""Types whose values are OIDs of objects, and whose texts are the objects' names."""
+DEPENDENT = REFERRING | {MONEY}
+"""A money value's text depends on lc_monetary, which is pinned: earlier versions did not pin it."""

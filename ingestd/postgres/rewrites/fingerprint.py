@@ -1,0 +1,203 @@
+"""How the rows of a table were stored at a catalog reading, as `_tables` keeps it.
+
+`ingestd.postgres.rewrites.catalog_evidence` says what two of these prove.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from ingestd.postgres.catalog.user_types import TypeParts
+from ingestd.postgres.rewrites.dependent_texts import NO_TEXTS, TableTexts
+
+COMPARABLE_XIDS = 2_000_000_000
+"""Transaction ids further apart can't be compared by their age, of 32 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredColumn:
+    """A column's row in pg_attribute; `xmin`: the transaction that altered it last.
+
+    `name`: a digest of its name (see `digest`); `default_oid`: of its pg_attrdef row, 0 without.
+    """
+
+    number: int
+    type_oid: int
+    typmod: int
+    xmin: int
+    has_missing: bool
+    name: str
+    default_oid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KeyMark:
+    """The primary key and the replica identity of a table, and what they are enforced by.
+
+    `replica_identity`: pg_class.relreplident. `key`, `identity`: numbers of their columns.
+    `key_by`, `identity_by`: the OID of the constraint, which REINDEX CONCURRENTLY keeps, or of the
+    index where there is no constraint; 0 for none.
+    """
+
+    replica_identity: str
+    key: tuple[int, ...] = ()
+    key_by: int = 0
+    identity: tuple[int, ...] = ()
+    identity_by: int = 0
+
+    def __str__(self) -> str:
+        key, identity = (".".join(map(str, n)) for n in (self.key, self.identity))
+        return f"{self.replica_identity}:{key}:{self.key_by}:{identity}:{self.identity_by}"
+
+    @classmethod
+    def parse(cls, text: str) -> KeyMark:
+        """Return what `str` wrote. Raises ValueError."""
+        replica_identity, key, key_by, identity, identity_by = text.split(":")
+        return cls(
+            replica_identity, _numbers(key), int(key_by), _numbers(identity), int(identity_by)
+        )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in text.split(".") if n)
+
+
+def _pairs(text: str) -> dict[int, int]:
+    return {int(oid): int(value) for oid, value in (x.split(":") for x in text.split(",") if x)}
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """How a table's rows were stored at some time.
+
+    `columns`: those that can be sent. `files`: pg_relation_filenode by the OID of the table, or of
+    each of its leaf partitions. `row_filter`: a digest of the publication's, empty without one.
+    `former`: digests of the names that columns once had and none has now. `membership`: OID of the
+    publication's entry for the table, 0 if it has none. `types`: what user-defined types of the
+    columns are made of. `ended`: the transaction id (64 bits) below which all had ended then, 0
+    where not known. `places`: by the OID of each of its partitions, at any level, the transactions
+    that put it, and what is above it, there. `publication`: its mark, empty without.
+    `numbered`: how many columns it has had; `dropped`: the numbers of those it has no more, and
+    `unlisted` of those that the publication's column list leaves out, where just read.
+    `key`: which key and replica identity it has, None where an older lake does not say. `home`: the
+    transaction that put it into its schema, empty where not known. `toast`: the OID of the TOAST
+    table by the OID of the table, or of each of its leaf partitions, 0 for none.
+
+    `empty`: leaf partitions that had no blocks, and of which the stream brought no change since.
+    `is_streamed`: whether a publication sends the changes. `is_listed`, where just read: whether
+    the publication has an entry for the table, so that the server refuses to make it UNLOGGED.
+    `is_doubted`: the stream showed something that no reading of the catalog had judged yet.
+    `texts`: what texts of its values depend on.
+    """
+
+    columns: tuple[StoredColumn, ...]
+    files: Mapping[int, int]
+    row_filter: str = ""
+    former: frozenset[str] = frozenset()
+    membership: int = 0
+    types: tuple[TypeParts, ...] = ()
+    ended: int = field(default=0, compare=False)
+    places: Mapping[int, str] = field(default_factory=dict)
+    publication: str = ""
+    numbered: int = 0
+    dropped: frozenset[int] = field(default=frozenset(), compare=False)
+    unlisted: frozenset[int] = field(default=frozenset(), compare=False)
+    key: KeyMark | None = None
+    home: str = ""
+    toast: Mapping[int, int] = field(default_factory=dict)
+    empty: frozenset[int] = frozenset()
+    is_doubted: bool = False
+    texts: TableTexts = NO_TEXTS
+    is_streamed: bool = field(default=True, compare=False)
+    is_listed: bool = field(default=True, compare=False)
+
+    def __str__(self) -> str:
+        """Write it for `_tables`."""
+        columns = (
+            f"{c.number}:{c.type_oid}:{c.typmod}:{c.xmin}:{c.name}:{c.default_oid}"
+            f"{':m' * c.has_missing}"
+            for c in self.columns
+        )
+        files = (f"{oid}:{file}" for oid, file in self.files.items())
+        lists = [columns, files, [self.row_filter], sorted(self.former), [self.membership]]
+        places = (f"{oid}:{place}" for oid, place in self.places.items())
+        parts: list[Iterable[object]] = [*lists, self.types, [self.ended], places]
+        parts += [[self.publication], [self.numbered]]
+        if self.key is not None:
+            parts.append([f"key={self.key}"])
+        parts += [[f"home={self.home}"], [f"streamed={self.is_streamed:d}"]]
+        if self.is_doubted:
+            parts.append(["doubted=1"])
+        parts.append([f"empty={'.'.join(map(str, sorted(self.empty)))}"])
+        parts.append(["toast=" + ",".join(f"{oid}:{toast}" for oid, toast in self.toast.items())])
+        if self.texts.types:
+            parts.append([self.texts])
+        return "|".join(",".join(map(str, part)) for part in parts)
+
+    @classmethod
+    def parse(cls, text: str) -> Storage | None:
+        """Read what `str` wrote; None for anything else, as an older lake has."""
+        try:
+            columns, files, row_filter, former, membership, types, *more = text.split("|")
+            ended, places, publication, numbered = (*more, "", "", "", "")[:4]
+            named = dict(part.split("=", 1) for part in more[4:])
+            return cls(
+                tuple(_column(c) for c in columns.split(",") if c),
+                _pairs(files),
+                row_filter,
+                frozenset(f for f in former.split(",") if f),
+                int(membership),
+                tuple(TypeParts.parse(t) for t in types.split(",") if t),
+                int(ended or 0),
+                {int(o): p for o, p in (x.split(":") for x in places.split(",") if x)},
+                publication,
+                int(numbered or 0),
+                key=KeyMark.parse(named["key"]) if "key" in named else None,
+                home=named.get("home", ""),
+                toast=_pairs(named.get("toast", "")),
+                empty=frozenset(_numbers(named.get("empty", ""))),
+                is_doubted="doubted" in named,
+                is_streamed=named.get("streamed", "0") == "1" or not int(ended or 0),
+                texts=TableTexts.parse(named.get("texts", "")),
+            )
+        except ValueError:
+            return None
+
+    def differs_durably(self, other: Storage) -> bool:
+        """Whether it is worth recording.
+
+        Other files of a table without partitions are not, nor is a later `ended`, unless it is so
+        much later that the next start could not compare the ids of transactions with it.
+        """
+        is_stale = self.ended - other.ended > COMPARABLE_XIDS // 4
+        are_same = not self.places and self.files.keys() == other.files.keys()
+        files = other.files if are_same else self.files
+        return is_stale or replace(self, files=files) != other
+
+    def partitions_since(self, then: Storage | None, oid: int) -> frozenset[int]:
+        """Return the partitions of table `oid` that came since an earlier reading."""
+        return (
+            frozenset()
+            if then is None
+            else frozenset(self.files.keys() - then.files.keys() - {oid})
+        )
+
+    def after(self, then: Storage) -> Storage:
+        """Give it with what columns were called before."""
+        present = {c.name for c in self.columns}
+        once = then.former | {c.name for c in then.columns}
+        return replace(self, former=(self.former | once) - present)
+
+
+def _column(text: str) -> StoredColumn:
+    *numbers, name, default_oid = text.removesuffix(":m").split(":")
+    number, type_oid, typmod, xmin = map(int, numbers)
+    has_missing = text.endswith(":m")
+    return StoredColumn(number, type_oid, typmod, xmin, has_missing, name, int(default_oid))
+
+
+def digest(text: str | None) -> str:
+    """Give what tells one name or row filter from another; empty for none."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16] if text else ""

@@ -1,0 +1,386 @@
+"""What the stream told of tables that no look at the catalog has seen.
+
+Of one transaction, or of statements without a pause, a look sees only the end. A column that was
+added, written and renamed in between has left its values under a name that the catalog never had,
+or that another column has now; a partition that was made, filled and dropped, its rows. The stream
+tells of both: of the columns by a RELATION message, which lists them by their numbers, of the
+partition by another before its first change (`StreamDecoder`).
+
+Told is only judged by a look that sees the transaction which told it: what a transaction wrote may
+be in the stream before. Nothing is to be judged where rows of that transaction are void: the table
+has been read since, or a look that sees the transaction had it read anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from sys import intern
+
+import numpy as np
+
+from ingestd.decode.pgoutput.relation import Relation
+from ingestd.model.lsn import ZERO, Lsn
+from ingestd.model.pg_snapshot import Visibility, is_before
+from ingestd.postgres.rewrites.catalog_evidence import reads_alike
+from ingestd.postgres.rewrites.ddl_log import DdlLog
+from ingestd.postgres.rewrites.fingerprint import Storage, digest
+from ingestd.postgres.rewrites.streamed_texts import StreamedTexts
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """What transactions with these ids told of a table's columns; names as digests.
+
+    `new`: names that no look had seen; `void`: such of rows that are void. `common`: names that all
+    told that told of a new one. `types`: those that no look had seen, by name. `lists`: all names
+    in their order, where one was new, or they were not those of the last look. `is_rekeyed`: their
+    changes name rows by another replica identity than the last look found.
+    """
+
+    new: frozenset[str] = frozenset()
+    void: frozenset[str] = frozenset()
+    common: frozenset[str] | None = None
+    types: frozenset[tuple[str, int]] = frozenset()
+    lists: tuple[tuple[str, ...], ...] = ()
+    is_rekeyed: bool = False
+    xids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """What transactions told that a look sees. By the table's OID."""
+
+    columns: Mapping[int, _Columns]
+    partitions: Mapping[int, Collection[int]]
+    emptied: frozenset[int] = frozenset()
+    changed: Collection[tuple[int, int]] = ()
+    labels: Mapping[int, frozenset[str]] = field(default_factory=dict)
+
+    def difference(self, oid: int, now: Storage, then: Storage | None = None) -> str | None:
+        """Return why the rows of a table are not what the stream told, None if they are.
+
+        `now`: how this look found it; `then`: how the last one did.
+        """
+        told = self.columns.get(oid, _Columns())
+        types = {c.name: c.type_oid for c in now.columns}
+        found = {
+            "a column was renamed": (
+                (told.new - _ever(now)) and _present(now) - (told.common or frozenset())
+            )
+            or not all(_are_these(names, now) for names in told.lists),
+            "a column's type changed": any(
+                n in types and not reads_alike(before, types[n]) for n, before in told.types
+            ),
+            "a partition was detached or dropped": self._partitions_went(oid, now),
+            "it had another replica identity for a time": told.is_rekeyed,
+            "a partition was truncated by itself": oid in self.emptied,
+            "labels or attributes of a type changed": _are_ambiguous(
+                self.labels.get(oid, frozenset()), now, then
+            ),
+        }
+        return next((reason for reason, applies in found.items() if applies), None)
+
+    def has_news(self, oid: int, last: Storage) -> bool:
+        """Whether there is something that the last look has not taken."""
+        is_new = self.without_changed(oid, self.taken(oid, last)) != last or oid in self.labels
+        return is_new or self.difference(oid, last) is not None
+
+    def taken(self, oid: int, now: Storage) -> Storage:
+        """Return how a table was found, with names that came and went among the former ones."""
+        told = self.columns.get(oid, _Columns())
+        return replace(now, former=now.former | ((told.new | told.void) - _ever(now)))
+
+    def without_changed(self, oid: int, now: Storage) -> Storage:
+        """Return how a table was found; a partition that changed is not taken for an empty one."""
+        return replace(now, empty=now.empty - {p for p, table in self.changed if table == oid})
+
+    def _partitions_went(self, oid: int, now: Storage) -> bool:
+        return not now.files.keys() >= set(self.partitions.get(oid, ()))
+
+
+@dataclass(slots=True)
+class Tellings:
+    """What was told since tables were looked at. Used on the event loop only.
+
+    `_columns`: by the table's OID. `_partitions`: by a partition's OID and its table's, the last
+    transaction that told of it. `_had`: the last look that saw it there. `_voided`: the last look
+    at a table that had it read anew; `_points`: where it was read, as the lake has it. `_changed`:
+    partitions (with their tables) of which this process was sent changes; `_empty`: those that are
+    recorded as empty; `_quiet`: those that were empty at two looks although their file was replaced
+    in between, with the second look; `_emptied`: those of them that changed before it. `_labels`:
+    by the table's OID, labels of enums that no look had seen, each with the last transaction that
+    wrote it. `_first`: by partition and table, the transaction whose change of it came first;
+    `_makers`: the (sub)transactions that created partitions. `texts`: those of values that refer to
+    objects. `ddl`: what event triggers told.
+    """
+
+    ddl: DdlLog = field(default_factory=DdlLog)
+    _columns: dict[int, _Columns] = field(default_factory=dict)
+    _partitions: dict[tuple[int, int], int] = field(default_factory=dict)
+    _had: dict[tuple[int, int], Visibility] = field(default_factory=dict)
+    _voided: dict[int, Visibility] = field(default_factory=dict)
+    _points: Mapping[int, Lsn] = field(default_factory=dict)
+    _changed: set[tuple[int, int]] = field(default_factory=set)
+    _empty: set[tuple[int, int]] = field(default_factory=set)
+    _quiet: dict[tuple[int, int], Visibility] = field(default_factory=dict)
+    _emptied: set[tuple[int, int]] = field(default_factory=set)
+    _labels: dict[int, dict[str, int]] = field(default_factory=dict)
+    _first: dict[tuple[int, int], int] = field(default_factory=dict)
+    _makers: dict[tuple[int, int], int] = field(default_factory=dict)
+    texts: StreamedTexts = field(default_factory=StreamedTexts)
+
+    def columns(self, relation: Relation, last: Storage | None) -> None:
+        """Take what a table's columns are told to be. `last`: the last look at it."""
+        if last is None:
+            return
+        told = {intern(digest(c.name)): c.type_oid for c in relation.columns}
+        types = {c.name: c.type_oid for c in last.columns}
+        new = told.keys() - _ever(last)
+        others = {(n, t) for n, t in told.items() if not reads_alike(t, types.get(n, t))}
+        is_void = self._is_void(relation.oid, relation.lsn, relation.xid)
+        is_other = bool(new) or not _are_these(told, last)
+        is_rekeyed = _is_rekeyed(relation, last) and not is_void
+        if not (new or is_rekeyed or ((others or is_other) and not is_void)):
+            return
+        before = self._columns.get(relation.oid, _Columns())
+        found = replace(
+            before,
+            xids=before.xids | {relation.xid},
+            is_rekeyed=before.is_rekeyed or is_rekeyed,
+        )
+        if is_void:
+            found = replace(found, void=before.void | new)
+        else:
+            others |= {(name, told[name]) for name in new}
+            found = replace(found, new=before.new | new, types=before.types | others)
+            if is_other:
+                found = replace(found, lists=_with(before.lists, tuple(told)))
+        if new and not is_void:
+            common = told.keys() if before.common is None else before.common & told.keys()
+            found = replace(found, common=frozenset(common))
+        self._columns[relation.oid] = found
+
+    def recorded(self, oid: int, names: Iterable[str], last: Storage) -> None:
+        """Take what earlier runs were told, to the end of the last: names of the lake's columns."""
+        new = frozenset(map(digest, names)) - _ever(last)
+        if new:
+            self._columns[oid] = _Columns(new)
+
+    def partition(self, relation: Relation, table: int, last: Storage | None) -> bool:
+        """Take that a transaction changed rows in a partition of a table. `last`: see `columns`.
+
+        Says whether no look has seen it there, or its rows were named by another replica identity.
+        """
+        pair, lsn, xid = (relation.oid, table), relation.lsn, relation.xid
+        self._changed.add(pair)
+        if self._is_void(table, lsn, xid):
+            return pair in self._empty
+        is_rekeyed = last is not None and _names_other_rows(relation, last)
+        if is_rekeyed:
+            before = self._columns.get(table, _Columns())
+            xids = before.xids | {xid}
+            self._columns[table] = replace(before, xids=xids, is_rekeyed=True)
+        return self._is_new_partition(pair, xid) or is_rekeyed
+
+    def _is_new_partition(self, pair: tuple[int, int], xid: int) -> bool:
+        had, quiet = self._had.get(pair), self._quiet.get(pair)
+        if quiet is not None and _sees(quiet, {xid}):
+            self._emptied.add(pair)
+            return True
+        self._first.setdefault(pair, xid)
+        if self._is_loaded_when_made(pair):
+            return True
+        is_filled = pair in self._empty
+        if had is not None and _sees(had, {xid}):
+            return is_filled
+        self._partitions[pair] = xid
+        return had is None or is_filled
+
+    def expect_quiet(self, oid: int, table: int, seen: Visibility) -> None:
+        """Watch for changes of a partition that a look found as empty as before, with another file.
+
+        One that comes, and that the look sees, was undone by a TRUNCATE.
+        """
+        self._quiet.setdefault((oid, table), seen)
+        if (oid, table) in self._changed:  # it came since that look began
+            self._emptied.add((oid, table))
+
+    def expect_made(self, table: int, makers: Mapping[int, int]) -> None:
+        """Watch for changes of new partitions by the transactions that created them."""
+        self._makers |= {(oid, table): xid for oid, xid in makers.items()}
+
+    def loaded_when_made(self, table: int) -> str | None:
+        """Return why a table is read again of which a transaction created and filled a partition.
+
+        TRUNCATE by that transaction keeps the file, and is not sent: nothing tells of it.
+        """
+        loaded = any(self._is_loaded_when_made(pair) for pair in self._makers if pair[1] == table)
+        return "a partition was created and filled by one transaction" if loaded else None
+
+    def _is_loaded_when_made(self, pair: tuple[int, int]) -> bool:
+        """Return whether the change that came first is by the transaction that created it.
+
+        A subtransaction has a higher id than the transaction that it belongs to. So one with a
+        higher id than the creator's is another. What is read as older than it may be the same.
+        """
+        first, maker = self._first.get(pair), self._makers.get(pair)
+        return first is not None and maker is not None and not is_before(maker, first)
+
+    def labels(self, oid: int, labels: Mapping[str, int], position: Lsn) -> bool:
+        """Take labels that no look has seen, each with the last transaction that wrote it.
+
+        `position`: up to where the stream has come. Return whether the catalog is to be read.
+        """
+        new = {k: xid for k, xid in labels.items() if not self._is_void(oid, position, xid)}
+        if new:
+            self._labels[oid] = self._labels.get(oid, {}) | new
+        return bool(new)
+
+    def read(self, points: Mapping[int, Lsn]) -> None:
+        """Take where the lake's rows of tables were read: what was told of before is void."""
+        self._points = points
+
+    def by(self, seen: Visibility) -> Unseen:
+        """Give what transactions told that a look sees."""
+        partitions: dict[int, list[int]] = {}
+        for (oid, table), xid in self._partitions.items():
+            if _sees(seen, {xid}):
+                partitions.setdefault(table, []).append(oid)
+        columns = {oid: told for oid, told in self._columns.items() if _sees(seen, told.xids)}
+        labels = {
+            oid: frozenset(label for label, xid in told.items() if _sees(seen, {xid}))
+            for oid, told in self._labels.items()
+        }
+        emptied = frozenset(table for _, table in self._emptied)
+        labels = {oid: found for oid, found in labels.items() if found}
+        return Unseen(columns, partitions, emptied, frozenset(self._changed), labels)
+
+    def unjudged(self) -> frozenset[int]:
+        """Return the tables of which the stream showed something that is still to be judged."""
+        came = {table for leaf, table in self._partitions if (leaf, table) not in self._had}
+        emptied = {table for _, table in self._emptied}
+        loaded = {pair[1] for pair in self._makers if self._is_loaded_when_made(pair)}
+        told = {*self._columns, *came, *emptied, *loaded, *self._labels}
+        return frozenset(told | self.texts.unjudged() | self.ddl.unjudged())
+
+    def forget(
+        self,
+        taken: Unseen,
+        seen: Visibility,
+        looked_at: Mapping[int, Storage],
+        voided: Iterable[int],
+    ) -> None:
+        """Take that this is told of, by a look at these tables, some of which are read anew."""
+        for oid, told in taken.columns.items():
+            if self._columns.get(oid) is told:  # nothing was told since
+                del self._columns[oid]
+        for oid, labels in taken.labels.items():
+            left = {k: xid for k, xid in self._labels.get(oid, {}).items() if k not in labels}
+            self._labels = {**self._labels, oid: left} if left else _without(self._labels, oid)
+        done = {pair for pair in self._emptied if pair[1] in taken.emptied}
+        self._emptied -= done
+        self._quiet = {p: s for p, s in self._quiet.items() if p not in done}
+        self._empty = {(leaf, oid) for oid, now in looked_at.items() for leaf in now.empty}
+        self._had = {(p, oid): seen for oid, now in looked_at.items() for p in now.files}
+        voided = frozenset(voided)
+        self._voided |= dict.fromkeys(voided, seen)
+        # Proven, or void: nothing is awaited of it. What came since this look is for the next one.
+        self._makers = {
+            p: xid
+            for p, xid in self._makers.items()
+            if p in self._had
+            and p[1] not in voided
+            and (p not in self._first or self._is_loaded_when_made(p))
+        }
+        self._first = {
+            p: xid
+            for p, xid in self._first.items()
+            if p in self._makers
+            or (p not in self._had and p[1] in looked_at and p[1] not in voided)
+        }
+        judged = {(oid, table) for table, oids in taken.partitions.items() for oid in oids}
+        self._partitions = {
+            p: xid
+            for p, xid in self._partitions.items()
+            if p not in judged or not _sees(seen, {xid})
+        }
+
+    def _is_void(self, oid: int, lsn: Lsn, xid: int) -> bool:
+        """Whether what a transaction wrote to a table is void, or is to be."""
+        voided = self._voided.get(oid)
+        is_read = lsn < self._points.get(oid, ZERO)
+        return is_read or (voided is not None and _sees(voided, {xid}))
+
+
+def _are_these(names: Iterable[str], now: Storage) -> bool:
+    """Whether columns that were listed by their numbers can have had these names of now.
+
+    A column never comes with a lower number than one that is there.
+    """
+    numbers = {c.name: c.number for c in now.columns if c.number not in now.unlisted}
+    listed = [numbers[n] for n in names if n in numbers]
+    return listed == sorted(numbers.values())[: len(listed)]
+
+
+def _is_rekeyed(relation: Relation, last: Storage) -> bool:
+    """Return whether its changes name rows otherwise than by the last look's replica identity."""
+    if last.key is None:
+        return False
+    if relation.replica_identity != last.key.replica_identity:
+        return True
+    names = {c.number: c.name for c in last.columns}
+    expected = {names.get(n) for n in last.key.identity}
+    found = {digest(c.name) for c in relation.columns if c.identity}
+    return last.key.replica_identity in {"d", "i"} and found != expected
+
+
+def _names_other_rows(partition: Relation, last: Storage) -> bool:
+    """Return whether old rows of a partition lack a column by which the table's rows are found.
+
+    `ingestd.postgres.catalog.replica_identity` judges the present replica identity of each partition like this.
+    """
+    if last.key is None or partition.replica_identity == "f":
+        return False
+    numbers = last.key.key if last.key.replica_identity == "f" else last.key.identity
+    names = {c.number: c.name for c in last.columns}
+    sent = {digest(c.name) for c in partition.columns if c.identity}
+    return bool(sent) and (not numbers or not sent.issuperset(names.get(n) for n in numbers))
+
+
+def _are_ambiguous(labels: frozenset[str], now: Storage, then: Storage | None) -> bool:
+    """Return whether labels that the stream brought may be called otherwise now.
+
+    One that no type has was renamed. One that a type has may have been another's name, if more than
+    one label of the type is new.
+    """
+    if not labels:
+        return False
+    if not labels <= {label for t in now.types for label in t.labels}:
+        return True
+    before = {t.oid: t for t in then.types} if then is not None else {}
+    new = [t.labels_since(before[t.oid]) for t in now.types if t.oid in before]
+    return any(len(found) > 1 and found & labels for found in new)
+
+
+def _without(labels: dict[int, dict[str, int]], oid: int) -> dict[int, dict[str, int]]:
+    return {table: found for table, found in labels.items() if table != oid}
+
+
+def _with(lists: tuple[tuple[str, ...], ...], new: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """Give the lists with another; one that goes on as another does tells nothing beside it."""
+    if any(known[: len(new)] == new for known in lists):
+        return lists
+    return (*(known for known in lists if new[: len(known)] != known), new)
+
+
+def _present(storage: Storage) -> frozenset[str]:
+    return frozenset(c.name for c in storage.columns)
+
+
+def _ever(storage: Storage) -> frozenset[str]:
+    return storage.former | _present(storage)
+
+
+def _sees(seen: Visibility, xids: Collection[int]) -> bool:
+    return bool(seen.sees(np.fromiter(xids, np.int64)).all())

@@ -1,0 +1,121 @@
+"""What has become of the tables that the lake knows, since they were looked at last."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from dataclasses import replace
+
+from ingestd.model.lake_state import RegisteredTable
+from ingestd.model.schema import Table
+from ingestd.postgres.catalog.tables import ColumnRow
+from ingestd.postgres.connection.liveness import WatchedConnection
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.rewrites.dependent_text_queries import holds
+from ingestd.postgres.rewrites.dependent_texts import doubts, reason_of
+from ingestd.postgres.rewrites.fingerprint import Storage
+from ingestd.postgres.rewrites.fingerprint_queries import difference, read_empty
+
+LOCK_TIMEOUT_S = 2.0
+"""How long a look at a table waits for somebody who holds it."""
+
+
+class Looks:
+    """How tables were stored when they were looked at, by OID. Used on the event loop only."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._seen: dict[int, Storage] = {}
+
+    def last(self, oid: int, known: RegisteredTable | None) -> Storage | None:
+        """Give how it was stored at the last look in this run, or what `_tables` says."""
+        then = self._seen.get(oid)
+        if then is None and known is not None and known.oid == oid:
+            then = Storage.parse(known.storage)
+        return then
+
+    def has_seen(self, oid: int) -> bool:
+        """Whether a table was looked at in this run."""
+        return oid in self._seen
+
+    def keep(self, seen: Mapping[int, Storage]) -> None:
+        """Take that this was looked at, and that what differed is told of."""
+        self._seen |= seen
+
+    @contextlib.asynccontextmanager
+    async def looking(self) -> AsyncIterator[Comparison]:
+        """Yield what compares tables, on a connection that is made if one is needed."""
+        async with contextlib.AsyncExitStack() as stack:
+            yield Comparison(self._dsn, stack)
+
+
+class Comparison:
+    """Compares two readings of tables. It may scan them, on a connection that nobody waits for."""
+
+    def __init__(self, dsn: str, stack: contextlib.AsyncExitStack) -> None:
+        self._dsn = dsn
+        self._stack = stack
+        self._own: WatchedConnection | None = None
+
+    async def difference(self, oid: int, then: Storage | None, now: Storage) -> str | None:
+        """Return why a table's rows have other values than the changes say; None if they have not.
+
+        Raises psycopg.Error.
+        """
+        if then is None:
+            return None
+        in_doubt = doubts(then.texts, now.texts)
+        if then == now and not in_doubt:
+            return None
+        connection = await self._connection()
+        reason = await difference(connection, oid, then, now)
+        if reason is None and in_doubt and await holds(connection, oid, now.texts.uses, in_doubt):
+            return reason_of(in_doubt)
+        return reason
+
+    async def with_empty(self, now: Storage, then: Storage | None) -> Storage:
+        """Return it with the partitions that have no blocks. Raises psycopg.Error."""
+        if not now.places:
+            return now
+        empty = () if then is None else then.empty
+        same = {p for p in empty if then is not None and then.files.get(p) == now.files.get(p)}
+        return replace(now, empty=await read_empty(await self._connection(), now.files, same))
+
+    async def _connection(self) -> WatchedConnection:
+        if self._own is None:
+            limit = LOCK_TIMEOUT_S
+            connection = await connect(self._dsn, lock_timeout_s=limit, reads_names=True)
+            self._own = await self._stack.enter_async_context(connection)
+        return self._own
+
+
+def to_record(now: Storage, oid: int, known: RegisteredTable | None, *, files: bool = False) -> str:
+    """Give what `_tables` is to say: what it says already, if nothing but the files is new.
+
+    With `files` they count as well.
+    """
+    if known is not None and known.oid == oid:
+        then = Storage.parse(known.storage)
+        if then is not None and not (then != now if files else now.differs_durably(then)):
+            return known.storage
+    return str(now)
+
+
+def is_wider(table: Table, columns: Sequence[ColumnRow], known: RegisteredTable | None) -> bool:
+    """Whether it has a column that was there before and not captured: the config, a column list.
+
+    Not one with another name than before, which pg_attribute shows by its xmin. A generated column
+    is never without values.
+    """
+    then = None
+    if known is not None and known.oid == table.oid:
+        then = Storage.parse(known.storage)
+    if known is None or then is None:
+        return False
+    present = {(c.number, c.xmin) for c in then.columns}
+    captured: Collection[str] = {c.name for c in table.columns} - {
+        c.source_name for c in known.columns
+    }
+    return any(
+        c.name in captured and (c.generated or (c.number, c.xmin) in present) for c in columns
+    )

@@ -1,0 +1,1 @@
+"""Snapshots: splits, pages, consistent views."""

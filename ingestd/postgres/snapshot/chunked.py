@@ -1,0 +1,372 @@
+"""Tables read in chunks, each at a position of its own (design section 8.9, way b).
+
+A chunk is a range of blocks, read in a short transaction. What the stream brings meanwhile is held
+against it by `ingestd.pipeline.dedup_window`; docs/snapshots.md says why the outcome is exact.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Collection, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection
+
+from ingestd.model.errors import TableError, TableReplacedError
+from ingestd.model.keys import Key
+from ingestd.model.lsn import Lsn
+from ingestd.model.pg_snapshot import Visibility, is_before
+from ingestd.model.row_limit import row_limit_bytes
+from ingestd.model.schema import Table, TableId
+from ingestd.ports import SnapshotItem, SnapshotPage, Split
+from ingestd.postgres.catalog.partitions import leaves_of
+from ingestd.postgres.connection.errors import classify
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.connection.wal_position import insert_position, is_standby
+from ingestd.postgres.settings import WalSettings
+from ingestd.postgres.snapshot.ctid_splits import LOCK_TIMEOUT_S, cut, snapshot_error
+from ingestd.postgres.snapshot.key_lookup import KeyedRelation, can_be_found
+from ingestd.postgres.snapshot.page_reader import TablePages
+from ingestd.postgres.snapshot.read_view import OwnView, look
+from ingestd.postgres.snapshot.resume import Unread, unread
+from ingestd.postgres.snapshot.split_pool import SplitReaders
+from ingestd.postgres.snapshot.where import check_condition, joined
+
+COMMITS_PATIENCE_S = 0.05
+CHUNKS = 4096
+LARGEST = 4
+"""A table of more than CHUNKS chunks has up to LARGEST times larger ones."""
+
+_NOW = "SELECT pg_catalog.clock_timestamp()"
+# Flushed, unlike one outside of transactions: whoever waits for it need not wait for the WAL
+# writer. Nobody need wait for a standby.
+_LOCAL = "SET LOCAL synchronous_commit = 'local'"
+_MOVE_ON = "SELECT pg_catalog.pg_logical_emit_message(true, 'ingestd', '')::text"
+# A transaction keeps its locks until others see it, whatever it waits for after its commit is in
+# the WAL. Every role sees them, and those of prepared transactions.
+_WRITERS = """
+WITH RECURSIVE tree AS (
+  SELECT unnest(%s::oid[]) AS oid
+  UNION ALL
+  SELECT i.inhrelid FROM tree t JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid)
+SELECT DISTINCT l.virtualtransaction, coalesce(l.pid, 0)::int8, x.transactionid::text::int8
+  FROM pg_catalog.pg_locks l
+  JOIN pg_catalog.pg_locks x ON x.virtualtransaction = l.virtualtransaction
+       AND x.locktype = 'transactionid' AND x.mode = 'ExclusiveLock' AND x.granted
+ WHERE l.locktype = 'relation' AND l.granted AND l.relation IN (SELECT oid FROM tree)
+   AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
+   AND l.mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock',
+                  'AccessExclusiveLock')
+"""
+# Asked after the locks: who is idle now has not committed what the locks are held for.
+_IDLE = "SELECT pid::int8 FROM pg_catalog.pg_stat_activity WHERE state = 'idle in transaction'"
+
+
+def can_be_chunked(table: Table) -> bool:
+    """Whether rows can be told apart and be found by what the stream has of their keys."""
+    key = [table.column(n) for n in table.identifying]
+    return bool(key) and all(map(can_be_found, key))
+
+
+async def sizes(connection: AsyncConnection[Any], tables: Sequence[Table]) -> dict[TableId, int]:
+    """Give the tables' sizes in bytes, with TOAST; not of those that can't be read by blocks.
+
+    0 for one that somebody holds, longer than the connection's lock_timeout.
+    """
+    found = {}
+    for table in tables:
+        try:
+            leaves = await leaves_of(connection, table)
+        except TableError:
+            continue  # its reader says why
+        except psycopg.errors.LockNotAvailable:
+            found[table.id] = 0
+            continue
+        if all(leaf.is_cut and not leaf.is_whole for leaf in leaves):
+            found[table.id] = sum(leaf.nbytes for leaf in leaves)
+    return found
+
+
+async def move_on(connection: AsyncConnection[Any]) -> None:
+    """Have the WAL grow by something that is no change, and flushed. A standby grows by itself."""
+    if not await is_standby(connection):
+        await own_position(connection)
+
+
+async def own_position(connection: AsyncConnection[Any]) -> Lsn:
+    """Write a message to a primary's WAL, flushed, and give a position inside it.
+
+    Nobody else has that: records, commits among them, begin and end elsewhere. What was visible
+    before lies below it. Source: src/backend/replication/logical/message.c (LogLogicalMessage).
+    """
+    async with connection.transaction():
+        await connection.execute(_LOCAL)
+        cursor = await connection.execute(_MOVE_ON)
+        row = await cursor.fetchone()
+        assert row is not None
+        return Lsn(Lsn.parse(row[0]) - 1)
+
+
+async def await_running(connection: AsyncConnection[Any]) -> None:
+    """Wait for the transactions that run now: as making a slot does."""
+    until = await next_xid(connection)
+    while (await look(connection)).xmin < until:  # noqa: ASYNC110 - nobody tells of it
+        await asyncio.sleep(COMMITS_PATIENCE_S)
+
+
+async def next_xid(connection: AsyncConnection[Any]) -> int:
+    """Give an id above those of all transactions that run, on a connection that is in none.
+
+    By taking one: what a snapshot has as xmax is only above those that have ended. Nobody asks on a
+    standby, where none can be taken.
+    """
+    if await is_standby(connection):
+        return 0
+    cursor = await connection.execute("SELECT pg_catalog.pg_current_xact_id()::text")
+    row = await cursor.fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+async def await_earlier_writers(
+    connection: AsyncConnection[Any], tables: Sequence[Table], began: int
+) -> None:
+    """Wait for transactions that wrote to these tables and are below `began`, but for idle ones.
+
+    Their commits may be in the WAL without anybody seeing them (a synchronous standby is waited
+    for), and an earlier run may have had them from the stream: this one would not know.
+    """
+    waiting = await _earlier_writers(connection, tables, began)
+    while waiting:
+        await asyncio.sleep(COMMITS_PATIENCE_S)
+        waiting &= await _earlier_writers(connection, tables, began)
+
+
+async def _earlier_writers(
+    connection: AsyncConnection[Any], tables: Sequence[Table], began: int
+) -> set[str]:
+    cursor = await connection.execute(_WRITERS, ([t.oid for t in tables],))
+    writers = await cursor.fetchall()
+    cursor = await connection.execute(_IDLE)
+    idle = {pid for (pid,) in await cursor.fetchall()}
+    return {
+        transaction
+        for transaction, pid, xid in writers
+        if pid not in idle and is_before(xid, began)
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    point: Lsn
+    at: datetime
+    seen: Visibility
+
+
+class ChunkedSnapshot:
+    """See `ingestd.ports.Snapshot`. Made by `begin`."""
+
+    is_chunked = True
+
+    def __init__(
+        self,
+        connection: AsyncConnection[Any],
+        tables: Sequence[Table],
+        start: _Start,
+        left: Unread | None,
+        *,
+        settings: WalSettings,
+        memory_bytes: int,
+        where: str | None = None,
+    ) -> None:
+        self._connection = connection
+        self._dsn = dsn = settings.dsn.get_secret_value()
+        self._chunk_bytes = settings.snapshot_chunk
+        self._row_limit_bytes = row_limit_bytes(memory_bytes)
+        self._start = start
+        self._left = left
+        self._where = where
+        self._is_partial = where is not None
+        self._lock = asyncio.Lock()
+        self._tables = {t.id: t for t in tables}
+        workers = settings.snapshot_workers
+        hold_bytes = min(2 * self._chunk_bytes, memory_bytes // (4 * workers))
+        self._readers = SplitReaders(
+            dsn,
+            [_only(table, where) for table in tables],
+            self._cut,
+            OwnView(self._own_position) if self._is_partial else OwnView(),
+            workers=workers,
+            hold_bytes=hold_bytes,
+            row_limit_bytes=self._row_limit_bytes,
+            floor=start.seen,
+        )
+
+    @classmethod
+    async def begin(
+        cls,
+        settings: WalSettings,
+        tables: Sequence[Table],
+        *,
+        began: int,
+        are_new: bool = False,
+        left: str = "",
+        where: str | None = None,
+        memory_bytes: int,
+    ) -> ChunkedSnapshot:
+        """Note where it begins; `began`: `next_xid` when `live` did.
+
+        Raises psycopg.Error, TableReplacedError; TableError for a `where` that is no condition.
+        """
+        unread_ = _parse(left, tables[0]) if left else None
+        dsn = settings.dsn.get_secret_value()
+        if where is not None:
+            await check_condition(dsn, tables, where)
+        connection = await connect(dsn)
+        try:
+            await _refuse_standby(connection, tables[0])
+            await move_on(connection)  # an earlier reading may have rows where the WAL ends
+            if are_new:
+                await await_running(connection)
+            seen = await look(connection)
+            cursor = await connection.execute(_NOW)
+            row = await cursor.fetchone()
+            assert row is not None
+            point = await insert_position(connection) if unread_ is None else unread_.point
+            await await_earlier_writers(connection, tables, began)
+        except BaseException:
+            await connection.close()
+            raise
+        start = _Start(point, row[0], seen)
+        return cls(
+            connection,
+            tables,
+            start,
+            unread_,
+            settings=settings,
+            memory_bytes=memory_bytes,
+            where=where,
+        )
+
+    @property
+    def point(self) -> Lsn:
+        """Where it began, or the one before it whose rest it reads."""
+        return self._start.point
+
+    @property
+    def at(self) -> datetime:
+        """The server's time when it began."""
+        return self._start.at
+
+    def items(self) -> AsyncGenerator[SnapshotItem, None]:
+        """Give the tables' rows; see the port."""
+        return self._readers.items()
+
+    async def rows_of(
+        self, table: Table, keys: Collection[Key]
+    ) -> AsyncGenerator[SnapshotPage, None]:
+        """Read them by the index of the key."""
+        try:
+            async with self._lock:
+                keyed = await KeyedRelation.find(self._connection, table, table.identifying)
+        except psycopg.Error as error:
+            raise classify(error, "snapshot", self._dsn) from error
+        split = Split(_only(table, self._where), "", keyed.blocks.to_text(), 0)
+        view = OwnView(self._own_position)  # a chunk may have one of them where the WAL ends
+        source = TablePages(self._dsn, split, view, row_limit_bytes=self._row_limit_bytes)
+        async with contextlib.aclosing(source.rows_of(keyed, keys)) as pages:
+            async for page in pages:
+                yield page
+
+    def oldest(self) -> Visibility | None:
+        """Of the chunks under way."""
+        return self._readers.oldest()
+
+    def abandon(self, table: TableId) -> None:
+        """Begin to read no more chunks of a table."""
+        self._readers.abandon(table)
+
+    def progress(self, table: TableId) -> float:
+        """By the sizes of the chunks that were read to their ends, before this run too."""
+        return self._readers.progress(table)
+
+    def left(self, table: TableId, done: Collection[str]) -> str:
+        """See the port."""
+        if self._is_partial:
+            return ""
+        nbytes, splits = self._readers.nbytes(table), self._readers.splits(table)
+        return unread(self._tables[table], self.point, nbytes, splits, done)
+
+    async def move_on(self) -> None:
+        """Write a message to the WAL; pgoutput leaves it out, the position passes it."""
+        try:
+            async with self._lock:
+                await move_on(self._connection)
+        except psycopg.Error as error:
+            raise classify(error, "snapshot", self._dsn) from error
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it can't be read any more."""
+        return self._connection.closed
+
+    async def close(self) -> None:
+        """Close its connection."""
+        await self._connection.close()
+
+    async def _own_position(self, _: AsyncConnection[Any]) -> Lsn:
+        async with self._lock:
+            return await own_position(self._connection)
+
+    async def _cut(self, table: Table) -> tuple[Sequence[Split], int]:
+        try:
+            async with await connect(
+                self._dsn, lock_timeout_s=LOCK_TIMEOUT_S, reads_names=True
+            ) as connection:
+                leaves = await leaves_of(connection, table)
+        except psycopg.Error as error:
+            raise snapshot_error(error, table.id, self._dsn) from error
+        if not all(leaf.is_cut and not leaf.is_whole for leaf in leaves):
+            raise TableReplacedError(table.id, "can't be read by blocks any more")
+        if self._left is not None:
+            splits = self._left.splits(table, leaves, self._sized(self._left.nbytes))
+            return splits, max(0, self._left.nbytes - sum(s.estimated_bytes for s in splits))
+        # What is added later comes with the stream.
+        size = self._sized(sum(leaf.nbytes for leaf in leaves))
+        return [
+            Split(table, "", blocks.to_text(), nbytes)
+            for leaf in leaves
+            for blocks, nbytes in cut(leaf, 0, leaf.blocks, size)
+        ], 0
+
+    def _sized(self, nbytes: int) -> int:
+        """Give how large the chunks of a table are: each is recorded when it is durable."""
+        return min(max(self._chunk_bytes, nbytes // CHUNKS), LARGEST * self._chunk_bytes)
+
+
+def _only(table: Table, where: str | None) -> Table:
+    """Give the table with a condition more on its rows."""
+    if where is None:
+        return table
+    return replace(table, row_filter=joined([c for c in (table.row_filter, where) if c]))
+
+
+async def _refuse_standby(connection: AsyncConnection[Any], table: Table) -> None:
+    """Raise TableReplacedError: what was left may be of the primary, which is read in chunks."""
+    if await is_standby(connection):
+        raise TableReplacedError(table.id, "can't be read in chunks from a standby")
+
+
+def _parse(left: str, table: Table) -> Unread:
+    """Read what is left of a table. Raises TableReplacedError if it can't be gone on with."""
+    try:
+        found = Unread.parse(left)
+    except (ValueError, KeyError, TypeError) as error:
+        raise TableReplacedError(table.id, "has no readable record of its snapshot") from error
+    if found.key != table.identifying or not can_be_chunked(table):
+        raise TableReplacedError(table.id, "has another replica identity than before")
+    return found

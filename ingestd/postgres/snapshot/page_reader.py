@@ -1,0 +1,233 @@
+"""Reads a split by COPY at an exported snapshot, and decodes it to Arrow.
+
+Tables without TOAST come packed by the server, whole columns instead of rows: far less work on both
+sides. Others come row by row, as do those of too many columns, and of texts in other encodings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Collection
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+from numpy.typing import NDArray
+from psycopg import sql
+
+from ingestd.decode.copy.columnar import AmbiguousMarkError, ColumnarDecoder
+from ingestd.decode.copy.packing import packings_of
+from ingestd.decode.copy.rows import CopyDecoder
+from ingestd.decode.values.encodings import Encoding
+from ingestd.model.changes import TableBatch, change_schema
+from ingestd.model.errors import ProtocolError, TableError
+from ingestd.model.keys import Key
+from ingestd.model.row_limit import UNLIMITED_BYTES, refuse_too_large
+from ingestd.ports import SnapshotPage, Split
+from ingestd.postgres.catalog.block_range import BlockRange
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.snapshot.ctid_splits import LOCK_TIMEOUT_S, snapshot_error
+from ingestd.postgres.snapshot.key_lookup import KeyedRelation, KeyList
+from ingestd.postgres.snapshot.queries import columns_query, rows_query
+from ingestd.postgres.snapshot.read_view import Place, View
+from ingestd.postgres.transport.copy_out import LARGE_BLOCK_BYTES, Block, CopyOut
+
+BLOCKS_PER_RUN = 64
+"""Half a MB of a table: some thousands of rows. Its packed columns are one message, which can be a
+hundred times that if the values are well compressed."""
+
+
+class _TooLargeToPackError(Exception):
+    """The columns of some blocks are more, packed, than may be held: they are to come by rows."""
+
+
+class _Decoder(Protocol):
+    def feed(
+        self, buffer: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]
+    ) -> TableBatch | None: ...
+
+    def finish(self) -> None: ...
+
+
+class TablePages:
+    """A split's rows as `r` rows, read in a view. Close it always; not reusable.
+
+    Its connection lives from the first page to `close`. Raises TableError if the table is the
+    reason, or what the server sent of it; TransientError, OperatorError. Memory: some blocks of 4
+    MB. `entered` is called with each place that rows are read at, before they are. A row of more
+    than `row_limit_bytes` is a TableError.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        split: Split,
+        view: View,
+        *,
+        entered: Callable[[Place], None] = lambda _: None,
+        row_limit_bytes: int = UNLIMITED_BYTES,
+    ) -> None:
+        self._dsn = dsn
+        self._row_limit_bytes = row_limit_bytes
+        self._table = split.table
+        blocks = BlockRange.parse(split.where)
+        if blocks.is_whole and not blocks.oid:  # cut by an earlier version
+            blocks = replace(blocks, oid=split.table.oid)
+        self._blocks = blocks
+        self._view = view
+        self._entered = entered
+        self._copy: CopyOut | None = None
+        self._encoding: Encoding | None = None
+        self._reading: asyncio.Task[Block] | None = None
+
+    async def pages(self) -> AsyncGenerator[SnapshotPage, None]:
+        """Give the rows.
+
+        While a block is decoded or in the caller's hands the next is read, but for large ones.
+        """
+        table, blocks = self._table, self._blocks
+        try:
+            if blocks.is_packed and packings_of(table):
+                async with aclosing(self._packed(blocks)) as pages:
+                    async for page in pages:
+                        yield page
+                return
+            async with aclosing(self._by_row(blocks)) as pages:
+                async for page in pages:
+                    yield page
+        except psycopg.Error as error:
+            is_asked = table.row_filter is not None
+            raise snapshot_error(error, table.id, self._dsn, runs_users_sql=is_asked) from error
+        except ProtocolError as error:
+            raise self._unreadable(error) from error
+        finally:
+            await self.close()
+
+    async def _by_row(self, blocks: BlockRange) -> AsyncGenerator[SnapshotPage, None]:
+        place = await self._enter(blocks)
+        decoder = CopyDecoder(self._table, place.position, place.at, self._encoding)
+        async for batch in self._read(rows_query(self._table, blocks), decoder, by_row=True):
+            yield SnapshotPage(batch, place.position, place.seen)
+
+    async def _packed(self, blocks: BlockRange) -> AsyncGenerator[SnapshotPage, None]:
+        """Read in the best packing, and in the next one from where that can't be told."""
+        packings = packings_of(self._table)
+        for packing in packings:
+            place = await self._enter(blocks)
+            decoder = ColumnarDecoder(
+                self._table,
+                place.position,
+                place.at,
+                BLOCKS_PER_RUN,
+                packing,
+                encoding=self._encoding,
+            )
+            query = columns_query(self._table, blocks, BLOCKS_PER_RUN, packing)
+            try:
+                async for batch in self._read(query, decoder):
+                    yield SnapshotPage(batch, place.position, place.seen)
+            except AmbiguousMarkError:
+                if packing is packings[-1]:
+                    raise
+                await self.close()
+                blocks = replace(blocks, start=max(blocks.start, decoder.next_block))
+            except _TooLargeToPackError:
+                await self.close()
+                blocks = replace(blocks, start=max(blocks.start, decoder.next_block))
+                async with aclosing(self._by_row(blocks)) as pages:
+                    async for page in pages:
+                        yield page
+                return
+            else:
+                return
+
+    async def rows_of(
+        self, keyed: KeyedRelation, keys: Collection[Key]
+    ) -> AsyncGenerator[SnapshotPage, None]:
+        """Give the rows with these keys instead, at one position; at least one page."""
+        table = self._table
+        try:
+            place = await self._enter(self._blocks)
+            decoder = CopyDecoder(table, place.position, place.at, self._encoding)
+            nothing = pa.RecordBatch.from_pylist([], change_schema(table))
+            yield SnapshotPage(TableBatch(table, nothing, 0), place.position, place.seen)
+            query = rows_query(table, KeyList(table, keyed, tuple(keys)))
+            async for batch in self._read(query, decoder, by_row=True):
+                yield SnapshotPage(batch, place.position, place.seen)
+        except psycopg.Error as error:
+            is_asked = table.row_filter is not None
+            raise snapshot_error(error, table.id, self._dsn, runs_users_sql=is_asked) from error
+        except ProtocolError as error:
+            raise self._unreadable(error) from error
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """Stop the COPY, if it still runs, and close the connection. Twice is fine."""
+        reading, self._reading = self._reading, None
+        copy, self._copy = self._copy, None
+        if reading is not None:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+        if copy is not None:
+            await copy.close()
+
+    def _unreadable(self, error: ProtocolError) -> TableError:
+        """Make it the table's: of others, and of the stream, it says nothing (I8)."""
+        where = f" {self._where}" if self._where else ""
+        what = f"what the server sent of its rows{where} can't be read: {error.what}"
+        remedy = f"`ingestd snapshot` reads it again; {error.remedy}"
+        return TableError(self._table.id, what, remedy=remedy)
+
+    @property
+    def _where(self) -> str:
+        """Where a row is that is met, for messages."""
+        blocks = self._blocks
+        if blocks.is_whole or not blocks.oid:
+            return ""
+        return f"in blocks {blocks.start} to {'the last' if blocks.end is None else blocks.end - 1}"
+
+    async def _enter(self, blocks: BlockRange) -> Place:
+        connection = await connect(self._dsn, autocommit=False, lock_timeout_s=LOCK_TIMEOUT_S)
+        try:
+            place = await self._view.enter(connection, self._table, blocks)
+            self._copy = CopyOut(connection, limit_bytes=self._row_limit_bytes)
+        except BaseException:
+            await connection.close()
+            raise
+        self._encoding = self._copy.encoding
+        self._entered(place)
+        return place
+
+    async def _read(
+        self, query: sql.Composed, decoder: _Decoder, *, by_row: bool = False
+    ) -> AsyncGenerator[TableBatch, None]:
+        copy = self._copy
+        assert copy is not None
+        await copy.start(query)
+        self._reading = asyncio.create_task(copy.read_block())
+        while (reading := self._reading) is not None:
+            block = await reading
+            if by_row:
+                refuse_too_large(
+                    self._table.id, block.largest_bytes, self._row_limit_bytes, self._where
+                )
+            elif block.passed_bytes:
+                raise _TooLargeToPackError
+            is_large, is_last = len(block.buffer) > LARGE_BLOCK_BYTES, block.is_last
+            if is_last or is_large:
+                self._reading = None
+            else:
+                self._reading = asyncio.create_task(copy.read_block())
+            del reading  # a task keeps what it gave
+            batch = await asyncio.to_thread(decoder.feed, block.buffer, block.starts, block.ends)
+            del block
+            if batch is not None:
+                yield batch
+            if is_large and not is_last:
+                self._reading = asyncio.create_task(copy.read_block())
+        decoder.finish()
+        await self.close()

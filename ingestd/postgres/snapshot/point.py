@@ -1,0 +1,108 @@
+"""Tables read at one exported snapshot, by several readers at once (design section 8.9, way a)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Collection, Sequence
+from datetime import datetime
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection
+
+from ingestd.model.keys import Key
+from ingestd.model.lsn import Lsn
+from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.schema import Table, TableId
+from ingestd.ports import SnapshotItem, SnapshotPage, Split
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.settings import PostgresSettings
+from ingestd.postgres.snapshot.ctid_splits import (
+    LOCK_TIMEOUT_S,
+    enter_snapshot,
+    snapshot_error,
+    splits_seen,
+)
+from ingestd.postgres.snapshot.read_view import ExportedView, Place
+from ingestd.postgres.snapshot.split_pool import SplitReaders
+
+
+class PointSnapshot:
+    """What snapshots at one point share; see `ingestd.ports.Snapshot` for the contract.
+
+    `exported`: what other sessions, anywhere, take it up by (`Split.snapshot`), while whoever
+    exported it keeps it open; `place`: where its rows lie.
+    """
+
+    is_chunked = False
+
+    def __init__(
+        self,
+        settings: PostgresSettings,
+        exported: str,
+        place: Place,
+        tables: Sequence[Table],
+        *,
+        row_limit_bytes: int,
+    ) -> None:
+        self._dsn = settings.dsn.get_secret_value()
+        self.exported = exported
+        self._place = place
+        # Nobody waits for a split to end: they may be larger than chunks.
+        self._split_bytes = 2 * settings.snapshot_chunk
+        self._cutter: AsyncConnection[Any] | None = None
+        self._readers = SplitReaders(
+            self._dsn,
+            tables,
+            self._cut,
+            ExportedView(self._dsn, exported, place),
+            workers=settings.snapshot_workers,
+            row_limit_bytes=row_limit_bytes,
+        )
+
+    @property
+    def point(self) -> Lsn:
+        """Where its rows lie: all that it sees is below."""
+        return self._place.position
+
+    @property
+    def at(self) -> datetime:
+        """The server's time of it."""
+        return self._place.at
+
+    def items(self) -> AsyncGenerator[SnapshotItem, None]:
+        """Give the tables' rows; see the port."""
+        return self._readers.items()
+
+    def rows_of(self, table: Table, keys: Collection[Key]) -> AsyncGenerator[SnapshotPage, None]:
+        """Refuse: at one point every row is whole, so none is ever owed. Raises RuntimeError."""
+        msg = f"{len(keys)} rows of {table.id} by their keys: only a snapshot in chunks owes any"
+        raise RuntimeError(msg)
+
+    def oldest(self) -> Visibility | None:
+        """None: its rows are not held against the stream."""
+        return None
+
+    def abandon(self, table: TableId) -> None:
+        """Begin to read no more splits of a table."""
+        self._readers.abandon(table)
+
+    def progress(self, table: TableId) -> float:
+        """By the sizes of the splits that were read to their ends."""
+        return self._readers.progress(table)
+
+    async def _close_cutter(self) -> None:
+        cutter, self._cutter = self._cutter, None
+        if cutter is not None:
+            await cutter.close()
+
+    async def _cut(self, table: Table) -> tuple[Sequence[Split], int]:
+        try:
+            if self._cutter is None or self._cutter.closed:
+                self._cutter = await connect(
+                    self._dsn, autocommit=False, lock_timeout_s=LOCK_TIMEOUT_S
+                )
+                await enter_snapshot(self._cutter, self.exported)
+            return await splits_seen(self._cutter, table, self.exported, self._split_bytes), 0
+        except psycopg.Error as error:
+            await self._close_cutter()  # its transaction is over
+            raise snapshot_error(error, table.id, self._dsn) from error

@@ -1,0 +1,45 @@
+"""Whether a table's rows can be read, tried without reading any."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection
+
+from ingestd.model.errors import IngestdError, TableError
+from ingestd.model.schema import Table
+from ingestd.postgres.catalog.block_range import BlockRange
+from ingestd.postgres.catalog.partitions import leaves_of
+from ingestd.postgres.catalog.relation_lock import lock_relation
+from ingestd.postgres.snapshot.ctid_splits import read_error
+from ingestd.postgres.snapshot.queries import probe_query
+
+LOCK_TIMEOUT_S = 1.0
+"""How long a probe waits for a table that somebody alters: then it is not tried."""
+
+
+async def read_fault(
+    connection: AsyncConnection[Any], table: Table, dsn: str
+) -> IngestdError | None:
+    """Say why reading the table would fail, in a reader's own words; None if nothing shows.
+
+    Rights, row security, a filter's or a type's functions that this role may not call: the server
+    refuses the query before it looks for a row. Raises psycopg.OperationalError where the
+    connection is lost.
+    """
+    try:
+        for leaf in await leaves_of(connection, table):
+            blocks = BlockRange(leaf.schema, leaf.name, is_whole=leaf.is_whole, oid=leaf.oid)
+            async with connection.transaction():
+                await lock_relation(connection, table.id, blocks)
+                await connection.execute(probe_query(table, blocks))
+    except psycopg.errors.LockNotAvailable:
+        return None
+    except TableError as error:
+        return error
+    except psycopg.Error as error:
+        if connection.closed:
+            raise
+        return read_error(error, table.id, dsn)
+    return None

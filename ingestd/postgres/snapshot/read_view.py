@@ -1,0 +1,113 @@
+"""What a split is read in: an exported snapshot, or a short one of its own.
+
+Source: PostgreSQL documentation, "SET TRANSACTION", "Snapshot Synchronization Functions",
+"Transaction ID and Snapshot Information Functions".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from psycopg import AsyncConnection
+
+from ingestd.model.errors import TableReplacedError
+from ingestd.model.lsn import Lsn
+from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.schema import Table
+from ingestd.postgres.catalog.block_range import BlockRange
+from ingestd.postgres.catalog.planner_functions import ensure_plannable
+from ingestd.postgres.catalog.relation_lock import lock_relation
+from ingestd.postgres.connection.wal_position import insert_position
+from ingestd.postgres.snapshot.ctid_splits import enter_snapshot
+from ingestd.postgres.snapshot.staleness import ensure_described, lock_unless_rewritten
+
+_SEEN = "SELECT pg_catalog.pg_current_snapshot()::text, pg_catalog.clock_timestamp()"
+_FILE = "SELECT pg_catalog.pg_relation_filenode(%s::oid)::int8"
+
+NotePosition = Callable[[AsyncConnection[Any]], Awaitable[Lsn]]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where rows lie in the WAL, when they were read, and what was seen then (`SnapshotPage`)."""
+
+    position: Lsn
+    at: datetime
+    seen: Visibility | None = None
+
+
+class View(Protocol):
+    """Begins the transaction that a split is read in."""
+
+    async def enter(
+        self, connection: AsyncConnection[Any], table: Table, blocks: BlockRange
+    ) -> Place:
+        """Begin it, on a connection that is in none. Raises psycopg.Error, IngestdError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedView:
+    """A snapshot that another session exported, at `place`."""
+
+    dsn: str
+    snapshot: str
+    place: Place
+
+    async def enter(
+        self, connection: AsyncConnection[Any], table: Table, blocks: BlockRange
+    ) -> Place:
+        """Take the snapshot up; keep the relation from being replaced."""
+        # What was added after the snapshot, which does not see it, is planned with all the same.
+        await ensure_plannable(connection, table.id, blocks.oid, with_partitions=blocks.is_whole)
+        await connection.rollback()
+        await enter_snapshot(connection, self.snapshot)
+        await ensure_described(connection, table)
+        await lock_unless_rewritten(connection, self.dsn, table.id, blocks)
+        return self.place
+
+
+class OwnView:
+    """A snapshot of the moment.
+
+    The lock comes before the snapshot: what replaces a file, TRUNCATE or a rewrite, has either
+    ended and is seen, or waits. The position comes after it: whatever it sees has committed below.
+    `position` notes it, on the connection of the view: by default the end of the WAL, which may be
+    that of others, too.
+    """
+
+    def __init__(self, position: NotePosition = insert_position) -> None:
+        self._position = position
+
+    async def enter(
+        self, connection: AsyncConnection[Any], table: Table, blocks: BlockRange
+    ) -> Place:
+        """Begin, unless the relation is another than the split was cut from."""
+        await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        await lock_relation(connection, table.id, blocks, before_snapshot=True)
+        place = await self._now(connection)
+        await ensure_described(connection, table)
+        if blocks.file:
+            cursor = await connection.execute(_FILE, (blocks.oid,))
+            row = await cursor.fetchone()
+            if row is None or row[0] != blocks.file:
+                raise TableReplacedError(table.id, "was rewritten or truncated while it was read")
+        return place
+
+    async def _now(self, connection: AsyncConnection[Any]) -> Place:
+        cursor = await connection.execute(_SEEN)
+        row = await cursor.fetchone()
+        assert row is not None
+        seen, at = row
+        return Place(await self._position(connection), at, Visibility.parse(seen))
+
+
+async def look(connection: AsyncConnection[Any]) -> Visibility:
+    """Take a snapshot, or give that of the transaction that the connection is in."""
+    cursor = await connection.execute("SELECT pg_catalog.pg_current_snapshot()::text")
+    row = await cursor.fetchone()
+    assert row is not None
+    return Visibility.parse(row[0])

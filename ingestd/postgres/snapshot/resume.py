@@ -1,0 +1,86 @@
+"""What of a table is still to be read: which blocks of which files. Recorded in `_tables`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from ingestd.model.errors import TableReplacedError
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import Table
+from ingestd.ports import Split
+from ingestd.postgres.catalog.block_range import BlockRange
+from ingestd.postgres.catalog.partitions import Leaf
+from ingestd.postgres.snapshot.ctid_splits import cut
+
+Blocks = tuple[int, int | None]
+"""First block, and the one after the last; None: to the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """What a snapshot at `point` left: by OID of the relation, its file and its blocks.
+
+    `key`: names of the columns that identified its rows. `nbytes`: size of the whole table by the
+    source's estimate, for the progress.
+    """
+
+    point: Lsn
+    key: tuple[str, ...]
+    nbytes: int
+    left: dict[int, tuple[int, tuple[Blocks, ...]]]
+
+    def __str__(self) -> str:
+        """Write it for `_tables`."""
+        return json.dumps(
+            {
+                "point": str(self.point),
+                "key": self.key,
+                "bytes": self.nbytes,
+                "left": self.left,
+            },
+            separators=(",", ":"),
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> Unread:
+        """Read what `str` wrote. Raises ValueError, KeyError or TypeError for anything else."""
+        found = json.loads(text)
+        left = {
+            int(oid): (int(file), tuple((first, end) for first, end in blocks))
+            for oid, (file, blocks) in found["left"].items()
+        }
+        return cls(Lsn.parse(found["point"]), tuple(found["key"]), found["bytes"], left)
+
+    def splits(self, table: Table, leaves: Sequence[Leaf], target_bytes: int) -> list[Split]:
+        """Cut what is left. Raises TableReplacedError if it is not what it was."""
+        present = {leaf.oid: leaf for leaf in leaves if not leaf.is_whole}
+        if any(o not in present or present[o].file != f for o, (f, _) in self.left.items()):
+            raise TableReplacedError(table.id, "was rewritten, truncated or divided otherwise")
+        return [
+            Split(table, "", blocks.to_text(), nbytes)
+            for oid, (_, ranges) in self.left.items()
+            for first, end in ranges
+            for blocks, nbytes in cut(present[oid], first, end, target_bytes)
+        ]
+
+
+def unread(
+    table: Table, point: Lsn, nbytes: int, splits: Iterable[str], done: Collection[str]
+) -> str:
+    """Write what is left of splits (`Split.where`); empty if that can't be said in blocks."""
+    found: dict[int, tuple[int, list[Blocks]]] = {}
+    for where in splits:
+        if where in done:
+            continue
+        blocks = BlockRange.parse(where)
+        if blocks.is_whole or not blocks.file:
+            return ""
+        ranges = found.setdefault(blocks.oid, (blocks.file, []))[1]
+        if ranges and ranges[-1][1] == blocks.start:
+            ranges[-1] = (ranges[-1][0], blocks.end)
+        else:
+            ranges.append((blocks.start, blocks.end))
+    left = {oid: (file, tuple(ranges)) for oid, (file, ranges) in found.items()}
+    return str(Unread(point, table.identifying, nbytes, left))

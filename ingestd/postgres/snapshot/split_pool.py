@@ -1,0 +1,196 @@
+"""Reads the splits of several tables, several at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from functools import partial
+
+from ingestd.failpoints import reach_async
+from ingestd.model.errors import TableError
+from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.row_limit import UNLIMITED_BYTES
+from ingestd.model.schema import Table, TableId
+from ingestd.ports import SnapshotItem, SnapshotPage, Split, SplitRead, TableRead
+from ingestd.postgres.snapshot.page_reader import TablePages
+from ingestd.postgres.snapshot.read_view import Place, View
+
+ITEMS_PER_WORKER = 1
+
+Items = asyncio.Queue[SnapshotItem]
+Plan = Callable[[Table], Awaitable[tuple[Sequence[Split], int]]]
+"""Gives a table's splits, and the bytes (by the source's estimate) that were read before."""
+
+
+class SplitReaders:
+    """Each of `workers` takes the next split of all tables, in their order.
+
+    `plan` cuts a table, `view` is what its splits are read in; `floor`: a snapshot older than any
+    of them, where each split has its own. Memory: for each worker the pages
+    under way, ITEMS_PER_WORKER waiting to be taken, and up to `hold_bytes` of a split's, which are
+    given when it has been read: the shorter is its transaction.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        tables: Sequence[Table],
+        plan: Plan,
+        view: View,
+        *,
+        workers: int,
+        hold_bytes: int = 0,
+        row_limit_bytes: int = UNLIMITED_BYTES,
+        floor: Visibility | None = None,
+    ) -> None:
+        self._dsn = dsn
+        self._tables = tables
+        self._plan = plan
+        self._view = view
+        self._workers = range(workers)
+        self._hold_bytes = hold_bytes
+        self._row_limit_bytes = row_limit_bytes
+        self._left_out: set[TableId] = set()
+        self._splits: dict[TableId, list[str]] = {}
+        self._unread: Counter[TableId] = Counter()
+        self._bytes: Counter[TableId] = Counter()
+        self._read_bytes: Counter[TableId] = Counter()
+        self._newest = floor
+        self._entered_once: set[tuple[TableId, str]] = set()
+        self._open: dict[tuple[TableId, str], Visibility] = {}
+
+    async def items(self) -> AsyncGenerator[SnapshotItem, None]:
+        """See `ingestd.ports.Snapshot.items`."""
+        items: Items = asyncio.Queue(len(self._workers) * ITEMS_PER_WORKER)
+        work = asyncio.create_task(self._read_all(items))
+        try:
+            while (item := await _next(items, work)) is not None:
+                if isinstance(item, SplitRead):
+                    self._open.pop((item.table, item.where), None)
+                yield item
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+    def progress(self, table: TableId) -> float:
+        """By the sizes of the splits that were read to their ends."""
+        total = self._bytes[table]
+        return self._read_bytes[table] / total if total else 0.0
+
+    def nbytes(self, table: TableId) -> int:
+        """Size of a table that has been cut, by the source's estimate."""
+        return self._bytes[table]
+
+    def splits(self, table: TableId) -> Sequence[str]:
+        """Give `Split.where` of a table's splits; none before it is cut."""
+        return self._splits.get(table, ())
+
+    def oldest(self) -> Visibility | None:
+        """See `ingestd.ports.Snapshot.oldest`."""
+        return min(self._open.values(), key=lambda seen: seen.age, default=self._newest)
+
+    def abandon(self, table: TableId) -> None:
+        """Begin to read no more splits of a table."""
+        self._left_out.add(table)
+
+    async def _read_all(self, items: Items) -> None:
+        splits: asyncio.Queue[Split | None] = asyncio.Queue(len(self._workers))
+        works = [self._cut(splits, items), *(self._read(splits, items) for _ in self._workers)]
+        running = [asyncio.create_task(work) for work in works]
+        try:
+            await asyncio.gather(*running)
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _cut(self, splits: asyncio.Queue[Split | None], items: Items) -> None:
+        for table in self._tables:
+            if table.id in self._left_out:
+                continue
+            try:
+                found, before = await self._plan(table)
+            except TableError as error:
+                await self._fail(error, items)
+                continue
+            self._splits[table.id] = [split.where for split in found]
+            self._read_bytes[table.id] = before
+            self._bytes[table.id] = before + sum(split.estimated_bytes for split in found)
+            self._unread[table.id] = len(found)
+            if not found:
+                await items.put(TableRead(table.id))
+            for split in found:
+                await splits.put(split)
+        for _ in self._workers:
+            await splits.put(None)
+
+    async def _read(self, splits: asyncio.Queue[Split | None], items: Items) -> None:
+        while (split := await splits.get()) is not None:
+            table = split.table.id
+            if table in self._left_out:
+                continue
+            try:
+                await self._read_split(split, items)
+            except TableError as error:
+                self._open.pop((table, split.where), None)
+                await self._fail(error, items)
+                continue
+            self._read_bytes[table] += split.estimated_bytes
+            await items.put(SplitRead(table, split.where))
+            self._unread[table] -= 1
+            if not self._unread[table] and table not in self._left_out:
+                await items.put(TableRead(table))
+
+    async def _read_split(self, split: Split, items: Items) -> None:
+        if self._newest is not None:  # older than the one that it is going to take
+            self._open[split.table.id, split.where] = self._newest
+        held: list[SnapshotPage] = []
+        held_bytes = 0
+        await reach_async("capture.split.before")
+        source = TablePages(
+            self._dsn,
+            split,
+            self._view,
+            entered=partial(self._entered, split),
+            row_limit_bytes=self._row_limit_bytes,
+        )
+        async with contextlib.aclosing(source.pages()) as pages:
+            async for page in pages:
+                held.append(page)
+                held_bytes += page.batch.rows.nbytes
+                if held_bytes > self._hold_bytes:
+                    for one in held:
+                        await items.put(one)
+                    held, held_bytes = [], 0
+        for page in held:
+            await items.put(page)
+        await reach_async("capture.split.after")
+
+    def _entered(self, split: Split, place: Place) -> None:
+        if place.seen is None or self._newest is None:
+            return
+        self._newest = max(self._newest, place.seen, key=lambda seen: seen.age)
+        key = split.table.id, split.where
+        if key not in self._entered_once:  # a second transaction of its is younger
+            self._entered_once.add(key)
+            self._open[key] = place.seen
+
+    async def _fail(self, error: TableError, items: Items) -> None:
+        if error.table not in self._left_out:
+            self._left_out.add(error.table)
+            await items.put(error)
+
+
+async def _next(items: Items, work: asyncio.Task[None]) -> SnapshotItem | None:
+    """Give the next item, None after the last; raise what the work ended with."""
+    getter = asyncio.create_task(items.get())
+    try:
+        await asyncio.wait([getter, work], return_when=asyncio.FIRST_COMPLETED)
+        if getter.done():
+            return getter.result()
+    finally:
+        getter.cancel()
+    work.result()
+    return None if items.empty() else items.get_nowait()

@@ -1,0 +1,67 @@
+"""Conditions on a table's rows that somebody wrote as SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection, sql
+
+from ingestd.model.errors import TableError
+from ingestd.model.schema import Table
+from ingestd.postgres.catalog.relation_lock import lock_relation, whole
+from ingestd.postgres.connection.server_messages import said
+from ingestd.postgres.connection.session import connect
+
+LOCK_TIMEOUT_S = 10.0
+"""How long it waits for a table that somebody holds."""
+
+# A text that is right between parentheses and between brackets closes neither of them by itself:
+# whatever it is put into, it stays one expression.
+_CHECKS = (
+    "SELECT FROM {table} AS _ WHERE (\n{condition}\n) LIMIT 0",
+    "SELECT FROM {table} AS _ WHERE (ARRAY[\n{condition}\n]::boolean[])[1] LIMIT 0",
+)
+
+
+_OF_THE_TEXT = ("42", "22", "0A", "54", "08P01")
+"""SQLSTATE: syntax and names, values, what is not supported, too long or deep, parameters."""
+
+
+async def check_condition(dsn: str, tables: Sequence[Table], text: str) -> None:
+    """Raise TableError unless `text` is one condition on the tables' columns. Reads no row.
+
+    Columns are named without their table. Raises psycopg.Error for what is no fault of the text.
+    """
+    async with await connect(dsn, lock_timeout_s=LOCK_TIMEOUT_S) as connection:
+        for table in tables:
+            async with connection.transaction():
+                await _check(connection, table, text)
+
+
+async def _check(connection: AsyncConnection[Any], table: Table, text: str) -> None:
+    # With its partitions, if it has such: of others there are none.
+    blocks = whole(table, is_partitioned=True)
+    await lock_relation(connection, table.id, blocks)
+    for check in _CHECKS:
+        query = sql.SQL(check).format(
+            table=blocks.relation,
+            condition=sql.SQL(text),
+        )
+        try:
+            # The extended protocol takes a single statement only.
+            await connection.execute(query, binary=True)
+        except psycopg.Error as error:
+            if not (error.sqlstate or "").startswith(_OF_THE_TEXT):
+                raise
+            raise TableError(
+                table.id,
+                f"it can't be asked this condition: {said(error, runs_users_sql=True)}",
+                remedy="write it as after WHERE in SQL, with the names of columns only",
+            ) from error
+
+
+def joined(conditions: list[str]) -> str:
+    """Give the condition that all of these hold, whatever comment one of them ends in."""
+    return " AND ".join(f"(\n{condition}\n)" for condition in conditions)

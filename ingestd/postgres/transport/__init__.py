@@ -1,0 +1,1 @@
+"""How COPY data comes off a connection."""

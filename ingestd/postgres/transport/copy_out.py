@@ -1,0 +1,199 @@
+"""COPY TO STDOUT read past libpq, which would take a call for each row and hold each as a whole.
+
+Between two COPYs libpq has the connection, and knows nothing of them. Source: PostgreSQL
+documentation, "Message Flow", COPY Operations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import psycopg
+from numpy.typing import NDArray
+from psycopg import sql
+
+from ingestd.decode.pgoutput.backend_messages import ERROR, MOST_BYTES, READY, Cut
+from ingestd.decode.pgoutput.shortening import Passed, Shortener
+from ingestd.decode.values.encodings import Encoding
+from ingestd.model.errors import ProtocolError
+from ingestd.postgres.connection.errors import lost
+from ingestd.postgres.connection.liveness import WatchedConnection
+from ingestd.postgres.connection.session import query_bytes, read_bytes_as_they_are, sent_encoding
+from ingestd.postgres.transport.channels.opening import Channels
+from ingestd.postgres.transport.copy_reader import CopyReader, fault_of
+
+CANCEL_LIMIT_S = 2.0
+LARGE_BLOCK_BYTES = 64 << 20
+"""A larger block has one large row: it is done with before the next is read."""
+_LINGER_S = 0.05
+"""How long it is waited for a block to become full."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """CopyData messages in one buffer; `starts` and `ends` (int64) cut it.
+
+    `passed_bytes`: of the largest that was too large to be held, or is and has begun.
+    """
+
+    buffer: bytes
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    is_last: bool
+    passed_bytes: int = 0
+
+    @property
+    def largest_bytes(self) -> int:
+        """Size of the largest message, held or not."""
+        return max(self.passed_bytes, int((self.ends - self.starts).max(initial=0)))
+
+
+class CopyOut:
+    """One COPY after another on a connection that belongs to it from now on.
+
+    `close` it always. Raises psycopg.Error; ProtocolError. A row of more than `limit_bytes` is not
+    held: see `CopyReader`.
+    """
+
+    def __init__(
+        self,
+        connection: WatchedConnection,
+        *,
+        limit_bytes: int = MOST_BYTES,
+        shortener: Callable[[], Shortener] = Passed,
+    ) -> None:
+        self._connection = connection
+        self._channels = Channels(connection)
+        self._limit_bytes = limit_bytes
+        self._shortener = shortener
+        self._reader: CopyReader | None = None
+        self._last: tuple[int, bytes] | None = None
+        self._taking: asyncio.Task[tuple[bytes, Cut]] | None = None
+
+    @property
+    def encoding(self) -> Encoding | None:
+        """What texts come in; None for UTF-8."""
+        return sent_encoding(self._connection)
+
+    async def start(self, query: sql.Composed) -> None:
+        """Send the command; return when data may come."""
+        await read_bytes_as_they_are(self._connection)
+        self._last = None
+        with self._expecting():
+            self._reader = CopyReader(
+                await self._channels.open(),
+                limit_bytes=self._limit_bytes,
+                shortener=self._shortener,
+            )
+            try:
+                await self._reader.start(query_bytes(self._connection, query))
+            except psycopg.Error:
+                self._last = ERROR, b""
+                raise
+
+    async def read_block(self) -> Block:
+        """Give the next block, which may be empty if it is the last."""
+        assert self._reader is not None
+        buffer, found = await self._next(self._reader)
+        passed = found.passed_bytes
+        if found.last is None:
+            return Block(buffer, found.starts, found.ends, is_last=False, passed_bytes=passed)
+        await self._end(self._reader, found.last)
+        return Block(buffer, found.starts, found.ends, is_last=True, passed_bytes=passed)
+
+    async def drain(self) -> None:
+        """Take what follows an error or a cancel, so that the connection can be used again."""
+        reader = self._reader
+        if reader is None:
+            return
+        last = self._last
+        while last is None:
+            _, found = await self._next(reader)
+            last = found.last
+        while last[0] != READY:
+            last = await self._after(reader)
+        await self._finish(reader)
+
+    async def _end(self, reader: CopyReader, last: tuple[int, bytes]) -> None:
+        """Take what follows the data. Raises psycopg.Error."""
+        while last[0] != READY:
+            if last[0] == ERROR:
+                self._last = last
+                raise fault_of(last)
+            last = await self._after(reader)
+        await self._finish(reader)
+        await read_bytes_as_they_are(self._connection, yes=False)
+
+    async def _after(self, reader: CopyReader) -> tuple[int, bytes]:
+        """Return the message that follows one of those that end the data."""
+        _, after = await self._next(reader, has_more=True)
+        if after.last is None:
+            msg = "rows after the end of a COPY"
+            raise ProtocolError(msg)
+        return after.last
+
+    async def _finish(self, reader: CopyReader) -> None:
+        await reader.close()
+        self._reader = None
+
+    async def close(self) -> None:
+        """Stop the COPY if one runs, and close the connection. Twice is fine."""
+        try:
+            if self._reader is not None and not self._connection.closed:
+                with contextlib.suppress(psycopg.Error):  # the server may be gone as well
+                    await self._connection.cancel_safe(timeout=CANCEL_LIMIT_S)
+        finally:
+            try:
+                if self._taking is not None:
+                    self._taking.cancel()
+                    await asyncio.wait([self._taking])
+                if self._reader is not None:
+                    await self._reader.close()
+            finally:
+                await self._connection.close()
+
+    async def _next(self, reader: CopyReader, *, has_more: bool = False) -> tuple[bytes, Cut]:
+        """Return whole rows, what ends them, or that one is too large; waits until they have come.
+
+        `has_more`: some of what has come may not be cut yet, because an end came before it. If this
+        is cancelled, the next call returns what comes meanwhile: `drain` misses no end.
+        """
+        if self._taking is None:
+            self._taking = asyncio.create_task(self._take(reader, has_more=has_more))
+        try:
+            found = await asyncio.shield(self._taking)
+        except asyncio.CancelledError:
+            raise
+        except BaseException:
+            self._taking = None
+            raise
+        self._taking = None
+        return found
+
+    async def _take(self, reader: CopyReader, *, has_more: bool) -> tuple[bytes, Cut]:
+        while True:
+            fault = None
+            if not has_more:
+                try:
+                    with self._expecting():
+                        await reader.collect(_LINGER_S)
+                except psycopg.OperationalError as error:
+                    fault = error  # the server may have said why before it closed
+            buffer, found = await asyncio.to_thread(reader.taken().cut)
+            if len(found.starts) or found.last is not None or found.passed_bytes:
+                return buffer, found
+            if fault is not None:
+                raise fault
+            has_more = False
+
+    @contextlib.contextmanager
+    def _expecting(self) -> Iterator[None]:
+        with self._connection.expecting():
+            try:
+                yield
+            except (EOFError, OSError) as error:
+                raise psycopg.OperationalError(lost(error)) from error

@@ -1,0 +1,227 @@
+"""Reading COPY data past libpq: the connection's bytes, cut later, all at once.
+
+A walsender sends each message on its own, so what is done per message is done millions of times.
+Here nothing is, but for what decrypts it: what little comes is read on the event loop, a few times
+while it is waited for more; what comes without a pause is put together in a thread that is not
+woken for each, which is what costs most, the server too. The reader must not pause for long: a unix
+socket buffers 277 messages, and the server stops while it is full.
+
+libpq must be idle when a channel takes its socket or TLS session over, and sees nothing of what is
+read: afterwards it is closed, or continues where the server is ready again (`copy_out`). Source:
+PostgreSQL documentation, "Message Formats", "Error and Notice Message Fields".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import psycopg
+from numpy.typing import NDArray
+from psycopg.pq import DiagnosticField
+
+from ingestd.decode.pgoutput.backend_messages import (
+    ASIDES,
+    COPY_BOTH,
+    COPY_OUT,
+    ERROR,
+    HEADER_BYTES,
+    MOST_BYTES,
+    Cut,
+    Cutter,
+    error_fields,
+    length_of,
+)
+from ingestd.decode.pgoutput.shortening import Passed, Shortener
+from ingestd.postgres.transport.channels.channel import Channel, is_last
+from ingestd.postgres.transport.socket_wait import readable, writable
+
+GLANCE_S = 0.005
+"""How often the event loop reads: a unix socket is full with 277 messages."""
+BUSY_BYTES = 1 << 13
+"""After so much in a glance more is expected without a pause."""
+PAUSE_BYTES = 1 << 17
+"""When so little comes in a turn that is over because of its time, the event loop takes over."""
+_HEADER = struct.Struct(">ci")
+_FIELDS = frozenset(int(field) for field in DiagnosticField)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """CopyData messages in one buffer, cut by `starts` and `ends` (int64).
+
+    `ended`: what the server ended the stream with, after them.
+    """
+
+    buffer: bytes
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    ended: psycopg.Error | None = None
+
+
+class CopyReader:
+    """Reads and writes the CopyData messages of a channel. Raises psycopg.Error, OSError, EOFError.
+
+    A message of more than `limit_bytes` is passed, and what `shortener` makes of it stands for it.
+    `heard_s`: when something last came, by the monotonic clock.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        *,
+        limit_bytes: int = MOST_BYTES,
+        shortener: Callable[[], Shortener] = Passed,
+    ) -> None:
+        self._channel = channel
+        self._thread = ThreadPoolExecutor(1, "copy-data")
+        self._sending = asyncio.Lock()
+        self._pieces: list[bytes] = []
+        self._early_bytes = 0
+        self._cutter = Cutter(limit_bytes, shortener)
+        self._is_busy = self._has_read_on = False
+        self._closed: asyncio.Future[None] | None = None
+        self.heard_s = time.monotonic()
+
+    async def start(self, command: bytes) -> None:
+        """Send the command; return when the server agrees: data may come."""
+        await self._send(b"Q", command + b"\0")
+        kind = await self._answer()
+        while kind not in {COPY_BOTH, COPY_OUT}:  # an error, whatever of it has come yet
+            taken = self.take()
+            if taken is not None and (ended := taken.block().ended) is not None:
+                raise ended
+            await self.collect(0)
+
+    async def _answer(self) -> int:
+        """Return the type of the first message that answers, from which on all is kept."""
+        found = b""
+        while True:
+            while len(found) < HEADER_BYTES:
+                found += await self._read()
+            if found[0] not in ASIDES:
+                break
+            left = 1 + length_of(found)
+            while len(found) < left:  # a notice may be larger than may be held
+                left -= len(found)
+                found = await self._read()
+            found = found[left:]
+        self._pieces, self._early_bytes = [found], len(found)
+        return found[0]
+
+    async def _read(self) -> bytes:
+        """Return what comes next; waits for it."""
+        while not (found := self._channel.read()):
+            wait = writable if self._channel.wants_write else readable
+            await wait(self._channel.fileno())
+        self.heard_s = time.monotonic()
+        return found
+
+    async def collect(self, linger_s: float) -> int:
+        """Wait for data, read on for about `linger_s` or a turn; return how many bytes came.
+
+        In glances, or in the thread while there is no pause.
+        """
+        if self._is_busy:
+            loop = asyncio.get_running_loop()
+            self._has_read_on = True
+            pieces = await loop.run_in_executor(self._thread, self._channel.read_turn, linger_s)
+            nbytes = sum(map(self._keep, pieces))
+            self._is_busy = nbytes >= PAUSE_BYTES
+            return nbytes
+        nbytes, self._early_bytes = self._early_bytes, 0
+        found = 0 if nbytes else self._keep(await self._read())
+        until = time.monotonic() + linger_s
+        while True:
+            nbytes += found
+            self._is_busy = found >= BUSY_BYTES
+            if self._is_busy or time.monotonic() >= until or self._is_over():
+                return nbytes
+            await asyncio.sleep(GLANCE_S)
+            found = self._keep(self._channel.read())
+
+    def _is_over(self) -> bool:
+        """Return whether nothing more is to be expected."""
+        return bool(self._pieces) and is_last(self._pieces[-1])
+
+    def _keep(self, piece: bytes) -> int:
+        if piece:
+            self._pieces.append(piece)
+            self.heard_s = time.monotonic()
+        return len(piece)
+
+    def take(self) -> Pieces | None:
+        """Return what has been read since the last time, None for nothing."""
+        return self.taken() if self._pieces else None
+
+    def taken(self) -> Pieces:
+        """Return the pieces, of which there may be none: what was left of those before them."""
+        pieces, self._pieces, self._early_bytes = self._pieces, [], 0
+        return Pieces(pieces, self._cutter)
+
+    async def send(self, message: bytes) -> None:
+        """Send a CopyData message; waits while the server does not read.
+
+        Cancelled, the connection is of no use any more.
+        """
+        await self._send(b"d", message)
+
+    async def _send(self, kind: bytes, content: bytes) -> None:
+        data = _HEADER.pack(kind, len(content) + 4) + content
+        async with self._sending:
+            while data:
+                data = data[self._channel.write(data) :]
+                if data:
+                    await writable(self._channel.fileno())
+
+    async def close(self) -> None:
+        """Leave the connection, which is closed by who made it. At any time, twice."""
+        if self._closed is None:
+            self._channel.release()
+            if self._has_read_on:  # the thread reads for a moment at most
+                self._closed = asyncio.wrap_future(self._thread.submit(self._channel.close))
+                self._thread.shutdown(wait=False)
+            else:
+                self._channel.close()
+                self._closed = asyncio.get_running_loop().create_future()
+                self._closed.set_result(None)
+        await asyncio.shield(self._closed)  # also if this is cancelled
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Bytes as they came, to be cut: in another thread, in the order of reading."""
+
+    pieces: list[bytes]
+    cutter: Cutter
+
+    def block(self) -> Block:
+        """Cut them, and what was left of those before. Raises ProtocolError."""
+        buffer, found = self.cut()
+        ended = None if found.last is None else fault_of(found.last)
+        return Block(buffer, found.starts, found.ends, ended)
+
+    def cut(self) -> tuple[bytes, Cut]:
+        """Return a buffer and the messages in it. Raises ProtocolError."""
+        return self.cutter.feed(self.pieces)
+
+
+def fault_of(last: tuple[int, bytes]) -> psycopg.Error:
+    """Make of the message that ended the data the error that libpq would."""
+    kind, content = last
+    if kind != ERROR:
+        return psycopg.OperationalError("the server ended the stream: the connection is closed")
+    info: dict[int, bytes | None] = {
+        DiagnosticField(k): v for k, v in error_fields(content).items() if k in _FIELDS
+    }
+    text = info.get(DiagnosticField.MESSAGE_PRIMARY) or b""
+    try:
+        error = psycopg.errors.lookup((info.get(DiagnosticField.SQLSTATE) or b"").decode())
+    except KeyError:
+        error = psycopg.DatabaseError
+    return error(text.decode("utf-8", "replace"), info=info)

@@ -1,0 +1,212 @@
+"""A source at one point, to be compared with the lake: an ordinary snapshot, held by one session.
+
+The snapshot is read-only and needs no more than SELECT. Every transaction that it sees has its
+commit below the WAL's end as it was right after the snapshot was taken. A transaction with a commit
+below that may not be seen yet: its commit is in the WAL for a moment before others see it. So the
+point has both, position and transaction ids; what locks made wait for such a transaction is not
+seen either. On a standby transactions are seen as their commits are replayed, and a snapshot does
+not say which run: there the point is that of a temporary slot, as for tables read at one point.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Self
+
+import psycopg
+import pyarrow as pa
+from psycopg import AsyncConnection
+
+from ingestd.model.errors import TableChangedError, TableError, TransientError
+from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.schema import Table
+from ingestd.ports import Split
+from ingestd.ports.verify import Point
+from ingestd.postgres.connection.errors import classify
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.connection.wal_position import insert_position, is_standby
+from ingestd.postgres.polling.polled_table import PolledTable
+from ingestd.postgres.polling.queries import is_deleted
+from ingestd.postgres.rewrites.fingerprint_queries import read_files
+from ingestd.postgres.settings import PollingSettings, PostgresSettings, WalSettings
+from ingestd.postgres.snapshot.ctid_splits import (
+    LOCK_TIMEOUT_S,
+    enter_snapshot,
+    read_error,
+    splits_seen,
+)
+from ingestd.postgres.snapshot.page_reader import TablePages
+from ingestd.postgres.snapshot.read_view import ExportedView, Place
+from ingestd.postgres.wal.slots.create import temporary_point
+from ingestd.postgres.wal.slots.slot import ExportedPoint
+
+SLOT_LIMIT_S = 120.0
+"""How long a standby's slot may wait for transactions that began before it."""
+_SNAPSHOT = (
+    "SELECT pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_export_snapshot(),"
+    " pg_catalog.clock_timestamp()"
+)
+Files = Mapping[int, Mapping[int, int]]
+"""The files of tables, by OID, and of their partitions."""
+
+
+class Pace:
+    """Lets so many bytes a second pass; None: as many as come."""
+
+    def __init__(self, bytes_per_s: float | None) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._free_at = 0.0
+
+    async def passed(self, nbytes: int) -> None:
+        """Take that so much was read; return when more may be."""
+        if self._bytes_per_s is None:
+            return
+        now = asyncio.get_running_loop().time()
+        self._free_at = max(self._free_at, now) + nbytes / self._bytes_per_s
+        await asyncio.sleep(self._free_at - now)
+
+
+class SourceAtPoint:
+    """See `ingestd.ports.verify.VerifiedSource`. `open` it, `close` it always."""
+
+    def __init__(  # noqa: PLR0917 - what it is made of
+        self,
+        settings: PostgresSettings,
+        held: AsyncConnection[Any] | ExportedPoint,
+        exported: str,
+        point: Point,
+        at: datetime,
+        files: Files,
+        pace: Pace,
+    ) -> None:
+        self._settings = settings
+        self._dsn = settings.dsn.get_secret_value()
+        self._held = held
+        self._exported = exported
+        self.point = point
+        self._at = at
+        self._files = files
+        self._pace = pace
+
+    @classmethod
+    async def open(
+        cls, where: str, settings: PostgresSettings, tables: Sequence[Table], pace: Pace
+    ) -> Self:
+        """Take the snapshot; `where` begins an error's text.
+
+        Raises OperatorError, TransientError.
+        """
+        dsn = settings.dsn.get_secret_value()
+        try:
+            async with await connect(dsn, lock_timeout_s=LOCK_TIMEOUT_S) as connection:
+                # Before the snapshot: what is replaced between here and the end of reading shows.
+                files, _ = await read_files(connection, [t.oid for t in tables])
+                takes_slot = isinstance(settings, WalSettings) and await is_standby(connection)
+            if takes_slot:
+                assert isinstance(settings, WalSettings)
+                slot = await _slot(where, settings)
+                point = Point(slot.point)
+                return cls(settings, slot, slot.snapshot, point, slot.at, files, pace)
+            return await cls._at_snapshot(settings, files, pace)
+        except psycopg.Error as error:
+            raise classify(error, f"{where}, snapshot", dsn) from error
+
+    @classmethod
+    async def _at_snapshot(cls, settings: PostgresSettings, files: Files, pace: Pace) -> Self:
+        keeper = await connect(settings.dsn.get_secret_value(), autocommit=False)
+        try:
+            await keeper.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            row = await (await keeper.execute(_SNAPSHOT)).fetchone()
+            assert row is not None
+            seen, exported, at = row
+            lsn = await insert_position(keeper)  # after the snapshot: all that it sees is below
+        except BaseException:
+            await keeper.close()
+            raise
+        is_exact = not isinstance(settings, PollingSettings)
+        point = Point(lsn, Visibility.parse(seen) if is_exact else None, is_exact)
+        return cls(settings, keeper, exported, point, at, files, pace)
+
+    async def splits(self, table: Table) -> Sequence[Split]:
+        """Cut a table by blocks, as it is in the snapshot."""
+        nbytes = self._settings.snapshot_chunk
+        try:
+            async with await connect(
+                self._dsn, autocommit=False, lock_timeout_s=LOCK_TIMEOUT_S
+            ) as connection:
+                await enter_snapshot(connection, self._exported)
+                return await splits_seen(connection, self._read(table), self._exported, nbytes)
+        except psycopg.errors.LockNotAvailable as error:
+            raise _locked(table) from error
+        except psycopg.Error as error:
+            raise read_error(error, table.id, self._dsn) from error
+
+    async def batches(self, split: Split) -> AsyncGenerator[pa.RecordBatch, None]:
+        """Read a split by COPY."""
+        view = ExportedView(self._dsn, self._exported, Place(self.point.lsn, self._at))
+        async with contextlib.aclosing(TablePages(self._dsn, split, view).pages()) as pages:
+            try:
+                async for page in pages:
+                    yield page.batch.rows
+                    await self._pace.passed(page.batch.nbytes)
+            except TableChangedError as error:
+                if isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
+                    raise _locked(split.table) from error
+                raise
+
+    async def ensure_unreplaced(self, table: Table) -> None:
+        """Compare the files: TRUNCATE and rewrites empty a table for older snapshots, too."""
+        try:
+            async with await connect(self._dsn, lock_timeout_s=LOCK_TIMEOUT_S) as connection:
+                now, _ = await read_files(connection, [table.oid])
+        except psycopg.errors.LockNotAvailable as error:
+            raise _locked(table) from error
+        except psycopg.Error as error:
+            raise read_error(error, table.id, self._dsn) from error
+        if now.get(table.oid) != self._files.get(table.oid):
+            raise TableChangedError(
+                table.id,
+                "was truncated, rewritten or given other partitions while it was compared",
+                remedy="compare it again",
+            )
+
+    async def close(self) -> None:
+        """Let the snapshot go."""
+        await self._held.close()
+
+    def _read(self, table: Table) -> Table:
+        """Give the table without the rows that count as deleted."""
+        if not isinstance(self._settings, PollingSettings):
+            return table
+        deleted = self._settings.controls(table.id).deleted
+        if deleted is None:
+            return table
+        polled = PolledTable(table, None, deleted, 0.0, None)
+        return replace(table, row_filter=f"NOT {is_deleted(polled).as_string(None)}")
+
+
+def _locked(table: Table) -> TableError:
+    return TableError(
+        table.id,
+        f"could not be read within {LOCK_TIMEOUT_S:g} s: somebody holds a lock on it",
+        remedy="compare it again when they have ended; pg_locks and pg_stat_activity tell who",
+    )
+
+
+async def _slot(where: str, settings: WalSettings) -> ExportedPoint:
+    try:
+        async with asyncio.timeout(SLOT_LIMIT_S):
+            return await temporary_point(settings)
+    except TimeoutError as error:
+        raise TransientError(
+            f"{where}: no snapshot within {SLOT_LIMIT_S:g} s: making its temporary slot waits for"
+            " all transactions that began before",
+            reason="slot_waits",
+            remedy="end the oldest: SELECT pid, xact_start, state, query FROM "
+            "pg_catalog.pg_stat_activity"
+            " WHERE backend_xid IS NOT NULL ORDER BY xact_start;",
+        ) from error

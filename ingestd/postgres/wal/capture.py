@@ -1,0 +1,394 @@
+"""The ChangeCapture of kind `wal`.
+
+Connections: one for control, which holds the claim and runs catalog queries and DDL; one for lag;
+the replication connection of the stream; and those of a snapshot while it is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection
+
+from ingestd.decode.pgoutput.relation import Relation
+from ingestd.model.changes import Chunk
+from ingestd.model.errors import OperatorError, TransientError
+from ingestd.model.lake_state import Committed, RegisteredTable
+from ingestd.model.lsn import ZERO, Lsn
+from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.row_limit import row_limit_bytes
+from ingestd.model.schema import Table, TableId
+from ingestd.ports import Continuity, Discovery, Fresh, Lag, Prepared, Resumed, Snapshot
+from ingestd.postgres.connection.claim import Control
+from ingestd.postgres.connection.errors import FREE_A_SENDER
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.connection.wal_position import is_standby
+from ingestd.postgres.rewrites.stream_evidence import Tellings
+from ingestd.postgres.settings import WalSettings
+from ingestd.postgres.snapshot.chunked import (
+    ChunkedSnapshot,
+    can_be_chunked,
+    next_xid,
+    sizes,
+)
+from ingestd.postgres.snapshot.read_view import look
+from ingestd.postgres.wal.change_stream import Delivery
+from ingestd.postgres.wal.continuity import continuity_of
+from ingestd.postgres.wal.discovery import SourceTables
+from ingestd.postgres.wal.drain.drain import CatchUpPolicy
+from ingestd.postgres.wal.publication import prepare_publication
+from ingestd.postgres.wal.publication_sql import is_locked
+from ingestd.postgres.wal.relation_cache import Relations
+from ingestd.postgres.wal.server import Server, inspect_server, server_notices
+from ingestd.postgres.wal.server_position import position_of
+from ingestd.postgres.wal.slots.create import prepare_slot, temporary_point, without_walsender
+from ingestd.postgres.wal.slots.slot import (
+    ExportedPoint,
+    SlotPast,
+    find_slot,
+    missing_slot,
+    moved_slot,
+    skipped,
+    vanished_slot,
+)
+from ingestd.postgres.wal.slots.snapshot import TableSnapshot
+from ingestd.postgres.wal.spool import SpoolPolicy
+
+DDL_PATIENCE_S = 0.2
+"""Until the catalog is checked again for DDL that the last check did not see."""
+SIZE_PATIENCE_S = 1.0
+"""How long a table's size may wait for who holds the table."""
+
+
+class WalCapture:
+    """Logical replication of one database; see `ingestd.ports.ChangeCapture` for the contract."""
+
+    supports_replay = True
+
+    def __init__(
+        self,
+        source: str,
+        settings: WalSettings,
+        *,
+        memory_bytes: int,
+        catch_up: CatchUpPolicy,
+        spool: SpoolPolicy | None = None,
+        told: Tellings | None = None,
+        past: SlotPast | None = None,
+    ) -> None:
+        self._where = f"source {source}"
+        self._settings = settings
+        self._dsn = settings.dsn.get_secret_value()
+        self._slot = settings.slot
+        self._control = Control(self._where, self._dsn)
+        self._monitor: AsyncConnection[Any] | None = None
+        self._monitor_lock = asyncio.Lock()
+        self._exported: ExportedPoint | None = None
+        self._memory_bytes = memory_bytes
+        self._snapshots: list[TableSnapshot | ChunkedSnapshot] = []
+        self._tables = SourceTables(settings, told)
+        self._past = past or SlotPast()
+        self._relations = Relations(
+            self._describe,
+            settings.streams,
+            self._tables.take_partition,
+            self._tables.take_ddl,
+        )
+        self._delivery = Delivery(
+            source,
+            settings,
+            self._relations,
+            slot_position=self._slot_position,
+            server_position=self._server_position,
+            memory_bytes=memory_bytes,
+            catch_up=catch_up,
+            spool=spool or SpoolPolicy(settings.open_transaction_spool),
+            past=self._past,
+        )
+        self._is_live = False
+        self._unread_above: Lsn | None = None  # of a slot above nothing was read; all will be
+        self._reach: Lsn | None = None  # where the slot may be at most, before the stream
+        self._began = 0
+        self._sent_whole: frozenset[int] = frozenset()
+
+    async def claim(self) -> None:
+        """Take the claim that goes with the slot's name."""
+        await self._control.claim(
+            self._slot,
+            taken=f"another ingestd works on slot {self._slot!r}",
+            remedy="stop the other one; this one takes over as soon as that has ended",
+        )
+
+    async def hold(self) -> None:
+        """Wait until the claim is lost."""
+        await self._control.hold()
+
+    async def discover(self, known: Mapping[TableId, RegisteredTable]) -> Discovery:
+        """Read the catalog, hold it against `tables` and against what the lake has."""
+        control = await self._control.connection()
+        with self._control.errors("discover"):
+            server = await self._checked_server(control)
+            found = await self._tables.discover(control, server, known)
+            notices = server_notices(server, self._dsn)
+            return replace(found, notices=(*found.notices, *notices))
+
+    async def tables_changed(self) -> None:
+        """Compare the catalog with that of the last discovery: now and then, or when told to."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.discover_interval):
+                    await self._relations.noticed.wait()
+            was_told = self._relations.noticed.is_set()
+            self._relations.noticed.clear()
+            try:
+                if await self._have_changed():
+                    return
+            except asyncio.CancelledError:
+                if was_told:
+                    self._relations.noticed.set()
+                raise
+
+    async def _have_changed(self) -> bool:
+        with self._control.errors("catalog"), contextlib.suppress(psycopg.errors.LockNotAvailable):
+            if self._settings.logs_ddl:
+                control = await self._control.connection()
+                if await self._tables.ddl_log_changed(control):
+                    return True
+            has_changed = await self._tables.have_changed()
+            if self._tables.told.ddl.awaits:  # a commit is in the WAL before others see it
+                loop = asyncio.get_running_loop()
+                loop.call_later(DDL_PATIENCE_S, self._relations.noticed.set)
+            return has_changed
+        return False  # a table that is locked for long is looked at later
+
+    async def continuity(self, committed: Committed) -> Continuity:
+        """Compare slot and server with what the lake holds."""
+        control = await self._control.connection()
+        with self._control.errors("continuity"):
+            server = await self._checked_server(control)
+            found = await continuity_of(
+                control, server, self._settings, committed, past=self._past, where=self._where
+            )
+        self._reach = committed.position if isinstance(found, Resumed) else None
+        reads_all = self._settings.snapshot == "initial"
+        is_unread = isinstance(found, Fresh) and reads_all
+        self._unread_above = (committed.position or ZERO) if is_unread else None
+        return found
+
+    async def prepare(
+        self, tables: Sequence[Table], *, renew: bool = False, read_to: Lsn | None = None
+    ) -> Prepared:
+        """Make or check publication and slot."""
+        control = await self._control.connection()
+        self._relations.keep(tables, self._tables.departed)
+        self._delivery.resolve_again()
+        with self._control.errors("prepare"):
+            unpublished = await prepare_publication(
+                control, self._settings, tables, is_live=self._is_live, where=self._where
+            )
+            busy = frozenset(unpublished)
+            self._tables.suspect(t for t, error in unpublished.items() if not is_locked(error))
+            is_news, storages = await self._tables.take_publication()
+            if is_news:
+                self._relations.noticed.set()
+            if self._is_live:
+                self._sent_whole = frozenset()
+            else:
+                unread_above = self._unread_above
+                if unread_above is not None and read_to is not None:
+                    unread_above = max(unread_above, read_to)
+                exported = await prepare_slot(
+                    control,
+                    self._settings,
+                    renew=renew,
+                    unread_above=unread_above,
+                    where=self._where,
+                )
+                if exported is not None:
+                    self._past.lacks_publication = False
+                    exported = await without_walsender(self._settings, exported)
+                self._reach = exported.point if exported is not None else self._reach
+                if self._reach is None:  # one that serves wherever it stands
+                    self._reach = await self._slot_position()
+                if exported is not None:
+                    # Making the slot has waited for whoever wrote before they were published.
+                    self._sent_whole = frozenset(t.oid for t in tables if t.id not in busy)
+                    self._exported = exported
+                    self._delivery.begin_anew()
+        return Prepared(busy, storages)
+
+    async def chunked(self, tables: Sequence[Table], *, initial: bool) -> frozenset[TableId]:
+        """By size, if it is the first load; none on a standby, whose snapshots hide who runs."""
+        able = [t for t in tables if can_be_chunked(t)]
+        least = self._settings.snapshot_chunked_above if initial else 0
+        with self._control.errors("sizes"):
+            async with await connect(
+                self._dsn, lock_timeout_s=SIZE_PATIENCE_S, reads_names=True
+            ) as connection:
+                if await is_standby(connection):
+                    return frozenset()
+                found = await sizes(connection, able)
+        return frozenset(name for name, nbytes in found.items() if nbytes >= least)
+
+    async def snapshot(
+        self,
+        tables: Sequence[Table],
+        *,
+        chunked: bool = False,
+        are_new: bool = False,
+        left: str = "",
+        where: str | None = None,
+    ) -> Snapshot:
+        """In chunks, or at the new slot's point, or at that of a temporary one."""
+        self._snapshots = [s for s in self._snapshots if not s.is_closed]
+        snapshot: TableSnapshot | ChunkedSnapshot
+        if chunked:
+            with self._control.errors("snapshot"):
+                snapshot = await ChunkedSnapshot.begin(
+                    self._settings,
+                    tables,
+                    began=self._began,
+                    are_new=are_new and any(t.oid not in self._sent_whole for t in tables),
+                    left=left,
+                    where=where,
+                    memory_bytes=self._memory_bytes,
+                )
+        else:
+            snapshot = await self._at_one_point(tables)
+        self._snapshots.append(snapshot)
+        return snapshot
+
+    async def _at_one_point(self, tables: Sequence[Table]) -> TableSnapshot:
+        exported, self._exported = self._exported, None
+        if exported is None:
+            try:
+                with self._control.errors("snapshot"):
+                    exported = await temporary_point(self._settings, is_claimed=True)
+                    exported = await without_walsender(self._settings, exported)
+            except (OperatorError, TransientError) as error:
+                is_slot = isinstance(error.__cause__, psycopg.errors.ConfigurationLimitExceeded)
+                if not (is_slot or error.remedy == FREE_A_SENDER):
+                    raise
+                reason = "no_free_slot"
+                raise TransientError(error.what, reason=reason, remedy=error.remedy) from error
+        self._delivery.delivered(exported.point)
+        limit_bytes = row_limit_bytes(self._memory_bytes)
+        return TableSnapshot(self._settings, exported, tables, row_limit_bytes=limit_bytes)
+
+    async def live(self, after: Lsn | None) -> AsyncGenerator[Chunk, None]:
+        """Give the changes from `after`, or from the slot's confirmed position if that is later."""
+        self._is_live = True
+        control = await self._control.connection()
+        with self._control.errors("live"):
+            await self._drop_export()
+            self._began = await next_xid(control)
+            server = await inspect_server(control, self._dsn)
+            slot = await find_slot(control, self._slot)
+        if slot is None or slot.confirmed_lsn is None:
+            raise self._without_slot()
+        reach = max(self._reach or slot.confirmed_lsn, self._delivery.confirmed)
+        if slot.confirmed_lsn > reach:
+            raise moved_slot(self._slot, skipped(slot.confirmed_lsn, reach))
+        start = max(after or ZERO, slot.confirmed_lsn)
+        self._delivery.server_is_at(Lsn.parse(slot.flushed), slot.again_bytes)
+        changes = self._delivery.changes(start, server)
+        async with contextlib.aclosing(changes):
+            async for chunk in changes:
+                judged, is_news = self._tables.delivered(chunk)
+                if self._tables.texts.take(chunk.batches) or is_news:
+                    self._relations.noticed.set()
+                yield judged
+
+    async def seen(self) -> Visibility:
+        """Ask on the connection that holds the claim."""
+        control = await self._control.connection()
+        with self._control.errors("snapshot"):
+            return await look(control)
+
+    def checkpoint_requested(self) -> bool:
+        """Whether the server asked for a reply with everything sent, or a backlog was."""
+        return self._delivery.checkpoint_requested
+
+    async def confirm(self, position: Lsn) -> None:
+        """See `Delivery.confirm`."""
+        await self._delivery.confirm(position)
+
+    async def lag(self) -> Lag:
+        """Ask pg_replication_slots."""
+        with self._control.errors("lag"):
+            slot = await find_slot(await self._monitoring(), self._slot)
+        if slot is None:
+            raise self._without_slot()
+        current, confirmed = Lsn.parse(slot.current), slot.confirmed_lsn
+        self._delivery.server_is_at(Lsn.parse(slot.flushed), slot.again_bytes)
+        return Lag(
+            current_lsn=current,
+            confirmed_lsn=confirmed,
+            lag_bytes=None if confirmed is None else max(0, current - confirmed),
+            retained_bytes=slot.retained_bytes,
+            safe_bytes=slot.safe_bytes,
+            wal_status=slot.wal_status,
+        )
+
+    async def health(self) -> None:
+        """Ask the connection that holds the claim."""
+        await self._control.health()
+
+    async def close(self) -> None:
+        """Close all connections; the lock and a temporary slot go with them."""
+        async with contextlib.AsyncExitStack() as last_first:  # all, whatever one of them raises
+            last_first.push_async_callback(self._control.close)
+            monitor, self._monitor = self._monitor, None
+            if monitor is not None:
+                last_first.push_async_callback(monitor.close)
+            last_first.push_async_callback(self._drop_export)
+            last_first.push_async_callback(self._relations.close)
+            for snapshot in reversed(self._snapshots):
+                last_first.push_async_callback(snapshot.close)
+            last_first.push_async_callback(self._delivery.close)
+
+    # --- inside ------------------------------------------------------------------------------
+
+    async def _checked_server(self, control: AsyncConnection[Any]) -> Server:
+        server = await inspect_server(control, self._dsn)
+        for fault in server.faults():
+            raise OperatorError(f"{self._where}: {fault.what}", remedy=fault.remedy)
+        return server
+
+    async def _slot_position(self) -> Lsn:
+        control = await self._control.connection()
+        with self._control.errors("slot"):
+            slot = await find_slot(control, self._slot)
+        if slot is None or slot.confirmed_lsn is None:
+            raise self._without_slot()
+        return slot.confirmed_lsn
+
+    async def _server_position(self, lineage: str) -> Lsn:
+        """Ask on the connection that nothing keeps for long."""
+        with self._control.errors("position"):
+            return await position_of(await self._monitoring(), lineage)
+
+    async def _monitoring(self) -> AsyncConnection[Any]:
+        async with self._monitor_lock:  # who asks for a position, and for lag
+            if self._monitor is None or self._monitor.closed:
+                self._monitor = await connect(self._dsn, reads_names=True)
+            return self._monitor
+
+    def _without_slot(self) -> OperatorError | TransientError:
+        make = vanished_slot if self._settings.manage else missing_slot
+        return make(self._slot)
+
+    async def _drop_export(self) -> None:
+        exported, self._exported = self._exported, None
+        if exported is not None:
+            await exported.close()
+
+    async def _describe(self, relation: Relation, name: TableId) -> Table:
+        control = await self._control.connection()
+        with self._control.errors("describe"):
+            return await self._tables.of_relation(control, relation, name)

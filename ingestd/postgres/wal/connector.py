@@ -1,0 +1,93 @@
+"""The connector of kind `wal`, and its factory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from psycopg import AsyncConnection
+from pydantic import BaseModel
+
+from ingestd.model.check import CheckLine
+from ingestd.model.lake_state import RegisteredTable
+from ingestd.model.schema import TableId
+from ingestd.ports import ChangeCapture, ChangeLog, Connector, Coverage, Demand
+from ingestd.postgres.connector import PostgresConnector
+from ingestd.postgres.rewrites.stream_evidence import Tellings
+from ingestd.postgres.settings import WalSettings
+from ingestd.postgres.wal.capture import WalCapture
+from ingestd.postgres.wal.discovery import SourceTables
+from ingestd.postgres.wal.drain.drain import CatchUpPolicy
+from ingestd.postgres.wal.preflight import demand_for, preflight
+from ingestd.postgres.wal.server import inspect_server
+from ingestd.postgres.wal.slots.slot import SlotPast
+from ingestd.postgres.wal.spool import SpoolPolicy
+
+
+class WalConnector(PostgresConnector):
+    """A Postgres database captured by logical replication."""
+
+    def __init__(
+        self, source: str, settings: WalSettings, *, memory_bytes: int, catch_up: CatchUpPolicy
+    ) -> None:
+        super().__init__(source, settings.dsn.get_secret_value())
+        self._settings = settings
+        self._memory_bytes = memory_bytes
+        self._catch_up = catch_up
+        self._spool = SpoolPolicy(settings.open_transaction_spool)
+        self._told = Tellings()
+        self._past = SlotPast()
+
+    async def _look(
+        self, connection: AsyncConnection[Any], known: Mapping[TableId, RegisteredTable]
+    ) -> Coverage:
+        server = await inspect_server(connection, self._dsn)
+        found = await SourceTables(self._settings).discover(connection, server, known)
+        return Coverage(found.tables, found.refused, tuple(server.faults()))
+
+    def capture(self, log: ChangeLog | None = None) -> ChangeCapture:
+        """Make a capture, which looks back at nothing."""
+        del log
+        return WalCapture(
+            self._source,
+            self._settings,
+            memory_bytes=self._memory_bytes,
+            catch_up=self._catch_up,
+            spool=self._spool,
+            told=self._told,
+            past=self._past,
+        )
+
+    async def check(self) -> Sequence[CheckLine]:
+        """Look for what would fail."""
+        return await preflight(self._source, self._settings)
+
+    async def _demand(self, connection: AsyncConnection[Any]) -> Demand:
+        return await demand_for(connection, self._settings)
+
+
+class WalFactory:
+    """Kind `wal`: logical replication with pgoutput.
+
+    `catch_up_above_bytes`: instead of the setting `catch_up_above`.
+    """
+
+    name = "wal"
+    config_model: type[BaseModel] = WalSettings
+
+    def __init__(self, *, catch_up_above_bytes: int | None = None) -> None:
+        self._catch_up_above_bytes = catch_up_above_bytes
+
+    def create(self, source: str, config: BaseModel, *, memory_bytes: int) -> Connector:
+        """Make a connector for this source."""
+        if not isinstance(config, WalSettings):
+            msg = f"kind wal can't take {type(config).__name__}"
+            raise TypeError(msg)
+        above_bytes = self._catch_up_above_bytes
+        catch_up = CatchUpPolicy(
+            config.catch_up_above if above_bytes is None else above_bytes,
+            slots=config.catch_up_slots,
+            part_bytes=config.catch_up_part,
+            messages=config.logs_ddl,
+        )
+        return WalConnector(source, config, memory_bytes=memory_bytes, catch_up=catch_up)

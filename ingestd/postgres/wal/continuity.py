@@ -1,0 +1,239 @@
+"""Whether the slot still has every change after the lake's position, or why not.
+
+What is compared, in this order, and what it says:
+
+    the server's WAL ends below what the lake has     Lost, and refused until it has passed that:
+                                                      LSNs would tell nothing
+    nothing at all in the lake, and a slot that was   LakeLost
+    read
+    rows of another server, and a slot here that was  LakeLost: another source's lake
+    read
+    a slot that was read beyond the lake              LakeLost: an older copy
+    nothing in the lake needs continuity              Fresh
+    another system identifier                         Lost: another server
+    another timeline, which does not have all of the  Lost
+    lake in its history, or did not keep the slot
+    the lake was written by polling                   Lost
+    no publication or one made after changes that     Lost
+    the slot still has to send
+    no slot, one that was given up                    Lost
+    a slot beyond the lake that nobody read           Lost
+    else                                              Resumed
+
+A slot that we make was read if it is there: the lake records the source before that is made. Of one
+that is not ours to make (manage = false) the server's statistics say so, if they say anything.
+
+The lake that a slot was read into is never behind it (I1), so one that is not behind has all that
+the slot does not have any more, whichever lake it is: its id need not be known.
+
+A table is read anew at a point above all that the lake has of it, so a server that is behind has to
+pass that first. It may do so before anybody looks again: the loss has to be recorded.
+
+Source: PostgreSQL documentation, "Timelines", "Replication Slot Synchronization".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from psycopg import AsyncConnection
+
+from ingestd.model.errors import OperatorError, TransientError
+from ingestd.model.lake_state import Committed
+from ingestd.model.lsn import ZERO, Lsn
+from ingestd.ports import Continuity, Fresh, LakeLost, Lost, Resumed
+from ingestd.postgres.catalog.publication import find_publication
+from ingestd.postgres.connection.wal_position import current_position
+from ingestd.postgres.settings import WalSettings
+from ingestd.postgres.wal.server import (
+    FIRST_DECODING_STANDBY,
+    Server,
+    switch_points,
+)
+from ingestd.postgres.wal.slots.slot import (
+    FIRST_WITH_FAILOVER,
+    Slot,
+    SlotPast,
+    find_slot,
+    gap_before,
+)
+
+POLLED_AHEAD_BYTES = 1 << 16
+WAL_SEGMENT_BYTES = 16 << 20
+"""What initdb chooses; only for a remedy's words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The server and what it has for us.
+
+    `current`: where its WAL ends. `switched`: timelines that its own came from, and where each was
+    left (empty where that was not asked for).
+    """
+
+    server: Server
+    current: Lsn
+    slot: Slot | None
+    has_publication: bool
+    switched: Mapping[int, Lsn]
+    past: SlotPast = field(default_factory=SlotPast)
+
+
+async def continuity_of(
+    control: AsyncConnection[Any],
+    server: Server,
+    settings: WalSettings,
+    committed: Committed,
+    *,
+    past: SlotPast,
+    where: str,
+) -> Continuity:
+    """Compare slot and server with what the lake holds. Changes nothing.
+
+    `past`: what the slot was found to lack. `where` begins an error's text. Raises psycopg.Error;
+    TransientError while a standby is behind the lake; OperatorError for a server that is and a lake
+    without rows that count, and for a slot that can't be ours.
+    """
+    slot = await find_slot(control, settings.slot)
+    publication = await find_publication(control, settings.publication)
+    current = await current_position(control)
+    switched: Mapping[int, Lsn] = {}
+    if committed.origin not in {None, server.origin}:
+        switched = await switch_points(settings.dsn.get_secret_value(), server.timeline)
+    found = Standing(server, current, slot, publication is not None, switched, past)
+    return judge(found, settings, committed, where=where)
+
+
+def judge(
+    found: Standing, settings: WalSettings, committed: Committed, *, where: str
+) -> Continuity:
+    """Decide; see the module for the order, and `continuity_of` for what is raised."""
+    server, slot, position = found.server, found.slot, committed.position
+    reached = max(position or ZERO, committed.floor or ZERO)
+    if found.current < reached:
+        return _behind(found, settings.slot, reached, committed, where)
+    fault = None if slot is None else slot.fault(settings.slot, server.database)
+    if fault is not None:
+        raise OperatorError(f"{where}: {fault.what}", remedy=fault.remedy)
+    lost = _not_the_lake(found, settings, committed)
+    if lost is not None:
+        return LakeLost(lost)
+    if position is None or not committed.needs_continuity:
+        return Fresh()
+    gap = _gap(found, settings, committed, position)
+    return Resumed() if gap is None else Lost(gap)
+
+
+def _not_the_lake(found: Standing, settings: WalSettings, committed: Committed) -> str | None:
+    """Say why this is not the lake that the slot was read into; None if it may be."""
+    slot, position = found.slot, committed.position
+    if slot is None or not (settings.manage or slot.read_transactions > 0):
+        return None
+    read = f"slot {settings.slot!r} was read to {slot.confirmed}"
+    if committed.has_nothing:
+        return (
+            f"{read}, and the lake has nothing of this source: its folder was removed or is not "
+            "mounted, or lake.uri is another one"
+        )
+    if position is None or not committed.needs_continuity or slot.is_lost:
+        return None
+    other = _other_server(committed.origin or found.server.origin, found.server)
+    if other is not None:
+        return f"{other}; and {read} here: it is another source's lake"
+    if (slot.confirmed_lsn or ZERO) > position:
+        return (
+            f"{read}, and the lake ends at {position}: it is an older copy of the lake, or somebody"
+            " else moved the slot or made it again"
+        )
+    return None
+
+
+def _gap(found: Standing, settings: WalSettings, committed: Committed, position: Lsn) -> str | None:
+    """Say why the server may not have all that follows the lake; None if it has."""
+    server = found.server
+    origin = committed.origin or server.origin
+    other = _other_server(origin, server)
+    if other is not None:
+        return other
+    if "/" in origin.partition("/")[2]:
+        return "the lake's rows came by another kind of capture, of which the slot knows nothing"
+    timeline = origin.partition("/")[2]
+    if timeline != str(server.timeline):
+        reached = max(position, committed.floor or ZERO)
+        parted = _parted(found, settings.slot, timeline, reached)
+        if parted is not None:
+            return parted
+    if not found.has_publication:
+        # Made anew it is unknown to the WAL that the slot still has to decode.
+        return f"publication {settings.publication!r} does not exist"
+    if found.past.lacks_publication:
+        return (
+            f"publication {settings.publication!r} was dropped and made again, or made after the "
+            "slot: the server can't send the changes before that"
+        )
+    return gap_before(found.slot, settings.slot, position)
+
+
+def _other_server(origin: str, server: Server) -> str | None:
+    """Say why the lake's rows are not this server's; None if they are."""
+    system = origin.partition("/")[0]
+    if system != server.system_identifier:
+        return (
+            f"this is another server (system identifier {server.system_identifier}) than the one "
+            f"that the lake's rows came from ({system})"
+        )
+    return None
+
+
+def _parted(found: Standing, name: str, timeline: str, reached: Lsn) -> str | None:
+    """Say why a server on another timeline does not go on where the lake ends; None if it may."""
+    server, slot = found.server, found.slot
+    promoted = f"the server was promoted or restored (timeline {timeline}, now {server.timeline})"
+    switched = found.switched.get(int(timeline)) if timeline.isdigit() else None
+    if switched is None:
+        return f"{promoted}: its history does not have the lake's timeline"
+    if server.version < FIRST_DECODING_STANDBY:
+        return f"{promoted}: PostgreSQL {server.version_text} keeps no slot through that"
+    if slot is None:
+        hint = ""
+        if server.version >= FIRST_WITH_FAILOVER:
+            hint = " (a standby with sync_replication_slots = on keeps a copy)"
+        return f"{promoted}: it has no slot {name!r}{hint}"
+    # A slot that was confirmed beyond the switch was read on this timeline already.
+    if reached > switched and (slot.confirmed_lsn or ZERO) <= switched:
+        return (
+            f"{promoted} at {switched}, the lake ends at {reached}: it has changes that this "
+            "server never got (synchronized_standby_slots on the primary prevents that)"
+        )
+    return None
+
+
+def _behind(found: Standing, slot: str, reached: Lsn, committed: Committed, where: str) -> Lost:
+    is_polled = (committed.origin or "").count("/") > 1
+    if is_polled and reached - found.current < POLLED_AHEAD_BYTES:
+        raise TransientError(
+            f"{where}: the lake was written by polling, whose positions run ahead of a server that "
+            "writes nothing",
+            reason="server_idle",
+            remedy="wait for it, or SELECT pg_logical_emit_message(true, '', '');",
+        )
+    what = f"the lake ends at {reached}, the server is at {found.current}"
+    if found.server.in_recovery:
+        raise TransientError(
+            f"{where}: {what}: the standby has not replayed all that the lake has",
+            reason="standby_behind",
+            remedy="wait, or look at what holds up its replay",
+        )
+    what += ": it was restored from an older backup, or is another one"
+    segments = reached // WAL_SEGMENT_BYTES - found.current // WAL_SEGMENT_BYTES + 1
+    advance = "SELECT pg_logical_emit_message(false, '', ''), pg_switch_wal()"
+    remedy = (
+        "give this server a lake.uri or a source name of its own. Or, to have all tables read anew "
+        f"into this lake: drop slot {slot!r} if it is there, and then "
+        f"{advance} FROM generate_series(1, {segments});"
+    )
+    if not committed.needs_continuity:
+        raise OperatorError(f"{where}: {what}", remedy=remedy)
+    return Lost(what, remedy=remedy, is_behind=True)

@@ -1,0 +1,487 @@
+"""What tables a source has to capture, and what has become of those the lake knows."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from psycopg import AsyncConnection
+
+from ingestd.decode.pgoutput.relation import Relation
+from ingestd.decode.type_mapping import BUILT_IN, Types
+from ingestd.model.changes import Chunk
+from ingestd.model.errors import TableError
+from ingestd.model.lake_state import Notice, RegisteredTable
+from ingestd.model.lsn import ZERO, Lsn
+from ingestd.model.schema import Table, TableId
+from ingestd.ports import Discovery, Refused
+from ingestd.postgres.captured.definition import Catalog, Definitions, read_catalog
+from ingestd.postgres.captured.departed_tables import Departed, find_departed
+from ingestd.postgres.captured.selection import is_left_out, missing_tables, unmatched_notices
+from ingestd.postgres.catalog.publication import Publication, was_altered
+from ingestd.postgres.catalog.replica_identity import incomplete
+from ingestd.postgres.catalog.tables import TableRow, refusal, table_of
+from ingestd.postgres.connection.quoting import printed
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.rewrites.ddl_log import DdlEvent
+from ingestd.postgres.rewrites.ddl_script import DdlLogFault, ddl_log_fault
+from ingestd.postgres.rewrites.fingerprint import Storage, digest
+from ingestd.postgres.rewrites.fingerprint_queries import read_makers
+from ingestd.postgres.rewrites.stream_evidence import Tellings
+from ingestd.postgres.rewrites.streamed_texts import read_at
+from ingestd.postgres.rewrites.tracker import Looks, is_wider, to_record
+from ingestd.postgres.settings import WalSettings
+from ingestd.postgres.wal.enum_labels import EnumColumns, enum_columns, unknown_labels
+from ingestd.postgres.wal.publication_sql import add_statement, column_lists, kept_out
+from ingestd.postgres.wal.server import Server
+
+TRY_AGAIN_S = 60.0
+"""When a table is tried again that the server refused to publish: as stopped sources are."""
+Known = Mapping[TableId, RegisteredTable]
+
+
+@dataclass(frozen=True, slots=True)
+class _Awaited:
+    """Partitions of which the stream has to tell up to `lsn`, before they count as they were found.
+
+    `files`: those that they had before another one. `ended`: as when they were found to be empty
+    (`Storage`). `new`: the partitions that came.
+    """
+
+    lsn: Lsn
+    files: Mapping[int, int]
+    ended: int
+    new: frozenset[int] = frozenset()
+
+
+class SourceTables:
+    """The tables that the config asks for, as they were when last looked at.
+
+    Used on the event loop only. Raises psycopg.Error. `told`: by the stream, to earlier captures
+    too, which may have ended before they looked.
+    """
+
+    def __init__(self, settings: WalSettings, told: Tellings | None = None) -> None:
+        self._settings = settings
+        self._definitions = Definitions(settings)
+        self._catalog = Catalog()
+        self._looks = Looks(settings.dsn.get_secret_value())
+        self.told = told or Tellings()
+        self.texts = self.told.texts
+        self.departed: Departed = {}
+        self._accepted: frozenset[TableId] = frozenset()
+        self._replaced: set[int] = set()
+        self._rewritten: set[int] = set()
+        self._mended = ""
+        self._ddl_fault: DdlLogFault | None = None
+        self._is_told = True
+        self._enums: dict[int, EnumColumns] = {}
+        self._awaited: dict[int, _Awaited] = {}
+        self._reached = ZERO
+        self._suspected: set[TableId] = set()
+        self._kept_out: dict[TableId, TableError] = {}
+        self._tried_at_s = 0.0
+
+    def suspect(self, tables: Iterable[TableId]) -> None:
+        """Take that the server refused to publish these: the next discovery finds out why."""
+        self._suspected.update(tables)
+
+    async def discover(
+        self, connection: AsyncConnection[Any], server: Server, known: Known
+    ) -> Discovery:
+        """See `ingestd.ports.ChangeCapture.discover`."""
+        # As it is before the catalog is read: the stream goes on, and what it tells meanwhile would
+        # look as if the catalog had brought back what it lacks.
+        known = dict(known)
+        catalog = await read_catalog(self._settings)
+        types = await self._definitions.take(connection, catalog, known)
+        departed = await find_departed(connection, known.values(), self._settings.streams)
+        self._definitions.take_departed(departed)
+        last = {row.oid: self._last(row, known.get(row.id)) for row in catalog.rows}
+        self.told.read(read_at(known.values()))
+        self.told.ddl.read(read_at(known.values()))
+        # As it is now: what is told while tables are looked at is for the next look.
+        told, by_ddl = self.told.by(catalog.seen), self.told.ddl.by(catalog.seen)
+        await self._try_to_publish(catalog)
+        accepted, refused = [], missing_tables(self._settings, catalog.present, catalog.others)
+        interrupted, rewritten, seen = {}, {}, {}
+        async with self._looks.looking() as comparison:
+            for row in self._rows_to_describe(catalog):
+                found = self._described(row, catalog, server.role)
+                if isinstance(found, Refused):
+                    refused.append(found)
+                    continue
+                then, now = last[row.oid], catalog.storage(row)
+                if gap := self._gap(found, catalog, then, now, known.get(row.id)):
+                    interrupted[row.id] = gap
+                now = _first(now, known.get(row.id)) if then is None else now.after(then)
+                now = told.without_changed(row.oid, await comparison.with_empty(now, then))
+                makers = await read_makers(connection, now.partitions_since(then, row.oid))
+                quiet = self._quiet(row.oid, then, now, catalog, makers)
+                reason = by_ddl.get(row.oid) if row.id in known else None
+                reason = reason or _rekeyed(found, then, known.get(row.id))
+                then = then and replace(then, files={**then.files, **quiet})
+                reason = reason or await comparison.difference(row.oid, then, now)
+                reason = reason or told.difference(row.oid, now, then)
+                reason = reason or self.told.loaded_when_made(row.oid)
+                reason = reason or self.texts.difference(row.oid, now.texts, catalog.seen)
+                if reason is not None:
+                    rewritten[row.id] = reason
+                    self._rewritten.add(row.oid)
+                now = seen[row.oid] = told.taken(row.oid, now)
+                storage = self._storage_to_record(row, now, known.get(row.id))
+                accepted.append(replace(found, storage=storage))
+        # Only now: what differs would else be forgotten where looking at it failed.
+        self._looks.keep(seen)
+        self._awaited = {oid: a for oid, a in self._awaited.items() if oid in seen}
+        voided = [t.oid for t in accepted if t.id in rewritten or t.id in interrupted]
+        self.told.forget(told, catalog.seen, seen, voided)
+        self._enums = _enums_of(catalog, seen, types)
+        looked_at = {t.oid: (t.id, seen[t.oid]) for t in accepted}
+        self.told.ddl.looked(looked_at, catalog.seen, voided)
+        self._ddl_fault = await self._find_ddl_fault(catalog, connection)
+        self.texts.read(
+            {oid: now.texts for oid, now in seen.items()},
+            catalog.seen,
+            voided,
+            read_at(known.values()),
+        )
+        self._catalog, self.departed = catalog, departed
+        self._accepted = frozenset(t.id for t in accepted)
+        self._is_told = True
+        return Discovery(
+            tuple(accepted),
+            tuple(refused),
+            server.origin,
+            interrupted,
+            rewritten,
+            catalog.lsn,
+            catalog.seen,
+            self._doubts(),
+            frozenset(departed),
+            (*unmatched_notices(self._settings, catalog.present, catalog.others), *self._notices()),
+        )
+
+    async def have_changed(self) -> bool:
+        """Whether the catalog is another than at the last discovery, or we made it another.
+
+        Or whether it lacks something that the stream told of.
+        """
+        if not self._is_told or any(a.lsn <= self._reached for a in self._awaited.values()):
+            return True
+        if self._kept_out and time.monotonic() - self._tried_at_s >= TRY_AGAIN_S:
+            return True
+        catalog = await read_catalog(self._settings)
+        told = self.told.by(catalog.seen)
+        if self.told.ddl.by(catalog.seen).keys() & {row.oid for row in catalog.rows}:
+            return True
+        return (
+            catalog != self._catalog
+            or self.texts.has_news(catalog.seen)
+            or any(
+                told.has_news(row.oid, last) or self.told.loaded_when_made(row.oid) is not None
+                for row in catalog.rows
+                if (last := self._looks.last(row.oid, None)) is not None
+            )
+        )
+
+    def take_partition(self, partition: Relation, table: int) -> bool:
+        """Take that a partition of a table has changes; see `Tellings.partition`."""
+        return self.told.partition(partition, table, self._looks.last(table, None))
+
+    def take_ddl(self, event: DdlEvent, lsn: Lsn, xid: int) -> bool:
+        """Take what an event trigger wrote; see `DdlLog.record`."""
+        return self.told.ddl.record(event, lsn, xid, self._settings.streams)
+
+    async def ddl_log_changed(self, connection: AsyncConnection[Any]) -> bool:
+        """Whether the event triggers are not as they were at the last discovery."""
+        return await self._find_ddl_fault(self._catalog, connection) != self._ddl_fault
+
+    async def _find_ddl_fault(
+        self, catalog: Catalog, connection: AsyncConnection[Any]
+    ) -> DdlLogFault | None:
+        if not self._settings.logs_ddl:
+            return None
+        # Before it is published no table has triggers for TRUNCATE: then it is read first.
+        published = [row.oid for row in catalog.rows if row.id in catalog.published]
+        return await ddl_log_fault(connection, published)
+
+    def _notices(self) -> tuple[Notice, ...]:
+        fault = self._ddl_fault
+        if fault is None:
+            return ()
+        what = f'ddl_log = "event_trigger": {fault.what}; catalog checks alone are what counts'
+        return (Notice("ddl_log.incomplete", what, fault.remedy),)
+
+    async def take_publication(self) -> tuple[bool, dict[TableId, str]]:
+        """Take what we did to the publication ourselves; what others did is found as changed.
+
+        Entries that were replaced, for another column list, are no gap; one with the same list is
+        of a table that somebody had taken out. Nor is the publication that we had to alter. Returns
+        whether `_tables` is to have new ones, by another discovery; and what it is to have of the
+        tables that were not published before, from their first row in it on: the next start has to
+        know by which entry they were published.
+        """
+        catalog = await read_catalog(self._settings)
+        ours = dict(self._catalog.published)
+        storages: dict[TableId, str] = {}
+        rows = {row.id: row for row in catalog.rows}
+        for table in self._accepted & catalog.published.keys():
+            then, now = ours.get(table), catalog.published[table]
+            if then is None:
+                ours[table] = now
+                self._is_told = False
+                storages |= self._published(rows.get(table), catalog)
+            elif then.membership and now.membership not in {None, then.membership}:
+                ours[table] = now
+                self._is_told = False
+                if now.columns != then.columns:
+                    self._replaced.add(now.membership)
+        before, publication = self._catalog.publication, catalog.publication
+        if before is not None and publication is not None and not before.is_complete:
+            self._is_told &= publication == before
+            self._mended = publication.altered
+        self._catalog = replace(self._catalog, published=ours)
+        self._definitions.take_publication(catalog)
+        return not self._is_told, storages
+
+    def _published(self, row: TableRow | None, catalog: Catalog) -> dict[TableId, str]:
+        """Return how a table is stored now that it is published; nothing if it is another one."""
+        last = None if row is None else self._looks.last(row.oid, None)
+        if row is None or last is None:
+            return {}
+        read = catalog.storage(row)
+        now = replace(last, membership=read.membership, publication=read.publication)
+        self._looks.keep({row.oid: now})
+        return {row.id: str(self._settled(row.oid, now))}
+
+    async def of_relation(
+        self, connection: AsyncConnection[Any], relation: Relation, name: TableId
+    ) -> Table:
+        """Describe the table `name` with the columns of a RELATION message. Raises TableError."""
+        if not self._catalog.rows:  # another capture discovered them
+            await self._definitions.take(connection, await read_catalog(self._settings), {})
+        self.told.columns(relation, self._looks.last(relation.oid, None))
+        return await self._definitions.of_relation(connection, relation, name)
+
+    def delivered(self, chunk: Chunk) -> tuple[Chunk, bool]:
+        """Take what the stream brought.
+
+        Return it with what is doubted, and whether the catalog is to be read again.
+        """
+        self._reached = max(self._reached, chunk.position)
+        found = unknown_labels(chunk, self._enums)
+        told = [self.told.labels(oid, new, chunk.position) for oid, new in found.items()]
+        doubts = self._doubts()
+        return replace(chunk, doubts=doubts) if doubts else chunk, any(told)
+
+    def _doubts(self) -> dict[TableId, str]:
+        """Return what `_tables` is to have of tables that the stream makes doubtful."""
+        doubted = self.told.unjudged()
+        return {
+            row.id: str(replace(last, is_doubted=True))
+            for row in (self._catalog.rows if doubted else ())
+            if row.oid in doubted and (last := self._looks.last(row.oid, None)) is not None
+        }
+
+    # --- one table ---------------------------------------------------------------------------
+
+    def _last(self, row: TableRow, known: RegisteredTable | None) -> Storage | None:
+        """Give how it was stored at the last look, in this run or in an earlier one."""
+        last = self._looks.last(row.oid, known)
+        if last is not None and known is not None and not self._looks.has_seen(row.oid):
+            names = [c.source_name for c in known.lake_columns.values()]
+            self.told.recorded(row.oid, names, last)
+        return last
+
+    def _quiet(
+        self,
+        oid: int,
+        then: Storage | None,
+        now: Storage,
+        catalog: Catalog,
+        makers: Mapping[int, int],
+    ) -> dict[int, int]:
+        """Return the files of partitions that were as empty as they are, with another file.
+
+        VACUUM FULL leaves that, and a TRUNCATE of rows that came since. The stream tells which: it
+        brings the rows. Until it has come as far as the catalog was read, the file that `_tables`
+        has stays, and it has none of a new partition. `makers`: who created these.
+        """
+        self.told.expect_made(oid, makers)
+        both = then.empty & now.empty if then is not None else frozenset()
+        quiet = {
+            leaf: now.files[leaf]
+            for leaf in both
+            if then is not None and then.files.get(leaf) != now.files[leaf]
+        }
+        for leaf in quiet:
+            self.told.expect_quiet(leaf, oid, catalog.seen)
+        awaited = self._awaited.get(oid)
+        if (quiet or makers) and then is not None:
+            files = {leaf: then.files[leaf] for leaf in quiet if leaf in then.files}
+            ended, new = now.ended, frozenset(makers)
+            if awaited is not None:
+                files, ended = {**files, **awaited.files}, awaited.ended
+                new |= awaited.new
+            self._awaited[oid] = _Awaited(catalog.lsn, files, ended, new)
+        elif awaited is not None and awaited.lsn <= self._reached:
+            del self._awaited[oid]
+        return quiet
+
+    def _storage_to_record(self, row: TableRow, now: Storage, known: RegisteredTable | None) -> str:
+        # Else the next run would find the same files again that are not those recorded.
+        with_files = row.oid in self._rewritten
+        return to_record(self._settled(row.oid, now), row.oid, known, files=with_files)
+
+    def _settled(self, oid: int, now: Storage) -> Storage:
+        """Return what `_tables` is to have: with the former files of what is awaited."""
+        awaited = self._awaited.get(oid)
+        if awaited is None:
+            return now
+        files = {
+            leaf: awaited.files.get(leaf, file)
+            for leaf, file in now.files.items()
+            if leaf not in awaited.new
+        }
+        return replace(now, files=files, ended=awaited.ended)
+
+    def _rows_to_describe(self, catalog: Catalog) -> Iterator[TableRow]:
+        """Yield the tables but those without columns that only a pattern asks for."""
+        for row in catalog.rows:
+            if not is_left_out(self._settings, row.id, catalog.columns.get(row.oid, ())):
+                yield row
+
+    def _described(self, row: TableRow, catalog: Catalog, role: str) -> Table | Refused:
+        """Give the table, or why it can't be captured."""
+        settings = self._settings
+        published = catalog.published.get(row.id)
+        try:
+            # Of this catalog: a RELATION message may have been described since by a later one.
+            table = self._definitions.table(row, catalog.columns.get(row.oid, ()))
+        except TableError as error:
+            return Refused(Table(row.id, row.oid, ()), error)
+        no = refusal(row, table, role)
+        if no is not None:
+            return no
+        is_ours = settings.manage and (catalog.publication is None or catalog.publication.owned)
+        sending = catalog.sending(row)
+        plain = table_of(row, catalog.columns.get(row.oid, ()), BUILT_IN)
+        fault = incomplete(plain, published, manage=is_ours, sending=sending)
+        if fault is not None:
+            return Refused(table, fault)
+        if published is None:
+            unpublishable = _unpublishable(settings, row, catalog.publication)
+            if unpublishable is not None:
+                return Refused(table, unpublishable)
+        if row.id in self._kept_out:
+            return Refused(table, self._kept_out[row.id])
+        return table
+
+    async def _try_to_publish(self, catalog: Catalog) -> None:
+        """Find out which tables the server refuses to publish, of those that it refused before."""
+        tables = [row for row in catalog.rows if row.id in self._suspected]
+        self._suspected.clear()
+        self._kept_out.clear()
+        if not tables:
+            return
+        described = []
+        for row in tables:
+            with contextlib.suppress(TableError):  # refused for that
+                described.append(self._definitions.table(row, catalog.columns.get(row.oid, ())))
+        dsn = self._settings.dsn.get_secret_value()
+        async with await connect(dsn, reads_names=True) as connection:
+            self._kept_out = await kept_out(
+                connection,
+                self._settings.publication,
+                [t.id for t in described],
+                column_lists(described, self._settings, connection.info.server_version),
+            )
+        self._suspected.update(self._kept_out)
+        self._tried_at_s = time.monotonic()
+
+    def _gap(
+        self,
+        table: Table,
+        catalog: Catalog,
+        then: Storage | None,
+        now: Storage,
+        known: RegisteredTable | None,
+    ) -> str | None:
+        """Say why not all its changes are sent, or were for a time; None if they are and were."""
+        sent, was_sent = catalog.published.get(table.id), self._catalog.published.get(table.id)
+        if sent is None:
+            return "the publication lacked it"
+        # 0: not published at that reading. Older lakes have it where that was not known.
+        unknown = {now.membership} if then is None or then.key is not None else {0, now.membership}
+        is_another = then is not None and then.membership not in unknown
+        is_another &= now.membership not in self._replaced
+        if is_another or (was_sent is not None and was_sent.entry != sent.entry):
+            return "the publication lacked it for a time"
+        is_altered = then is not None and was_altered(then.publication, now.publication)
+        if is_altered and now.publication != self._mended:
+            return "the publication was altered, or given another owner"
+        if sent.columns is not None and not sent.columns.issuperset(c.name for c in table.columns):
+            return "the publication lacked columns of it"
+        if is_wider(table, catalog.columns.get(table.oid, ()), known):
+            return "columns were not captured before"
+        return None
+
+
+def _enums_of(
+    catalog: Catalog, seen: Mapping[int, Storage], types: Types
+) -> dict[int, EnumColumns]:
+    return {
+        oid: enum_columns(now, [c.type_oid for c in catalog.columns[oid]], types)
+        for oid, now in seen.items()
+        if now.types
+    }
+
+
+def _rekeyed(table: Table, then: Storage | None, known: RegisteredTable | None) -> str | None:
+    """Return why a table is read again whose key an older lake has recorded by its columns only."""
+    if then is None or then.key is not None or known is None or known.oid != table.oid:
+        return None
+    key = {c.source_name for c in known.columns if c.key}
+    return None if key == set(table.captured_key) else "its key or replica identity changed"
+
+
+def _first(now: Storage, known: RegisteredTable | None) -> Storage:
+    """Give how a table was first found; `known`: one before it of the same name.
+
+    That one's columns are in the lake, and no look at this one has seen them.
+    """
+    names = () if known is None else known.lake_columns.values()
+    return now.after(replace(now, former=frozenset(digest(c.source_name) for c in names)))
+
+
+def _unpublishable(
+    settings: WalSettings, row: TableRow, publication: Publication | None
+) -> TableError | None:
+    """Say why a table that the publication lacks can't be added to it, None if it can."""
+    statement = printed(add_statement(settings.publication, [row.id]))
+    absent = f"not in publication {settings.publication!r}"
+    if not settings.manage:
+        if publication is None:  # said once, with the statement for all tables: `check_publication`
+            return None
+        return TableError(row.id, f"{absent}, and manage = false", remedy=f"{statement};")
+    if publication is not None and publication.on_standby:
+        return TableError(
+            row.id,
+            f"{absent}, and a standby can't add it",
+            remedy=f"{statement};  -- on the primary",
+        )
+    if publication is None or publication.owned:
+        if row.owned:
+            return None
+        whose = "the table"
+    else:
+        whose = "the publication"
+    return TableError(
+        row.id,
+        f"{absent}, and only the owner of {whose} can add it",
+        remedy=f"{statement};  -- as the owner of both",
+    )

@@ -1,0 +1,1 @@
+"""Draining a backlog through SQL."""

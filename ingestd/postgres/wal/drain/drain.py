@@ -1,0 +1,364 @@
+"""Catching up: a backlog drained through the SQL functions, which beat any walsender.
+
+A walsender sends each message on its own, and decodes on one core. Here messages are rows of a
+COPY, which the server sends by the buffer, and several temporary copies of the slot (`drain_slot`)
+decode parts of the backlog (`backlog_parts`) at the same time; what the server has made waits there
+until its turn. The blocks are read in the parts' order by one task, one ahead of the decoder::
+
+    slot 1   make part 1 | read 1 | make part 3 ...      | read 3
+    slot 2   make part 2 ...      | read 2 | make part 4 ...
+    decoder                part 1   part 2                 part 3
+
+The main slot stays where it is confirmed; whoever uses this goes on by START_REPLICATION at the
+decoder's position, which gives exactly the transactions that follow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any, TypeVar
+
+import numpy as np
+import psycopg
+from numpy.typing import NDArray
+
+from ingestd.decode.pgoutput.decoder import StreamDecoder
+from ingestd.failpoints import lost, reach
+from ingestd.model.changes import Chunk
+from ingestd.model.errors import ProtocolError
+from ingestd.model.lsn import Lsn
+from ingestd.model.row_limit import UNLIMITED_BYTES
+from ingestd.postgres.connection.errors import is_unsendable
+from ingestd.postgres.connection.server_messages import said
+from ingestd.postgres.transport.copy_out import LARGE_BLOCK_BYTES, Block
+from ingestd.postgres.wal.drain.parts import MOST_JOINED, Part, PartQueue, cut
+from ingestd.postgres.wal.drain.slot_copy import DrainSlot, Result
+from ingestd.postgres.wal.slots.slot import moved_slot, skipped, vanished_slot
+
+_T = TypeVar("_T")
+
+AGAIN_PARTS = 8
+"""Streaming is better when each call has to read more WAL anew than so many parts have.
+
+Decoding begins at restart_lsn, where the oldest transaction began that was open at the slot's
+position. A stream reads that once, a backlog's parts each of them.
+"""
+AGAIN_BYTES = 256 << 20
+"""So much may be read anew whatever a part has."""
+LEAST_PART_BYTES = 64_000_000
+"""Parts are not made smaller than this because the server may not keep what they hold."""
+PAUSE_S = 300.0
+"""Then it is looked at again whether each call still has to read much WAL anew, or whether the
+server, or the role, has a connection left."""
+REFUSED_PAUSE_S = 3600.0
+"""Then it is tried again what the server refused: a slot may be free, a right granted."""
+
+_SMALLER = (
+    "nothing: smaller parts are tried; to drain in large ones, raise the limit that is named, or "
+    "lower catch_up_part"
+)
+_WITHOUT_OPEN = "nothing: this backlog is drained without segments of open transactions"
+
+
+@dataclass(slots=True)
+class CatchUpPolicy:
+    """When it pays, and how it is done; a source has one for as long as the process runs.
+
+    It pays with `above_bytes` of WAL to read. `slots`: at most so many decode at a time.
+    `part_bytes`: about how much WAL one call covers, or up to `most_joined` times that where it
+    holds little (`backlog_parts.PartQueue`); the server keeps the result of each, one a slot, in
+    temporary files of about that size, or of one transaction's.
+    Both become less where the server may not keep so much (temp_file_limit). `paused_until_s`:
+    stream until then. `drained`: how many backlogs were.
+    `takes_open`: of transactions that do not fit its memory the server may give segments before
+    their commit; `open_bytes`: in parts of so much WAL or more, as smaller ones hardly have such.
+    `messages`: logical messages come too.
+    """
+
+    above_bytes: int
+    slots: int = 2
+    part_bytes: int = 3_000_000_000
+    most_joined: int = MOST_JOINED
+    drained: int = 0
+    takes_open: bool = True
+    open_bytes: int = 256 << 20
+    messages: bool = False
+    monotonic: Callable[[], float] = time.monotonic
+    paused_until_s: float = -inf
+
+    def pays(self, behind_bytes: int, again_bytes: int) -> bool:
+        """Whether to catch up rather than to stream; each call would read `again_bytes` anew."""
+        if self.is_paused or behind_bytes <= self.above_bytes:
+            return False
+        return not self.is_too_much(again_bytes, behind_bytes)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether to stream for now, however much is behind."""
+        return self.monotonic() < self.paused_until_s
+
+    def is_too_much(self, again_bytes: int, behind_bytes: int) -> bool:
+        """Whether so much is read anew for each part that a stream is better."""
+        return again_bytes > max(AGAIN_BYTES, AGAIN_PARTS * min(behind_bytes, self.part_bytes))
+
+    def pause(self, seconds: float) -> None:
+        """Stream for a time: what stands in the way may pass."""
+        self.paused_until_s = self.monotonic() + seconds
+
+    def take_smaller_parts(self, failed: Part) -> bool:
+        """Join parts no more, or make them smaller; False if they are as small as they get."""
+        if failed.is_joined:
+            self.most_joined = 1
+        elif self.part_bytes > LEAST_PART_BYTES:
+            self.part_bytes = max(self.part_bytes // 4, LEAST_PART_BYTES)
+        else:
+            return False
+        return True
+
+    def finished(self) -> None:
+        """Take that a backlog was drained; what the next one holds may be different."""
+        self.drained += 1
+        self.takes_open = True
+
+    def gives_open(self, part: Part) -> bool:
+        """Whether the server may give segments of transactions before their commit.
+
+        Not in what is joined: its number of messages could be reached before any commit.
+        """
+        return self.takes_open and not part.is_joined and part.end - part.begin >= self.open_bytes
+
+    def is_late(self, behind_bytes: int, again_bytes: int) -> bool:
+        """Whether one that has begun to stream, or to catch up, is to do so again."""
+        return behind_bytes > 0 and self.pays(behind_bytes, again_bytes)
+
+
+class PartFailedError(Exception):
+    """A part can't be drained like this; its policy has noted that, the next attempt differs."""
+
+    def __init__(self, what: str, *, remedy: str) -> None:
+        super().__init__(what)
+        self.remedy = remedy
+
+
+class CatchUp:
+    """One draining of a slot's backlog. Made by `begin`.
+
+    Raises psycopg.Error; PartFailedError; ProtocolError. `close` it always: that drops the
+    temporary slots. `again_bytes`: it was given up, as so much would be read anew for each part.
+    """
+
+    def __init__(self, slot: str, slots: Sequence[DrainSlot], policy: CatchUpPolicy) -> None:
+        self._slot = slot
+        self._slots = slots
+        self._policy = policy
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.again_bytes = 0
+
+    @classmethod
+    async def begin(
+        cls,
+        dsn: str,
+        slot: str,
+        publication: str,
+        policy: CatchUpPolicy,
+        behind_bytes: int,
+        *,
+        lineage: str,
+        row_limit_bytes: int = UNLIMITED_BYTES,
+    ) -> CatchUp:
+        """Copy the slot, as often as the policy says and the server lets, but once at least.
+
+        `lineage`: see `refuse_other`; `row_limit_bytes`: see `DrainSlot.open`. Raises
+        TransientError if the slot is not there.
+        """
+        parts = cut(Lsn(0), Lsn(behind_bytes), slots=policy.slots, part_bytes=policy.part_bytes)
+        slots: list[DrainSlot] = []
+        try:
+            for _ in range(max(1, min(policy.slots, len(parts)))):
+                try:
+                    slots.append(
+                        await DrainSlot.open(
+                            dsn,
+                            slot,
+                            publication,
+                            lineage=lineage,
+                            messages=policy.messages,
+                            row_limit_bytes=row_limit_bytes,
+                        )
+                    )
+                except psycopg.OperationalError:  # no free slot or connection
+                    if not slots:
+                        raise
+                    break
+                except psycopg.errors.UndefinedObject as error:
+                    raise vanished_slot(slot) from error
+        except BaseException:
+            for opened in slots:
+                await opened.close()
+            raise
+        return cls(slot, slots, policy)
+
+    async def chunks(
+        self, start: Lsn, target: Lsn, decoder: StreamDecoder
+    ) -> AsyncGenerator[Chunk, None]:
+        """Give the transactions from `start` up to `target`, or less if streaming is better then.
+
+        While a block is decoded the next is read, but for large ones. After each part a chunk
+        without changes tells that all before its end are given. Raises TransientError if the slot
+        was beyond `start`.
+        """
+        for slot in self._slots:
+            if slot.position > start:  # nobody holds the one that they were copied from
+                raise moved_slot(self._slot, skipped(slot.position, start))
+        parts = cut(start, target, slots=len(self._slots), part_bytes=self._policy.part_bytes)
+        waiting = PartQueue(
+            parts, part_bytes=self._policy.part_bytes, most_joined=self._policy.most_joined
+        )
+        blocks = self._blocks(waiting, target - start)
+        try:
+            reading = self._start(anext(blocks, None))
+            while (found := await reading) is not None:
+                del reading  # a task keeps what it gave
+                block, result, end = found
+                is_large = len(block.buffer) > LARGE_BLOCK_BYTES
+                if not is_large:
+                    reading = self._start(anext(blocks, None))
+                decoded = await self._decoded(decoder, result, block, waiting)
+                del found, block
+                for chunk in decoded:
+                    yield chunk
+                if is_large:
+                    reading = self._start(anext(blocks, None))
+                if end is not None:
+                    idle = decoder.idle(end)
+                    if idle is not None:
+                        yield idle
+        finally:
+            await self._stop()
+            await blocks.aclose()
+
+    async def _blocks(
+        self, waiting: PartQueue, behind_bytes: int
+    ) -> AsyncGenerator[tuple[Block, Result, Lsn | None], None]:
+        """Give the blocks of all parts in order; with the last of each its end."""
+        making: deque[tuple[DrainSlot, Part, asyncio.Task[None]]] = deque()
+
+        def make_next(slot: DrainSlot) -> None:
+            if waiting and self._policy.is_too_much(slot.again_bytes, behind_bytes):
+                self.again_bytes = slot.again_bytes
+                waiting.clear()
+            if (part := waiting.take()) is not None:
+                making.append((slot, part, self._make(slot, part)))
+
+        for slot in self._slots:
+            make_next(slot)
+        while making:
+            slot, part, made = making.popleft()
+            block = await self._first_block(slot, part, made)
+            result = slot.result()
+            nbytes = len(block.buffer)
+            while not block.is_last:
+                given = [block]
+                del block  # not to be kept while it is decoded
+                yield given.pop(), result, None
+                block = await slot.read_block()
+                nbytes += len(block.buffer)
+            end = await slot.finish(part)
+            waiting.note_size(part.up_to(end), nbytes)
+            if end < part.end:
+                rest = part.after(end)
+                making.appendleft((slot, rest, self._make(slot, rest)))
+            else:
+                make_next(slot)
+            given = [block]
+            del block
+            yield given.pop(), result, end
+
+    async def _first_block(self, slot: DrainSlot, part: Part, made: asyncio.Task[None]) -> Block:
+        """Give the first block of a part's result, which the server has whole then."""
+        try:
+            await made
+            return await slot.read_block()
+        except psycopg.Error as error:
+            if is_unsendable(error):
+                raise
+            is_too_large = isinstance(error, psycopg.errors.ConfigurationLimitExceeded)
+            remedy = _SMALLER
+            if slot.has_open and (is_too_large or not isinstance(error, psycopg.OperationalError)):
+                self._policy.takes_open = False
+                remedy = _WITHOUT_OPEN
+            elif not is_too_large or not self._policy.take_smaller_parts(part):
+                raise
+            raise PartFailedError(said(error), remedy=remedy) from error
+
+    async def _decoded(
+        self, decoder: StreamDecoder, result: Result, block: Block, waiting: PartQueue
+    ) -> list[Chunk]:
+        try:
+            return await asyncio.to_thread(_decode, decoder, result, block, waiting)
+        except ProtocolError as error:
+            if not result.has_open:
+                raise
+            self._policy.takes_open = False
+            raise PartFailedError(error.what, remedy=_WITHOUT_OPEN) from error
+
+    def _make(self, slot: DrainSlot, part: Part) -> asyncio.Task[None]:
+        return self._start(slot.make(part, gives_open=self._policy.gives_open(part)))
+
+    async def close(self) -> None:
+        """Stop what runs, and drop the temporary slots. At any time, also while `chunks` waits."""
+        try:
+            await self._stop()  # a connection may not be closed under who uses it
+        finally:
+            closed = await asyncio.gather(*(s.close() for s in self._slots), return_exceptions=True)
+        for fault in filter(None, closed):
+            raise fault
+
+    def _start(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waits for it is told; often nobody does any more
+
+    async def _stop(self) -> None:
+        running = list(self._tasks)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+def _decode(
+    decoder: StreamDecoder, result: Result, block: Block, waiting: PartQueue
+) -> list[Chunk]:
+    chunks: list[Chunk] = []
+    for buffer, starts, ends in result.read(block):
+        if len(starts):
+            waiting.note_messages(len(starts), int(ends[-1] - starts[0]))
+        chunks += timed_feed(decoder, buffer, starts, ends)
+    return chunks
+
+
+def timed_feed(
+    decoder: StreamDecoder,
+    buffer: bytes | memoryview,
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+) -> list[Chunk]:
+    """Decode, and note in the first chunk how long it took."""
+    reach("capture.decode.before", lost)
+    began = time.perf_counter()
+    chunks = decoder.feed(buffer, starts, ends)
+    if chunks:
+        chunks[0] = replace(chunks[0], decode_s=time.perf_counter() - began)
+    reach("capture.decode.after", lost)
+    return chunks

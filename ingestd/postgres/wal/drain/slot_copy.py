@@ -1,0 +1,226 @@
+"""A temporary copy of the slot, drained through the SQL functions, part by part.
+
+States; only this moves the temporary slot, and never the one that it was copied from::
+
+    copied ----> moved to a part's begin ----> result made ----> read: it has passed the part's end
+      ^ the server decodes from restart_lsn      |
+      +------------ next part -------------------+
+
+The server has the result of a call whole before its first row leaves: `make` returns then. A row is
+a message.
+
+Source: PostgreSQL documentation, "Replication Management Functions".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+from psycopg import sql
+
+from ingestd.decode.copy.message_rows import SingleMessages
+from ingestd.decode.pgoutput import reordered_drain as commits_ahead
+from ingestd.decode.pgoutput.reordered_drain import CommitsAhead
+from ingestd.decode.pgoutput.shortening import CopiedChange
+from ingestd.decode.pgoutput.streamed_transactions import Stretch
+from ingestd.failpoints import reach_async
+from ingestd.model.errors import ProtocolError
+from ingestd.model.lsn import Lsn
+from ingestd.model.row_limit import UNLIMITED_BYTES, change_limit_bytes, kept_bytes
+from ingestd.postgres.connection.liveness import WatchedConnection
+from ingestd.postgres.connection.session import connect, end_without_client
+from ingestd.postgres.transport.copy_out import Block, CopyOut
+from ingestd.postgres.wal.decoding_memory import raise_decoding_memory
+from ingestd.postgres.wal.drain.parts import Part
+from ingestd.postgres.wal.drain.queries import (
+    CHANGES,
+    CLEAR_SETTINGS,
+    COMMITS_AHEAD,
+    OPEN_OPTIONS,
+    OPTIONS,
+    SINGLE,
+    WITH_MESSAGES,
+)
+from ingestd.postgres.wal.errors import cut_off
+from ingestd.postgres.wal.server import refuse_other
+from ingestd.postgres.wal.slots.slot import temporary_name
+
+SORT_MEMORY = "32MB"
+
+_POSITIONS = (
+    "SELECT confirmed_flush_lsn::text, restart_lsn::text FROM pg_catalog.pg_replication_slots"
+    " WHERE slot_name = %s"
+)
+
+
+class Result:
+    """Reads what one call gives, block by block. `has_open`: it has segments of transactions."""
+
+    def __init__(self, *, has_open: bool) -> None:
+        self.has_open = has_open
+        self._messages = SingleMessages()
+        self._order = CommitsAhead() if has_open else None
+
+    def read(self, block: Block) -> Iterator[Stretch]:
+        """Give its messages, in commit order. Raises ProtocolError."""
+        starts, ends = self._messages.unpack(block.buffer, block.starts, block.ends)
+        if block.is_last:
+            self._messages.finish()
+        if self._order is None:
+            yield block.buffer, starts, ends
+            return
+        yield from self._order.feed(block.buffer, starts, ends)
+        if block.is_last:
+            self._order.finish()
+
+
+class DrainSlot:
+    """One temporary slot, on a connection of its own. Made by `open`; `close` it always.
+
+    Raises psycopg.Error. One call at a time.
+    """
+
+    def __init__(
+        self,
+        connection: WatchedConnection,
+        name: str,
+        publication: str,
+        *,
+        messages: bool = False,
+        row_limit_bytes: int = UNLIMITED_BYTES,
+    ) -> None:
+        self._connection = connection
+        self._name = name
+        self._publication = publication
+        self._messages = messages
+        self._copy = CopyOut(
+            connection,
+            limit_bytes=change_limit_bytes(row_limit_bytes),
+            shortener=lambda: CopiedChange(kept_bytes(row_limit_bytes)),
+        )
+        self._has_open = False
+        self._position = self._restart = Lsn(0)
+
+    @classmethod
+    async def open(
+        cls,
+        dsn: str,
+        slot: str,
+        publication: str,
+        *,
+        lineage: str,
+        messages: bool = False,
+        row_limit_bytes: int = UNLIMITED_BYTES,
+    ) -> DrainSlot:
+        """Connect and copy the slot. Closing drops the copy. `lineage`: see `refuse_other`.
+
+        `messages`: logical messages come too. A change of more than `row_limit_bytes` comes
+        shortened (`decode.shortening`).
+        """
+        connection = await connect(dsn, claim=slot)
+        try:
+            name = temporary_name(slot, "catch_up")
+            await end_without_client(connection)
+            # What is looked for in a result may depend on what was found in it before.
+            await connection.execute("SET enable_memoize = off")
+            await connection.execute(CLEAR_SETTINGS)
+            await connection.execute(f"SET work_mem = '{SORT_MEMORY}'")
+            await raise_decoding_memory(connection)
+            await refuse_other(connection, lineage)
+            await reach_async("capture.slot_copy.before", cut_off)
+            await connection.execute(
+                "SELECT pg_catalog.pg_copy_logical_replication_slot(%s, %s, true)", (slot, name)
+            )
+            await reach_async("capture.slot_copy.after", cut_off)
+            drain = cls(
+                connection,
+                name,
+                publication,
+                messages=messages,
+                row_limit_bytes=row_limit_bytes,
+            )
+            await drain._look()
+        except BaseException:
+            await connection.close()
+            raise
+        return drain
+
+    @property
+    def position(self) -> Lsn:
+        """Where it is: all that commits there or later is to come."""
+        return self._position
+
+    @property
+    def again_bytes(self) -> int:
+        """How much WAL the next call reads that this or an earlier one has read."""
+        return max(0, self._position - self._restart)
+
+    async def make(self, part: Part, *, gives_open: bool = False) -> None:
+        """Have the server make a part's result; return when it has.
+
+        `gives_open`: of transactions that do not fit its memory it may give segments, before their
+        commit, so that they need not go through its disk.
+        """
+        self._has_open = gives_open
+        if self._position < part.begin:
+            await self._connection.execute(
+                "SELECT pg_catalog.pg_replication_slot_advance(%s, %s::pg_lsn)",
+                (self._name, str(part.begin)),
+            )
+        await reach_async("capture.drain.before", cut_off)
+        await self._copy.start(self._query(part))
+
+    @property
+    def has_open(self) -> bool:
+        """Whether the part that was made last may have segments of transactions."""
+        return self._has_open
+
+    def result(self) -> Result:
+        """Make what reads the result of the part that was made."""
+        return Result(has_open=self._has_open)
+
+    async def read_block(self) -> Block:
+        """Give the next of the result; with `is_last` it is the last."""
+        return await self._copy.read_block()
+
+    async def finish(self, part: Part) -> Lsn:
+        """Take that a part's result is read, and give its end, which may come before `part.end`.
+
+        Raises ProtocolError if what was read ends before it should.
+        """
+        await reach_async("capture.drain.after", cut_off)
+        await self._look()
+        end = min(self._position, part.end)
+        if end < part.end and (not part.most_messages or end <= part.begin):
+            gave = f"gave changes up to {self._position}, not to {part.end}"
+            msg = f"the server's temporary slot {self._name} {gave}"
+            raise ProtocolError(msg)
+        return end
+
+    async def close(self) -> None:
+        """Stop what runs, and drop the slot. Twice is fine, but not while a call waits."""
+        await self._copy.close()
+
+    def _query(self, part: Part) -> sql.Composed:
+        options = OPEN_OPTIONS if self._has_open else OPTIONS
+        changes = CHANGES.format(
+            slot=sql.Literal(self._name),
+            upto=sql.Literal(str(part.end)),
+            most=sql.Literal(part.most_messages or None),
+            options=options + WITH_MESSAGES if self._messages else options,
+            # a list of identifiers, which the server unquotes
+            publication=sql.Literal(sql.Identifier(self._publication).as_string(None)),
+        )
+        if self._has_open:
+            rows = COMMITS_AHEAD.format(changes=changes, most=sql.Literal(commits_ahead.MOST))
+        else:
+            rows = SINGLE.format(changes=changes)
+        return sql.SQL("COPY ({}) TO STDOUT (FORMAT binary)").format(rows)
+
+    async def _look(self) -> None:
+        cursor = await self._connection.execute(_POSITIONS, (self._name,))
+        row = await cursor.fetchone()
+        if row is None:
+            raise psycopg.errors.UndefinedObject(f"temporary slot {self._name} is gone")
+        self._position, self._restart = Lsn.parse(row[0]), Lsn.parse(row[1])

@@ -1,0 +1,383 @@
+"""`ingestd check` for kind `wal`: everything that would fail, before it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection
+
+from ingestd.decode.type_mapping import BUILT_IN
+from ingestd.model.check import CheckLine, Level
+from ingestd.model.errors import IngestdError, TableError
+from ingestd.model.schema import Table, TableId
+from ingestd.ports import Demand
+from ingestd.postgres.captured.definition import Definitions, read_catalog
+from ingestd.postgres.captured.selection import is_left_out, missing_tables, unmatched_notices
+from ingestd.postgres.catalog.publication import find_publication, published
+from ingestd.postgres.catalog.replica_identity import (
+    Sending,
+    identify,
+    incomplete,
+    only_inserts,
+    only_keys,
+    whole_rows,
+)
+from ingestd.postgres.catalog.row_filters import MAY_STOP, may_lack_values, with_toast
+from ingestd.postgres.catalog.tables import NO_COLUMNS, refusal, table_of
+from ingestd.postgres.check import Findings, column_notes, left_out
+from ingestd.postgres.connection.authentication import check_lines
+from ingestd.postgres.connection.claim_session import Holder, claim_holder
+from ingestd.postgres.connection.dsn import read_dsn
+from ingestd.postgres.connection.errors import FREE_A_SENDER, classify
+from ingestd.postgres.connection.quoting import printed
+from ingestd.postgres.connection.server_messages import said
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.connection.tls import check_line
+from ingestd.postgres.rewrites.ddl_script import REMEDY, ddl_log_fault, script
+from ingestd.postgres.server_capacity import SENDERS, SLOTS, demand_of, room_lines
+from ingestd.postgres.settings import WalSettings
+from ingestd.postgres.snapshot.read_probe import LOCK_TIMEOUT_S, read_fault
+from ingestd.postgres.wal.publication_sql import (
+    ColumnLists,
+    add_statement,
+    check_publication,
+    column_lists,
+    kept_out,
+    outdated,
+    owned_by_others,
+    owners_statement,
+    partitioned_of,
+    possible_lists,
+    refused_by_trigger,
+)
+from ingestd.postgres.wal.server import Server, inspect_server, server_notices
+from ingestd.postgres.wal.slots.slot import Slot, find_slot, slot_fault
+
+LOW_SAFE_BYTES = 1 << 30
+"""Below this much WAL left before the slot is in danger, a warning."""
+
+
+MAX_NAMED = 5
+"""Tables named in a line."""
+
+
+async def preflight(source: str, settings: WalSettings) -> list[CheckLine]:
+    """Look at the server, the role, the tables, the publication and the slot.
+
+    Changes nothing: whether tables can be published is tried in a transaction that is rolled back.
+    """
+    found = Findings(source)
+    dsn = settings.dsn.get_secret_value()
+    try:
+        found.add(check_line(source, read_dsn(dsn)))
+        found.lines += check_lines(source, read_dsn(dsn))
+        async with await connect(dsn, reads_names=True) as connection:
+            await _look(connection, source, settings, found)
+    except IngestdError as error:
+        found.fault("connection", error)
+    except psycopg.Error as error:
+        found.fault("connection", classify(error, f"source {source}, check", dsn))
+    return found.lines
+
+
+async def _look(
+    connection: AsyncConnection[Any], source: str, settings: WalSettings, found: Findings
+) -> None:
+    dsn = settings.dsn.get_secret_value()
+    server = await inspect_server(connection, dsn)
+    info = connection.info
+    found.note("connection", "ok", f"{server.role}@{info.host}:{info.port}/{server.database}")
+    _server(server, found)
+    async with await connect(dsn, lock_timeout_s=LOCK_TIMEOUT_S) as reading:
+        tables = await _tables(connection, reading, settings, server, found)
+    await _publication(connection, settings, server, tables, found)
+    holder = await _room(connection, source, settings, server, found)
+    if settings.logs_ddl:
+        sent = await published(connection, settings.publication, server.version)
+        await _ddl_log(connection, [t.oid for t in tables if t.id in sent], found)
+    slot = await find_slot(connection, settings.slot)
+    _slot(slot, settings, server, found, holder)
+
+
+async def _ddl_log(
+    connection: AsyncConnection[Any], tables: Sequence[int], found: Findings
+) -> None:
+    """Look for the event triggers; the remedy is the script, to be pasted."""
+    fault = await ddl_log_fault(connection, tables)
+    if fault is None:
+        found.note("ddl_log", "ok", "event triggers and triggers for TRUNCATE are in place")
+        return
+    remedy = script() if fault.remedy == REMEDY else fault.remedy
+    found.note(
+        "ddl_log",
+        "warn",
+        f"{fault.what}: catalog checks alone are what counts",
+        remedy,
+    )
+
+
+def _server(server: Server, found: Findings) -> None:
+    faults = server.faults()
+    for fault in faults:
+        found.fault("server", fault)
+    if not faults:
+        found.note(
+            "server", "ok", f"PostgreSQL {server.version_text}, wal_level logical, replication"
+        )
+    if not faults and server.in_recovery and not server.feedback:
+        found.note(
+            "standby",
+            "warn",
+            "hot_standby_feedback is off: the primary may remove what the slot needs, and lose it",
+            "ALTER SYSTEM SET hot_standby_feedback = on; SELECT "
+            "pg_catalog.pg_reload_conf();  -- here, with "
+            "primary_slot_name set to a slot of the primary",
+        )
+    if server.max_senders == 0:
+        found.note("max_wal_senders", "fail", "0: no replication connections", FREE_A_SENDER)
+
+
+async def _room(
+    connection: AsyncConnection[Any],
+    source: str,
+    settings: WalSettings,
+    server: Server,
+    found: Findings,
+) -> Holder | None:
+    """Say what the server has no room for; return who holds the claim."""
+    demand = await demand_for(connection, settings)
+    found.lines += room_lines({source: demand})
+    holder = await claim_holder(connection, settings.slot)
+    if holder is None and not server.faults() and server.max_senders:
+        dsn = settings.dsn.get_secret_value()
+        try:
+            async with await connect(dsn, replication=True) as walsender:
+                await walsender.execute("IDENTIFY_SYSTEM")
+        except psycopg.Error as error:
+            found.fault("replication", classify(error, f"source {source}, replication", dsn))
+    return holder
+
+
+async def demand_for(connection: AsyncConnection[Any], settings: WalSettings) -> Demand:
+    """Return what a run needs of the server beyond what is in use. Raises psycopg.Error."""
+    slot = await find_slot(connection, settings.slot)
+    makes = settings.manage and (slot is None or slot.is_lost)
+    needed = {SLOTS: int(makes and slot is None), SENDERS: 1}
+    return await demand_of(connection, settings.slot, needed)
+
+
+async def _tables(
+    connection: AsyncConnection[Any],
+    reading: AsyncConnection[Any],
+    settings: WalSettings,
+    server: Server,
+    found: Findings,
+) -> list[Table]:
+    catalog = await read_catalog(settings)
+    dsn = settings.dsn.get_secret_value()
+    for missing in missing_tables(settings, catalog.present, catalog.others):
+        error = missing.error
+        found.note(f"table {missing.table.id}", "fail", error.reason, error.remedy)
+    publication = catalog.publication
+    is_ours = settings.manage and (publication is None or publication.owned)
+    definitions = Definitions(settings)
+    await definitions.take(connection, catalog, {})
+    filtered = {name for name, sent in catalog.published.items() if sent.row_filter is not None}
+    toasted = await with_toast(connection, [r.oid for r in catalog.rows if r.id in filtered])
+    good = []
+    for row in catalog.rows:
+        plain = table_of(row, catalog.columns.get(row.oid, ()), BUILT_IN)
+        sent = catalog.published.get(row.id)
+        subject = f"table {row.id}"
+        if is_left_out(settings, row.id, catalog.columns.get(row.oid, ())):
+            found.note(subject, "ok", f"{NO_COLUMNS}: left out")
+            continue
+        try:
+            table = definitions.table(row, catalog.columns.get(row.oid, ()))
+        except TableError as error:
+            found.note(subject, "fail", error.reason, error.remedy)
+            continue
+        refused = refusal(row, table, server.role)
+        sending = catalog.sending(row)
+        fault = (
+            refused.error if refused else incomplete(plain, sent, manage=is_ours, sending=sending)
+        )
+        if fault is not None:
+            found.note(subject, "fail", fault.reason, fault.remedy)
+            continue
+        good.append(table)
+        unread = await read_fault(reading, table, dsn)
+        if unread is not None:
+            what = unread.reason if isinstance(unread, TableError) else unread.what
+            is_needed = settings.snapshot == "initial"
+            found.note(subject, "fail" if is_needed else "warn", what, unread.remedy)
+            continue
+        detail = _captured(plain, table, settings, sending, is_ours=is_ours)
+        lacking = only_inserts(plain, None if is_ours else sent, sending)
+        if lacking is None and may_lack_values(table, sending, toasted):
+            detail = f"{detail}: {MAY_STOP}"
+            found.note(subject, "warn", detail, whole_rows(plain, sending))
+        elif lacking is None:
+            found.note(subject, "ok", detail)
+        else:
+            detail = f"{lacking}: the server refuses UPDATE and DELETE, only inserts can come"
+            remedy = identify(plain, settings.publication, sent, sending)
+            found.note(subject, "warn", detail, remedy)
+    for notice in (
+        *unmatched_notices(settings, catalog.present, catalog.others),
+        *server_notices(server, dsn),
+    ):
+        found.notice(notice)
+    return good
+
+
+def _captured(
+    plain: Table, table: Table, settings: WalSettings, sending: Sending, *, is_ours: bool
+) -> str:
+    """Say what is captured of a table that is `plain` in the catalog."""
+    names = ", ".join(table.identity)
+    keyed = only_keys(table, sending)
+    parts = [
+        f"{len(table.columns)} columns",
+        f"identity: {'whole rows' if table.replica_identity == 'f' else names}",
+        *([f"of partition {keyed.id} keys only"] if keyed else []),
+        *column_notes(plain, table),
+        *([f"rows where {table.row_filter}"] if table.row_filter else []),
+    ]
+    unkept = set(left_out(plain, table))
+    if not is_ours and unkept - set(settings.controls(table.id).exclude_columns):
+        parts.append(f"columns as publication {settings.publication!r} lists them")
+    return ", ".join(parts[:2]) + "".join(f"; {part}" for part in parts[2:])
+
+
+async def _publication(
+    connection: AsyncConnection[Any],
+    settings: WalSettings,
+    server: Server,
+    tables: Sequence[Table],
+    found: Findings,
+) -> None:
+    name = settings.publication
+    publication = await find_publication(connection, name)
+    sent = await published(connection, name, server.version)
+    names = [t.id for t in tables]
+    lists = await possible_lists(connection, name, column_lists(tables, settings, server.version))
+    absent = sorted(set(names) - sent.keys())
+    subject = f"publication {name}"
+    partitioned = await partitioned_of(connection, names)
+    if not settings.manage:
+        fault = check_publication(name, publication, names, lists, partitioned)
+        if fault is not None:
+            found.fault(subject, fault)
+        elif absent:
+            listed = ", ".join(map(str, absent))
+            remedy = printed(add_statement(name, absent, lists)) + ";"
+            found.note(subject, "fail", f"lacks {listed}, and manage = false", remedy)
+        else:
+            _sent(subject, sent, settings, found)
+        return
+    is_foreign = publication is not None and not publication.owned
+    changing = [] if is_foreign else sorted(outdated(sent, names, lists))
+    others = await owned_by_others(connection, absent + changing)
+    statement = await owners_statement(connection, name, names, lists)
+    by_owner = f"{statement}  -- as the tables' owner; then set manage = false"
+    on_primary = f"{statement}  -- on the primary"
+    if server.in_recovery and (publication is None or absent):
+        lacking = f"lacks {', '.join(map(str, absent))}" if publication else "does not exist"
+        found.note(subject, "fail", f"{lacking}, and a standby can't change that", on_primary)
+    elif publication is None and not server.may_create:
+        found.note(subject, "fail", f"no CREATE right on database {server.database}", by_owner)
+    elif is_foreign and absent:
+        found.note(subject, "fail", "belongs to another role", by_owner)
+    elif is_foreign and (
+        fault := check_publication(name, publication, names, partitioned=partitioned)
+    ):
+        found.fault(subject, fault)
+    elif others:
+        listed = ", ".join(map(str, others))
+        found.note(subject, "fail", f"not the owner of {listed}", by_owner)
+    elif await _note_refused(connection, name, absent + changing, lists, found):
+        more = f", {len(absent)} to be added" if absent else ""
+        _sent(subject, None if publication is None else sent, settings, found, more)
+
+
+async def _note_refused(
+    connection: AsyncConnection[Any],
+    name: str,
+    tables: Sequence[TableId],
+    lists: ColumnLists,
+    found: Findings,
+) -> bool:
+    """Note the tables that the server refuses to publish; return whether it could be tried."""
+    try:
+        refused = await kept_out(connection, name, tables, lists)
+    except psycopg.Error as error:
+        disable = await refused_by_trigger(connection, error)
+        level: Level = "warn" if disable is None else "fail"
+        found.note(f"publication {name}", level, f"could not be tried: {said(error)}", disable)
+        return False
+    for table, fault in refused.items():
+        found.note(f"table {table}", "fail", fault.reason, fault.remedy)
+    return True
+
+
+def _sent(
+    subject: str,
+    sent: Iterable[TableId] | None,
+    settings: WalSettings,
+    found: Findings,
+    more: str = "",
+) -> None:
+    """Say what a publication sends, and what of that is left out. None: there is none yet."""
+    if sent is None:
+        found.note(subject, "ok", f"will be created{more}")
+        return
+    tables = sorted(sent)
+    unasked = [t for t in tables if not settings.includes(t.schema, t.name)]
+    detail = f"{len(tables)} tables{more}"
+    if not unasked:
+        found.note(subject, "ok", detail)
+        return
+    named = ", ".join(map(str, unasked[:MAX_NAMED]))
+    others = f" and {len(unasked) - MAX_NAMED} others" if len(unasked) > MAX_NAMED else ""
+    found.note(
+        subject,
+        "warn",
+        f"{detail}; it sends changes of {named}{others}, which `tables` does not match: left out",
+        "take them out of the publication, or match them in `tables`",
+    )
+
+
+def _slot(
+    slot: Slot | None,
+    settings: WalSettings,
+    server: Server,
+    found: Findings,
+    holder: Holder | None,
+) -> None:
+    name = settings.slot
+    subject = f"slot {name}"
+    fault = slot_fault(slot, settings, server.database)
+    if slot is not None and slot.active_pid is not None and holder is not None:
+        # By the claim, which a daemon holds under any application_name.
+        found.note(subject, "warn", f"in use by a running ingestd ({holder})")
+    elif fault is not None:
+        found.fault(subject, fault)
+    elif slot is None:
+        found.note(subject, "ok", "will be created")
+    elif slot.is_lost:
+        action = "all tables are read anew" if settings.slot_lost == "resnapshot" else "it stops"
+        found.note(subject, "warn", f"invalid: {slot.why_lost}; {action}")
+    elif slot.safe_bytes is not None and slot.safe_bytes < LOW_SAFE_BYTES:
+        found.note(
+            subject,
+            "warn",
+            f"invalid after {slot.safe_bytes} more bytes of WAL",
+            "start ingestd, or raise max_slot_wal_keep_size",
+        )
+    else:
+        copied = "; standbys may keep a copy" if slot.failover else ""
+        behind = f"{slot.retained_bytes} bytes behind"
+        found.note(subject, "ok", f"at {slot.confirmed}, {behind}{copied}")

@@ -1,0 +1,405 @@
+"""Keeping the publication: which tables the server sends, and which of their columns.
+
+Source: PostgreSQL documentation, CREATE PUBLICATION and ALTER PUBLICATION, "Column Lists".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from types import MappingProxyType
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection, AsyncCursor, sql
+
+from ingestd.config import SourceSettings, TableSettings
+from ingestd.failpoints import reach_async
+from ingestd.model.errors import OperatorError, TableError
+from ingestd.model.schema import Table, TableId
+from ingestd.postgres.catalog.publication import (
+    FIRST_WITH_PARTS,
+    Publication,
+    Published,
+    find_publication,
+    published,
+)
+from ingestd.postgres.connection.quoting import printed
+from ingestd.postgres.connection.server_messages import said
+from ingestd.postgres.wal.errors import cut_off
+
+_EXPLICIT = """
+SELECT n.nspname, c.relname
+  FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid
+  JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE p.pubname = %s
+"""
+# Of a partition the server looks at its own replica identity, whatever the root's is.
+_UNCOVERED = """
+SELECT EXISTS (
+  SELECT FROM (SELECT to_regclass(%(table)s)::oid AS relid UNION
+               SELECT relid FROM pg_partition_tree(to_regclass(%(table)s)::oid)) tree
+    JOIN pg_class c ON c.oid = tree.relid
+   WHERE c.relreplident = 'f'
+      OR EXISTS (SELECT FROM pg_index i, unnest(i.indkey::int2[]) k(number)
+                   JOIN pg_attribute a ON a.attnum = k.number
+                  WHERE i.indrelid = c.oid AND a.attrelid = c.oid
+                    AND CASE c.relreplident WHEN 'i' THEN i.indisreplident
+                             WHEN 'd' THEN i.indisprimary ELSE false END
+                    AND a.attname <> ALL(%(columns)s::name[])))
+"""
+_BY_SCHEMA = """
+SELECT EXISTS (SELECT FROM pg_publication_namespace n JOIN pg_publication p ON p.oid = n.pnpubid
+                WHERE p.pubname = %s)
+"""
+_PARTITIONED = """
+SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class c
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind = 'p' AND NOT c.relispartition
+"""
+ONE_LOCK_TIMEOUT = "500ms"
+_OPTIONS = "publish = 'insert, update, delete, truncate', publish_via_partition_root = true"
+
+ColumnLists = Mapping[TableId, Sequence[str]]
+"""Column lists that are wanted; a table that is not there is published with all columns."""
+WHOLE: ColumnLists = MappingProxyType({})
+
+
+def column_list(
+    table: Table, controls: TableSettings, server_version: int
+) -> tuple[str, ...] | None:
+    """Give the column list that keeps excluded columns from being sent; None: send all.
+
+    `table` as captured. With REPLICA IDENTITY FULL a list would have to have every column, else
+    the server refuses the source's UPDATE and DELETE: there the stream drops them.
+    """
+    if server_version < FIRST_WITH_PARTS or not controls.exclude_columns:
+        return None
+    if table.replica_identity == "f":
+        return None
+    return tuple(c.name for c in table.columns)
+
+
+def column_lists(
+    tables: Iterable[Table], settings: SourceSettings, server_version: int
+) -> ColumnLists:
+    """Give the column lists that these tables, as captured, are to have."""
+    lists = {t.id: column_list(t, settings.controls(t.id), server_version) for t in tables}
+    return {table: columns for table, columns in lists.items() if columns is not None}
+
+
+def outdated(
+    present: Mapping[TableId, Published], tables: Iterable[TableId], lists: ColumnLists
+) -> set[TableId]:
+    """Give those of these tables that have an entry of their own with another column list."""
+    return {
+        t
+        for t in tables
+        if t in present
+        and present[t].membership is not None
+        and present[t].columns != (frozenset(lists[t]) if t in lists else None)
+    }
+
+
+def create_statement(
+    name: str, tables: Iterable[TableId], lists: ColumnLists = WHOLE
+) -> sql.Composed:
+    """Write the CREATE PUBLICATION for these tables, none included."""
+    create = sql.SQL("CREATE PUBLICATION {}").format(sql.Identifier(name))
+    listed = _table_list(tables, lists)
+    if listed is not None:
+        create = create + sql.SQL(" FOR TABLE ") + listed
+    return create + sql.SQL(f" WITH ({_OPTIONS})")
+
+
+def add_statement(
+    name: str,
+    tables: Iterable[TableId],
+    lists: ColumnLists = WHOLE,
+    filters: Mapping[TableId, str | None] = MappingProxyType({}),
+) -> sql.Composed:
+    """Write the ALTER PUBLICATION that adds these tables (at least one)."""
+    listed = _table_list(tables, lists, filters)
+    assert listed is not None
+    return sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(sql.Identifier(name), listed)
+
+
+async def keep_publication(
+    connection: AsyncConnection[Any],
+    name: str,
+    tables: Sequence[TableId],
+    lists: ColumnLists = WHOLE,
+) -> None:
+    """Create the publication or alter it until it publishes exactly these tables and columns.
+
+    Idempotent, one transaction. `lists`: see `column_list`; a list that was set by hand and is not
+    wanted is taken away, a row filter is kept. A table whose entry changes gets another
+    `Published.membership`. A publication FOR ALL TABLES or by schema can have no lists and is left
+    as it is: what it sends beyond `tables` and `lists` is ignored.
+    """
+    found = await find_publication(connection, name)
+    async with connection.transaction():
+        lists = await possible_lists(connection, name, lists)
+        if found is None:
+            statements = [create_statement(name, tables, lists)]
+        else:
+            if not found.is_complete:
+                # First: while it has partitions by themselves, it is not told to have the table.
+                await connection.execute(complete_statement(name))
+            statements = await _alterations(connection, name, found, set(tables), lists)
+        if statements:
+            await reach_async("capture.publication.before", cut_off)
+        for statement in statements:
+            await connection.execute(statement)
+    if statements:
+        await reach_async("capture.publication.after", cut_off)
+
+
+async def keep_each(
+    connection: AsyncConnection[Any],
+    name: str,
+    tables: Sequence[TableId],
+    lists: ColumnLists = WHOLE,
+    *,
+    is_trial: bool = False,
+) -> dict[TableId, psycopg.Error]:
+    """Add tables one by one, where the server refuses them together; return which, and why.
+
+    A table that somebody has locked (an index is built on it, say) is refused for the moment. What
+    the publication has of the refused stays as it is. Tables that are not wanted any more stay as
+    well. `is_trial`: nothing is changed, all of it is rolled back.
+    """
+    async with connection.transaction(force_rollback=True) if is_trial else nullcontext():
+        await connection.execute(f"SET lock_timeout = '{ONE_LOCK_TIMEOUT}'")
+        found = await find_publication(connection, name)
+        if found is None:
+            await connection.execute(create_statement(name, ()))
+        elif not found.is_complete:
+            await connection.execute(complete_statement(name))
+        present = await published(connection, name, connection.info.server_version)
+        lists = await possible_lists(connection, name, lists)
+        stale = outdated(present, tables, lists)
+        refused: dict[TableId, psycopg.Error] = {}
+        for table in tables:
+            if table in present and table not in stale:
+                continue
+            filters = {table: present[table].row_filter} if table in present else {}
+            try:
+                async with connection.transaction(force_rollback=is_trial):
+                    if table in stale:
+                        await connection.execute(_drop_statement(name, [table]))
+                    await connection.execute(add_statement(name, [table], lists, filters))
+            except psycopg.Error as error:
+                if connection.closed:
+                    raise
+                refused[table] = error
+    return refused
+
+
+async def kept_out(
+    connection: AsyncConnection[Any],
+    name: str,
+    tables: Sequence[TableId],
+    lists: ColumnLists = WHOLE,
+) -> dict[TableId, TableError]:
+    """Return why the server refuses to publish which of these tables; changes nothing.
+
+    Not those that are locked: they can be published later, and none if the publication is. Raises
+    psycopg.Error where the publication itself can't be made or altered.
+    """
+    if not tables:
+        return {}
+    try:
+        refused = await keep_each(connection, name, tables, lists, is_trial=True)
+    except psycopg.errors.LockNotAvailable:
+        return {}
+    return {
+        table: TableError(
+            table,
+            f"the server refuses to put it into publication {name!r}: {said(error)}",
+            remedy=f"{printed(add_statement(name, [table], lists))};  -- as a superuser, or "
+            "when what the server names is put right; it is tried again every minute",
+        )
+        for table, error in refused.items()
+        if not is_locked(error)
+    }
+
+
+async def refused_by_trigger(connection: AsyncConnection[Any], error: psycopg.Error) -> str | None:
+    """Return the statements that disable the event triggers that refuse it, or None."""
+    if not (error.sqlstate or "").startswith("P0"):  # what PL/pgSQL raises
+        return None
+    cursor = await connection.execute(
+        """
+        SELECT evtname FROM pg_catalog.pg_event_trigger
+         WHERE evtevent IN ('ddl_command_start', 'ddl_command_end') AND evtenabled <> 'D'
+           AND (evttags IS NULL OR evttags && '{CREATE PUBLICATION,ALTER PUBLICATION}')
+         ORDER BY 1
+        """
+    )
+    disable = sql.SQL("ALTER EVENT TRIGGER {} DISABLE;")
+    names = [sql.Identifier(name) for (name,) in await cursor.fetchall()]
+    statements = " ".join(printed(disable.format(name)) for name in names)
+    return f"{statements}  -- or have it let the publication pass" if statements else None
+
+
+def is_locked(error: psycopg.Error) -> bool:
+    """Whether the server refused a table only because somebody has it locked."""
+    return isinstance(
+        error,
+        psycopg.errors.LockNotAvailable
+        | psycopg.errors.DeadlockDetected
+        | psycopg.errors.QueryCanceled,
+    )
+
+
+def complete_statement(name: str) -> sql.Composed:
+    """Write the ALTER PUBLICATION that has it send all changes, partitions' as their root's."""
+    return sql.SQL("ALTER PUBLICATION {} SET (" + _OPTIONS + ")").format(sql.Identifier(name))
+
+
+def _drop_statement(name: str, tables: Iterable[TableId]) -> sql.Composed:
+    """Write the ALTER PUBLICATION that takes these tables (at least one) out."""
+    listed = _table_list(tables)
+    assert listed is not None
+    return sql.SQL("ALTER PUBLICATION {} DROP TABLE {}").format(sql.Identifier(name), listed)
+
+
+async def possible_lists(
+    connection: AsyncConnection[Any], name: str, lists: ColumnLists
+) -> ColumnLists:
+    """Leave out the lists that the server would refuse, or that would break the source's writes."""
+    if not lists or connection.info.server_version < FIRST_WITH_PARTS:
+        return WHOLE
+    cursor = await connection.execute(_BY_SCHEMA, (name,))
+    if await _is_true(cursor):
+        return WHOLE
+    possible = {}
+    for table, columns in lists.items():
+        quoted = printed(sql.Identifier(table.schema, table.name))
+        cursor = await connection.execute(_UNCOVERED, {"table": quoted, "columns": list(columns)})
+        if not await _is_true(cursor):
+            possible[table] = columns
+    return possible
+
+
+async def _is_true(cursor: AsyncCursor[Any]) -> bool:
+    row = await cursor.fetchone()
+    return bool(row and row[0])
+
+
+async def _alterations(
+    connection: AsyncConnection[Any],
+    name: str,
+    found: Publication,
+    wanted: set[TableId],
+    lists: ColumnLists,
+) -> list[sql.Composed]:
+    statements: list[sql.Composed] = []
+    if found.all_tables:
+        return statements
+    present = await published(connection, name, connection.info.server_version)
+    cursor = await connection.execute(_EXPLICIT, (name,))
+    explicit = {TableId(*row) for row in await cursor.fetchall()}
+    changed = outdated(present, explicit & wanted, lists)
+    surplus = (explicit - wanted) | changed
+    if surplus:
+        statements.append(_drop_statement(name, surplus))
+    missing = (wanted - present.keys()) | changed
+    if missing:
+        filters = {table: present[table].row_filter for table in changed}
+        statements.append(add_statement(name, missing, lists, filters))
+    return statements
+
+
+def check_publication(
+    name: str,
+    found: Publication | None,
+    tables: Sequence[TableId],
+    lists: ColumnLists = WHOLE,
+    partitioned: Sequence[TableId] = (),
+) -> OperatorError | None:
+    """Say what is wrong with a publication that is not ours to alter (manage = false).
+
+    `partitioned`: those of the tables that are.
+    """
+    if found is None:
+        return OperatorError(
+            f"publication {name!r} does not exist, and manage = false",
+            remedy=printed(create_statement(name, tables, lists)) + ";",
+        )
+    lacks = []
+    if not found.all_operations:
+        lacks.append("not all of insert, update, delete and truncate")
+    if partitioned and not found.via_root:
+        lacks.append(f"changes of {partitioned[0]} under its partitions' names")
+    if lacks:
+        return OperatorError(
+            f"publication {name!r} sends {' and '.join(lacks)}",
+            remedy=printed(complete_statement(name)) + ";",
+        )
+    return None
+
+
+async def partitioned_of(
+    connection: AsyncConnection[Any], tables: Iterable[TableId]
+) -> list[TableId]:
+    """Give those of these tables that are partitioned."""
+    cursor = await connection.execute(_PARTITIONED)
+    present = {TableId(*row) for row in await cursor.fetchall()}
+    return [t for t in tables if t in present]
+
+
+def _table_list(
+    tables: Iterable[TableId],
+    lists: ColumnLists = WHOLE,
+    filters: Mapping[TableId, str | None] = MappingProxyType({}),
+) -> sql.Composed | None:
+    """List them as a publication has them; ONLY, as tables that inherit are tables of their own."""
+    entries = []
+    for table in sorted(tables):
+        entry: sql.Composable = sql.SQL("ONLY {}").format(sql.Identifier(table.schema, table.name))
+        if table in lists:
+            columns = sql.SQL(", ").join(map(sql.Identifier, lists[table]))
+            entry = sql.SQL("{} ({})").format(entry, columns)
+        row_filter = filters.get(table)
+        if row_filter is not None:
+            entry = sql.SQL("{} WHERE ({})").format(entry, sql.SQL(row_filter))
+        entries.append(entry)
+    return sql.SQL(", ").join(entries) if entries else None
+
+
+async def owned_by_others(
+    connection: AsyncConnection[Any], tables: Sequence[TableId]
+) -> list[TableId]:
+    """Give those of these tables that this role does not own and so can't publish."""
+    cursor = await connection.execute(
+        """
+        SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+          JOIN unnest(%s::text[], %s::text[]) AS t(nspname, relname) USING (nspname, relname)
+         WHERE NOT pg_has_role(c.relowner, 'USAGE')
+        """,
+        ([t.schema for t in tables], [t.name for t in tables]),
+    )
+    return [TableId(*row) for row in await cursor.fetchall()]
+
+
+async def owners_statement(
+    connection: AsyncConnection[Any],
+    name: str,
+    tables: Sequence[TableId],
+    lists: ColumnLists = WHOLE,
+) -> str:
+    """Write what an owner of the tables must run so that the publication has them all.
+
+    With none, who owns the publication: that it be ours.
+    """
+    if await find_publication(connection, name) is None:
+        return printed(create_statement(name, tables, lists)) + ";"
+    if not tables:
+        statement = sql.SQL("ALTER PUBLICATION {} OWNER TO {};")
+        role = sql.Identifier(connection.info.user)
+        return printed(statement.format(sql.Identifier(name), role))
+    sent = await published(connection, name, connection.info.server_version)
+    missing = set(tables) - sent.keys()
+    return printed(add_statement(name, missing or tables, lists)) + ";"

@@ -1,0 +1,144 @@
+"""The tables a stream may bring, by OID: what a RELATION message means for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable
+
+from ingestd.decode.pgoutput.relation import Relation
+from ingestd.model.errors import TableError
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import Table, TableId
+from ingestd.postgres.rewrites.ddl_log import DdlEvent, parse
+
+Describe = Callable[[Relation, TableId], Awaitable[Table]]
+"""Gives the captured table of that name with the message's columns. Raises TableError."""
+
+TakePartition = Callable[[Relation, int], bool]
+"""Takes what `TellPartition` takes. Says whether the catalog is to be looked at."""
+
+TakeDdl = Callable[[DdlEvent, Lsn, int], bool]
+"""Takes an event, where its transaction commits, and its id; says the same."""
+
+
+class Relations:
+    """Resolves RELATION messages to the captured tables.
+
+    Made on the event loop; `resolve` is for the decoder's thread, and asks the loop for what it has
+    not seen. `noticed` is set when a message tells of something that the catalog's last reading did
+    not: another name, other columns, a table that is not captured, a partition. (In a backlog that
+    may be older than the catalog; only the catalog can tell.)
+    """
+
+    def __init__(
+        self,
+        describe: Describe,
+        is_wanted: Callable[[TableId], bool],
+        take_partition: TakePartition,
+        take_ddl: TakeDdl = lambda *_: False,
+    ) -> None:
+        self._describe = describe
+        self._take_partition = take_partition
+        self._take_ddl = take_ddl
+        self._is_wanted = is_wanted
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._kept: dict[int, Table] = {}
+        self._departed: Collection[tuple[int, TableId]] = ()
+        self._resolved: dict[int, tuple[Relation, Table | None]] = {}
+        self._looking_up: set[asyncio.Task[Table | None]] = set()
+        self.noticed = asyncio.Event()
+        self._left_out: set[TableId] = set()
+
+    def keep(self, tables: Iterable[Table], departed: Collection[tuple[int, TableId]] = ()) -> None:
+        """Resolve to these tables from now on. On the loop that will describe them.
+
+        `departed`: the OIDs and names of others whose last changes may be still to come.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._departed = departed
+        self._kept = {t.oid: t for t in tables}
+        self._resolved = {}
+
+    def take_left_out(self) -> frozenset[TableId]:
+        """Give, once, the captured tables whose changes are left out from some message on.
+
+        The config can't be kept with their columns as they were then.
+        """
+        left_out, self._left_out = frozenset(self._left_out), set()
+        return left_out
+
+    def resolve(self, relation: Relation) -> Table | None:
+        """Give the table with the message's columns; None if it is not captured. Blocks."""
+        known = self._resolved.get(relation.oid)
+        if known is not None and known[0] == relation:
+            return known[1]
+        if self._loop is None:
+            return None
+        return asyncio.run_coroutine_threadsafe(self._look_up(relation), self._loop).result()
+
+    def tell_partition(self, partition: Relation, table: int) -> None:
+        """Have the loop take which partition a change came from. For the decoder's thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._told_partition, partition, table)
+
+    def tell_ddl(self, content: bytes, lsn: Lsn, xid: int) -> bool:
+        """Have the loop take an event; False if the message is none. For the decoder's thread."""
+        event = parse(content)
+        if event is not None and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._told_ddl, event, lsn, xid)
+        return event is not None
+
+    async def close(self) -> None:
+        """End what is being looked up: whoever waits for it gets CancelledError. Twice is fine."""
+        self._loop = None
+        for task in list(self._looking_up):
+            task.cancel()
+        await asyncio.gather(*self._looking_up, return_exceptions=True)
+
+    def _told_partition(self, partition: Relation, table: int) -> None:
+        if self._take_partition(partition, table):
+            self.noticed.set()
+
+    def _told_ddl(self, event: DdlEvent, lsn: Lsn, xid: int) -> None:
+        if self._take_ddl(event, lsn, xid):
+            self.noticed.set()
+
+    async def _look_up(self, relation: Relation) -> Table | None:
+        if self._loop is None:
+            return None
+        task = asyncio.create_task(self._found(relation))
+        self._looking_up.add(task)
+        task.add_done_callback(self._looking_up.discard)
+        kept = self._kept
+        table = await task
+        if self._kept is kept:  # else it may be another now
+            self._resolved[relation.oid] = (relation, table)
+        return table
+
+    async def _found(self, relation: Relation) -> Table | None:
+        kept = self._kept.get(relation.oid)
+        if (relation.oid, relation.id) in self._departed:
+            return await self._describe_departed(relation)
+        if kept is None:
+            if self._is_wanted(relation.id):
+                self.noticed.set()
+            return None
+        try:
+            table = await self._describe(relation, kept.id)
+        except TableError:  # the config asks too much of it now: so says the next discovery
+            self._left_out.add(kept.id)
+            self.noticed.set()
+            return None
+        if relation.id != kept.id or _definition(table) != _definition(kept):
+            self.noticed.set()
+        return table
+
+    async def _describe_departed(self, relation: Relation) -> Table | None:
+        try:
+            return await self._describe(relation, relation.id)
+        except TableError:  # nothing of it can be read again
+            return None
+
+
+def _definition(table: Table) -> tuple[object, ...]:
+    return table.columns, table.replica_identity

@@ -1,0 +1,284 @@
+"""START_REPLICATION: a running stream, read ahead of who takes it.
+
+Source: PostgreSQL documentation, "Streaming Replication Protocol" and "Logical Streaming
+Replication Protocol".
+
+A task reads while what came before is decoded elsewhere. It stops when enough is collected (the
+server then waits), but status updates go on by a timer of their own: a slow lake never trips
+wal_sender_timeout.
+
+A server with nothing to send sends nothing: it is asked for a sign of life when it was silent for
+long, and the stream is given up if none comes (`watched` says when). One that decodes a transaction
+of which it sends nothing gives no sign either, for as long as that takes; it is waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+
+from ingestd.decode.pgoutput.frames import standby_status
+from ingestd.decode.pgoutput.shortening import StreamedChange
+from ingestd.decode.values.encodings import Encoding
+from ingestd.failpoints import reach_async
+from ingestd.model.errors import IngestdError, OperatorError, TransientError
+from ingestd.model.lsn import ZERO, Lsn
+from ingestd.model.row_limit import UNLIMITED_BYTES, change_limit_bytes, kept_bytes
+from ingestd.postgres.connection.errors import classify, lost
+from ingestd.postgres.connection.liveness import WatchedConnection
+from ingestd.postgres.connection.session import (
+    connect,
+    query_bytes,
+    read_bytes_as_they_are,
+    sent_encoding,
+)
+from ingestd.postgres.transport.channels.opening import Channels
+from ingestd.postgres.transport.copy_reader import CopyReader, Pieces
+from ingestd.postgres.wal.decoding_memory import raise_decoding_memory
+from ingestd.postgres.wal.server import refuse_other
+from ingestd.postgres.wal.slots.slot import vanished_slot
+
+STATUS_INTERVAL_S = 10.0
+ASK_AFTER_S = 5.0
+"""After so long a silence the server is asked for a sign of life."""
+_GLANCE_S = 0.2
+"""How often it is looked whether it came."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """How long what has come is waited with for more, and at how much reading stops.
+
+    A change of more than `row_limit_bytes` comes shortened (`decode.shortening`).
+    """
+
+    limit_bytes: int
+    linger_s: float = 0.05
+    status_interval_s: float = STATUS_INTERVAL_S
+    row_limit_bytes: int = UNLIMITED_BYTES
+
+
+class ReplicationStream:
+    """A running START_REPLICATION. Made by `open_stream`; `close` it always.
+
+    It tells the server nothing before `begin_reporting`: where the slot was moved meanwhile, the
+    first status has older servers move it back (16.2 does, 16.14 does not), and nobody could see
+    any more that what lies between was skipped.
+    """
+
+    def __init__(
+        self, connection: WatchedConnection, reader: CopyReader, where: str, limits: StreamLimits
+    ) -> None:
+        self._connection = connection
+        self._reader = reader
+        self._where = where
+        self._limits = limits
+        self._nbytes = 0
+        self._is_full = False
+        self._ready = asyncio.Event()
+        self._room = asyncio.Event()
+        self._received = self._confirmed = ZERO
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def encoding(self) -> Encoding | None:
+        """What texts come in; None for UTF-8."""
+        return sent_encoding(self._connection)
+
+    async def start(
+        self,
+        slot: str,
+        publication: str,
+        after: Lsn,
+        confirmed: Lsn,
+        *,
+        takes_open: bool = False,
+        messages: bool = False,
+    ) -> None:
+        """Send the command and begin to read."""
+        protocol = "proto_version '2', streaming 'on'" if takes_open else "proto_version '1'"
+        protocol += ", messages 'true'" if messages else ""
+        command = sql.SQL("START_REPLICATION SLOT {} LOGICAL {} ({}, publication_names {})").format(
+            sql.Identifier(slot),
+            sql.SQL(str(after)),
+            sql.SQL(protocol),
+            sql.Literal(_quoted_name(publication)),
+        )
+        with self._errors(), self._connection.expecting():
+            await self._reader.start(query_bytes(self._connection, command))
+        self._confirmed, self._received = confirmed, after
+        self._tasks = [asyncio.create_task(self._read())]
+
+    def begin_reporting(self) -> None:
+        """Tell the server where this is, now and then, and whether it still answers."""
+        self._tasks += [asyncio.create_task(each) for each in (self._report(), self._watch())]
+
+    async def take(self) -> Pieces:
+        """Give what has been collected; waits for the first. Raises what ended the stream."""
+        while (collected := await self._take()) is None:
+            pass
+        return collected
+
+    async def _take(self) -> Pieces | None:
+        waiter = asyncio.create_task(self._ready.wait())
+        try:
+            await asyncio.wait([waiter, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiter.cancel()
+        collected = self._reader.take()
+        if collected is None:
+            for task in self._tasks:
+                if task.done():
+                    task.result()
+        self._nbytes = 0
+        self._ready.clear()
+        self._room.set()
+        return collected
+
+    def fault(self, ended: psycopg.Error) -> IngestdError:
+        """Say what it means that the server ended the stream so."""
+        return classify(ended, self._where)
+
+    def received(self, position: Lsn) -> None:
+        """Note how far the stream has been read, for the next status update."""
+        self._received = max(self._received, position)
+
+    async def confirm(self, position: Lsn) -> None:
+        """Tell the server that everything below `position` is durable."""
+        self._confirmed = max(self._confirmed, position)
+        self.received(position)
+        await self.send_status()
+
+    async def send_status(self, *, reply: bool = False) -> None:
+        """Send a standby status update now; `reply`: the server is to answer."""
+        now_us = time.time_ns() // 1000
+        with self._errors():
+            await self._reader.send(
+                standby_status(
+                    self._received, self._confirmed, self._confirmed, now_us, reply=reply
+                )
+            )
+
+    async def close(self) -> None:
+        """End the stream, even if cancelled meanwhile. The server then frees the slot."""
+        for task in self._tasks:
+            task.cancel()
+        try:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        finally:
+            try:
+                await self._reader.close()
+            finally:
+                await self._connection.close()
+
+    async def _read(self) -> None:
+        while True:
+            with self._errors():
+                nbytes = await self._reader.collect(self._limits.linger_s)
+            if nbytes:
+                self._nbytes += nbytes
+                self._ready.set()
+            if self._nbytes >= self._limits.limit_bytes:
+                self._room.clear()
+                self._is_full = True
+                await self._room.wait()
+                self._reader.heard_s = time.monotonic()
+                self._is_full = False
+
+    async def _report(self) -> None:
+        while True:
+            await self.send_status()
+            await asyncio.sleep(self._limits.status_interval_s)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(max(_GLANCE_S, ASK_AFTER_S - self._silent_s()))
+            if self._silent_s() < ASK_AFTER_S:
+                continue
+            await self.send_status(reply=True)
+            with self._errors(), self._connection.expecting():
+                while self._silent_s() >= ASK_AFTER_S and not self._connection.why_lost:  # noqa: ASYNC110
+                    await asyncio.sleep(_GLANCE_S)
+
+    def _silent_s(self) -> float:
+        """How long nothing came although it was read."""
+        return 0.0 if self._is_full else time.monotonic() - self._reader.heard_s
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.Error as error:
+            raise classify(error, self._where) from error
+        except (EOFError, OSError) as error:
+            said = self._connection.why_lost or lost(error)
+            raise TransientError(f"{self._where}: {said}", reason="connection_lost") from error
+
+
+async def open_stream(
+    dsn: str,
+    slot: str,
+    publication: str,
+    after: Lsn,
+    confirmed: Lsn,
+    *,
+    lineage: str,
+    takes_open: bool = False,
+    messages: bool = False,
+    where: str,
+    limits: StreamLimits,
+) -> ReplicationStream:
+    """Connect and start to stream transactions with commit_lsn >= `after`.
+
+    `confirmed` is what the first status update tells: a durable position, not above `after`.
+    `takes_open`: large transactions are to be sent while they are open (`decode.streamed`).
+    `messages`: logical messages come too. `lineage`: see `refuse_other`. Raises TransientError (the
+    slot is active for another pid, the server is away), OperatorError.
+    """
+    await reach_async("capture.stream_begin.before")
+    try:
+        connection = await connect(dsn, replication=True, claim=slot)
+    except psycopg.Error as error:
+        raise classify(error, where, dsn) from error
+    try:
+        await refuse_other(connection, lineage)
+        await read_bytes_as_they_are(connection)
+        if not takes_open:  # else what does not fit the memory is sent while it is open
+            await raise_decoding_memory(connection)
+        reader = CopyReader(
+            await Channels(connection).open(),
+            limit_bytes=change_limit_bytes(limits.row_limit_bytes),
+            shortener=lambda: StreamedChange(kept_bytes(limits.row_limit_bytes)),
+        )
+        stream = ReplicationStream(connection, reader, where, limits)
+    except psycopg.Error as error:
+        await connection.close()
+        raise classify(error, where) from error
+    except BaseException:
+        await connection.close()
+        raise
+    try:
+        try:
+            await stream.start(
+                slot, publication, after, confirmed, takes_open=takes_open, messages=messages
+            )
+        except OperatorError as error:
+            if isinstance(error.__cause__, psycopg.errors.UndefinedObject):
+                raise vanished_slot(slot) from error
+            raise
+        await reach_async("capture.stream_begin.after")
+    except BaseException:
+        await stream.close()
+        raise
+    return stream
+
+
+def _quoted_name(publication: str) -> str:
+    # publication_names is a list of identifiers, which the server unquotes.
+    return sql.Identifier(publication).as_string(None)

@@ -1,0 +1,223 @@
+"""What the server is, and what the role may do there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg import AsyncConnection
+from psycopg.rows import class_row
+
+from ingestd.model.errors import OperatorError, TransientError
+from ingestd.model.lake_state import Notice
+from ingestd.model.lsn import Lsn
+from ingestd.postgres.connection.errors import identifier
+from ingestd.postgres.connection.session import connect, parameters_of, stream_name
+from ingestd.postgres.wal.synchronous_standby import synchronous_notices
+
+OLDEST_VERSION = 140000
+"""PostgreSQL 14: TID range scans for splits, and the pgoutput that is tested."""
+FIRST_DECODING_STANDBY = 160000
+"""From PostgreSQL 16 on a logical slot lives through recovery: a standby has slots of its own, and
+they go on when it is promoted. One whose catalog rows went is invalidated, not wrong."""
+
+# The control file says which timeline a server is on only after the next checkpoint; of a standby
+# the walsender tells.
+_TIMELINE: LiteralString = """
+CASE WHEN pg_is_in_recovery() THEN 0
+     ELSE ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int END
+"""
+_LINEAGE: LiteralString = f"""
+SELECT (SELECT system_identifier::text FROM pg_control_system()) || '/' || {_TIMELINE}
+"""  # noqa: S608 - a constant
+# Managed services grant replication by membership of a role instead of the attribute.
+_SERVER: LiteralString = f"""
+SELECT current_setting('server_version_num')::int AS version,
+       current_setting('server_version') AS version_text,
+       current_setting('wal_level') AS wal_level,
+       pg_is_in_recovery() AS in_recovery,
+       current_database() AS database, current_user::text AS role,
+       (SELECT rolsuper OR rolreplication FROM pg_roles WHERE rolname = current_user)
+         OR EXISTS (SELECT FROM pg_roles
+                     WHERE rolname = 'rds_replication'
+                       AND pg_has_role(current_user, oid, 'member')) AS may_replicate,
+       has_database_privilege(current_database(), 'CREATE') AS may_create,
+       (SELECT system_identifier::text FROM pg_control_system()) AS system_identifier,
+       {_TIMELINE} AS timeline,
+       current_setting('max_replication_slots')::int AS max_slots,
+       (SELECT count(*)::int FROM pg_replication_slots) AS used_slots,
+       current_setting('max_wal_senders')::int AS max_senders,
+       (SELECT extract(epoch FROM setting::int * interval '1 ms')::float8 FROM pg_settings
+         WHERE name = 'wal_sender_timeout') AS sender_timeout_s,
+       current_setting('hot_standby_feedback')::bool AS feedback,
+       current_setting('synchronous_standby_names') AS synchronous_names,
+       current_setting('server_encoding') AS encoding
+"""  # noqa: S608 - a constant
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The server as this role sees it; `sender_timeout_s` 0 means never.
+
+    `in_recovery`: it is a standby; `feedback`: it tells the primary which old rows it needs.
+    `encoding`: the database's.
+    """
+
+    version: int
+    version_text: str
+    wal_level: str
+    in_recovery: bool
+    database: str
+    role: str
+    may_replicate: bool
+    may_create: bool
+    system_identifier: str
+    timeline: int
+    max_slots: int
+    used_slots: int
+    max_senders: int
+    sender_timeout_s: float
+    feedback: bool = True
+    synchronous_names: str = ""
+    encoding: str = "UTF8"
+
+    @property
+    def origin(self) -> str:
+        """What the lake remembers of the server: LSNs mean the same only there."""
+        return f"{self.system_identifier}/{self.timeline}"
+
+    @property
+    def lineage(self) -> str:
+        """What `refuse_other` compares: a standby's timeline may change, and does not count."""
+        return f"{self.system_identifier}/{0 if self.in_recovery else self.timeline}"
+
+    def faults(self) -> list[OperatorError]:
+        """Give everything that makes capture impossible here."""
+        found = []
+        if self.version < OLDEST_VERSION:
+            found.append(
+                OperatorError(
+                    f"PostgreSQL {self.version_text} is too old",
+                    remedy="ingestd needs PostgreSQL 14 or newer",
+                )
+            )
+        if self.in_recovery and self.version < FIRST_DECODING_STANDBY:
+            found.append(
+                OperatorError(
+                    f"the server is a standby, and PostgreSQL {self.version_text} decodes no WAL "
+                    "there",
+                    remedy="give the dsn of the primary (from PostgreSQL 16 on a standby serves)",
+                )
+            )
+        if self.wal_level != "logical":
+            found.append(
+                OperatorError(
+                    f"wal_level is {self.wal_level!r}, logical replication needs 'logical'",
+                    remedy="ALTER SYSTEM SET wal_level = 'logical'; then restart the server",
+                )
+            )
+        if not self.may_replicate:
+            found.append(
+                OperatorError(
+                    f"role {self.role!r} has no REPLICATION attribute",
+                    remedy=f"ALTER ROLE {identifier(self.role)} REPLICATION;  (as a superuser)",
+                )
+            )
+        return found
+
+
+def _encoding_notices(encoding: str) -> tuple[Notice, ...]:
+    """Return a notice where values are in an encoding that only the server can convert."""
+    if encoding != "EUC_TW":
+        return ()
+    return (
+        Notice(
+            "source.encoding",
+            "the database's encoding is EUC_TW, which only the server converts: the stream stops "
+            "at a value that has no character in UTF-8",
+            "correct such a value before it is changed again; or move to a database in UTF-8: "
+            "pg_dump -E UTF8 fails at such values",
+        ),
+    )
+
+
+def server_notices(server: Server, dsn: str) -> tuple[Notice, ...]:
+    """Return what an operator should know of the server. Of a standby nobody's commits wait."""
+    found = _encoding_notices(server.encoding)
+    if server.in_recovery:
+        return found
+    application = stream_name(parameters_of(dsn)["application_name"])
+    return (*found, *synchronous_notices(server.synchronous_names, application))
+
+
+async def inspect_server(connection: AsyncConnection[Any], dsn: str) -> Server:
+    """Ask the server what it is; of a standby that decodes WAL, its walsender too."""
+    async with connection.cursor(row_factory=class_row(Server)) as cursor:
+        await cursor.execute(_SERVER)
+        server = await cursor.fetchone()
+    assert server is not None
+    if server.in_recovery and not server.faults():
+        async with await connect(dsn, replication=True) as walsender:
+            row = await (await walsender.execute("IDENTIFY_SYSTEM")).fetchone()
+        assert row is not None
+        return replace(server, timeline=int(row[1]))
+    return server
+
+
+async def lineage_of(connection: AsyncConnection[Any]) -> str:
+    """Give `Server.lineage` of where it leads. Raises psycopg.Error."""
+    row = await (await connection.execute(_LINEAGE)).fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+async def refuse_other(connection: AsyncConnection[Any], lineage: str) -> None:
+    """Raise TransientError where it does not lead to the server of that lineage, or no more.
+
+    A DSN may name several servers, or an address that moves to the one that is promoted. What that
+    one has is for `continuity` to judge: taken for the first one's, it would lack what lies between
+    the promotion and where the first one was read to. Raises psycopg.Error.
+    """
+    found = await lineage_of(connection)
+    if found != lineage:
+        raise TransientError(
+            "the connection leads to another server than before, or it was promoted (system "
+            f"identifier and timeline {found}, before {lineage})",
+            reason="other_server",
+            remedy="nothing: the source begins anew, and says so if changes are missing",
+        )
+
+
+async def switch_points(dsn: str, timeline: int) -> dict[int, Lsn]:
+    """Give the timelines that this one came from, and where each of them was left.
+
+    Empty if the server has no such history any more. Source: PostgreSQL documentation, "Streaming
+    Replication Protocol", TIMELINE_HISTORY. Raises psycopg.Error.
+    """
+    async with await connect(dsn, replication=True) as walsender:
+        try:
+            cursor = await walsender.execute(f"TIMELINE_HISTORY {timeline:d}".encode())
+        except psycopg.errors.UndefinedFile:
+            return {}
+        row = await cursor.fetchone()
+    assert row is not None
+    return parse_history(_text(row[1]))
+
+
+def _text(content: bytes | str) -> str:
+    """Give a column that the walsender calls bytea, and sends as it is."""
+    return content.decode() if isinstance(content, bytes) else content
+
+
+def parse_history(content: str) -> dict[int, Lsn]:
+    """Read a timeline history file: lines of parent, switch point and reason.
+
+    Source: PostgreSQL, src/backend/access/transam/timeline.c (readTimeLineHistory).
+    """
+    found = {}
+    for line in content.splitlines():
+        fields = line.split("#", 1)[0].split(None, 2)
+        if len(fields) > 1:
+            found[int(fields[0])] = Lsn.parse(fields[1])
+    return found

@@ -1,0 +1,133 @@
+"""What a source has on its server, and dropping it: the slot and the publication."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import AsyncConnection, sql
+
+from ingestd.model.errors import OperatorError, TransientError
+from ingestd.postgres.catalog.publication import FIRST_WITH_PARTS, find_publication, published
+from ingestd.postgres.connection.claim import Control
+from ingestd.postgres.connection.dsn import role_of
+from ingestd.postgres.settings import WalSettings
+from ingestd.postgres.wal.slots.slot import busy_slot, drop_slot, find_slot
+
+_HAS_SCHEMAS = """
+SELECT EXISTS (SELECT FROM pg_publication_namespace n JOIN pg_publication p ON p.oid = n.pnpubid
+                WHERE p.pubname = %s)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Belonging:
+    """Something that is on the server. `kind`: slot or publication; `detail`: what it is.
+
+    `kept`: why it is not dropped, None if it is; `statement`: what drops it.
+    """
+
+    kind: str
+    name: str
+    detail: str
+    kept: str | None
+    statement: str
+
+
+class Belongings:
+    """What a source of kind `wal` has on its server. Use it within `claimed_belongings`."""
+
+    def __init__(
+        self, control: Control, connection: AsyncConnection[Any], settings: WalSettings
+    ) -> None:
+        self._control = control
+        self._connection = connection
+        self._settings = settings
+
+    @property
+    def place(self) -> str:
+        """Where that is: role, host, port and database."""
+        info = self._connection.info
+        role = role_of(self._settings.dsn.get_secret_value()) or info.user
+        return f"{role}@{info.host}:{info.port}/{info.dbname}"
+
+    async def found(self) -> list[Belonging]:
+        """Look what there is. Raises OperatorError where the slot is read by somebody."""
+        with self._control.errors("drop"):
+            there = [await self._slot(), await self._publication()]
+        return [belonging for belonging in there if belonging is not None]
+
+    async def drop(self, belonging: Belonging) -> None:
+        """Drop it, if it is still there."""
+        with self._control.errors("drop"):
+            if belonging.kind == "slot":
+                await drop_slot(self._connection, belonging.name)
+            else:
+                statement = sql.SQL("DROP PUBLICATION IF EXISTS {}")
+                await self._connection.execute(statement.format(sql.Identifier(belonging.name)))
+
+    async def _slot(self) -> Belonging | None:
+        name = self._settings.slot
+        slot = await find_slot(self._connection, name)
+        if slot is None:
+            return None
+        kept = None if self._settings.manage else "manage = false"
+        if slot.is_other(self._connection.info.dbname):
+            kept = "it is none of ingestd's"
+        elif slot.active_pid is not None and kept is None:
+            busy = busy_slot(name, slot)
+            raise OperatorError(busy.what, remedy=busy.remedy)
+        drop = sql.SQL("SELECT pg_catalog.pg_drop_replication_slot({});").format(name)
+        held = "invalid" if slot.is_lost else f"it holds back {slot.retained_bytes or 0:,} bytes"
+        return Belonging("slot", name, held, kept, drop.as_string(self._connection))
+
+    async def _publication(self) -> Belonging | None:
+        name, connection = self._settings.publication, self._connection
+        found = await find_publication(connection, name)
+        if found is None:
+            return None
+        kept = None if self._settings.manage else "manage = false"
+        if found.all_tables or await self._has_schemas():
+            kept = "ingestd makes none like that: it is for all tables, or for schemas"
+        elif found.on_standby:
+            kept = "a standby can't; drop it on the primary"
+        elif not found.owned:
+            kept = "it belongs to another role"
+        sent = await published(connection, name, connection.info.server_version)
+        drop = sql.SQL("DROP PUBLICATION {};").format(sql.Identifier(name))
+        detail = f"{len(sent)} tables"
+        return Belonging("publication", name, detail, kept, drop.as_string(connection))
+
+    async def _has_schemas(self) -> bool:
+        if self._connection.info.server_version < FIRST_WITH_PARTS:
+            return False
+        cursor = await self._connection.execute(_HAS_SCHEMAS, (self._settings.publication,))
+        row = await cursor.fetchone()
+        return bool(row and row[0])
+
+
+@asynccontextmanager
+async def claimed_belongings(source: str, settings: WalSettings) -> AsyncIterator[Belongings]:
+    """Claim the source, so that no daemon works on it meanwhile (I5).
+
+    Raises OperatorError while one does; what `classify` makes of a fault.
+    """
+    where = f"source {source}"
+    control = Control(where, settings.dsn.get_secret_value())
+    try:
+        try:
+            await control.claim(
+                settings.slot,
+                taken=f"a daemon works on slot {settings.slot!r}",
+                remedy="stop it first (or take the source out of its config)",
+            )
+        except TransientError as error:
+            if error.reason != "claimed":
+                raise
+            raise OperatorError(error.what, remedy=error.remedy) from error
+        yield Belongings(control, await control.connection(), settings)
+        await control.release()
+    finally:
+        await control.close()

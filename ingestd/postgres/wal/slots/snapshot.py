@@ -1,0 +1,65 @@
+"""Tables read at the consistent point of a slot (design section 8.9, way a)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import psycopg
+
+from ingestd.model.schema import Table, TableId
+from ingestd.postgres.connection.errors import classify
+from ingestd.postgres.connection.session import connect
+from ingestd.postgres.settings import WalSettings
+from ingestd.postgres.snapshot.chunked import can_be_chunked, move_on
+from ingestd.postgres.snapshot.point import PointSnapshot
+from ingestd.postgres.snapshot.read_view import Place
+from ingestd.postgres.snapshot.resume import unread
+from ingestd.postgres.wal.slots.slot import ExportedPoint
+
+
+class TableSnapshot(PointSnapshot):
+    """At the consistent point of a slot."""
+
+    def __init__(
+        self,
+        settings: WalSettings,
+        exported: ExportedPoint,
+        tables: Sequence[Table],
+        *,
+        row_limit_bytes: int,
+    ) -> None:
+        super().__init__(
+            settings,
+            exported.snapshot,
+            Place(exported.point, exported.at),
+            tables,
+            row_limit_bytes=row_limit_bytes,
+        )
+        self._held = exported
+        self._tables = {t.id: t for t in tables}
+
+    def left(self, table: TableId, done: Collection[str]) -> str:
+        """See the port: what is left is read in chunks, or all of it anew."""
+        described = self._tables[table]
+        if not can_be_chunked(described):
+            return ""
+        nbytes, splits = self._readers.nbytes(table), self._readers.splits(table)
+        return unread(described, self.point, nbytes, splits, done)
+
+    async def move_on(self) -> None:
+        """Write a message to the WAL; pgoutput leaves it out, the position passes it."""
+        try:
+            async with await connect(self._dsn) as connection:
+                await move_on(connection)
+        except psycopg.Error as error:
+            raise classify(error, "snapshot", self._dsn) from error
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it can't be read any more."""
+        return self._held.connection.closed
+
+    async def close(self) -> None:
+        """Let the snapshot, and a temporary slot, go."""
+        await self._close_cutter()
+        await self._held.close()

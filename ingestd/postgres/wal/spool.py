@@ -1,0 +1,247 @@
+"""Open transactions, kept until they commit: in memory, then in files without a name.
+
+What comes of a transaction is appended to its end, and taken off its end when a sub-transaction
+aborts. When all of them exceed `memory_bytes`, the largest is written to its file, in frames; a
+frame from which something is to be taken off is read back first. Files are made in TMPDIR (else
+/tmp, as Python's tempfile says) and unlinked at once, so that nothing is left of them however the
+process ends. Nothing here outlives a connection: the slot sends it all again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import tempfile
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ingestd.decode.pgoutput.streamed_transactions import OpenMessages, count_before
+from ingestd.model.errors import TransientError
+
+FRAME_BYTES = 4 << 20
+_OVERHEAD_BYTES = 1000
+"""About what a piece in memory takes beside what it holds."""
+_HEADER = struct.Struct("<qqq")
+_INDEX_TYPE = np.dtype("<u4")
+
+
+@dataclass(slots=True)
+class SpoolPolicy:
+    """How much of open transactions may be kept; 0: none, they are sent after their commit.
+
+    `is_refused`: it was more, there was no room, or the server failed: the next connection goes
+    without, the one after it tries again.
+    """
+
+    limit_bytes: int
+    is_refused: bool = False
+
+    @property
+    def takes_open_transactions(self) -> bool:
+        """Whether the next connection is to send them."""
+        return self.limit_bytes > 0 and not self.is_refused
+
+    def connected(self) -> None:
+        """Take that a connection was made as this says; an attempt that failed is none."""
+        self.is_refused = False
+
+
+@dataclass(slots=True)
+class _Kept:
+    """One transaction: `frames` in its file, each with its end and last xid; then `pieces`."""
+
+    frame_bytes: int
+    file: _UnlinkedFile | None = None
+    frames: list[tuple[int, int]] = field(default_factory=list)
+    pieces: list[OpenMessages] = field(default_factory=list)
+    memory_bytes: int = 0
+
+    @property
+    def file_bytes(self) -> int:
+        return self.frames[-1][0] if self.frames else 0
+
+    def push(self, messages: OpenMessages) -> None:
+        self.pieces.append(messages)
+        self.memory_bytes += _size(messages)
+
+    def write(self) -> None:
+        """Move what is in memory to the file."""
+        if self.file is None:
+            self.file = _UnlinkedFile()
+        start = end = self.file_bytes
+        for n, piece in enumerate(self.pieces):
+            end = self.file.write(piece, end)
+            if end - start >= self.frame_bytes or n == len(self.pieces) - 1:
+                self.frames.append((end, int(piece.xids[-1])))
+                start = end
+        self.pieces, self.memory_bytes = [], 0
+
+    def truncate(self, subxid: int) -> None:
+        """Drop the messages after the last one with an id before `subxid`."""
+        while self.pieces or self._read_back(subxid):
+            last = self.pieces.pop()
+            self.memory_bytes -= _size(last)
+            kept = count_before(last.xids, subxid)
+            if kept:
+                self.push(last if kept == len(last) else last.first(kept))
+                return
+
+    def _read_back(self, subxid: int) -> bool:
+        """Move the last frame to memory, if something of it goes."""
+        if not self.frames or count_before(np.array([self.frames[-1][1]], np.uint32), subxid):
+            return False
+        end, _ = self.frames.pop()
+        assert self.file is not None
+        for piece in self.file.read(self.file_bytes, end):
+            self.push(piece)
+        self.file.truncate(self.file_bytes)
+        return True
+
+    def messages(self) -> Iterator[OpenMessages]:
+        if self.file is not None:
+            yield from self.file.read(0, self.file_bytes)
+        yield from self.pieces
+
+
+class OpenTransactions:
+    """The `ingestd.decode.pgoutput.streamed_transactions.Spool` of one connection.
+
+    Raises TransientError when `policy` allows no more or a file can't be written; `policy` then
+    says so, and the next connection goes without.
+    """
+
+    def __init__(
+        self,
+        policy: SpoolPolicy,
+        *,
+        memory_bytes: int,
+        where: str,
+        frame_bytes: int = FRAME_BYTES,
+    ) -> None:
+        self._policy = policy
+        self._frame_bytes = frame_bytes
+        self._memory_limit_bytes = memory_bytes
+        self._where = where
+        self._kept: dict[int, _Kept] = {}
+
+    @property
+    def memory_bytes(self) -> int:
+        """What is kept in memory."""
+        return sum(kept.memory_bytes for kept in self._kept.values())
+
+    @property
+    def nbytes(self) -> int:
+        """What is kept, in memory and in files."""
+        return sum(kept.memory_bytes + kept.file_bytes for kept in self._kept.values())
+
+    def append(self, xid: int, messages: OpenMessages) -> None:
+        """Keep messages that follow those kept before."""
+        if xid not in self._kept:
+            self._kept[xid] = _Kept(self._frame_bytes)
+        self._kept[xid].push(messages)
+        if self.nbytes > self._policy.limit_bytes:
+            raise self._refusal(f"they exceed {self._policy.limit_bytes} bytes")
+        while self.memory_bytes > self._memory_limit_bytes:
+            largest = max(self._kept.values(), key=lambda kept: kept.memory_bytes)
+            with self._errors():
+                largest.write()
+
+    def abort(self, xid: int, subxid: int) -> None:
+        """Drop what the abort of a sub-transaction undoes."""
+        kept = self._kept.get(xid)
+        if kept is not None:
+            with self._errors():
+                kept.truncate(subxid)
+
+    def drop(self, xid: int) -> None:
+        """Drop all of a transaction."""
+        self._kept.pop(xid, None)
+
+    def take(self, xid: int) -> Iterator[OpenMessages]:
+        """Give what is kept of a transaction, in order, and drop it."""
+        kept = self._kept.pop(xid, None)
+        if kept is not None:
+            with self._errors():
+                yield from kept.messages()
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise self._refusal(f"{_folder()}: {error.strerror or error}") from error
+
+    def _refusal(self, why: str) -> TransientError:
+        self._policy.is_refused = True
+        return TransientError(
+            f"{self._where}: can't keep transactions that are still open, {self.nbytes} bytes of "
+            f"them: {why}; the next connection has them sent after they commit",
+            reason="open_transactions",
+            remedy="make room there, or point TMPDIR to a folder with more; "
+            "open_transaction_spool says how much may be kept (0: none)",
+        )
+
+
+class _UnlinkedFile:
+    """A file that only this process can see.
+
+    It is closed when nobody has it any more: a thread may be writing when a connection is closed.
+    """
+
+    def __init__(self) -> None:
+        self._fd, path = tempfile.mkstemp(prefix="ingestd-")
+        weakref.finalize(self, os.close, self._fd)
+        os.unlink(path)  # noqa: PTH108
+
+    def write(self, messages: OpenMessages, offset: int) -> int:
+        """Write at an offset, give where it ends."""
+        index = np.stack((messages.starts, messages.ends, messages.xids)).astype(_INDEX_TYPE)
+        header = _HEADER.pack(len(messages.buffer), len(messages), messages.number)
+        for part in (header, index.tobytes(), messages.buffer):
+            view = memoryview(part)
+            while view:
+                written = os.pwrite(self._fd, view, offset)
+                view, offset = view[written:], offset + written
+        return offset
+
+    def read(self, start: int, end: int) -> Iterator[OpenMessages]:
+        """Give what was written there."""
+        while start < end:
+            nbytes, count, number = _HEADER.unpack(self._read(start, _HEADER.size))
+            start += _HEADER.size
+            index_bytes = 3 * count * _INDEX_TYPE.itemsize
+            index = np.frombuffer(self._read(start, index_bytes), _INDEX_TYPE).reshape(3, count)
+            start += index_bytes
+            starts, ends = index[:2].astype(np.int64)
+            buffer = self._read(start, nbytes)
+            start += nbytes
+            yield OpenMessages(buffer, starts, ends, index[2].astype(np.uint32), number)
+
+    def _read(self, start: int, nbytes: int) -> bytes:
+        parts = []
+        while nbytes > 0:
+            part = os.pread(self._fd, nbytes, start)
+            if not part:
+                msg = "the file ends too early"
+                raise OSError(msg)
+            parts.append(part)
+            start, nbytes = start + len(part), nbytes - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def truncate(self, nbytes: int) -> None:
+        os.ftruncate(self._fd, nbytes)
+
+
+def _size(messages: OpenMessages) -> int:
+    return len(messages.buffer) + 3 * _INDEX_TYPE.itemsize * len(messages) + _OVERHEAD_BYTES
+
+
+def _folder() -> str:
+    try:
+        return tempfile.gettempdir()
+    except OSError:
+        return "no folder for temporary files"

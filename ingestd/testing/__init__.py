@@ -1,0 +1,1 @@
+"""Fakes of every port, servers and daemons for tests, an independent oracle."""

@@ -1,0 +1,1 @@
+"""Servers and daemons of their own, for tests and the demo."""

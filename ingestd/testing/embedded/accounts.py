@@ -1,0 +1,77 @@
+"""The account a server runs as: Postgres refuses root."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ingestd.model.errors import OperatorError
+
+_CANDIDATES = ("postgres", "nobody")
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """An account to run as, when this process is root."""
+
+    name: str
+    uid: int
+    gid: int
+
+    def own(self, path: Path) -> None:
+        """Make it the owner of this one path."""
+        os.chown(path, self.uid, self.gid)
+
+    def popen_arguments(self) -> dict[str, Any]:
+        """Arguments of subprocess.Popen by which the child runs as this account."""
+        environment = {**os.environ, "HOME": "/", "USER": self.name, "LOGNAME": self.name}
+        return {"user": self.uid, "group": self.gid, "extra_groups": [], "env": environment}
+
+    def reaches(self, folder: Path) -> bool:
+        """Whether it may pass through every folder from the root down to `folder`."""
+        return self.first_closed(folder) is None
+
+    def first_closed(self, folder: Path) -> Path | None:
+        """Give the first folder on the way that it may not pass."""
+        return next((p for p in (*reversed(folder.parents), folder) if not self._passes(p)), None)
+
+    def _passes(self, folder: Path) -> bool:
+        found = folder.stat()
+        if found.st_uid == self.uid:
+            return bool(found.st_mode & stat.S_IXUSR)
+        if found.st_gid == self.gid:
+            return bool(found.st_mode & stat.S_IXGRP)
+        return bool(found.st_mode & stat.S_IXOTH)
+
+
+def account_for_server() -> Account | None:
+    """Give the account to run Postgres as: None (this one) unless this process is root."""
+    if os.geteuid() != 0:
+        return None
+    for name in _CANDIDATES:
+        try:
+            found = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return Account(name, found.pw_uid, found.pw_gid)
+    what = "Postgres refuses to run as root, and there is neither an account postgres nor nobody"
+    raise OperatorError(what, remedy="useradd --system postgres, or run as an ordinary user")
+
+
+def open_way(folder: Path, account: Account) -> None:
+    """Let `account` pass to `folder`, as far as that is only about temporary folders.
+
+    mkdtemp makes folders of mode 0700; passing (not listing) is allowed for those below the
+    temporary folder. Other folders are not touched: raises OperatorError naming the first.
+    """
+    temp = Path(tempfile.gettempdir()).resolve()
+    while (closed := account.first_closed(folder.resolve())) is not None:
+        if temp not in closed.parents:
+            what = f"the account {account.name}, which Postgres runs as, can't pass {closed}"
+            raise OperatorError(what, remedy=f"chmod o+x {closed}, or use another folder")
+        closed.chmod(closed.stat().st_mode | stat.S_IXOTH)

@@ -1,0 +1,233 @@
+"""A capture of an in-memory source that keeps the whole contract."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+
+import numpy as np
+
+from ingestd.model.changes import Chunk, idle_chunk
+from ingestd.model.errors import TransientError
+from ingestd.model.lake_state import Committed, RegisteredTable
+from ingestd.model.lsn import ZERO, Lsn
+from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.schema import Table, TableId
+from ingestd.ports import (
+    Continuity,
+    Discovery,
+    Fresh,
+    Lag,
+    LakeLost,
+    Lost,
+    Prepared,
+    Resumed,
+    Snapshot,
+)
+from ingestd.testing.fakes.database import RECORD_BYTES, FakeChange, FakeDatabase, FakeTransaction
+from ingestd.testing.fakes.rows import numbered, stream_batches
+from ingestd.testing.fakes.snapshot import FakeSnapshot, Reach, left_of
+
+__all__ = ["FakeCapture", "FakeChange", "FakeDatabase", "FakeTransaction"]
+
+
+class FakeCapture:
+    """A ChangeCapture of a `FakeDatabase`.
+
+    `rows_per_chunk`: transactions with more changes come in several, open chunks. `in_chunks`:
+    tables are read in chunks. `reach`: how. `make_snapshot`: makes a `FakeSnapshot`.
+    """
+
+    supports_replay = True
+    make_snapshot: Callable[..., FakeSnapshot] = FakeSnapshot
+
+    def __init__(
+        self,
+        database: FakeDatabase,
+        *,
+        rows_per_chunk: int = 1000,
+        in_chunks: bool = False,
+        reach: Reach | None = None,
+    ) -> None:
+        self._database = database
+        self._in_chunks = in_chunks
+        self._reach = reach or Reach()
+        self._rows_per_chunk = rows_per_chunk
+        self._tables: dict[TableId, Table] = {}
+        self._discovered: tuple[object, ...] = ()
+        self._delivered = ZERO
+
+    async def claim(self) -> None:
+        """Take the database's only place."""
+        if self._database.holder not in {None, self}:
+            raise TransientError("another daemon works on the fake", reason="claimed")
+        self._database.holder = self
+
+    async def hold(self) -> None:
+        """Wait until another has its place."""
+        while self._database.holder is self:
+            await self._database.growth.wait()
+        self._check_claim()
+
+    async def discover(self, known: Mapping[TableId, RegisteredTable]) -> Discovery:
+        """Give all tables."""
+        base = self._database
+        self._discovered = self._seen()
+        rewritten = {
+            table.id: "rewritten"
+            for table in base.tables
+            if table.id in known and table.storage != known[table.id].storage
+        }
+        return Discovery(
+            tuple(base.tables),
+            tuple(base.refused),
+            base.origin,
+            rewritten=rewritten,
+            lsn=base.current,
+        )
+
+    async def tables_changed(self) -> None:
+        """Compare, whenever something is written, with what was last discovered."""
+        while self._seen() == self._discovered:
+            await self._database.growth.wait()
+
+    async def continuity(self, committed: Committed) -> Continuity:
+        """Compare the slot with the lake."""
+        slot = self._database.slot
+        if committed.has_nothing and slot is not None:
+            return LakeLost("the lake has nothing, and the fake has a slot")
+        if committed.position is None or not any(map(committed.is_live, committed.tables)):
+            return Fresh()
+        if slot is None:
+            return Lost("the fake has no slot")
+        if slot > committed.position:
+            return LakeLost(f"the fake's slot is at {slot}")
+        return Resumed()
+
+    async def prepare(
+        self, tables: Sequence[Table], *, renew: bool = False, read_to: Lsn | None = None
+    ) -> Prepared:
+        """Make the slot."""
+        del read_to
+        locked = frozenset(t.id for t in tables if t.id in self._database.locked)
+        self._tables = {t.id: t for t in tables if t.id not in locked}
+        if renew or self._database.slot is None:
+            self._database.slot = self._database.current
+        return Prepared(locked)
+
+    async def chunked(self, tables: Sequence[Table], *, initial: bool) -> frozenset[TableId]:
+        """All that have a key, or none."""
+        del initial
+        return frozenset(t.id for t in tables if t.identifying and self._in_chunks)
+
+    async def snapshot(
+        self,
+        tables: Sequence[Table],
+        *,
+        chunked: bool = False,
+        are_new: bool = False,
+        left: str = "",
+        where: str | None = None,
+    ) -> Snapshot:
+        """Read at the present end of the log, or from there on."""
+        base = self._database
+        if chunked:
+            await self._wait_for_commits(tables, are_new=are_new)
+        self._delivered = max(self._delivered, base.current)
+        return self.make_snapshot(
+            base,
+            tables,
+            self._reach,
+            is_chunked=chunked,
+            left=left_of(base, tables[0], left) if left else None,
+            where=where,
+        )
+
+    async def _wait_for_commits(self, tables: Sequence[Table], *, are_new: bool) -> None:
+        """An earlier run may have had them from the stream; nobody sees them yet."""
+        base = self._database
+        if are_new:
+            await base.ended(base.running)
+        for table in tables:
+            await base.ended(base.writers(table.id))
+
+    async def seen(self) -> Visibility:
+        """Ask the database."""
+        return self._database.visibility()
+
+    async def live(self, after: Lsn | None) -> AsyncGenerator[Chunk, None]:
+        """Give one transaction a chunk, or several open ones of a large one."""
+        base = self._database
+        self._check_claim()
+        assert base.slot is not None
+        position = max(after or ZERO, base.slot)
+        yield self._deliver(idle_chunk(position))
+        while True:
+            self._check_claim()
+            found = [t for t in base.log if t.commit_lsn >= position]
+            growth, end = base.growth, base.current
+            for transaction in found:
+                for chunk in self._chunks(transaction, position):
+                    yield self._deliver(chunk)
+                position = transaction.end_lsn
+            if position < end:
+                position = end
+                yield self._deliver(idle_chunk(position))
+            await growth.wait()
+
+    def checkpoint_requested(self) -> bool:
+        """Whether the test asked for it."""
+        return self._database.asks_for_checkpoint
+
+    async def confirm(self, position: Lsn) -> None:
+        """Move the slot."""
+        if position > self._delivered:
+            msg = f"{position} was not delivered"
+            raise ValueError(msg)
+        slot = self._database.slot
+        assert slot is not None
+        self._database.slot = max(slot, position)
+
+    async def lag(self) -> Lag:
+        """Compare the slot with the end of the log."""
+        base = self._database
+        behind = None if base.slot is None else base.current - base.slot
+        return Lag(base.current, base.slot, behind, behind, None)
+
+    async def health(self) -> None:
+        """Look whether the claim is still ours."""
+        self._check_claim()
+
+    async def close(self) -> None:
+        """Give the place back."""
+        if self._database.holder is self:
+            self._database.holder = None
+
+    def _check_claim(self) -> None:
+        if self._database.holder is not self:
+            raise TransientError("the claim on the fake is lost", reason="connection_lost")
+
+    def _seen(self) -> tuple[object, ...]:
+        return tuple(self._database.tables), tuple(self._database.refused)
+
+    def _deliver(self, chunk: Chunk) -> Chunk:
+        self._delivered = max(self._delivered, chunk.position)
+        return chunk
+
+    def _chunks(self, transaction: FakeTransaction, position: Lsn) -> list[Chunk]:
+        changes = numbered(transaction, self._tables)
+        if not changes:
+            return [idle_chunk(transaction.end_lsn)]
+        size = self._rows_per_chunk
+        parts = [changes[i : i + size] for i in range(0, len(changes), size)]
+        last = len(parts) - 1
+        return [
+            Chunk(
+                batches=tuple(stream_batches(transaction, part, self._tables)),
+                position=transaction.end_lsn if number == last else position,
+                is_open=number < last,
+                first_lsn=transaction.commit_lsn,
+                commit_times=np.array([transaction.at_us] * (number == last), np.int64),
+                nbytes=RECORD_BYTES * len(part),
+            )
+            for number, part in enumerate(parts)
+        ]

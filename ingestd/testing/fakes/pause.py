@@ -1,0 +1,36 @@
+"""A pause mark in memory."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from ingestd.model.errors import IngestdError
+
+
+class FakePauseMark:
+    """ports.PauseMark. `error`: raised by every call while it is set."""
+
+    def __init__(self) -> None:
+        self.at: datetime | None = None
+        self.error: IngestdError | None = None
+
+    async def since(self) -> datetime | None:
+        """Give what was put."""
+        self._fail()
+        return self.at
+
+    async def put(self, now: datetime) -> datetime:
+        """Keep the first."""
+        self._fail()
+        self.at = self.at or now
+        return self.at
+
+    async def clear(self) -> bool:
+        """Forget it."""
+        self._fail()
+        was_there, self.at = self.at is not None, None
+        return was_there
+
+    def _fail(self) -> None:
+        if self.error is not None:
+            raise self.error

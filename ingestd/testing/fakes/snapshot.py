@@ -1,0 +1,201 @@
+"""Snapshots of an in-memory source: at one point, or in chunks."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import AsyncGenerator, Collection, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+import pyarrow as pa
+
+from ingestd.model.changes import TableBatch
+from ingestd.model.errors import TableError, TableReplacedError
+from ingestd.model.keys import Key, new_keys
+from ingestd.model.lsn import Lsn
+from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.schema import Table, TableId
+from ingestd.ports import SnapshotItem, SnapshotPage, SplitRead, TableRead
+from ingestd.testing.fakes.database import RECORD_BYTES, FakeDatabase, Version
+from ingestd.testing.fakes.rows import read_batch
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How a fake reads: `blocks` of a split; `splits` that are read before any is given.
+
+    Those are given backwards, the youngest first, as workers may.
+    """
+
+    blocks: int = 1000
+    splits: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What a snapshot at `point` left of a table: blocks of one file, as numbers of splits."""
+
+    point: Lsn
+    file: int
+    splits: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """Write it for `_tables`."""
+        return json.dumps([int(self.point), self.file, self.splits])
+
+    @classmethod
+    def parse(cls, text: str) -> Left:
+        """Read what `str` wrote."""
+        point, file, splits = json.loads(text)
+        return cls(Lsn(point), file, tuple(splits))
+
+
+class FakeSnapshot:
+    """See `ingestd.ports.Snapshot`. `left`: of one table, what is to be read of it."""
+
+    def __init__(
+        self,
+        database: FakeDatabase,
+        tables: Sequence[Table],
+        reach: Reach,
+        *,
+        is_chunked: bool,
+        left: Left | None = None,
+        where: str | None = None,
+    ) -> None:
+        self.is_chunked = is_chunked
+        if is_chunked:
+            database.write_elsewhere(RECORD_BYTES)
+        self.point = database.current if left is None else left.point
+        self.at = datetime.now(UTC)
+        self._database = database
+        self._tables = {t.id: t for t in tables}
+        self._reach = reach
+        self._left = left
+        self._where = where
+        self._files = {t.id: database.filenode(t.id) for t in tables}
+        self._splits: dict[TableId, list[str]] = {}
+        self._given: Counter[TableId] = Counter()
+        self._left_out: set[TableId] = set()
+        self._taken: list[Visibility] = []
+        self._newest = database.visibility()
+
+    async def items(self) -> AsyncGenerator[SnapshotItem, None]:
+        """Give the tables one after another."""
+        for table in self._tables.values():
+            try:
+                splits = self._cut(table)
+                for first in range(0, len(splits), self._reach.splits):
+                    several = splits[first : first + self._reach.splits]
+                    taken = [(split, self._read(table, split)) for split in several]
+                    for split, page in reversed(taken):
+                        if table.id not in self._left_out:
+                            yield page
+                            self._given[table.id] += 1
+                            self._taken = self._taken[:-1]
+                            yield SplitRead(table.id, split)
+            except TableError as error:
+                self._left_out.add(table.id)
+                yield error
+            if table.id not in self._left_out:
+                yield TableRead(table.id)
+
+    async def rows_of(
+        self, table: Table, keys: Collection[Key]
+    ) -> AsyncGenerator[SnapshotPage, None]:
+        """Look at all rows."""
+        seen, rows = self._look(table)
+        self._taken = self._taken[:-1]
+        page = self._page(table, rows, seen, self._own_position())
+        wanted = [key in keys for key in new_keys(table, page.batch.rows)]
+        found = page.batch.rows.filter(pa.array(wanted, pa.bool_()))
+        yield replace(page, batch=TableBatch(table, found, RECORD_BYTES * found.num_rows))
+
+    def oldest(self) -> Visibility | None:
+        """Of the pages that were read and not given, or the newest."""
+        return min([*self._taken, self._newest], key=lambda s: s.age) if self.is_chunked else None
+
+    def abandon(self, table: TableId) -> None:
+        """Give nothing more of a table."""
+        self._left_out.add(table)
+
+    def progress(self, table: TableId) -> float:
+        """By the number of splits."""
+        return self._given[table] / max(1, len(self._splits.get(table, ())))
+
+    def left(self, table: TableId, done: Collection[str]) -> str:
+        """Name the splits that are not done; nothing of a partial snapshot."""
+        if self._where is not None or table not in self._splits:
+            return ""
+        splits = tuple(split for split in self._splits[table] if split not in done)
+        return str(Left(self.point, self._files[table], splits))
+
+    async def move_on(self) -> None:
+        """Write something."""
+        self._database.write_elsewhere(RECORD_BYTES)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def _cut(self, table: Table) -> list[str]:
+        """Cut it into splits ``first:end``; the last one has no end."""
+        failed = self._database.unreadable.get(table.id)
+        if failed is not None:
+            raise failed
+        if self._left is None:
+            if self.is_chunked:
+                self._files[table.id] = self._database.filenode(table.id)
+            firsts = range(0, max(1, self._database.blocks(table)), self._reach.blocks)
+            ends = [*(str(first) for first in firsts[1:]), ""]
+            splits = [f"{first}:{end}" for first, end in zip(firsts, ends, strict=True)]
+        else:
+            splits = list(self._left.splits)
+        self._splits[table.id] = splits
+        return splits
+
+    def _read(self, table: Table, split: str) -> SnapshotPage:
+        first, end = split.split(":")
+        seen, rows = self._look(table)
+        inside = [v for v in rows if int(first) <= v.block and (not end or v.block < int(end))]
+        position = self.point
+        if self.is_chunked:
+            is_partial = self._where is not None
+            position = self._own_position() if is_partial else self._database.current
+        return self._page(table, inside, seen, position)
+
+    def _own_position(self) -> Lsn:
+        """Write something, and give a position inside it."""
+        self._database.write_elsewhere(RECORD_BYTES)
+        return Lsn(self._database.current - 1)
+
+    def _look(self, table: Table) -> tuple[Visibility | None, list[Version]]:
+        """Give the rows at the point, or those that a new snapshot sees."""
+        if not self.is_chunked:
+            return None, self._database.versions(table, self.point)
+        if self._files[table.id] != self._database.filenode(table.id):
+            raise TableReplacedError(table.id, "was rewritten or truncated while it was read")
+        seen = self._newest = self._database.visibility()
+        self._taken.append(seen)
+        return seen, self._database.seen_rows(table, seen)
+
+    def _page(
+        self,
+        table: Table,
+        versions: Sequence[Version],
+        seen: Visibility | None,
+        position: Lsn,
+    ) -> SnapshotPage:
+        holds = self._database.condition(self._where)
+        rows = [version.row for version in versions if holds(version.row)]
+        return SnapshotPage(read_batch(table, rows, position, self.at), position, seen)
+
+
+def left_of(database: FakeDatabase, table: Table, text: str) -> Left:
+    """Read what a snapshot left. Raises TableReplacedError where that does not hold any more."""
+    left = Left.parse(text)
+    if left.file != database.filenode(table.id):
+        raise TableReplacedError(table.id, "was rewritten or truncated since")
+    return left

@@ -1,0 +1,1 @@
+"""An independent fold and comparison; shares no code with the lake's."""

@@ -1,0 +1,247 @@
+"""Reads the tables of a backfill: what an earlier run left, the plan, the tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.model.errors import TableError
+from ingestd.model.lake_state import Committed, TableState
+from ingestd.model.schema import Table, TableId
+from ingestd.ports import ChangeCapture, Connector, Discovery, Split
+from ingestd.postgres.wal.slots.snapshot import TableSnapshot
+from spark_jobs.backfills.record import Note, Plan, PlannedSplit, definition_of, run_name
+from spark_jobs.backfills.resume import Standing, are_there, why_void
+from spark_jobs.backfills.table import TableBackfill, event_of, write_marker
+from spark_jobs.backfills.task import Failure, Order, SplitReader
+
+LOOK_EVERY_S = 5.0
+"""How often it is seen to that the claim still holds while splits are read."""
+
+
+MOST_SPLITS = 10_000
+"""Of one table: each is a file or more in one Delta commit."""
+
+
+class SplitRunner(Protocol):
+    """Runs tasks somewhere."""
+
+    def run(self, reader: SplitReader, orders: Sequence[Order]) -> list[Note | Failure]:
+        """Give what each order came to, in their order. Blocks.
+
+        Raises IngestdError if tasks can't run.
+        """
+        ...
+
+    def cancel(self) -> None:
+        """Have `run` end soon. From another thread, at any time."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillPolicy:
+    """`resumes`: what another run left may be gone on with. `again`: live tables are read too."""
+
+    split_bytes: int
+    resumes: bool = True
+    again: bool = False
+    resnapshot_rewritten: bool = True
+
+
+class BackfillReading:
+    """The part of a run that reads: `take_up`, then `read`."""
+
+    def __init__(
+        self,
+        connector: Connector,
+        lake: DeltaLake,
+        reader: SplitReader,
+        runner: SplitRunner,
+        policy: BackfillPolicy,
+        *,
+        tell: Callable[[str], None],
+        reached: Callable[[str], None],
+    ) -> None:
+        self._connector = connector
+        self._lake = lake
+        self._reader = reader
+        self._runner = runner
+        self._policy = policy
+        self._tell = tell
+        self._reached = reached
+
+    # --- what an earlier run left ------------------------------------------------------------
+
+    async def take_up(
+        self,
+        capture: ChangeCapture,
+        committed: Committed,
+        discoveries: Sequence[Discovery],
+        tables: Sequence[TableBackfill],
+    ) -> None:
+        """Take over plans that hold; remove what is left of the others."""
+        able = await capture.chunked([t.table for t in tables], initial=False)
+        confirmed = (await capture.lag()).confirmed_lsn
+        for table in tables:
+            plan = await asyncio.to_thread(table.record.last_plan)
+            files = await self._lake.files_of(table.table.id)
+            notes = {} if plan is None else await asyncio.to_thread(table.record.notes, plan)
+            if plan is None or not notes:
+                await table.clear(self._lake)
+                continue
+            paths = {plan.marker.path, *(f.path for n in notes.values() for f in n.fragments)}
+            is_loaded = bool(paths & files)
+            if not is_loaded:
+                notes = await asyncio.to_thread(table.record.with_files, notes)
+            standing = Standing(
+                table=table.table.id,
+                committed=committed,
+                origin=discoveries[-1].origin,
+                changed=_changed(table.table.id, discoveries),
+                definition=definition_of(table.table),
+                confirmed=confirmed,
+                is_loaded=is_loaded,
+                is_complete=len(notes) == len(plan.splits),
+                is_at_one_point=all(note.point == plan.point for note in notes.values()),
+                is_resumable=self._policy.resumes and table.table.id in able,
+            )
+            why = why_void(plan, standing)
+            if why is not None:
+                self._tell(f"{table.table.id}: begins anew: {why}")
+                await table.clear(self._lake)
+                continue
+            table.plan, table.notes, table.is_loaded = plan, notes, is_loaded
+            self._tell(f"{table.table.id}: {len(notes)} of {len(plan.splits)} splits are there")
+
+    # --- reading -----------------------------------------------------------------------------
+
+    async def read(
+        self,
+        capture: ChangeCapture,
+        committed: Committed,
+        origin: str,
+        tables: Sequence[TableBackfill],
+    ) -> None:
+        """Read what is left to be read of these tables, at a new point.
+
+        A table's own fault is noted with it. Raises what keeps all from being read.
+        """
+        reading = [table for table in tables if not table.is_read]
+        if not reading:
+            return
+        snapshot = await capture.snapshot([t.table for t in reading])
+        try:
+            assert isinstance(snapshot, TableSnapshot)
+            orders: list[tuple[TableBackfill, Order]] = []
+            for table in reading:
+                try:
+                    await self._plan(committed, origin, snapshot, table)
+                except TableError as error:
+                    table.error = error
+                else:
+                    orders += [(table, order) for order in _orders(snapshot, table)]
+            self._reached("planned")
+            await self._run_orders(capture, orders)
+        finally:
+            await snapshot.close()
+        self._reached("read")
+
+    async def _plan(
+        self,
+        committed: Committed,
+        origin: str,
+        snapshot: TableSnapshot,
+        table: TableBackfill,
+    ) -> None:
+        """Make a durable plan of what is to be read under this snapshot."""
+        source, name = table.table, table.table.id
+        splits = await self._cut(source, snapshot.exported)
+        if table.plan is not None:
+            if are_there([s.where for s in table.unread], [s.where for s in splits]):
+                table.plan = table.plan.continued(list(table.notes.values()))
+                await asyncio.to_thread(table.record.write_plan, table.plan)
+                return
+            self._tell(f"{name}: begins anew: its rows lie in other files now")
+            await table.clear(self._lake)
+            table.plan, table.notes = None, {}
+        if not committed.is_live(name):
+            await self._lake.record([event_of(source, TableState.SNAPSHOTTING, snapshot.point)])
+        point, at, epoch = snapshot.point, snapshot.at, committed.epoch
+        marker = await asyncio.to_thread(
+            write_marker, self._lake, source, point, at, epoch=epoch + 1
+        )
+        table.plan = Plan(
+            run=run_name(1),
+            definition=definition_of(source),
+            origin=origin,
+            epoch=epoch,
+            position=committed.position,
+            watermark=committed.watermarks.get(name),
+            point=point,
+            at=at,
+            marker=marker,
+            splits=tuple(PlannedSplit(s.where, s.estimated_bytes) for s in splits),
+        )
+        await asyncio.to_thread(table.record.write_plan, table.plan)
+
+    async def _cut(self, table: Table, snapshot: str) -> Sequence[Split]:
+        manager = self._connector.splits()
+        splits = await manager.splits(table, snapshot, self._policy.split_bytes)
+        if len(splits) <= MOST_SPLITS:
+            return splits
+        larger = sum(split.estimated_bytes for split in splits) // MOST_SPLITS
+        return await manager.splits(table, snapshot, max(larger, self._policy.split_bytes))
+
+    async def _run_orders(
+        self, capture: ChangeCapture, orders: Sequence[tuple[TableBackfill, Order]]
+    ) -> None:
+        if not orders:
+            return
+        self._tell(f"reading {len(orders)} splits")
+        work = partial(self._runner.run, self._reader, [order for _, order in orders])
+        running = asyncio.ensure_future(asyncio.to_thread(work))
+        try:
+            while not running.done():
+                await asyncio.wait([running], timeout=LOOK_EVERY_S)
+                await capture.health()
+        except BaseException:
+            self._runner.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            raise
+        for (table, order), outcome in zip(orders, running.result(), strict=True):
+            if isinstance(outcome, Note):
+                table.notes[order.number] = outcome
+            elif table.error is None:
+                table.error = outcome.error()
+
+
+def _orders(snapshot: TableSnapshot, table: TableBackfill) -> list[Order]:
+    """Give what of a table is to be read under a snapshot."""
+    plan = table.agreed
+    return [
+        Order(
+            split=Split(table.table, snapshot.exported, split.where, split.nbytes),
+            number=number,
+            point=snapshot.point,
+            at=snapshot.at,
+            epoch=plan.epoch + 1,
+            folder=table.record.table_folder,
+            run_folder=table.record.run_folder(plan.run),
+        )
+        for number, split in enumerate(plan.splits)
+        if number not in table.notes
+    ]
+
+
+def _changed(name: TableId, discoveries: Sequence[Discovery]) -> str | None:
+    """Say what discoveries tell of a table that makes what was read of it void."""
+    for found in discoveries:
+        if name in found.rewritten:
+            return found.rewritten[name]
+        if name in found.interrupted:
+            return found.interrupted[name]
+    return None

@@ -1,0 +1,104 @@
+"""Runs the tasks of a backfill by Spark: one for each split."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql.functions import udf
+
+from ingestd.model.errors import OperatorError, TransientError
+from ingestd.model.schema import TableId
+from spark_jobs.backfills.record import Note
+from spark_jobs.backfills.task import Failure, Order, SplitReader
+from spark_jobs.spark_errors import meaning_of
+
+AT_ONCE = 2_000
+"""Orders of one Spark job: each of its tasks is sent all of them."""
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class SparkTasks:
+    """See `spark_jobs.backfills.plan.SplitRunner`. With Spark Connect too: no RDD is used.
+
+    What tasks need, the source's secrets included, goes with the pickled function: it is in no
+    plan that Spark shows.
+    """
+
+    def __init__(self, session: SparkSession) -> None:
+        self._session = session
+        self._tag = f"ingestd-backfill-{uuid.uuid4().hex}"
+
+    def run(self, reader: SplitReader, orders: Sequence[Order]) -> list[Note | Failure]:
+        """Read splits, each in a task of its own."""
+        self._session.addTag(self._tag)
+        try:
+            return [
+                outcome
+                for first in range(0, len(orders), AT_ONCE)
+                for outcome in self._run(reader, orders[first : first + AT_ONCE])
+            ]
+        except (PySparkException, Py4JError) as error:
+            raise _failed(error) from error
+        finally:
+            self._session.removeTag(self._tag)
+
+    def _run(self, reader: SplitReader, orders: Sequence[Order]) -> list[Note | Failure]:
+        waiting = list(orders)
+
+        def read_split(number: int) -> str:
+            return to_text(reader.read(waiting[number]))
+
+        # A plain function of rows: those that take Arrow want pandas, which nothing else here does.
+        read = udf(read_split, "string", useArrow=False).asNondeterministic()
+        count = len(waiting)
+        tasks = self._session.range(0, count, 1, count).select("id", read("id").alias("outcome"))
+        found = {row["id"]: of_text(row["outcome"]) for row in tasks.collect()}
+        return [found[number] for number in range(count)]
+
+    def cancel(self) -> None:
+        """Interrupt the tasks."""
+        self._session.interruptTag(self._tag)
+
+
+def to_text(outcome: Note | Failure) -> str:
+    """Write what a task came to."""
+    if isinstance(outcome, Note):
+        return json.dumps({"note": outcome.to_json()})
+    found: dict[str, Any] = asdict(outcome)
+    table = outcome.table
+    return json.dumps({"failure": found | {"table": None if table is None else str(table)}})
+
+
+def of_text(text: str) -> Note | Failure:
+    """Read what `to_text` wrote."""
+    found = json.loads(text)
+    if "note" in found:
+        return Note.from_json(found["note"])
+    failure = found["failure"]
+    table = failure["table"]
+    return Failure(**failure | {"table": None if table is None else TableId.parse(table)})
+
+
+def _failed(error: Exception) -> OperatorError | TransientError:
+    """Say what became of the tasks, without the pages that Spark writes of it."""
+    said = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lacking = next((line for line in said if "ModuleNotFoundError" in line), None)
+    if lacking is not None:
+        return OperatorError(
+            f"an executor can't run the tasks: {lacking}",
+            remedy="executors need this package: pip install 'ingestd[spark]' in their Python, or"
+            " spark-submit --archives",
+        )
+    return TransientError(
+        f"Spark gave up a task: {meaning_of(error).what}",
+        reason="spark",
+        remedy="run this again: splits that were read are not read again",
+    )

@@ -1,0 +1,142 @@
+"""One table while it is backfilled: its plan, what of it is read, what is committed of it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import reduce
+
+import pyarrow as pa
+
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.lake.epoch_writer import with_epoch
+from ingestd.lake.parquet_writer import FragmentWriter
+from ingestd.lake.raw_table import Held, raw_schema, statistics_columns
+from ingestd.model.changes import marker_batch
+from ingestd.model.errors import IngestdError
+from ingestd.model.lake_state import TableEvent, TableState
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import Table, TableId
+from ingestd.pipeline.table_state import progress_of
+from ingestd.ports import Fragment
+from ingestd.postgres.snapshot.resume import unread
+from spark_jobs.backfills.record import Note, Plan, PlannedSplit, Record
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A table whose rows are in the lake. `is_live`: else the daemon finishes it."""
+
+    table: TableId
+    rows: int
+    point: Lsn
+    is_live: bool
+
+
+@dataclass(slots=True)
+class TableBackfill:
+    """`plan` is None until its point is known; `notes` by the number of the split."""
+
+    table: Table
+    record: Record
+    plan: Plan | None = None
+    notes: dict[int, Note] = field(default_factory=dict)
+    is_loaded: bool = False
+    error: IngestdError | None = None
+
+    @classmethod
+    def of(cls, table: Table, lake: DeltaLake) -> TableBackfill:
+        """Begin. Raises TableError if the raw table can't take such rows."""
+        lake.raw_table(table.id).admit(raw_schema(table))
+        return cls(table, Record(lake.store, lake.layout.raw(table.id)))
+
+    @property
+    def agreed(self) -> Plan:
+        """The plan, which there must be."""
+        assert self.plan is not None
+        return self.plan
+
+    @property
+    def is_read(self) -> bool:
+        """Whether nothing of it is to be read any more."""
+        return self.plan is not None and len(self.notes) == len(self.plan.splits)
+
+    @property
+    def unread(self) -> list[PlannedSplit]:
+        """The splits of the plan that are to be read."""
+        return [s for number, s in enumerate(self.agreed.splits) if number not in self.notes]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all its rows are of one snapshot."""
+        return all(note.point == self.agreed.point for note in self.notes.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Arrow bytes of its rows."""
+        return sum(note.nbytes for note in self.notes.values())
+
+    def files(self, *, is_marked: bool) -> list[Fragment]:
+        """Give its files, the one with the `t` first if that is to be among them."""
+        found = [f for _, note in sorted(self.notes.items()) for f in note.fragments]
+        return [self.agreed.marker, *found] if is_marked else found
+
+    def held(self, *, is_marked: bool) -> Held | None:
+        """Say what those files hold."""
+        parts = [note.held for note in self.notes.values() if note.rows]
+        if is_marked:
+            parts.append(Held(1, self.agreed.point, self.agreed.point, self.agreed.at))
+        return reduce(Held.with_more, parts) if parts else None
+
+    async def load(self, lake: DeltaLake, *, has_rows: bool) -> None:
+        """Commit its files. `has_rows`: the lake has older ones.
+
+        Those serve until the new ones are complete: where values may lack still, the `t` comes
+        last, from the daemon, and until then all changes are taken.
+        """
+        is_marked = self.is_whole or not has_rows
+        held = self.held(is_marked=is_marked)
+        if held is not None:
+            files = self.files(is_marked=is_marked)
+            watermark = self.agreed.point if is_marked else self.agreed.complete_to
+            await lake.load(self.table, files, watermark, held)
+        self.is_loaded = True
+
+    async def last_event(self, lake: DeltaLake) -> TableEvent:
+        """Make the event of `_tables` that ends this: it is live, or the daemon's to finish."""
+        plan = self.agreed
+        if self.is_whole:
+            return event_of(self.table, TableState.LIVE, plan.point)
+        left = unread(self.table, plan.point, sum(s.nbytes for s in plan.splits), (), ())
+        is_marked = plan.marker.path in await lake.files_of(self.table.id)
+        return replace(
+            event_of(self.table, TableState.SNAPSHOTTING, plan.point),
+            progress=progress_of(left, is_marked=is_marked),
+        )
+
+    async def clear(self, lake: DeltaLake) -> None:
+        """Remove what was kept of it, and files that were not committed."""
+        committed = await lake.files_of(self.table.id)
+        await asyncio.to_thread(self.record.discard, committed)
+
+    def filled(self) -> Filled:
+        """Tell what became of it."""
+        rows = sum(note.rows for note in self.notes.values())
+        return Filled(self.table.id, rows, self.agreed.point, self.is_whole)
+
+
+def write_marker(
+    lake: DeltaLake, table: Table, point: Lsn, at: datetime, *, epoch: int
+) -> Fragment:
+    """Write the file with the table's `t` at (`point`, -1). Blocks."""
+    batch = marker_batch(table, point, at)
+    writer = FragmentWriter(lake.store, lake.layout.raw(table.id), statistics_columns(table))
+    writer.write([pa.Table.from_batches([with_epoch(batch.rows, epoch)])])
+    [fragment] = writer.finish()
+    return fragment
+
+
+def event_of(table: Table, state: TableState, point: Lsn) -> TableEvent:
+    """Make an event of `_tables` for a snapshot at `point`."""
+    return TableEvent(table, state, datetime.now(UTC), point, point)

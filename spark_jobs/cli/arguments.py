@@ -1,0 +1,176 @@
+"""What the jobs' command lines have in common: arguments, exit codes, how errors are shown.
+
+Exit codes as of `ingestd` (design section 5): 0 done, 1 a fault that an operator must fix, 2 wrong
+usage or config, 75 a transient fault that was given up on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ingestd.config import load_config
+from ingestd.config.redaction import Redactor
+from ingestd.model.errors import ConfigError, IngestdError, TransientError
+from ingestd.model.schema import TableId
+from ingestd.postgres.settings import SETTINGS
+from spark_jobs.spark_errors import meaning_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ingestd.config import Config
+
+EXIT_DONE, EXIT_OPERATOR, EXIT_USAGE, EXIT_TRANSIENT = 0, 1, 2, 75
+
+_OBJECT_STORE = {"s3": "s3a"}
+"""Schemes of deltalake that Hadoop has other names for."""
+
+
+def job_parser(name: str, description: str) -> argparse.ArgumentParser:
+    """Give a parser with what every job takes: --source, --config, --remote."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m spark_jobs.{name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--source", required=True, help="the source's name, as in the config")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="ingestd's config file (TOML)")
+    parser.add_argument(
+        "--remote", metavar="URL", help="a Spark Connect server, sc://host:port (or SPARK_REMOTE)"
+    )
+    return parser
+
+
+def add_lake(parser: argparse.ArgumentParser) -> None:
+    """Add --lake, for a job that needs only the lake: it can do without the config."""
+    parser.add_argument("--lake", metavar="URI", help="the lake; without it, that of --config")
+
+
+def add_tables(parser: argparse.ArgumentParser) -> None:
+    """Add --tables."""
+    parser.add_argument(
+        "--tables",
+        nargs="+",
+        type=_pattern,
+        default=["*.*"],
+        metavar="PATTERN",
+        help="tables to take, as `tables` of the config: public.* '!public.audit_*'",
+    )
+
+
+def _pattern(text: str) -> str:
+    try:
+        TableId.parse(text.removeprefix("!"))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def lake_uri(arguments: argparse.Namespace) -> str:
+    """Give the lake as Spark names it. Raises ConfigError without --lake and --config."""
+    if arguments.lake is not None:
+        return spark_uri(arguments.lake)
+    if arguments.config is None:
+        raise ConfigError("--lake or --config is needed", remedy="name the lake: --lake URI")
+    return spark_uri(require_config(arguments).lake.uri)
+
+
+def require_config(arguments: argparse.Namespace) -> Config:
+    """Load --config; its source must be there. Raises ConfigError."""
+    if arguments.config is None:
+        raise ConfigError("--config is needed", remedy="--config ingestd.toml")
+    config = load_config(arguments.config, SETTINGS, os.environ)
+    if arguments.source not in config.sources:
+        known = ", ".join(sorted(config.sources))
+        raise ConfigError(
+            f"--source {arguments.source}: {arguments.config} has no such source",
+            remedy=f"one of: {known}",
+        )
+    return config
+
+
+def positive(kind: type[int | float]) -> Callable[[str], float]:
+    """Give an argument's type: a number above 0."""
+
+    def parse(text: str) -> float:
+        found = kind(text)
+        if not found > 0:
+            raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
+        return found
+
+    parse.__name__ = kind.__name__  # argparse names it in its error
+    return parse
+
+
+def spark_uri(uri: str) -> str:
+    """Give a lake's or target's URI as Spark takes it: local paths absolute, s3:// as s3a://."""
+    scheme, separator, rest = uri.partition("://")
+    if not separator:
+        return str(Path(uri).expanduser().absolute())
+    if scheme == "file":
+        return "/" + rest.lstrip("/")
+    return f"{_OBJECT_STORE.get(scheme, scheme)}://{rest}".rstrip("/")
+
+
+def run_job(job: Callable[[Sequence[str]], int], arguments: Sequence[str] | None = None) -> None:
+    """Run a job's `main` and end the process with its exit code; errors are one to three lines."""
+    try:
+        code = job(sys.argv[1:] if arguments is None else arguments)
+    except IngestdError as error:
+        tell(error)
+        code = exit_code(error)
+    except Exception as error:
+        if not _is_sparks(error):
+            raise
+        meaning = meaning_of(error)
+        tell(meaning)
+        code = exit_code(meaning)
+    except KeyboardInterrupt:
+        code = 130
+    sys.stdout.flush()
+    sys.exit(code)
+
+
+def tell(error: IngestdError) -> None:
+    """Write an error to stderr, without what looks like a secret."""
+    sys.stderr.write(Redactor().text(f"{error}\n"))
+
+
+def _is_sparks(error: Exception) -> bool:
+    """Whether it came from Spark, or from the connection to its JVM: none of our own."""
+    is_of_it = type(error).__module__.startswith(("pyspark", "py4j"))
+    return is_of_it or isinstance(error, (ConnectionError, EOFError))
+
+
+def run_until_stopped(job: Callable[[Sequence[str], threading.Event], int]) -> None:
+    """Run a job that SIGTERM and SIGINT end, with exit code 0.
+
+    Its JVM may get the signal, too, and be gone in the middle: what was not committed then is done
+    by the next run.
+    """
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+
+    def run(arguments: Sequence[str]) -> int:
+        try:
+            return job(arguments, stop)
+        except Exception as error:
+            if stop.is_set() and _is_sparks(error):
+                return EXIT_DONE
+            raise
+
+    run_job(run)
+
+
+def exit_code(error: IngestdError) -> int:
+    """Give the exit code of a job that ended with this error."""
+    if isinstance(error, ConfigError):
+        return EXIT_USAGE
+    return EXIT_TRANSIENT if isinstance(error, TransientError) else EXIT_OPERATOR

@@ -1,0 +1,96 @@
+"""The command line of the jobs that take a table per source table from epoch to epoch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from spark_jobs.cli.arguments import (
+    EXIT_DONE,
+    EXIT_OPERATOR,
+    add_lake,
+    add_tables,
+    job_parser,
+    lake_uri,
+    positive,
+    spark_uri,
+    tell,
+)
+from spark_jobs.session import job_session
+
+if TYPE_CHECKING:
+    import argparse
+
+    from spark_jobs.engine.table_mover import TableJob
+
+
+def table_job_parser(name: str, description: str, tables: str) -> argparse.ArgumentParser:
+    """Give the parser of the job `name`; `tables` is what its tables are called, in the plural."""
+    found = job_parser(name, description)
+    add_lake(found)
+    found.add_argument("--target", required=True, metavar="URI", help=f"where the {tables} are")
+    add_tables(found)
+    found.add_argument("--once", action="store_true", help="take what there is, and end")
+    found.add_argument(
+        "--interval", type=positive(float), default=1.0, metavar="S", help="seconds between batches"
+    )
+    found.add_argument(
+        "--parallel", type=positive(int), default=4, metavar="N", help="tables at once"
+    )
+    found.add_argument(
+        "--rebuild",
+        nargs="+",
+        default=[],
+        metavar="TABLE",
+        help=f"make these {tables} anew from the lake first",
+    )
+    found.add_argument(
+        "--checkpoint", metavar="URI", help=f"the query's; <target>/_{name}_checkpoint without it"
+    )
+    return found
+
+
+def run_table_job(
+    chosen: argparse.Namespace,
+    make: Callable[[], tuple[TableJob, Mapping[str, str]]],
+    *,
+    name: str,
+    log_name: str,
+    stop: threading.Event | None,
+    after_commit: Callable[[str], None],
+) -> int:
+    """Run the job that `make` gives, with the settings of its sessions; give its exit code.
+
+    `make` is called once there is a session, so it may import pyspark. `log_name` is that of the
+    log of its cuts; `stop` ends a continuous run; `after_commit` is called after every commit, for
+    tests. The exit code is 1 if a table stopped.
+    """
+    lake, target = lake_uri(chosen), spark_uri(chosen.target)
+    session = job_session(
+        f"ingestd {name} {chosen.source}", remote=chosen.remote, needs_driver=True
+    )
+    from spark_jobs.engine.epoch_stream import EpochStream  # noqa: PLC0415
+    from spark_jobs.lake.source_lake import SourceLake  # noqa: PLC0415 - imports pyspark
+
+    job, settings = make()
+    stream = EpochStream(
+        lake=SourceLake(session, lake, chosen.source),
+        target=target,
+        log_name=log_name,
+        job=job,
+        patterns=chosen.tables,
+        parallel=chosen.parallel,
+        rebuild=set(chosen.rebuild),
+        settings=settings,
+        after_commit=after_commit,
+    )
+    stream.run(
+        spark_uri(chosen.checkpoint) if chosen.checkpoint else None,
+        once=chosen.once,
+        interval_s=chosen.interval,
+        stop=stop or threading.Event(),
+    )
+    for error in stream.stopped.values():
+        tell(error)
+    return EXIT_OPERATOR if stream.stopped else EXIT_DONE

@@ -1,0 +1,232 @@
+"""What a Delta table's log tells of its commits, and how a job signs its own.
+
+A job's commits carry what they are in `userMetadata`, in the same commit as the rows: from that a
+job knows how far a table is, and whether somebody else has changed it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from spark_jobs.delta_log.jvm import DELTA, HADOOP_PATH, java_class, option
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+_APP_ID = "spark.databricks.delta.write.txnAppId"
+_APP_VERSION = "spark.databricks.delta.write.txnVersion"
+
+_HARMLESS = frozenset(
+    {
+        "ADD CONSTRAINT",
+        "CHANGE COLUMN",
+        "CLUSTER BY",
+        "COMPUTE STATS",
+        "FSCK",
+        "OPTIMIZE",
+        "REORG",
+        "SET TBLPROPERTIES",
+        "UNSET TBLPROPERTIES",
+        "UPGRADE PROTOCOL",
+        "VACUUM END",
+        "VACUUM START",
+    }
+)
+"""Operations that leave the rows as they are."""
+
+HISTORY_LIMIT = 200
+
+CHECKPOINTS: Mapping[str, str] = MappingProxyType({"delta.checkpointInterval": "50"})
+"""Property of all tables that jobs make. A checkpoint is a Spark job that the commit waits for."""
+TABLE_PROPERTIES: Mapping[str, str] = MappingProxyType(
+    {**CHECKPOINTS, "delta.enableDeletionVectors": "true"}
+)
+"""Of mirrors and histories."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Whose commit it is: a job of this name on this source, up to this epoch.
+
+    `lake`: the id of the `_epochs` that the epoch is of. `schema_version`: of the definition that
+    the table was brought to.
+    """
+
+    job: str
+    source: str
+    lake: str
+    epoch: int
+    schema_version: int = 0
+
+    def to_text(self) -> str:
+        """Write it as `userMetadata`."""
+        facts = {
+            "ingestd": self.job,
+            "source": self.source,
+            "lake": self.lake,
+            "epoch": self.epoch,
+            "schema_version": self.schema_version,
+        }
+        return json.dumps(facts)
+
+    @classmethod
+    def parse(cls, text: str | None) -> Signature | None:
+        """Read `userMetadata`; None for somebody else's."""
+        try:
+            found = json.loads(text or "")
+            version, epoch = int(found["schema_version"]), int(found["epoch"])
+            return cls(found["ingestd"], found["source"], found["lake"], epoch, version)
+        except (ValueError, KeyError, TypeError):
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A version of a table. `signature`: None if no job of ours made it."""
+
+    version: int
+    operation: str
+    signature: Signature | None
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether somebody else may have changed rows in it."""
+        return self.signature is None and self.operation not in _HARMLESS
+
+
+@contextmanager
+def signed(session: SparkSession, signature: Signature, app_id: str | None) -> Iterator[None]:
+    """Sign what is committed in this session meanwhile.
+
+    With an `app_id` also as its Delta transaction, version = epoch: a write that the table has
+    already is skipped. At most one write a table then: a second would be skipped as well.
+    """
+    conf = session.conf
+    try:
+        conf.set(_METADATA, signature.to_text())
+        if app_id is not None:
+            conf.set(_APP_ID, app_id)
+            conf.set(_APP_VERSION, str(signature.epoch))
+        yield
+    finally:
+        for name in (_METADATA, _APP_ID, _APP_VERSION):
+            conf.unset(name)
+
+
+@contextmanager
+def settings(session: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
+    """Set these meanwhile; what was set before is set again."""
+    before = {name: session.conf.get(name, None) for name in values}
+    try:
+        for name, value in values.items():
+            session.conf.set(name, value)
+        yield
+    finally:
+        for name, earlier in before.items():
+            if earlier is None:
+                session.conf.unset(name)
+            else:
+                session.conf.set(name, earlier)
+
+
+def current_version(session: SparkSession, path: str) -> int:
+    """Give the newest version of a table. No Spark job."""
+    return int(snapshot_of(session, path).version())
+
+
+def newest_entry(session: SparkSession, path: str) -> int:
+    """Give the newest version of a table, as the names in its log tell; -1 without one.
+
+    (To take a snapshot of a version that another engine wrote costs Delta a Spark job.)
+    """
+    log = delta_log(session, path)
+    found = int(log.unsafeVolatileSnapshot().version())
+    names = log.listFrom(max(found, 0))
+    for _ in range(_MAX_LISTED):
+        if not names.hasNext():
+            return found
+        number, _, kind = str(names.next().getPath().getName()).partition(".")
+        if kind == "json":
+            found = int(number)
+    return current_version(session, path)
+
+
+_MAX_LISTED = 100
+
+
+def size_bytes(session: SparkSession, path: str) -> int | None:
+    """Give the size of a table's newest version, None if its log does not tell. No Spark job."""
+    found = snapshot_of(session, path).sizeInBytesIfKnown()
+    return int(found.get()) if found.isDefined() else None
+
+
+def identity(session: SparkSession, path: str) -> tuple[str, dict[str, str]]:
+    """Give a table's id and its properties that are named ``ingestd.*``. No Spark job."""
+    metadata = snapshot_of(session, path).metadata()
+    pairs = metadata.configuration().toSeq()
+    found = [pairs.apply(n) for n in range(pairs.size())]
+    properties = {pair._1(): pair._2() for pair in found}  # noqa: SLF001 - Scala's names
+    return metadata.id(), {k: v for k, v in properties.items() if k.startswith("ingestd.")}
+
+
+def table_property(session: SparkSession, path: str, name: str) -> str | None:
+    """Give a property of a table, None without it. No Spark job."""
+    found = snapshot_of(session, path).metadata().configuration().get(name)
+    return str(found.get()) if found.isDefined() else None
+
+
+def snapshot_of(session: SparkSession, path: str) -> Any:  # noqa: ANN401 - a Scala object
+    """Give Delta's snapshot of a table's newest version. No Spark job."""
+    nothing = option(session)
+    return delta_log(session, path).update(False, nothing, nothing)  # noqa: FBT003 - not a stale one
+
+
+def delta_log(session: SparkSession, path: str) -> Any:  # noqa: ANN401 - a Scala object
+    """Return Delta's view of a table's log."""
+    logs = java_class(session, f"{DELTA}.DeltaLog")  # Delta has no call for it in Python
+    return logs.forTable(session._jsparkSession, path)  # noqa: SLF001
+
+
+def commits_above(session: SparkSession, path: str, version: int) -> list[Commit]:
+    """Give the commits of a table above a version, newest first. No Spark job.
+
+    At most HISTORY_LIMIT, and none of those whose log entries have been cleaned up.
+    """
+    newest = current_version(session, path)
+    found = []
+    for number in range(newest, max(version, newest - HISTORY_LIMIT), -1):
+        commit = _commit(session, path, number)
+        if commit is None:
+            break
+        found.append(commit)
+    return found
+
+
+def _commit(session: SparkSession, path: str, version: int) -> Commit | None:
+    entries = log_entries(session, path, version)
+    if entries is None:
+        return None
+    info: dict[str, Any] = next((e["commitInfo"] for e in entries if "commitInfo" in e), {})
+    return Commit(version, info.get("operation", ""), Signature.parse(info.get("userMetadata")))
+
+
+def log_entries(session: SparkSession, path: str, version: int) -> list[dict[str, Any]] | None:
+    """Read the actions of a version; None if its log entry is gone. No Spark job.
+
+    Source: Delta transaction log protocol, "Delta Log Entries".
+    """
+    log = delta_log(session, path)
+    file = java_class(session, HADOOP_PATH)(log.logPath(), f"{version:020d}.json")
+    configuration = log.newDeltaHadoopConf()
+    if not file.getFileSystem(configuration).exists(file):
+        return None
+    lines: str = log.store().read(file, configuration).mkString("\n")
+    return [json.loads(line) for line in lines.split("\n") if line]

@@ -1,0 +1,50 @@
+"""Files that a table's log names and nobody has any more: removed by hand, or by a store's rules.
+
+VACUUM takes none of these: it leaves what the newest version needs. Source: Delta transaction log
+protocol, "Add File", "Per-file Statistics".
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from delta.tables import DeltaTable
+from pyspark.sql import DataFrame
+
+from ingestd.lake.delta.log_paths import file_of
+from spark_jobs.delta_log.commits import snapshot_of
+from spark_jobs.delta_log.jvm import HADOOP_PATH, java_class
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class GoneFile:
+    """`name` is relative to the table; `highest_lsn`: of its rows' `_cdc_lsn`, None if not told."""
+
+    name: str
+    highest_lsn: int | None
+
+
+def gone_files(session: SparkSession, path: str) -> list[GoneFile]:
+    """Find them in the newest version of a Delta table; none without a table.
+
+    Asks for every file: for use where reading has failed.
+    """
+    if not DeltaTable.isDeltaTable(session, path):
+        return []
+    files = DataFrame(snapshot_of(session, path).allFiles().toDF(), session)
+    configuration = session._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
+    hadoop_path = java_class(session, HADOOP_PATH)
+    folder = hadoop_path(path)
+    system = folder.getFileSystem(configuration)
+    found = []
+    for row in files.select("path", "stats").collect():
+        name = file_of(row["path"], path)
+        if not system.exists(hadoop_path(folder, name)):
+            highest = json.loads(row["stats"] or "{}").get("maxValues", {}).get("_cdc_lsn")
+            found.append(GoneFile(name, highest))
+    return found

@@ -1,0 +1,1 @@
+"""Epochs to micro-batches."""

@@ -1,0 +1,369 @@
+"""Takes tables from epoch to epoch: one streaming query over `_epochs` drives all of them.
+
+Each micro-batch moves every table that changed from where it is to the last epoch of the batch,
+some at once, then adds a cut to the log. Where a table is, its own commits say (`commits.py`); the
+query's checkpoint only says what is new. So it may be lost, and a job may be killed between any two
+commits: a table that is there already is not moved again.
+
+States of a table, as of the batch's last epoch::
+
+    not whole --(`_tables`: live)--> behind --move--> there --(changed in a later epoch)--> behind
+        ^                              | fault
+        +-- snapshot or gap            +----> stopped: tried again with the next batch
+
+A table that is not whole stays as it was, and is in no cut until it is whole again. One that stops
+does not stop the others.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import structlog
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+from ingestd.config import included
+from ingestd.model.errors import (
+    FolderError,
+    IngestdError,
+    OperatorError,
+    TableError,
+    did_you_mean_table,
+)
+from ingestd.model.lake_state import TableState
+from ingestd.model.schema import TableId
+from spark_jobs.delta_log.commits import current_version
+from spark_jobs.engine.cuts import Cut, CutLog
+from spark_jobs.engine.epoch_cache import EpochMemory
+from spark_jobs.engine.epoch_query import EpochQuery
+from spark_jobs.engine.table_mover import TableMover
+from spark_jobs.engine.table_position import At, Owner
+from spark_jobs.lake.source_lake import Epoch, SourceLake
+from spark_jobs.lake.targets import table_path
+from spark_jobs.spark_errors import meaning_of
+
+if TYPE_CHECKING:
+    from spark_jobs.engine.table_mover import TableJob
+    from spark_jobs.lake.tables import Definition, Registry
+
+
+def is_whole(definition: Definition) -> bool:
+    """Whether the fold of the raw table, at every epoch, is the table.
+
+    A table without a key is not while it is read anew: what was read stands beside the old rows
+    until its `t` comes.
+    """
+    return definition.is_whole and (bool(definition.key) or definition.state is TableState.LIVE)
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return f"{path}/".startswith(f"{folder}/")
+
+
+@dataclass(slots=True)
+class EpochStream:
+    """Drives a `TableJob` over the epochs of a lake, into tables below `target`.
+
+    `patterns`: tables to take, as the config's `tables`. `rebuild`: tables to be made anew first.
+    `after_commit`: called with a table's name (or the log's) after its commit: for tests.
+    """
+
+    lake: SourceLake
+    target: str
+    log_name: str
+    job: TableJob
+    patterns: Sequence[str] = ("*.*",)
+    parallel: int = 4
+    rebuild: set[str] = field(default_factory=set)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    after_commit: Callable[[str], None] = lambda _: None
+    stopped: dict[str, TableError] = field(default_factory=dict)
+    _at: dict[str, At] = field(default_factory=dict, init=False)
+    _last: Cut | None = field(default=None, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _pool: ThreadPoolExecutor = field(init=False)
+    _epochs: EpochMemory = field(init=False)
+    _mover: TableMover = field(init=False)
+    _cuts: CutLog = field(init=False)
+    _known: Registry = field(init=False)
+    _registry_version: int = field(default=-1, init=False)
+
+    def __post_init__(self) -> None:
+        self._epochs = EpochMemory(self.lake)
+        path = f"{self.target}/{self.log_name}"
+        self._cuts = CutLog(self.lake.session, path, self.job.name)
+
+    def run(
+        self, checkpoint: str | None, *, once: bool, interval_s: float, stop: threading.Event
+    ) -> None:
+        """Take what there is (`once`), or go on until `stop` is set.
+
+        `checkpoint`: the query's folder; beside the log of cuts if None. Raises OperatorError for a
+        gap in the epochs, another source's target, a checkpoint that can't go on, and (`once`) for
+        patterns that match no table.
+        """
+        checkpoint = checkpoint or self._checkpoint
+        query = EpochQuery(
+            self.lake, f"ingestd {self.job.name} {self.lake.source}", checkpoint, self._take
+        )
+        with ThreadPoolExecutor(max(1, self.parallel)) as self._pool:
+            self._open(checkpoint)
+            if once:
+                self._ensure_any()
+            query.run(once=once, interval_s=interval_s, stop=stop, meanwhile=self._take_news)
+
+    def _open(self, checkpoint: str) -> None:
+        """See where the target is, and bring it to where `_tables` says it can be."""
+        self.lake.require()
+        self._ensure_apart(checkpoint)
+        lake_id, is_new = self._cuts.open(self.lake)
+        self._mover = TableMover(
+            self.lake,
+            self.target,
+            self.job,
+            Owner(self.job.name, self.lake.source, lake_id),
+            self.settings,
+            self.rebuild,
+            self.after_commit,
+        )
+        self._ensure_known(self.rebuild)
+        self._last = None if is_new else self._cuts.last()
+        if self._last is None:
+            return
+        self._at = self._as_left(self._last)
+        there = self.lake.epochs(self._last.epoch - 1)
+        if not there or there[0].number != self._last.epoch:
+            raise self._gap(self._last.epoch, there[0].number if there else None)
+        self._epochs.add(there)
+        self._advance([], there[0])
+
+    def _ensure_apart(self, checkpoint: str) -> None:
+        """Raise OperatorError for a target or a checkpoint where something else is kept."""
+        if self.target == self.lake.uri or _is_in(self.target, self.lake.root):
+            raise OperatorError(
+                f"--target {self.target} is in the lake, among the raw tables",
+                remedy="give a folder of its own; the job would write over what the daemon wrote",
+            )
+        tables = [table_path(self.target, table) for table in self._registry().tables]
+        taken = [self.lake.root, self._cuts.path, *tables]
+        if checkpoint == self.target or any(_is_in(checkpoint, path) for path in taken):
+            raise OperatorError(
+                f"--checkpoint {checkpoint} is where tables are",
+                remedy=f"give a folder of its own; without it, {self._checkpoint} is taken",
+            )
+
+    @property
+    def _checkpoint(self) -> str:
+        return f"{self.target}/{self.log_name}_checkpoint"
+
+    def _as_left(self, cut: Cut) -> dict[str, At]:
+        """Say where tables are; without those that are not as a cut has them, nor ahead of it."""
+        at = {
+            table: At(version, cut.epoch, cut.schemas[table])
+            for table, version in cut.tables.items()
+        }
+        chosen = [table for table in at if self._is_chosen(table)]
+        are_left = self._pool.map(lambda table: self._mover.is_left(table, at[table]), chosen)
+        lost = {table for table, is_left in zip(chosen, are_left, strict=True) if not is_left}
+        return {table: known for table, known in at.items() if table not in lost}
+
+    def _advance(self, epochs: Sequence[Epoch], through: Epoch) -> None:
+        """Move all tables to the end of `through`; `epochs` are those since the last cut."""
+        self._epochs.add(epochs)
+        whole = self._whole(self._registry(), through)
+        changed = {table for epoch in epochs for table in epoch.rows}
+        for table in changed - whole.keys():
+            self._at.pop(table, None)  # what it misses is looked up when it is whole again
+        due = [
+            table
+            for table in whole
+            if table in changed
+            or table in self.rebuild
+            or table not in self._at
+            or self._at[table].schema_version != whole[table].schema_version
+        ]
+        if not epochs and not due and self._is_cut(whole):
+            return
+        self._move_all({table: whole[table] for table in due}, through)
+        # One that is ahead was moved by a run that was killed before its cut.
+        there = [t for t in whole if t in self._at and self._at[t].epoch <= through.number]
+        tables = {t: self._at[t].version for t in there}
+        schemas = {t: self._at[t].schema_version for t in there}
+        if not epochs and self._last is not None:  # the same cut: what this run leaves out stays
+            others = [t for t in self._last.tables if t in self.stopped or not self._is_chosen(t)]
+            tables |= {t: self._last.tables[t] for t in others}
+            schemas |= {t: self._last.schemas[t] for t in others}
+        cut = Cut(through.number, through.end_lsn, through.last_commit_ts, tables, schemas)
+        if cut == self._last:
+            return
+        self._cuts.append(cut, replace=not epochs)
+        self._last = cut
+        self.after_commit(self.log_name)
+        self._log.info(
+            f"{self.job.name}.moved",
+            epoch=cut.epoch,
+            moved=len(due),
+            tables=len(cut.tables),
+            stopped=len(self.stopped),
+        )
+
+    # --- the epochs ---------------------------------------------------------------------------
+
+    def _take(self, found: Iterable[Epoch]) -> None:
+        """Move on by these epochs; those before the last cut were taken already."""
+        with self._lock:
+            self._take_in_order(found)
+
+    def _take_news(self) -> None:
+        """A table may become whole after the last epoch that there is.
+
+        While a batch is taken there is time yet: the caller has a stop to look out for.
+        """
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if self._last is not None and self._registry_version != self._newest_registry():
+                self._take_in_order([])
+        finally:
+            self._lock.release()
+
+    def _take_in_order(self, found: Iterable[Epoch]) -> None:
+        last = 0 if self._last is None else self._last.epoch
+        epochs = sorted((e for e in found if e.number > last), key=lambda e: e.number)
+        for expected, epoch in enumerate(epochs, start=last + 1):
+            if epoch.number != expected:
+                raise self._gap(expected, epoch.number)
+        if epochs:
+            self._advance(epochs, epochs[-1])
+        elif self._last is not None:
+            there = Epoch(self._last.epoch, self._last.end_lsn, self._last.last_commit_ts, {})
+            self._advance([], there)
+
+    def _gap(self, expected: int, found: int | None) -> OperatorError:
+        what = "the lake ends before it" if found is None else f"the next one is {found}"
+        return OperatorError(
+            f"{self.lake.epochs_path}: epoch {expected} is missing, {what};"
+            f" nothing was skipped: {self.target} stays as it is",
+            remedy="is the --checkpoint another job's? Else restore `_epochs`, or begin anew in a"
+            " new --target",
+        )
+
+    # --- the tables ---------------------------------------------------------------------------
+
+    def _whole(self, registry: Registry, through: Epoch) -> dict[str, Definition]:
+        """Give the tables whose raw tables, up to an epoch, are the tables."""
+        found: dict[str, Definition] = {}
+        is_newest: bool | None = None
+        for table in registry.tables:
+            if not self._is_chosen(table):
+                continue
+            definition = registry.at(table, through.end_lsn)
+            now = registry.at(table)
+            if (
+                now is not None
+                and now != definition
+                and now.state is TableState.LIVE
+                and (now.snapshot_lsn or 0) <= through.end_lsn
+            ):
+                # What was recorded above the newest epoch is of it, if there is no other since.
+                if is_newest is None:
+                    is_newest = not self.lake.epochs(through.number)
+                definition = now if is_newest else definition
+            if definition is not None and is_whole(definition):
+                found[table] = definition
+        return found
+
+    def _ensure_any(self) -> None:
+        known = self._registry().tables
+        if known and not any(map(self._is_chosen, known)):
+            raise OperatorError(
+                f"no table of source {self.lake.source} matches {' '.join(self.patterns)}",
+                remedy=f"there are {', '.join(known[:10])}",
+            )
+
+    def _is_chosen(self, table: str) -> bool:
+        named = TableId.parse(table)
+        return included(list(self.patterns), named.schema, named.name)
+
+    def _ensure_known(self, tables: Collection[str]) -> None:
+        known = self._registry().tables if tables else []
+        for table in tables:
+            if table not in known:
+                others = [TableId.parse(name) for name in known if name not in tables]
+                hint = did_you_mean_table(TableId.parse(table), others).rstrip()
+                raise OperatorError(
+                    f"table {table} is not in the lake",
+                    remedy=hint or f"there are {', '.join(known)}",
+                )
+
+    def _is_cut(self, whole: Collection[str]) -> bool:
+        if self._last is None:
+            return False
+        chosen = {table for table in self._last.tables if self._is_chosen(table)}
+        return chosen == set(whole) - set(self.stopped)
+
+    def _move_all(self, due: Mapping[str, Definition], through: Epoch) -> None:
+        moves = [self._pool.submit(self._try, table, due[table], through) for table in due]
+        try:
+            for move in moves:
+                move.result()
+        finally:
+            for move in moves:
+                move.cancel()
+            wait(moves)
+
+    def _try(self, table: str, definition: Definition, through: Epoch) -> None:
+        try:
+            known = self._at.get(table)
+            self._at[table] = self._mover.move(table, definition, known, self._epochs, through)
+            self.rebuild.discard(table)
+            if self.stopped.pop(table, None) is not None:
+                self._log.info("table.resumed", table=table, epoch=through.number)
+        except TableError as error:
+            self._stop(table, error)
+        except FolderError as error:
+            self._stop(table, TableError(TableId.parse(table), error.what, remedy=error.remedy))
+        except IngestdError:
+            raise
+        except (PySparkException, Py4JError) as error:
+            meaning = meaning_of(error)
+            self._stop(table, TableError(TableId.parse(table), meaning.what, remedy=meaning.remedy))
+        except (pa.ArrowException, ArithmeticError, LookupError, TypeError, ValueError) as error:
+            # Without its text, which may quote a value.
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            what = (
+                f"{type(error).__name__} in {Path(place.filename).name}, line {place.lineno}, while"
+                f" it was moved to epoch {through.number}"
+            )
+            remedy = f"--rebuild {table} makes it anew; report this if it comes again"
+            self._stop(table, TableError(TableId.parse(table), what, remedy=remedy))
+
+    def _stop(self, table: str, error: TableError) -> None:
+        self._at.pop(table, None)
+        if table not in self.stopped:
+            self._log.error("table.stopped", table=table, reason=error.reason, remedy=error.remedy)
+        self.stopped[table] = error
+
+    def _registry(self) -> Registry:
+        """Give what `_tables` says; it is read when it has changed."""
+        newest = self._newest_registry()
+        if newest != self._registry_version:
+            self._known = self.lake.registry()
+            self._registry_version = newest
+        return self._known
+
+    def _newest_registry(self) -> int:
+        return current_version(self.lake.session, self.lake.tables_path)
+
+    @property
+    def _log(self) -> structlog.stdlib.BoundLogger:
+        log: structlog.stdlib.BoundLogger = structlog.get_logger("ingestd")
+        return log.bind(source=self.lake.source)

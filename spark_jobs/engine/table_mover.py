@@ -1,0 +1,186 @@
+"""Moves one table from where it is to an epoch, by what a job does to tables.
+
+Where a table is, its own commits say (`whereabouts.py`), not what was seen of it last.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+from ingestd.model.errors import TableError
+from ingestd.model.schema import TableId
+from spark_jobs.delta_log.commits import commits_above
+from spark_jobs.delta_log.missing_files import gone_files
+from spark_jobs.engine.table_position import At, Owner, moved
+from spark_jobs.lake.targets import table_path
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from spark_jobs.delta_log.commits import Signature
+    from spark_jobs.engine.epoch_cache import EpochMemory
+    from spark_jobs.lake.source_lake import Epoch, SourceLake
+    from spark_jobs.lake.tables import Definition
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A table to be moved.
+
+    `above`: the epoch it is at, 0 for one that is to be made; `above_lsn`: the end of that epoch.
+    `rows`: what `_epochs` says the raw table has of the epochs between that and `through`;
+    `nbytes`: about how much that is.
+    `schema_version`: that it was brought to last, 0 if that is not known.
+    """
+
+    table: str
+    path: str
+    definition: Definition
+    above: int
+    above_lsn: int
+    through: Epoch
+    rows: int
+    nbytes: int
+    schema_version: int
+    signature: Signature
+    app_id: str
+
+
+class TableJob(Protocol):
+    """What is done to one table. Called from several threads, each with a session of its own."""
+
+    @property
+    def name(self) -> str:
+        """The job's: in signatures, application ids and logs."""
+        ...
+
+    def move(self, lake: SourceLake, step: Step) -> None:
+        """Bring a table to the end of `step.through`: its last commit is signed with it.
+
+        Idempotent up to that commit. Raises TableError if it can't be.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TableMover:
+    """Moves tables below `target` by a job; tables may be moved side by side.
+
+    `settings`: of the sessions that do it. `rebuild`: tables to be made anew; the caller's, who
+    takes out what is done. `after_commit`: as `EpochStream`'s.
+    """
+
+    lake: SourceLake
+    target: str
+    job: TableJob
+    owner: Owner
+    settings: Mapping[str, str]
+    rebuild: Collection[str]
+    after_commit: Callable[[str], None]
+    _sessions: threading.local = field(default_factory=threading.local, init=False)
+
+    def is_left(self, table: str, at: At) -> bool:
+        """Whether it is as a cut has it, or ahead; else its own commits say more than the cut."""
+        session, path = self.lake.session, table_path(self.target, table)
+        try:
+            found = self.owner.find(session, table, path, at, self.rebuild)
+        except TableError:
+            return False  # said when it is to be moved
+        if found is None or found.version != at.version:
+            return found is not None and found.version > at.version
+        # one that was made anew may have come to the same version
+        newest = commits_above(session, path, at.version - 1)
+        return all(c.signature is None or c.signature.epoch <= at.epoch for c in newest)
+
+    def move(
+        self,
+        table: str,
+        definition: Definition,
+        known: At | None,
+        epochs: EpochMemory,
+        through: Epoch,
+    ) -> At:
+        """Bring a table to the end of `through`; give where it is then.
+
+        `known`: where it was seen last. Raises TableError if it can't be moved.
+        """
+        lake = self.lake.using(self._session())
+        path = table_path(self.target, table)
+        rebuild = table in self.rebuild
+        at = self.owner.find(lake.session, table, path, known, self.rebuild)
+        if at is not None and not rebuild:
+            is_same = at.schema_version == definition.schema_version
+            if at.epoch > through.number or (at.epoch == through.number and is_same):
+                return at
+        above = 0 if at is None or rebuild else at.epoch
+        between = epochs.between(above, through.number)
+        step = Step(
+            table=table,
+            path=path,
+            definition=definition,
+            above=above,
+            above_lsn=epochs.end_lsn(above),
+            through=through,
+            rows=sum(e.rows.get(table, 0) for e in between),
+            nbytes=sum(e.nbytes_of(table) for e in between),
+            schema_version=0 if at is None else at.schema_version,
+            signature=self.owner.signature(through.number, definition.schema_version),
+            app_id=self.owner.app_id(table),
+        )
+        self._take_step(lake, step)
+        self.after_commit(table)
+        return moved(lake.session, table, path, step.signature, at, above=above)
+
+    def _take_step(self, lake: SourceLake, step: Step) -> None:
+        try:
+            self.job.move(lake, step)
+        except (PySparkException, Py4JError):
+            rest = self._without_gone_files(lake, step)
+            if rest is None:
+                raise
+            self.job.move(rest, step)
+
+    def _without_gone_files(self, lake: SourceLake, step: Step) -> SourceLake | None:
+        """Give what the lake has above the raw files that are gone; None if none is.
+
+        Raises TableError if the table's own are.
+        """
+        own = gone_files(lake.session, step.path)
+        if own and step.table not in self.rebuild:
+            raise TableError(
+                TableId.parse(step.table),
+                f"{step.path}: {len(own)} files are not there any more, such as {own[0].name}",
+                remedy=f"--rebuild {step.table} makes it anew from the lake",
+            )
+        raw = gone_files(lake.session, lake.raw_path(step.table))
+        highest = [file.highest_lsn for file in raw if file.highest_lsn is not None]
+        if not raw or len(highest) < len(raw):
+            return None
+        log: structlog.stdlib.BoundLogger = structlog.get_logger("ingestd")
+        log.warning(
+            "raw.files_gone",
+            source=lake.source,
+            table=step.table,
+            files=len(raw),
+            such_as=raw[0].name,
+        )
+        return lake.above(max(highest))
+
+    def _session(self) -> SparkSession:
+        """Give this thread's own session: what signs a commit is the session's."""
+        session: SparkSession | None = getattr(self._sessions, "session", None)
+        if session is None:
+            session = self.lake.session.newSession()
+            # Times are compared and written as texts of it.
+            session.conf.set("spark.sql.session.timeZone", "UTC")
+            for name, value in self.settings.items():
+                session.conf.set(name, value)
+            self._sessions.session = session
+        return session

@@ -1,0 +1,144 @@
+"""A mirror's rows with outcomes applied, in memory: what a MERGE does, by Arrow. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from spark_jobs.fold.arrow_keys import are_compared, found_in
+from spark_jobs.fold.plain import DELETED, KEPT, keys_of
+
+_RAW = "_cdc_raw"
+MAX_HASHED = 200_000
+"""So many keys are compared in Python at most."""
+GONE = -1
+
+_Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """What outcomes make of rows.
+
+    `places`: the rows that change or go, ascending; `becomes`: for each the row of `rows` that it
+    becomes, or GONE. The rows of `rows` from `added` on are new ones.
+    """
+
+    places: _Ints
+    becomes: _Ints
+    rows: pa.Table
+    added: int
+
+    def applied(self, old: pa.Table, first: int) -> pa.Table:
+        """Give `old`, the rows from number `first` on, without those that go and with what changes.
+
+        It has the columns of `rows`.
+        """
+        mine = slice(*np.searchsorted(self.places, [first, first + old.num_rows]))
+        places, becomes = self.places[mine] - first, self.becomes[mine]
+        if not len(places):
+            return old
+        stays = becomes != GONE
+        few = slice(*becomes[stays][[0, -1]]) if stays.any() else slice(0, 0)
+        chosen = np.arange(old.num_rows)
+        chosen[places] = np.where(stays, becomes - few.start + old.num_rows, GONE)
+        changed = self.rows.slice(few.start, few.stop + 1 - few.start)
+        both = pa.concat_tables([old, changed]).combine_chunks()
+        return both.take(pa.array(chosen[chosen != GONE]))
+
+
+def merge(old: pa.Table, outcomes: pa.Table, key: Sequence[str], schema: pa.Schema) -> Merge | None:
+    """Tell what becomes of rows by these outcomes (see `spark_jobs.fold.plain.Folded.outcomes`).
+
+    `old`: the rows before, of the columns of `schema` at least the key, the position, `_cdc_raw`
+    and those that outcomes keep; `schema`: of the mirror. Of two rows of one key the one of the
+    higher position stays. A column that outcomes do not have is null in rows that they change.
+    None: too many rows to be compared here.
+    """
+    match = _matches(old, outcomes, key)
+    if match is None:
+        return None
+    is_matched = match >= 0
+    places = np.flatnonzero(is_matched)
+    newest = match[places]
+    is_later = _is_later(outcomes, newest, old, places)
+    places, newest = places[is_later], newest[is_later]
+    is_deleted = np.asarray(outcomes[DELETED].to_numpy(), bool)
+    is_new = ~is_deleted
+    is_new[match[is_matched]] = False
+    is_gone = is_deleted[newest]
+    changed = _merged(old, places[~is_gone], outcomes.take(pa.array(newest[~is_gone])), schema)
+    becomes = np.full(len(places), GONE)
+    becomes[~is_gone] = np.arange(changed.num_rows)
+    added = shaped(outcomes.filter(pa.array(is_new)), schema)
+    return Merge(places, becomes, pa.concat_tables([changed, added]), changed.num_rows)
+
+
+def shaped(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Give rows with the columns of `schema`, in its order: null where there is none."""
+    there = set(rows.column_names)
+    return pa.table(
+        [
+            rows[f.name].cast(f.type) if f.name in there else pa.nulls(rows.num_rows, f.type)
+            for f in schema
+        ],
+        schema=schema,
+    )
+
+
+def _matches(old: pa.Table, outcomes: pa.Table, key: Sequence[str]) -> _Ints | None:
+    """Give the number of each row's outcome, -1 without one."""
+    if not old.num_rows:
+        return np.empty(0, np.int64)
+    has_null = any(outcomes[name].null_count for name in key)
+    if not has_null and are_compared(old, key) and are_compared(outcomes, key):
+        return found_in([old[name] for name in key], [outcomes[name] for name in key])
+    if old.num_rows > MAX_HASHED:
+        return None
+    numbers = {own: n for n, own in enumerate(keys_of(outcomes, key))}
+    return np.fromiter((numbers.get(own, -1) for own in keys_of(old, key)), np.int64, old.num_rows)
+
+
+def _is_later(outcomes: pa.Table, newest: _Ints, old: pa.Table, places: _Ints) -> NDArray[np.bool_]:
+    lsn, seq = (outcomes[name].to_numpy()[newest] for name in ("_cdc_lsn", "_cdc_seq"))
+    old_lsn, old_seq = (old[name].to_numpy()[places] for name in ("_cdc_lsn", "_cdc_seq"))
+    is_later: NDArray[np.bool_] = (lsn > old_lsn) | ((lsn == old_lsn) & (seq > old_seq))
+    return is_later
+
+
+def _merged(old: pa.Table, places: _Ints, outcomes: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Give outcomes with the values that they keep of the rows at `places`, which they replace."""
+    rows = shaped(outcomes, schema)
+    kept = outcomes[KEPT].combine_chunks()
+    values = pc.list_flatten(kept)
+    names = pc.unique(values).to_pylist()
+    if not names:
+        return rows
+    before = old.select([_RAW, *(n for n in names if n in schema.names)]).take(pa.array(places))
+    parents = pc.list_parent_indices(kept).to_numpy()
+    for name in before.column_names[1:]:
+        index = schema.get_field_index(name)
+        is_kept = np.zeros(rows.num_rows, bool)
+        is_kept[parents[np.asarray(pc.equal(values, name).to_numpy(zero_copy_only=False))]] = True
+        chosen = pc.if_else(pa.array(is_kept), before[name].cast(schema.types[index]), rows[name])
+        rows = rows.set_column(index, schema.field(index), chosen)
+    if before[_RAW].null_count == before.num_rows:
+        return rows
+    texts = _with_kept_texts(rows[_RAW], before[_RAW], kept)
+    return rows.set_column(schema.get_field_index(_RAW), schema.field(_RAW), texts)
+
+
+def _with_kept_texts(own: pa.ChunkedArray, before: pa.ChunkedArray, kept: pa.Array) -> pa.Array:
+    """Give `_cdc_raw`: a value that is kept has its text, if it had one."""
+    texts = []
+    pairs = zip(own.to_pylist(), before.to_pylist(), kept.to_pylist(), strict=True)
+    for mine, earlier, names in pairs:
+        found = dict(mine or ())
+        found |= {name: text for name, text in earlier or () if name in (names or ())}
+        texts.append(sorted(found.items()) or None)
+    return pa.array(texts, own.type)

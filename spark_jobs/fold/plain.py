@@ -1,0 +1,300 @@
+"""Changes of keyed rows folded to one outcome per key: in memory, for batches that fit there.
+
+Rows are not turned into Python values but for their keys: the fold decides which change each value
+is taken from, and Arrow takes it. `spark_jobs.fold.spark_sql` does the same in Spark.
+Source: design section 2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ingestd.model.changes import DELETE, UPDATE
+
+DELETED = "_cdc_deleted"
+"""Column of an outcome: whether the key's row is gone."""
+KEPT = "_cdc_kept"
+"""Column of an outcome: columns whose value is that of the row there was before the changes."""
+CARRIED = ("_cdc_lsn", "_cdc_seq", "_cdc_ts")
+"""Columns of an outcome that are those of the key's newest change."""
+BEFORE_RAW = "_cdc_before."
+
+Key = tuple[Hashable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RawText:
+    """A value that its column can't hold, as the source's text."""
+
+    text: str
+
+
+@dataclass(slots=True)
+class _Row:
+    """A row as far as the changes tell. `at`: its newest change.
+
+    `taken`: the change that a column's value is from, where it is another one; below zero, -1 - i,
+    for the old row of change i. `kept`: whose row of before the changes has a column's value.
+    """
+
+    at: int
+    taken: dict[str, int] = field(default_factory=dict)
+    kept: dict[str, Key] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Gone:
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """One row per key that the changes touch.
+
+    `outcomes`: the source columns, `_cdc_raw`, CARRIED, DELETED, KEPT. `borrowed`: values that the
+    row of another key had before the changes (its key changed): (outcome's number, column, key).
+    """
+
+    outcomes: pa.Table
+    borrowed: Sequence[tuple[int, str, Key]]
+
+
+def fold_changes(changes: pa.Table, columns: Sequence[str], key: Sequence[str]) -> Folded:
+    """Fold rows of a raw table, in any order and without `t`, to one outcome per key.
+
+    `columns`: the source columns, all in `changes`; `key` is among them.
+    """
+    changes = changes.combine_chunks()
+    rows = _fold(changes, columns, key)
+    return _outcomes(changes, rows, columns, key)
+
+
+def keys_of(changes: pa.Table, key: Sequence[str]) -> list[Key]:
+    """Give each row's key: its values, or the source's text where the column can't hold one."""
+    raws = _raws(changes)
+    return [_key(values, raws.get(i), "", key) for i, values in enumerate(_tuples(changes, key))]
+
+
+def old_keys_of(changes: pa.Table, key: Sequence[str]) -> dict[int, Key]:
+    """Give the key before each update that changed it, by the row's number."""
+    before = changes["_cdc_before"]
+    if before.null_count == len(before):
+        return {}
+    raws = _raws(changes)
+    found: dict[int, Key] = {}
+    ops = changes["_cdc_op"].to_pylist()
+    fields = {f.name for f in before.type}
+    if not fields.issuperset(key):
+        return {}
+    for i, old in enumerate(before.to_pylist()):
+        if old is not None and ops[i] == UPDATE:
+            found[i] = _key(tuple(old[k] for k in key), raws.get(i), BEFORE_RAW, key)
+    return found
+
+
+def _tuples(changes: pa.Table, names: Sequence[str]) -> list[tuple[Any, ...]]:
+    return list(zip(*(changes[name].to_pylist() for name in names), strict=True))
+
+
+def _raws(changes: pa.Table) -> dict[int, dict[str, str]]:
+    raw = changes["_cdc_raw"]
+    if raw.null_count == len(raw):
+        return {}
+    return {i: dict(pairs) for i, pairs in enumerate(raw.to_pylist()) if pairs}
+
+
+def _key(
+    values: tuple[Any, ...], raw: Mapping[str, str] | None, prefix: str, names: Sequence[str]
+) -> Key:
+    texts = [None if raw is None else raw.get(prefix + name) for name in names]
+    return tuple(
+        _hashable(value) if text is None else RawText(text)
+        for value, text in zip(values, texts, strict=True)
+    )
+
+
+def _hashable(value: Any) -> Hashable:  # noqa: ANN401 - whatever Arrow gives
+    if isinstance(value, list):
+        return tuple(map(_hashable, value))
+    if isinstance(value, dict):
+        return tuple((name, _hashable(item)) for name, item in value.items())
+    if isinstance(value, float) and value != value:  # noqa: PLR0124 - NaN equals NaN in a key
+        return math.nan  # this one object equals itself
+    hashable: Hashable = value
+    return hashable
+
+
+def _fold(changes: pa.Table, columns: Sequence[str], key: Sequence[str]) -> dict[Key, _Row | _Gone]:
+    wanted = set(columns)
+    lsn = changes["_cdc_lsn"].to_numpy()
+    seq = changes["_cdc_seq"].to_numpy()
+    ops = changes["_cdc_op"].to_pylist()
+    unsent = changes["_cdc_unchanged"].to_pylist()
+    keys, old_keys, sent_before = keys_of(changes, key), old_keys_of(changes, key), _Before(changes)
+    rows: dict[Key, _Row | _Gone] = {}
+    for i in np.lexsort((seq, lsn)).tolist():
+        mine = keys[i]
+        if ops[i] == DELETE:
+            rows[mine] = _Gone(i)
+            continue
+        origin = old_keys.get(i, mine)
+        previous = rows.get(origin)
+        if origin != mine:
+            rows[origin] = _Gone(i)
+        row = rows[mine] = _Row(i)
+        for name in (n for n in unsent[i] or () if n in wanted):
+            if sent_before.has(i, name):
+                row.taken[name] = -1 - i
+            elif previous is None:
+                row.kept[name] = origin
+            elif isinstance(previous, _Row):
+                if name in previous.kept:
+                    row.kept[name] = previous.kept[name]
+                else:
+                    row.taken[name] = previous.taken.get(name, previous.at)
+    return rows
+
+
+class _Before:
+    """Which values the old row of a change has."""
+
+    def __init__(self, changes: pa.Table) -> None:
+        self._changes = changes
+        self._fields = {f.name for f in changes["_cdc_before"].type}
+        self._there: dict[str, Any] = {}
+        self._raws = _raws(changes)
+
+    def has(self, i: int, name: str) -> bool:
+        if name not in self._fields:
+            return False
+        if name not in self._there:
+            self._there[name] = (
+                before_column(self._changes, name).is_valid().to_numpy(zero_copy_only=False)
+            )
+        return bool(self._there[name][i]) or BEFORE_RAW + name in self._raws.get(i, {})
+
+
+def before_column(changes: pa.Table, name: str) -> pa.Array:
+    """Give the old rows' values of a column; null where there is no old row."""
+    before = changes["_cdc_before"].combine_chunks()
+    if isinstance(before, pa.ChunkedArray):
+        before = pa.concat_arrays(before.chunks)
+    index = before.type.get_field_index(name)
+    return before.flatten()[index]
+
+
+def _outcomes(
+    changes: pa.Table,
+    rows: Mapping[Key, _Row | _Gone],
+    columns: Sequence[str],
+    key: Sequence[str],
+) -> Folded:
+    found = list(rows.items())
+    newest = np.fromiter((row.at for _, row in found), np.int64, len(found))
+    borrowed: list[tuple[int, str, Key]] = []
+    kept: list[list[str] | None] = [None] * len(found)
+    taken: dict[str, dict[int, int | None]] = {}
+    for number, (mine, row) in enumerate(found):
+        if isinstance(row, _Gone):
+            continue
+        for name, i in row.taken.items():
+            taken.setdefault(name, {})[number] = i
+        for name, whose in row.kept.items():
+            taken.setdefault(name, {})[number] = None
+            if whose == mine:
+                kept[number] = [*(kept[number] or []), name]
+            else:
+                borrowed.append((number, name, whose))
+    # A key that went because it changed is in the change's old row, not in its new one.
+    ops = changes["_cdc_op"].to_pylist()
+    renamed = {
+        n: row.at
+        for n, (_, row) in enumerate(found)
+        if isinstance(row, _Gone) and ops[row.at] != DELETE
+    }
+    arrays = []
+    for name in columns:
+        places: dict[int, int | None] = dict(taken.get(name, {}))
+        if name in key:
+            places |= {n: -1 - i for n, i in renamed.items()}
+        arrays.append(_take(changes, name, newest, places))
+    raws = _outcome_raws(changes, found, taken, renamed)
+    deleted = [isinstance(row, _Gone) for _, row in found]
+    table = pa.table(
+        {
+            **dict(zip(columns, arrays, strict=True)),
+            "_cdc_raw": raws,
+            **{name: changes[name].take(newest) for name in CARRIED},
+            DELETED: pa.array(deleted, pa.bool_()),
+            KEPT: pa.array(kept, pa.list_(pa.string())),
+        }
+    )
+    return Folded(table, borrowed)
+
+
+def _take(
+    changes: pa.Table,
+    name: str,
+    newest: NDArray[np.int64],
+    places: Mapping[int, int | None],
+) -> pa.Array | pa.ChunkedArray:
+    column = changes[name]
+    if not places:
+        return column.take(newest)
+    values = column.combine_chunks()
+    if isinstance(values, pa.ChunkedArray):
+        values = pa.concat_arrays(values.chunks)
+    count = len(values)
+    if any(i is not None and i < 0 for i in places.values()):
+        values = pa.concat_arrays([values, before_column(changes, name).cast(values.type)])
+    indices = newest.copy()
+    absent = np.zeros(len(indices), bool)
+    for number, i in places.items():
+        if i is None:
+            absent[number] = True
+        else:
+            indices[number] = i if i >= 0 else count - 1 - i
+    return values.take(pa.array(indices, mask=absent))
+
+
+def _outcome_raws(
+    changes: pa.Table,
+    found: Sequence[tuple[Key, _Row | _Gone]],
+    taken: Mapping[str, Mapping[int, int | None]],
+    renamed: Mapping[int, int],
+) -> pa.Array:
+    """Give the `_cdc_raw` of the outcomes: each value's text goes where the value goes."""
+    raws = _raws(changes)
+    outcomes: list[list[tuple[str, str]] | None] = [None] * len(found)
+    if raws:
+        for number, (_, row) in enumerate(found):
+            if number in renamed:
+                texts = _old_texts(raws.get(row.at, {}))
+            else:
+                own = raws.get(row.at, {})
+                texts = {k: v for k, v in own.items() if not k.startswith(BEFORE_RAW)}
+            for name, places in taken.items():
+                if number in places:
+                    texts.pop(name, None)
+                    text = _text(raws, places[number], name)
+                    if text is not None:
+                        texts[name] = text
+            outcomes[number] = sorted(texts.items()) or None
+    return pa.array(outcomes, pa.map_(pa.string(), pa.string()))
+
+
+def _old_texts(raw: Mapping[str, str]) -> dict[str, str]:
+    return {k.removeprefix(BEFORE_RAW): v for k, v in raw.items() if k.startswith(BEFORE_RAW)}
+
+
+def _text(raws: Mapping[int, Mapping[str, str]], i: int | None, name: str) -> str | None:
+    if i is None:
+        return None
+    return raws.get(i, {}).get(name) if i >= 0 else raws.get(-1 - i, {}).get(BEFORE_RAW + name)

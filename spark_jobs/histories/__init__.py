@@ -1,0 +1,1 @@
+"""The history (SCD 2)."""

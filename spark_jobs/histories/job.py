@@ -1,0 +1,179 @@
+"""How one history is brought from one epoch to another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Window as Over
+from pyspark.sql import functions as f
+from pyspark.sql.types import DataType
+
+from ingestd.model.errors import TableError
+from ingestd.model.schema import TableId
+from spark_jobs.histories.keyed import keyed_versions, keys_of
+from spark_jobs.histories.keyless import keyless_versions, rows_of
+from spark_jobs.histories.shape import Shape
+from spark_jobs.histories.table import GOES, HistoryTable, clash
+from spark_jobs.histories.versions import VERSION
+from spark_jobs.histories.window import RowsGoneError, Window, empty_window, raw_rows, read_window
+from spark_jobs.lake.columns import col
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from spark_jobs.engine.table_mover import Step
+    from spark_jobs.lake.source_lake import SourceLake
+
+
+SETTINGS: Mapping[str, str] = MappingProxyType(
+    {
+        "spark.sql.adaptive.enabled": "false",
+        "spark.databricks.delta.snapshotPartitions": "1",
+    }
+)
+"""Of the sessions that write histories."""
+
+
+class Histories:
+    """The history job, for `spark_jobs.engine.epoch_stream.EpochStream`."""
+
+    name = "history"
+
+    def move(self, lake: SourceLake, step: Step) -> None:
+        """Bring a table's history to the end of `step.through`. See `TableJob`."""
+        shape = _shape(lake, step)
+        table = HistoryTable(lake.session, step.path, step.app_id, lake.checked)
+        if step.above:
+            named = clash(shape, table.columns())
+            if named is not None:
+                raise TableError(
+                    TableId.parse(step.table),
+                    f"its new column {named} is called as a column of the history itself",
+                    remedy=f"--rebuild {step.table}: the history's own are then _cdc_{named}, ...",
+                )
+            if step.schema_version != step.definition.schema_version:
+                # Signed as not there yet: a run that is killed in between is repeated.
+                earlier = replace(step.signature, epoch=step.above, schema_version=0)
+                table.evolve(shape, earlier)
+        try:
+            window = read_window(
+                lake,
+                step.table,
+                shape,
+                above=step.above,
+                above_lsn=step.above_lsn,
+                through=step.through.number,
+                rows=step.rows,
+                key_since=step.definition.key_since_lsn,
+            )
+        except RowsGoneError as error:
+            raise TableError(
+                TableId.parse(step.table),
+                f"{lake.raw_path(step.table)}: {error}",
+                remedy=f"`ingestd snapshot {lake.source} {step.table}`, then"
+                f" --rebuild {step.table}: its history begins anew with that snapshot",
+            ) from error
+        if window is not None:
+            _ensure_same_key(window, lake, step)
+        if not step.above:
+            _begin(table, window, shape, lake, step)
+        elif window is not None:
+            _go_on(table, window, shape, step)
+
+
+def _shape(lake: SourceLake, step: Step) -> Shape:
+    try:
+        schema = lake.changes(step.table, above=step.above, through=step.through.number).schema
+    except AnalysisException as error:
+        raise TableError(
+            TableId.parse(step.table),
+            f"there is no raw table {lake.raw_path(step.table)}",
+            remedy="`ingestd snapshot` reads the table anew into the lake",
+        ) from error
+    for column in step.definition.columns:  # the raw table has new ones from their first row on
+        if column.name not in schema.names:
+            schema = schema.add(column.name, DataType.fromDDL(column.delta_type))
+    return Shape.of(schema, step.definition)
+
+
+def _ensure_same_key(window: Window, lake: SourceLake, step: Step) -> None:
+    """Raise TableError if some of the changes may name their rows by another key."""
+    since = step.definition.key_since_lsn
+    if window.named_from is not None and window.named_from < since:
+        window.close()
+        raise TableError(
+            TableId.parse(step.table),
+            f"its replica identity changed at {since}, and earlier changes name rows by the other"
+            " one",
+            remedy=f"`ingestd snapshot {lake.source} {step.table}`, then"
+            f" --rebuild {step.table}: its history begins anew with that snapshot",
+        )
+
+
+def _begin(
+    table: HistoryTable, window: Window | None, shape: Shape, lake: SourceLake, step: Step
+) -> None:
+    if window is None:
+        window = empty_window(raw_rows(lake, step.table, shape, above=0, through=0))
+    try:
+        made = keyed_versions if shape.is_keyed else keyless_versions
+        table.replace(made(window, None, shape), shape, step.signature)
+    finally:
+        window.close()
+
+
+def _go_on(table: HistoryTable, window: Window, shape: Shape, step: Step) -> None:
+    before = again = None
+    try:
+        made, touched = keyed_versions, keys_of
+        if not shape.is_keyed:
+            made, touched = keyless_versions, rows_of
+        keys = None if window.marks else touched(window, shape)
+        before = table.before(window, shape, keys)
+        if window.is_late:
+            before = before.persist()
+            again = before.where("_cdc_again").drop("_cdc_again")
+            before = before.where("NOT _cdc_again")
+        versions = made(window, before.drop("_cdc_again"), shape)
+        table.merge(_changed(versions, again, shape), window, shape, step.signature)
+    finally:
+        if again is not None and before is not None:
+            before.unpersist()
+        window.close()
+
+
+def _changed(versions: DataFrame, again: DataFrame | None, shape: Shape) -> DataFrame:
+    """Give what is to be put in and, with `_cdc_goes`, what is to be taken out.
+
+    Of a table without a key, equal rows that began and end together are one in what is taken out:
+    they go together, and those that stay are put in again. `again`: what
+    `versions` has anew.
+    """
+    columns = [*shape.columns, *VERSION, *shape.part_names]
+    is_old = f.col("_cdc_is_old")
+    versions = versions.withColumn(
+        "_cdc_differs", is_old & ~f.col("_cdc_to").eqNullSafe(f.col("_cdc_had"))
+    )
+    goes = is_old
+    if not shape.is_keyed:
+        alike = Over.partitionBy(*shape.part_names, "_cdc_lsn", "_cdc_seq", "_cdc_had", is_old)
+        versions = versions.withColumns(
+            {
+                "_cdc_differs": f.max("_cdc_differs").over(alike),
+                "_cdc_number": f.row_number().over(alike.orderBy("_cdc_to")),
+            }
+        )
+        goes = is_old & (f.col("_cdc_number") == 1)
+    both = f.when(goes, f.array(f.expr("true"), f.expr("false")))
+    changed = versions.where(~is_old | f.col("_cdc_differs")).select(
+        *map(col, columns), f.explode(both.otherwise(f.array(f.expr("false")))).alias(GOES)
+    )
+    if again is None:
+        return changed
+    if not shape.is_keyed:
+        again = again.dropDuplicates([*shape.part_names, "_cdc_lsn", "_cdc_seq", "_cdc_had"])
+    return changed.unionByName(again.select(*map(col, columns)).withColumn(GOES, f.expr("true")))

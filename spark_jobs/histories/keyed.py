@@ -1,0 +1,239 @@
+"""Versions of rows that have a key, from a window of raw rows and the versions before it.
+
+Everything is decided by windows over the events of a key, in the order of their positions. An
+event is a version that the history has from before (`b`), a row that is there from then on (`o`),
+one that was deleted (`d`), or a row's leaving its key (`x`, which begins no version).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Window as Over
+from pyspark.sql import functions as f
+from pyspark.sql.types import DoubleType, FloatType
+
+from ingestd.model.changes import TRUNCATE
+from spark_jobs.histories.shape import OF_BEFORE, UNCHANGED, Shape
+from spark_jobs.histories.unchanged_values import filled
+from spark_jobs.histories.versions import (
+    VERSION,
+    count_below,
+    first_above,
+    kept_raw,
+    no_end,
+    with_missing,
+)
+from spark_jobs.histories.window import BEFORE, Window, moved
+from spark_jobs.lake.columns import RAW, col
+from spark_jobs.lake.missing_values import missing_value
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.window import WindowSpec
+
+_BASE, _OPEN, _DELETE, _LEFT = "b", "o", "d", "x"
+_YES = f.lit
+
+
+def keyed_versions(window: Window, before: DataFrame | None, shape: Shape) -> DataFrame:
+    """Give the versions as they are after the window, those of `before` included.
+
+    `before`: versions that began below the window and do not end there (`history_versions.stored`),
+    of the keys in the window; of all keys if it has marks. Columns: `VERSION`, the source's, and
+    the key's parts.
+    """
+    events = _events(window, shape)
+    if before is not None:
+        events = events.unionByName(_standing(before), allowMissingColumns=True)
+    if window.unsent:
+        events = filled(events, window, shape)
+    over = Over.partitionBy(*shape.part_names).orderBy("_cdc_lsn", "_cdc_seq")
+    events = _with_ends_by_snapshots(events, window, over)
+    if window.has_reads:
+        events = _without_repeated_reads(events, window, shape, over)
+    following = f.lead(
+        f.struct(
+            f.col("_cdc_lsn").alias("lsn"),
+            f.col("_cdc_seq").alias("seq"),
+            f.col("_cdc_ts").alias("at"),
+        )
+    ).over(over)
+    truncates = [m for m in window.marks if not m.is_snapshot]
+    emptied = first_above(truncates, f.col("_cdc_lsn"), f.col("_cdc_seq"))
+    own = f.struct(
+        f.col("_cdc_lsn").alias("lsn"), f.col("_cdc_seq").alias("seq"), f.col("_cdc_ts").alias("at")
+    )
+    ends = f.least(following, emptied, f.col("_cdc_vanished"))
+    versions = (
+        events.withColumn("_cdc_to", f.when(f.col("_cdc_kind") == _DELETE, own).otherwise(ends))
+        .where(f.col("_cdc_kind") != _LEFT)
+        .select(*(col(n) for n in shape.columns), *VERSION, *shape.part_names)
+    )
+    return with_missing(versions, shape)
+
+
+def keys_of(window: Window, shape: Shape) -> DataFrame:
+    """Give the parts of every key that the window's rows have or had, once each."""
+    rows = window.rows.where(f.col("_cdc_op") != TRUNCATE)
+    keys = rows.select(*shape.named_parts())
+    if window.moves:
+        old = rows.where(moved(rows, shape))
+        keys = keys.union(old.select(*shape.named_parts(f.col(BEFORE), prefix=OF_BEFORE)))
+    return keys.distinct()
+
+
+def _events(window: Window, shape: Shape) -> DataFrame:
+    rows = window.rows.where(f.col("_cdc_op") != TRUNCATE)
+    has_moved = moved(rows, shape) if window.moves else f.expr("false")
+    op = f.col("_cdc_op")
+    own = rows.select(
+        *(col(n) for n in shape.columns),
+        f.when(f.col(RAW).isNotNull(), kept_raw(f.col(RAW))).alias(RAW),
+        f.col(RAW).alias("_cdc_sent_raw"),
+        UNCHANGED,
+        BEFORE,
+        "_cdc_lsn",
+        "_cdc_seq",
+        "_cdc_ts",
+        "_cdc_op",
+        f.when(op == "d", _DELETE).otherwise(_OPEN).alias("_cdc_kind"),
+        (has_moved | (op == "c")).alias("_cdc_comes"),
+        has_moved.alias("_cdc_moved"),
+        no_end().alias("_cdc_had"),
+        f.expr("false").alias("_cdc_is_old"),
+        *shape.named_parts(),
+    )
+    if not window.moves:
+        return own
+    left = rows.where(has_moved).select(
+        *(f.lit(None).cast(kind).alias(n) for n, kind in shape.types.items()),
+        f.lit(None).cast("map<string,string>").alias(RAW),
+        f.lit(None).cast("map<string,string>").alias("_cdc_sent_raw"),
+        f.lit(None).cast("array<string>").alias(UNCHANGED),
+        BEFORE,
+        "_cdc_lsn",
+        "_cdc_seq",
+        "_cdc_ts",
+        "_cdc_op",
+        f.lit(_LEFT).alias("_cdc_kind"),
+        f.expr("false").alias("_cdc_comes"),
+        f.expr("false").alias("_cdc_moved"),
+        no_end().alias("_cdc_had"),
+        f.expr("false").alias("_cdc_is_old"),
+        *shape.named_parts(f.col(BEFORE), prefix=OF_BEFORE),
+    )
+    return own.unionByName(left)
+
+
+def _standing(before: DataFrame) -> DataFrame:
+    return before.drop("_cdc_to").withColumns(
+        {
+            "_cdc_kind": f.lit(_BASE),
+            "_cdc_comes": f.expr("false"),
+            "_cdc_moved": f.expr("false"),
+        }
+    )
+
+
+def _with_ends_by_snapshots(events: DataFrame, window: Window, over: WindowSpec) -> DataFrame:
+    """Say which rows vanished: no event of their key is above a snapshot's `t`, or one adds it.
+
+    `_cdc_vanished`: the `t` that says so. A row that was read again, changed or deleted above it
+    had been there.
+    """
+    snapshots = [m for m in window.marks if m.is_snapshot]
+    if not snapshots:
+        return events.withColumn("_cdc_vanished", no_end())
+    mark = first_above(snapshots, f.col("_cdc_lsn"), f.col("_cdc_seq"))
+    next_lsn, next_seq = (f.lead(n).over(over) for n in ("_cdc_lsn", "_cdc_seq"))
+    is_beyond = (next_lsn > mark["lsn"]) | ((next_lsn == mark["lsn"]) & (next_seq > mark["seq"]))
+    comes = f.lead("_cdc_comes").over(over)
+    vanished = f.when(next_lsn.isNull() | (is_beyond & comes), mark)
+    is_row = f.col("_cdc_kind").isin(_BASE, _OPEN)
+    return events.withColumn("_cdc_vanished", f.when(is_row, vanished).otherwise(no_end()))
+
+
+def _without_repeated_reads(
+    events: DataFrame, window: Window, shape: Shape, over: WindowSpec
+) -> DataFrame:
+    """Leave out `r` rows that are what was there: nothing changed.
+
+    One that is the last of its row before it vanished says where that ends.
+    """
+    truncates = [m for m in window.marks if not m.is_snapshot]
+    era = count_below(truncates, f.col("_cdc_lsn"), f.col("_cdc_seq"))
+    then = f.lag(f.struct("_cdc_lsn", *_values(shape)))
+    events = events.withColumns(
+        {
+            "_cdc_then": then.over(over),
+            "_cdc_was": f.lag("_cdc_kind").over(over),
+            "_cdc_same_era": f.lag(era).over(over) == era,
+        }
+    )
+    same = f.col("_cdc_same_era") & _is_same(shape)
+    is_repeated = (
+        (f.col("_cdc_op") == "r")
+        & (f.col("_cdc_kind") == _OPEN)
+        & f.col("_cdc_was").isin(_BASE, _OPEN)
+        & f.coalesce(same, f.expr("false"))
+    )
+    mark = f.col("_cdc_vanished")
+    events = events.withColumn("_cdc_repeated", is_repeated)
+    events = events.where(~f.col("_cdc_repeated") | mark.isNotNull())
+    repeated = f.col("_cdc_repeated")
+    return events.withColumns(
+        {
+            "_cdc_kind": f.when(repeated, _LEFT).otherwise(f.col("_cdc_kind")),
+            "_cdc_lsn": f.when(repeated, mark["lsn"]).otherwise(f.col("_cdc_lsn")),
+            "_cdc_seq": f.when(repeated, mark["seq"]).otherwise(f.col("_cdc_seq")),
+            "_cdc_ts": f.when(repeated, mark["at"]).otherwise(f.col("_cdc_ts")),
+            "_cdc_vanished": f.when(~repeated, mark),
+        }
+    )
+
+
+def _values(shape: Shape) -> list[Column]:
+    """Give what two rows may have in common; `v` and `t` with the column's number."""
+    found: list[Column] = [f.coalesce(f.col(UNCHANGED), f.array()).alias("unchanged")]
+    for number, (name, kind) in enumerate(shape.types.items()):
+        value = col(name)
+        if isinstance(kind, (FloatType, DoubleType)):
+            value = value.cast("string")  # 0 and -0 are not the same
+        text = f.try_element_at(f.col(RAW), f.lit(name))
+        found += [value.alias(f"v{number}"), text.alias(f"t{number}")]
+    return found
+
+
+def _is_same(shape: Shape) -> Column:
+    """Say of an event whether its row is that of `_cdc_then`, as that is by now; null equals null.
+
+    By the columns that the source has where it lies. What came in between has its constant.
+    """
+    then, lsn = f.col("_cdc_then"), f.col("_cdc_lsn")
+    unchanged, *values = _values(shape)
+    unknown = then["unchanged"]
+    before: list[Column] = []
+    for number, (name, kind) in enumerate(shape.types.items()):
+        value, text = then[f"v{number}"], then[f"t{number}"]
+        lives = [c for c in shape.lives if c.name == name]
+        if len(lives) != 1 or lives[0].from_lsn or lives[0].until_lsn is not None:
+            own, own_text = values[2 * number : 2 * number + 2]
+            is_there = f.expr("false")
+            for life in lives:
+                is_in = lsn >= life.from_lsn
+                if life.until_lsn is not None:
+                    is_in = is_in & (lsn < life.until_lsn)
+                is_there = is_there | is_in
+                came = is_in & (then["_cdc_lsn"] < life.since_lsn)
+                missing, missing_text = missing_value(life)
+                if isinstance(kind, (FloatType, DoubleType)):
+                    missing = missing.cast("string")
+                value = f.when(came, missing).otherwise(value)
+                text = f.when(came, f.lit(missing_text)).otherwise(text)
+                unknown = f.when(came, f.array_remove(unknown, name)).otherwise(unknown)
+            is_nothing = ~is_there & own.isNull() & own_text.isNull()
+            value, text = f.when(~is_nothing, value), f.when(~is_nothing, text)
+            unknown = f.when(is_nothing, f.array_remove(unknown, name)).otherwise(unknown)
+        before += [value.alias(f"v{number}"), text.alias(f"t{number}")]
+    return f.struct(unchanged, *values).eqNullSafe(f.struct(unknown.alias("unchanged"), *before))

@@ -1,0 +1,190 @@
+"""Which columns a history has, and by which of them its rows are told apart.
+
+Names that begin with `_cdc_` are free for use inside a plan: no source column has one
+(docs/names.md). The columns that a history adds are called `_cdc_valid_from`, ... inside, and
+`valid_from`, ... in the table, unless the source has such a name itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as f
+from pyspark.sql import types as t
+
+from ingestd.decode.lake_columns import column_name
+from ingestd.model.changes import RESERVED_PREFIX
+from spark_jobs.lake.columns import RAW, quoted
+from spark_jobs.lake.missing_values import missing_value
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+    from spark_jobs.lake.tables import Definition, LakeColumn
+
+ADDED: Mapping[str, str] = {
+    "valid_from": "timestamp",
+    "valid_to": "timestamp",
+    "is_current": "boolean",
+    "operation": "string",
+    "valid_from_lsn": "bigint",
+    "valid_from_seq": "bigint",
+    "valid_to_lsn": "bigint",
+    "valid_to_seq": "bigint",
+}
+"""What a history has beside the source's columns, `_cdc_raw` and `_cdc_unchanged`."""
+
+UNCHANGED = "_cdc_unchanged"
+OF_BEFORE = "_cdc_before."
+
+_EXACT = (t.ByteType, t.ShortType, t.IntegerType, t.LongType, t.BooleanType)
+"""Types that hold every value of theirs, so that nothing of them is ever in `_cdc_raw`."""
+_NESTED = (t.ArrayType, t.StructType)
+
+
+def is_clashing(columns: Sequence[str]) -> bool:
+    """Say whether the source has a column of a name that a history adds (case does not count)."""
+    return not {name.lower() for name in columns}.isdisjoint(ADDED)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A table's columns.
+
+    `types`: every source column of the raw table. `versions`: for each of the columns that tell
+    rows apart, the lake columns that have had its values, the present one first. `present`: those
+    that the source has. `is_keyed`: else whole rows are told apart. `lives`: each time that one of
+    `types` took values.
+    """
+
+    types: Mapping[str, t.DataType]
+    present: tuple[LakeColumn, ...]
+    versions: tuple[tuple[str, ...], ...]
+    is_keyed: bool
+    lives: tuple[LakeColumn, ...] = ()
+
+    @classmethod
+    def of(cls, raw: t.StructType, definition: Definition) -> Shape:
+        """`raw`: the raw table's schema."""
+        types = {c.name: c.dataType for c in raw if not c.name.startswith(RESERVED_PREFIX)}
+        present = tuple(c for c in definition.columns if c.name in types)
+        lives = tuple(c for c in definition.lives if c.name in types)
+        key = set(definition.key)
+        versions: list[tuple[str, ...]] = [(c.name,) for c in present]
+        if key:
+            others = set(types).difference(c.name for c in present)
+            versions = [(c.name, *_earlier(c, others)) for c in present if c.name in key]
+        return cls(types, present, tuple(versions), bool(key), lives)
+
+    @property
+    def added(self) -> list[LakeColumn]:
+        """Columns that came for the first time when there may have been rows: with a constant."""
+        return [c for c in self.lives if c.since_lsn and not c.is_again and c.missing is not None]
+
+    @property
+    def made_again(self) -> list[int]:
+        """Where columns were made again that had been dropped, in order."""
+        return sorted({c.since_lsn for c in self.lives if c.is_again})
+
+    def made_at(self, lsn: int) -> list[LakeColumn]:
+        """Give the columns that came, or came again, at a position."""
+        return [c for c in self.lives if c.since_lsn == lsn and c.has_values_at(lsn)]
+
+    def without_values_at(self, lsn: int) -> list[str]:
+        """Name the columns that rows written at a position have nothing in."""
+        there = {c.name for c in self.lives if c.has_values_at(lsn)}
+        known = {c.name for c in self.lives}
+        return [name for name in self.types if name in known - there]
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of all source columns."""
+        return list(self.types)
+
+    @property
+    def part_names(self) -> list[str]:
+        """What `parts` are called in a plan."""
+        nested = sum(
+            isinstance(self.types[names[0]], _NESTED) for names in self.versions if len(names) == 1
+        )
+        return [f"_cdc_k{i}" for i in range(len(self.versions) + nested)]
+
+    @property
+    def key(self) -> list[LakeColumn]:
+        """The columns, as they are now, by which changes name rows; none if by whole rows."""
+        names = {found[0] for found in self.versions} if self.is_keyed else set()
+        return [c for c in self.present if c.name in names]
+
+    def parts(
+        self,
+        values: Column | None = None,
+        *,
+        prefix: str = "",
+        of: str | None = None,
+        lsn: str = "_cdc_lsn",
+    ) -> list[Column]:
+        """Give what tells a row apart, as values that Spark can compare and group by.
+
+        Null equals null here. `values`: a struct to take it from instead of the row; `prefix`: of
+        the names in `_cdc_raw` that go with it. `of`: the alias of the row's table. `lsn`: what is
+        of a lower position than a column has, whatever it says, what the source has for such rows.
+        """
+        at = "" if of is None else f"{of}."
+        raw, lsns = f.col(f"{at}{RAW}"), f.col(f"{at}{lsn}")
+        added = {c.name: (c.since_lsn, *missing_value(c)) for c in self.present if c.since_lsn}
+
+        def value(name: str) -> Column:
+            own = f.col(at + quoted(name)) if values is None else values.getField(name)
+            if name not in added:
+                return own
+            since, missing, _ = added[name]
+            return f.when(lsns < since, missing).otherwise(own)
+
+        def kept(name: str) -> Column:
+            own = f.try_element_at(raw, f.lit(prefix + name))
+            if name not in added:
+                return own
+            since, _, missing = added[name]
+            return f.when(lsns < since, f.lit(missing)).otherwise(own)
+
+        def text(name: str) -> Column:
+            return f.coalesce(kept(name), value(name).cast("string"))
+
+        found: list[Column] = []
+        for names in self.versions:
+            kind = self.types[names[0]]
+            if len(names) > 1:
+                found.append(f.coalesce(*map(text, names)))
+            elif isinstance(kind, _EXACT):
+                found.append(value(names[0]))
+            elif isinstance(kind, _NESTED):
+                found.append(value(names[0]))
+                found.append(kept(names[0]))
+            else:
+                found.append(text(names[0]))
+        return found
+
+    def named_parts(self, values: Column | None = None, *, prefix: str = "") -> list[Column]:
+        """Give `parts` under their names."""
+        parts = self.parts(values, prefix=prefix)
+        return [part.alias(f"_cdc_k{i}") for i, part in enumerate(parts)]
+
+
+def _earlier(column: LakeColumn, others: set[str]) -> list[str]:
+    """Name the lake columns, the newest first, that a source column had before its present one."""
+    own = re.compile(re.escape(column_name(column.source_name)) + r"(?:__v(\d+))?")
+    found = {n: int(m[1] or 1) for n in others if (m := own.fullmatch(n)) is not None}
+    return sorted(found, key=lambda n: -found[n])
+
+
+def position(lsn: str = "_cdc_lsn", seq: str = "_cdc_seq") -> Column:
+    """Give a position that can be compared."""
+    return f.struct(f.col(lsn).alias("lsn"), f.col(seq).alias("seq"))
+
+
+def literal_position(lsn: int, seq: int) -> Column:
+    """Give a position that is known."""
+    return f.struct(f.lit(lsn).cast("long").alias("lsn"), f.lit(seq).cast("long").alias("seq"))

@@ -1,0 +1,190 @@
+"""One history: a Delta table with every version of a source table's rows (SCD type 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as f
+
+from ingestd.model.changes import UPDATE
+from spark_jobs.delta_log.checked_tables import CheckedTables
+from spark_jobs.delta_log.commits import TABLE_PROPERTIES, settings, signed, size_bytes
+from spark_jobs.histories.shape import ADDED, Shape, is_clashing
+from spark_jobs.histories.versions import as_history, spanning, stored, with_missing
+from spark_jobs.lake.columns import RAW, col, needs_column_mapping, quoted
+from spark_jobs.lake.missing_values import lacks, missing_value, with_text
+from spark_jobs.mirrors.table import SMALL_BYTES
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DataType
+
+    from spark_jobs.delta_log.commits import Signature
+    from spark_jobs.histories.window import Window
+    from spark_jobs.lake.tables import LakeColumn
+
+_PREFIX = "_cdc_"
+"""Of a history's own columns, where the source has one of their names."""
+_MERGE_VECTORS = "spark.databricks.delta.merge.deletionVectors.persistent"
+_UNCHECKED = {"spark.databricks.delta.replaceWhere.constraintCheck.enabled": "false"}
+"""What is put in the place of rows need not be found by what found those."""
+GOES = "_cdc_goes"
+"""Of a row to be merged: whether it is a version to be taken out, not one to be put in."""
+
+
+def prefix_of(columns: Sequence[str]) -> str:
+    """Tell from a history's columns what its own ones' names begin with."""
+    return _PREFIX if f"{_PREFIX}valid_from" in columns else ""
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryTable:
+    """A history at `path`, changed in `session`."""
+
+    session: SparkSession
+    path: str
+    app_id: str
+    checked: CheckedTables = field(default_factory=CheckedTables)
+
+    def rows(self) -> DataFrame:
+        """Give the history's rows."""
+        return self.checked.rows(self.session, self.path)
+
+    def columns(self) -> list[str]:
+        """Return the names of the history's columns."""
+        return self.checked.columns(self.session, self.path)
+
+    def before(self, window: Window, shape: Shape, keys: DataFrame | None) -> DataFrame:
+        """Give the versions that a window may change: those that do not end below it.
+
+        Columns: `history_versions.stored`, and `_cdc_again`: the version begins in the window,
+        which makes it anew. `keys`: of rows with these parts only.
+        """
+        rows = self.rows()
+        prefix = prefix_of(rows.columns)
+        lsn, seq = window.first
+        to_lsn, to_seq = f.col(f"{prefix}valid_to_lsn"), f.col(f"{prefix}valid_to_seq")
+        touched = to_lsn.isNull() | (to_lsn > lsn) | ((to_lsn == lsn) & (to_seq >= seq))
+        found = stored(rows.where(touched), shape, prefix)
+        begins = f.col("_cdc_lsn"), f.col("_cdc_seq")
+        again = (begins[0] > lsn) | ((begins[0] == lsn) & (begins[1] >= seq))
+        found = found.withColumn("_cdc_again", again)
+        if keys is None:
+            return found
+        same = f.expr("true")
+        for name in shape.part_names:
+            same = same & f.col(f"v.{name}").eqNullSafe(f.col(f"k.{name}"))
+        return found.alias("v").join(keys.alias("k"), same, "left_semi")
+
+    def replace(self, versions: DataFrame, shape: Shape, signature: Signature) -> None:
+        """Make the history anew of these versions: one commit, a plain write."""
+        prefix = _PREFIX if is_clashing(shape.columns) else ""
+        rows = versions.select(as_history(shape, prefix))
+        writer = (
+            rows.write.format("delta")
+            .mode("overwrite")
+            .option("overwriteSchema", "true")
+            .options(**TABLE_PROPERTIES)
+        )
+        if needs_column_mapping(rows.columns):
+            writer = writer.option("delta.columnMapping.mode", "name")
+        with signed(self.session, signature, None):
+            writer.save(self.path)
+
+    def merge(self, changes: DataFrame, window: Window, shape: Shape, signature: Signature) -> None:
+        """Take versions out and put versions in: one commit, skipped if it is there already.
+
+        `changes`: versions, with the parts that tell them apart and `_cdc_goes`. Of one that goes,
+        `_cdc_had` is the end it has in the table.
+        """
+        target = self.checked.for_change(self.session, self.path)
+        names = self.columns()
+        prefix = prefix_of(names)
+        source = changes.select(*as_history(shape, prefix), *shape.part_names, "_cdc_had", GOES)
+        lsn = f.col(f"t.{prefix}valid_to_lsn")
+        same = f.col(f"s.{GOES}") & (lsn.isNull() | (lsn >= window.first[0]))
+        for name in ("valid_from_lsn", "valid_from_seq"):
+            same = same & (f.col(f"t.{prefix}{name}") == f.col(f"s.{prefix}{name}"))
+        for name, had in (("valid_to_lsn", "lsn"), ("valid_to_seq", "seq")):
+            same = same & f.col(f"t.{prefix}{name}").eqNullSafe(f.col("s._cdc_had")[had])
+        theirs = shape.parts(of="t", lsn=f"{prefix}valid_from_lsn")
+        for part, own in zip(theirs, shape.part_names, strict=True):
+            same = same & part.eqNullSafe(f.col(f"s.{own}"))
+        put: dict[str, str | Column] = {
+            quoted(n): col(n, "s") for n in source.columns if n in names
+        }
+        size = size_bytes(self.session, self.path)
+        is_small = size is not None and size < SMALL_BYTES
+        self.session.conf.set(_MERGE_VECTORS, str(not is_small).lower())
+        with signed(self.session, signature, self.app_id):
+            target.alias("t").merge(
+                source.alias("s"), same
+            ).whenMatchedDelete().whenNotMatchedInsert(~f.col(f"s.{GOES}"), put).execute()
+
+    def evolve(self, shape: Shape, signature: Signature) -> None:
+        """Add the columns that the history lacks; fill the versions that have them in the source.
+
+        Where one was made again, the versions that were there end, and others go on.
+
+        Each commit may be repeated, and what it has done is not done again: a run that was killed
+        after any of them may be followed by this.
+        """
+        there = {name.lower() for name in self.columns()}
+        new = {n: kind for n, kind in shape.types.items() if n.lower() not in there}
+        if new:
+            with signed(self.session, signature, None):
+                self._add(new)
+        prefix = prefix_of(self.columns())
+        begins, seq, ends, ends_seq = (
+            f"{prefix}{n}"
+            for n in ("valid_from_lsn", "valid_from_seq", "valid_to_lsn", "valid_to_seq")
+        )
+        for lsn in shape.made_again:
+            self._split(spanning(lsn, begins, ends, ends_seq), shape, prefix, signature)
+            went_on = f"{begins} = {lsn} AND {seq} = 0 AND {prefix}operation = '{UPDATE}'"
+            for column in shape.made_at(lsn):
+                self._fill(column, went_on, signature)
+        for column in shape.added:
+            self._fill(column, spanning(column.since_lsn, begins, ends, ends_seq), signature)
+
+    def _fill(self, column: LakeColumn, where: str, signature: Signature) -> None:
+        value, text = missing_value(column)
+        values: dict[str, str | Column] = {
+            quoted(column.name): value,
+            quoted(RAW): with_text(column, text),
+        }
+        with signed(self.session, signature, None):
+            self.checked.for_change(self.session, self.path).update(
+                f.expr(where) & lacks(column, value, text), values
+            )
+
+    def _split(self, where: str, shape: Shape, prefix: str, signature: Signature) -> None:
+        """Put versions that were there when a column was made again in their own places, in two."""
+        found = self.rows().where(where)
+        if found.isEmpty():
+            return
+        versions = with_missing(stored(found, shape, prefix), shape)
+        writer = versions.select(as_history(shape, prefix)).write.format("delta")
+        with settings(self.session, _UNCHECKED), signed(self.session, signature, None):
+            writer.mode("overwrite").option("replaceWhere", where).save(self.path)
+
+    def _add(self, columns: dict[str, DataType]) -> None:
+        table = f"delta.{quoted(self.path)}"
+        properties = []
+        if needs_column_mapping(list(columns)):
+            properties.append("'delta.columnMapping.mode' = 'name'")
+        if any("timestamp_ntz" in kind.simpleString() for kind in columns.values()):
+            properties.append("'delta.feature.timestampNtz' = 'supported'")
+        if properties:
+            self.session.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({', '.join(properties)})")
+        added = ", ".join(f"{quoted(n)} {kind.simpleString()}" for n, kind in columns.items())
+        self.session.sql(f"ALTER TABLE {table} ADD COLUMNS ({added})")
+
+
+def clash(shape: Shape, names: Sequence[str]) -> str | None:
+    """Name a source column that is called as one of the history's own is; None if there is none."""
+    if prefix_of(names):
+        return None
+    return next((n for n in shape.columns if n.lower() in ADDED), None)

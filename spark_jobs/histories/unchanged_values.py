@@ -1,0 +1,130 @@
+"""Values that updates did not send (unchanged TOAST values), put in from the versions before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Window as Over
+from pyspark.sql import functions as f
+
+from spark_jobs.histories.shape import OF_BEFORE, UNCHANGED, Shape
+from spark_jobs.histories.versions import kept_raw
+from spark_jobs.histories.window import BEFORE, Window, old_columns
+from spark_jobs.lake.columns import RAW, col
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+_PLACE = ("_cdc_lsn", "_cdc_seq")
+
+
+def filled(events: DataFrame, window: Window, shape: Shape) -> DataFrame:
+    """Give events with what they lack; `_cdc_unchanged` names what is nowhere to be had.
+
+    A row that got another key takes it from under its old one, through any number of keys: one
+    round each. More than one such update in the window costs a Spark job a round.
+    """
+    names = window.unsent
+    fields = old_columns(events)
+    events = events.withColumns(
+        {_told(i): _sent(n, shape, is_in_before=n in fields) for i, n in enumerate(names)}
+    )
+    carried = _carried(events, shape, names)
+    if window.moves_unsent:
+        carried = _through_keys(events, shape, window)
+    unknown = f.array_compact(f.array(*(f.when(~_known(i), f.lit(n)) for i, n in enumerate(names))))
+    lacking = f.size(f.array_intersect(f.coalesce(UNCHANGED, f.array()), _texts(names))) > 0
+    others = f.array_except(f.coalesce(UNCHANGED, f.array()), _texts(names))
+    still = f.concat(others, unknown)
+    texts = [(n, f.col(_told(i))["text"]) for i, n in enumerate(names)]
+    return carried.withColumns(
+        {
+            **{n: f.col(_told(i))["value"] for i, n in enumerate(names)},
+            RAW: f.when(lacking, kept_raw(f.col(RAW), texts=texts)).otherwise(f.col(RAW)),
+            UNCHANGED: f.when(f.size(still) > 0, still),
+        }
+    ).drop(*map(_told, range(len(names))))
+
+
+def _told(number: int) -> str:
+    return f"_cdc_told{number}"
+
+
+def _known(number: int) -> Column:
+    return f.coalesce(f.col(_told(number))["known"], f.expr("false"))
+
+
+def _texts(names: tuple[str, ...]) -> Column:
+    return f.array(*map(f.lit, names))
+
+
+def _value(known: Column, value: Column, text: Column) -> Column:
+    return f.struct(known.alias("known"), value.alias("value"), text.alias("text"))
+
+
+def _sent(name: str, shape: Shape, *, is_in_before: bool) -> Column:
+    """Give what an event tells of a column; null if it is what the event before tells."""
+    is_unsent = f.coalesce(f.array_contains(UNCHANGED, name), f.expr("false"))
+    own = _value(f.expr("true"), col(name), f.try_element_at(f.col(RAW), f.lit(name)))
+    nothing = _value(
+        f.expr("false"), f.lit(None).cast(shape.types[name]), f.lit(None).cast("string")
+    )
+    found = f.when(f.col("_cdc_kind") == "x", None).when(~is_unsent, own)
+    if is_in_before:
+        old = f.col(BEFORE).getField(name)
+        text = f.try_element_at(f.col("_cdc_sent_raw"), f.lit(OF_BEFORE + name))
+        found = found.when(old.isNotNull() | text.isNotNull(), _value(f.expr("true"), old, text))
+    # another row's values are not this one's
+    is_first = f.col("_cdc_moved") | (f.col("_cdc_kind") == "b")
+    return found.when(is_first, nothing)
+
+
+def _carried(events: DataFrame, shape: Shape, names: tuple[str, ...]) -> DataFrame:
+    over = (
+        Over.partitionBy(*shape.part_names)
+        .orderBy(*_PLACE)
+        .rowsBetween(Over.unboundedPreceding, Over.currentRow)
+    )
+    return events.withColumns(
+        {_told(i): f.last(_told(i), ignorenulls=True).over(over) for i in range(len(names))}
+    )
+
+
+def _through_keys(events: DataFrame, shape: Shape, window: Window) -> DataFrame:
+    names = window.unsent
+    known, before = events, -1
+    for rounds in range(1, window.moves_unsent + 1):
+        left = (
+            _carried(known, shape, names)
+            .where(f.col("_cdc_kind") == "x")
+            .select(*_PLACE, *(f.col(_told(i)).alias(f"_cdc_left{i}") for i in range(len(names))))
+        )
+        known = _joined(events, left, len(names))
+        if window.moves_unsent == 1:
+            break
+        left = left.localCheckpoint(eager=False)
+        known = _joined(events, left, len(names))
+        found = left.agg(
+            *(f.count_if(f.col(f"_cdc_left{i}")["known"]).alias(str(i)) for i in range(len(names)))
+        ).first()
+        assert found is not None
+        if sum(found) == before or rounds == window.moves_unsent:
+            break
+        before = sum(found)
+    return _carried(known, shape, names)
+
+
+def _joined(events: DataFrame, left: DataFrame, count: int) -> DataFrame:
+    """Give moved rows what their old keys had."""
+    columns = [n for n in events.columns if n not in {_told(i) for i in range(count)}]
+    found = events.join(left, [*_PLACE], "left")
+    lacks = f.col("_cdc_moved")
+    return found.select(
+        *(col(n) for n in columns),
+        *(
+            f.when(lacks & ~_known(i), f.coalesce(f.col(f"_cdc_left{i}"), f.col(_told(i))))
+            .otherwise(f.col(_told(i)))
+            .alias(_told(i))
+            for i in range(count)
+        ),
+    )

@@ -1,0 +1,243 @@
+"""The raw rows from which a part of a history is made: a window of positions.
+
+Rows of later epochs mostly have higher positions than all before. Not so what a snapshot reads:
+its rows and its `t` may lie below changes that came in earlier epochs. So a window begins at the
+lowest position among the new rows, and has *all* rows from there on, those of earlier epochs
+included; what the history has from there on is made anew. A history is then a function of the raw
+rows, whatever batches they came in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as f
+
+from ingestd.model.changes import DELETE, MARKER_SEQ, SNAPSHOT, TRUNCATE, UPDATE
+from spark_jobs.fold.spark_sql import with_keys
+from spark_jobs.histories.shape import OF_BEFORE, UNCHANGED, Shape, literal_position, position
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from spark_jobs.lake.source_lake import SourceLake
+
+BEFORE = "_cdc_before"
+
+
+class RowsGoneError(Exception):
+    """The raw table has fewer rows than `_epochs` says."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Mark:
+    """A `t`: of a snapshot (`seq` is -1), or a TRUNCATE's. `at_us`: microseconds since 1970 UTC."""
+
+    lsn: int
+    seq: int
+    at_us: int
+
+    @property
+    def is_snapshot(self) -> bool:
+        """Whether it begins a snapshot."""
+        return self.seq == MARKER_SEQ
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Raw rows of all epochs up to one, from the position `first` on (cached; `close` it).
+
+    `marks`: its `t`, in order. `unsent`: columns that some update did not send. `moves`: updates
+    that changed the key, `moves_unsent`: those of them that did not send all. `has_reads`: there
+    are `r` rows. `lowest_read`: LSN of the lowest of them. `named_from`: LSN of the lowest change
+    that names a row there was. `is_late`: the history may have versions that begin in it: rows of
+    earlier epochs are in it, or a column was made again.
+    """
+
+    rows: DataFrame
+    count: int
+    first: tuple[int, int]
+    marks: tuple[Mark, ...]
+    unsent: tuple[str, ...]
+    moves: int
+    moves_unsent: int
+    has_reads: bool
+    lowest_read: int | None
+    named_from: int | None = None
+    is_late: bool = False
+
+    def close(self) -> None:
+        """Free what Spark keeps of it."""
+        self.rows.unpersist()
+
+    @property
+    def begins(self) -> Column:
+        """`first`, to be compared with a `position`."""
+        return literal_position(*self.first)
+
+
+def read_window(
+    lake: SourceLake,
+    table: str,
+    shape: Shape,
+    *,
+    above: int,
+    above_lsn: int,
+    through: int,
+    rows: int,
+    key_since: int = 0,
+) -> Window | None:
+    """Find and cache the window that the epochs above one up to another ask for.
+
+    None if they have no row of the table. `above_lsn`: where the epoch `above` ends. `rows`: how
+    many there have to be; raises RowsGoneError if there are fewer. With `above` 0 a history begins:
+    with the first snapshot that the rows have from `key_since` on, where changes began to name rows
+    by the present key; without a key, if rows are gone, or if there is none, with the newest.
+    What was captured before it is of no whole table. One or two Spark jobs, more if rows came late.
+    """
+    found = _measured(raw_rows(lake, table, shape, above=above, through=through), shape)
+    count = 0 if found is None else found.count
+    if above == 0:
+        if found is None:
+            if rows:
+                msg = f"all {rows} rows of epochs 1 to {through} are not there any more"
+                raise RowsGoneError(msg)
+            return None
+        if count < rows:
+            _ensure_nothing_counts(lake, table, found, through)
+        return _beginning(found, shape, key_since, count < rows)
+    if count < rows:
+        if found is not None:
+            found.close()
+        msg = f"{rows - count} rows of epochs {above + 1} to {through} are not there any more"
+        raise RowsGoneError(msg)
+    if found is None:
+        return None
+    first = found.first
+    if found.has_reads and not shape.is_keyed and found.lowest_read is not None:
+        first = min(first, (found.lowest_read, MARKER_SEQ))  # whole rows are read with their `t`
+    if first >= (above_lsn, 1):  # above all that came before, reads included
+        return found
+    found.close()
+    _ensure_all_from(lake, table, first[0], through)
+    every = raw_rows(lake, table, shape, above=0, through=through)
+    above_first = (f.col("_cdc_lsn") >= first[0]) & (position() >= literal_position(*first))
+    return _measured(every.where(above_first), shape, first)
+
+
+def _ensure_all_from(lake: SourceLake, table: str, lsn: int, through: int) -> None:
+    """Raise RowsGoneError unless all rows from a position on can be gone through again."""
+    lost = lake.epochs_lacking_rows(table, through, lsn, found=0)
+    if lost:
+        msg = f"rows of epoch {min(lost)} are not there any more"
+        raise RowsGoneError(msg)
+
+
+def raw_rows(lake: SourceLake, table: str, shape: Shape, *, above: int, through: int) -> DataFrame:
+    """Give the raw rows of the epochs above one, through another, with all of the shape's columns.
+
+    Parts of a key that an update did not send (stored apart, and unchanged) are those of before.
+    """
+    rows = lake.changes(table, above=above, through=through)
+    lacking = {
+        n: f.lit(None).cast(kind) for n, kind in shape.types.items() if n not in rows.columns
+    }
+    rows = rows.withColumns(lacking) if lacking else rows
+    told = with_keys(rows, shape.key)
+    if told is rows:
+        return rows
+    return told.withColumn(UNCHANGED, f.when(f.size(UNCHANGED) > 0, f.col(UNCHANGED)))
+
+
+def _beginning(found: Window, shape: Shape, key_since: int, is_lacking: bool) -> Window | None:  # noqa: FBT001
+    points = [(m.lsn, m.seq) for m in found.marks if m.is_snapshot]
+    if not points:
+        return found
+    named = [point for point in points if point[0] >= key_since] or points[-1:]
+    first = named[0] if shape.is_keyed and not is_lacking else points[-1]
+    if found.first >= first:
+        return found
+    whole = found.rows.where(position() >= literal_position(*first))
+    found.close()
+    return _measured(whole, shape)
+
+
+def _ensure_nothing_counts(lake: SourceLake, table: str, found: Window, through: int) -> None:
+    """Raise RowsGoneError unless all rows that are gone lie below the newest snapshot."""
+    newest = max((m.lsn for m in found.marks if m.is_snapshot), default=-1)
+    lost = lake.epochs_lacking_rows(table, through, newest, found=found.count)
+    if lost:
+        found.close()
+        msg = f"rows of epoch {min(lost)} are not there any more, and there is no snapshot since"
+        raise RowsGoneError(msg)
+
+
+def _measured(rows: DataFrame, shape: Shape, first: tuple[int, int] | None = None) -> Window | None:
+    rows = rows.persist()
+    op, told = f.col("_cdc_op"), moved(rows, shape)
+    mark = f.struct(
+        f.col("_cdc_lsn").alias("lsn"),
+        f.col("_cdc_seq").alias("seq"),
+        f.unix_micros("_cdc_ts").alias("at_us"),
+    )
+    figures = rows.agg(
+        f.count("*").alias("count"),
+        f.min(position()).alias("first"),
+        f.sort_array(f.collect_set(f.when(op == TRUNCATE, mark))).alias("marks"),
+        f.array_distinct(f.flatten(f.collect_set(UNCHANGED))).alias("unsent"),
+        f.count_if(told).alias("moves"),
+        f.count_if(told & f.col(UNCHANGED).isNotNull()).alias("moves_unsent"),
+        f.min(f.when(op == SNAPSHOT, f.col("_cdc_lsn"))).alias("lowest_read"),
+        f.min(f.when(op.isin(UPDATE, DELETE), f.col("_cdc_lsn"))).alias("named_from"),
+    )
+    try:
+        found: Any = figures.first()
+    except BaseException:
+        rows.unpersist()  # whoever tries again must not be given these
+        raise
+    if found["first"] is None:
+        rows.unpersist()
+        return None
+    return Window(
+        rows=rows,
+        count=found["count"],
+        first=first or (found["first"]["lsn"], found["first"]["seq"]),
+        marks=tuple(Mark(m["lsn"], m["seq"], m["at_us"]) for m in found["marks"]),
+        unsent=tuple(sorted(n for n in found["unsent"] or () if n in shape.types)),
+        moves=found["moves"],
+        moves_unsent=found["moves_unsent"],
+        has_reads=found["lowest_read"] is not None,
+        lowest_read=found["lowest_read"],
+        named_from=found["named_from"],
+        is_late=first is not None or any((lsn, 0) >= found["first"] for lsn in shape.made_again),
+    )
+
+
+def empty_window(rows: DataFrame) -> Window:
+    """Give a window of these rows, which are none."""
+    return Window(rows, 0, (0, 0), (), (), 0, 0, has_reads=False, lowest_read=None)
+
+
+def moved(rows: DataFrame, shape: Shape) -> Column:
+    """Say of a raw row whether it changed its row's key."""
+    nothing = f.expr("false")
+    if not shape.is_keyed or not has_old_keys(rows, shape):
+        return nothing
+    differs = nothing
+    old = shape.parts(f.col(BEFORE), prefix=OF_BEFORE)
+    for ours, theirs in zip(shape.parts(), old, strict=True):
+        differs = differs | ~ours.eqNullSafe(theirs)
+    return (f.col("_cdc_op") == UPDATE) & f.col(BEFORE).isNotNull() & differs
+
+
+def has_old_keys(rows: DataFrame, shape: Shape) -> bool:
+    """Say whether `_cdc_before` has the key's columns."""
+    there = old_columns(rows)
+    return there.issuperset(name for names in shape.versions for name in names)
+
+
+def old_columns(rows: DataFrame) -> set[str]:
+    """Name the columns that `_cdc_before` has."""
+    kind: Any = rows.schema[BEFORE].dataType
+    return set(kind.names)

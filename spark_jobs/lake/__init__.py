@@ -1,0 +1,1 @@
+"""The lake as the jobs read it."""

@@ -1,0 +1,73 @@
+"""Columns as Spark names, types and compares them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as f
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from spark_jobs.lake.tables import LakeColumn
+
+RAW = "_cdc_raw"
+RAW_TYPE = "map<string,string>"
+
+_NEVER_RAW = frozenset({"boolean", "byte", "short", "integer", "long", "binary"})
+"""Delta types that hold every value of the source types they are used for."""
+_NEEDS_MAPPING = frozenset(" ,;{}()\n\t=")
+"""What Parquet's names can't have; Delta writes them with column mapping."""
+
+
+def quoted(name: str) -> str:
+    """Quote a column's name as an expression has it."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def col(name: str, of: str | None = None) -> Column:
+    """Give the column of that very name, of the DataFrame with the alias `of`."""
+    return f.col(quoted(name) if of is None else f"{of}.{quoted(name)}")
+
+
+def may_be_raw(column: LakeColumn) -> bool:
+    """Whether a value of the column may be in `_cdc_raw` instead."""
+    return column.delta_type not in _NEVER_RAW
+
+
+def needs_column_mapping(names: Sequence[str]) -> bool:
+    """Whether Delta can write these names only with column mapping."""
+    return any(_NEEDS_MAPPING.intersection(name) for name in names)
+
+
+def selected(rows: DataFrame, columns: Sequence[LakeColumn]) -> list[Column]:
+    """Give the columns of a raw table; null for one that it does not have yet."""
+    there = set(rows.columns)
+    return [
+        col(c.name) if c.name in there else f.lit(None).cast(c.delta_type).alias(c.name)
+        for c in columns
+    ]
+
+
+def same_key(key: Sequence[LakeColumn], left: str, right: str) -> Column:
+    """Give the condition that two aliased DataFrames' rows have one key.
+
+    A value that its column can't hold is compared by its text, in `_cdc_raw`.
+    """
+    found = f.lit(True)  # noqa: FBT003 - SQL's true
+    for column in key:
+        if may_be_raw(column):
+            found = found & col(column.name, left).eqNullSafe(col(column.name, right))
+            texts = [f.element_at(col(RAW, of), f.lit(column.name)) for of in (left, right)]
+            found = found & texts[0].eqNullSafe(texts[1])
+        else:
+            found = found & (col(column.name, left) == col(column.name, right))
+    return found
+
+
+def later(left: str, right: str) -> Column:
+    """Give the condition that `left`'s row is of a higher position than `right`'s."""
+    lsn = col("_cdc_lsn", left), col("_cdc_lsn", right)
+    seq = col("_cdc_seq", left), col("_cdc_seq", right)
+    return (lsn[0] > lsn[1]) | ((lsn[0] == lsn[1]) & (seq[0] > seq[1]))

@@ -1,0 +1,40 @@
+"""What a lake's own bookkeeping says, read as the daemon reads it: without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ingestd.config import Config
+from ingestd.lake.delta.appender import AppendLog
+from ingestd.lake.layout import Layout
+from ingestd.lake.marker import read_marker
+from ingestd.lake.registry_table import RegistryTable
+from ingestd.lake.store.store import open_store
+from ingestd.model.lake_state import RegisteredTable
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import TableId
+
+
+def lake_position(config: Config, source: str) -> Lsn | None:
+    """Give the position up to which the lake has everything; None for an empty lake.
+
+    The app transaction of `_epochs`: an idle source has a position above its last epoch.
+    """
+    log = _log(config, source, Layout(source).epochs)
+    log.load()
+    version = log.app_version()
+    return None if version is None else Lsn(version)
+
+
+def known_tables(config: Config, source: str) -> Mapping[TableId, RegisteredTable]:
+    """Give what the lake has of the source's tables."""
+    registry = RegistryTable(_log(config, source, Layout(source).tables), lambda _: None)
+    registry.load()
+    return {table.table: table for table in registry.tables().values()}
+
+
+def _log(config: Config, source: str, folder: str) -> AppendLog:
+    options = {k: v.get_secret_value() for k, v in config.lake.storage_options.items()}
+    store = open_store(config.lake.uri, options or None)
+    read_marker(store)
+    return AppendLog(store, folder, Layout(source).app_id())

@@ -1,0 +1,71 @@
+"""What rows have in a column that was added after they were written (design section 8.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import date
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import DataType
+
+from ingestd.decode.values.cast import cast
+from ingestd.decode.values.text_column import Source, Texts
+from spark_jobs.lake.columns import RAW, RAW_TYPE, col
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from spark_jobs.lake.tables import LakeColumn
+
+
+def with_missing(rows: DataFrame, added: Sequence[LakeColumn]) -> DataFrame:
+    """Give rows (with `_cdc_lsn` and `_cdc_raw`) with the columns they were written before."""
+    there = set(rows.columns)
+    for column in added:
+        is_before = col("_cdc_lsn") < column.since_lsn
+        value, text = missing_value(column)
+        own = col(column.name) if column.name in there else f.lit(None).cast(column.delta_type)
+        rows = rows.withColumn(column.name, f.when(is_before, value).otherwise(own))
+        rows = rows.withColumn(RAW, f.when(is_before, with_text(column, text)).otherwise(col(RAW)))
+    return rows
+
+
+def missing_value(column: LakeColumn) -> tuple[Column, str | None]:
+    """Give the value that such rows have, and its text if the column can't hold it."""
+    if column.missing is None:
+        return f.lit(None).cast(column.delta_type), None
+    buffer = column.missing.encode()
+    texts = Texts(Source(buffer), np.zeros(1, np.int64), np.full(1, len(buffer), np.int64))
+    array, refused = cast(texts, to_arrow_type(DataType.fromDDL(column.delta_type), timezone="UTC"))
+    if len(refused) or isinstance(array[0].as_py(), dict):
+        return f.lit(None).cast(column.delta_type), column.missing
+    return _literal(array[0].as_py()).cast(column.delta_type), None
+
+
+def _literal(value: object) -> Column:
+    """Give a value; dates and times as text, because pyspark takes the process's time zone."""
+    if isinstance(value, list):
+        return f.array(*map(_literal, value))
+    return f.lit(str(value) if isinstance(value, date) else value)
+
+
+def with_text(column: LakeColumn, text: str | None) -> Column:
+    """Give `_cdc_raw` with the text of a value that its column can't hold; None: without any.
+
+    (There is one where a column was dropped and made again under its name.)
+    """
+    others = f.map_filter(
+        f.coalesce(col(RAW), f.create_map().cast(RAW_TYPE)), lambda name, _: name != column.name
+    )
+    if text is None:
+        return f.when(f.size(others) > 0, others)
+    return f.map_concat(others, f.create_map(f.lit(column.name), f.lit(text)))
+
+
+def lacks(column: LakeColumn, value: Column, text: str | None) -> Column:
+    """Say of a row whether it has another value, or another text, than these."""
+    told = f.try_element_at(RAW, f.lit(column.name))
+    return ~(col(column.name).eqNullSafe(value) & told.eqNullSafe(f.lit(text).cast("string")))

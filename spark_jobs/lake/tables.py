@@ -1,0 +1,192 @@
+"""What `_tables` says of a source's tables, as of a position. Pure: rows in, answers out.
+
+Source: design section 2, docs/types.md ("When the table changes").
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from ingestd.model.lake_state import TableState
+
+ASKED_FOR = "again|"
+"""`progress` of a table that was whole when somebody asked for it to be read: no change of it was
+missed, so it stays whole while it is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class LakeColumn:
+    """A column of a raw table that takes the values of a source column.
+
+    `name` is the lake's, `delta_type` its type. `since_lsn`: rows below it have the text `missing`
+    in the source (None: null), whatever the lake has in them; 0 if there are none. `since`: when
+    that was recorded. `is_again`: the source had one of the name before, dropped it and made it
+    again. It takes values from `from_lsn` on, up to `until_lsn` (None: still). `identity`: it
+    belongs to the replica identity; `key`: to the primary key.
+    """
+
+    name: str
+    source_name: str
+    delta_type: str
+    pg_type: str
+    identity: bool
+    key: bool
+    missing: str | None = None
+    since_lsn: int = 0
+    comment: str | None = None
+    since: datetime | None = None
+    is_again: bool = False
+    from_lsn: int = 0
+    until_lsn: int | None = None
+
+    def has_values_at(self, lsn: int) -> bool:
+        """Whether rows that are written at a position have values in it."""
+        return self.from_lsn <= lsn and (self.until_lsn is None or lsn < self.until_lsn)
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A table as it was recorded last at a position.
+
+    `columns`: those that the source has. `lives`: each time that a lake column took values without
+    a break, by `since_lsn`; also of those that get none any more (dropped, or followed by one of
+    another type). `is_whole`: the fold of the raw table is the table; not so before its first
+    snapshot is complete, after a gap, once stopped or dropped.
+    `key_since_lsn`: changes below it may name their rows by another key; 0 if there never was
+    another.
+    """
+
+    table: str
+    oid: int
+    schema_version: int
+    state: TableState
+    reason: str | None
+    is_whole: bool
+    snapshot_lsn: int | None
+    columns: tuple[LakeColumn, ...]
+    replica_identity: str
+    key_since_lsn: int = 0
+    lives: tuple[LakeColumn, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Lake names of the columns by which a change finds its row; empty: whole rows."""
+        is_full = self.replica_identity == "f"
+        return tuple(c.name for c in self.columns if (c.key if is_full else c.identity))
+
+
+class Registry:
+    """The rows of `_tables`, in any order."""
+
+    def __init__(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        self._events: dict[str, list[Mapping[str, Any]]] = {}
+        for row in sorted(rows, key=lambda r: r["at"]):
+            self._events.setdefault(row["table"], []).append(row)
+
+    @property
+    def tables(self) -> list[str]:
+        """Every table that was ever recorded, sorted."""
+        return sorted(self._events)
+
+    def newest_lsn(self) -> int:
+        """The highest position of any event; 0 without one."""
+        return max((e["at_lsn"] for events in self._events.values() for e in events), default=0)
+
+    def at(self, table: str, lsn: int | None = None) -> Definition | None:
+        """Give a table as it was at `lsn` (inclusive; None: now), None if it was not known then."""
+        events = [e for e in self._events.get(table, ()) if lsn is None or e["at_lsn"] <= lsn]
+        if not events:
+            return None
+        last = events[-1]
+        with_columns = [e for e in events if e["columns"]]
+        described = with_columns[-1] if with_columns else last
+        state = TableState(last["state"])
+        asked_for = (last["progress"] or "").startswith(ASKED_FOR)
+        lives = _lives(with_columns)
+        newest = {c.name: c for c in lives if c.until_lsn is None}
+        columns = tuple(newest[c["name"]] for c in described["columns"])
+        return Definition(
+            table=table,
+            oid=last["oid"],
+            schema_version=described["schema_version"],
+            state=state,
+            reason=last["reason"],
+            is_whole=state is TableState.LIVE or (state is TableState.SNAPSHOTTING and asked_for),
+            snapshot_lsn=last["snapshot_lsn"],
+            columns=columns,
+            replica_identity=described["replica_identity"],
+            key_since_lsn=_key_since(with_columns),
+            lives=lives,
+        )
+
+
+def source_name(column: Mapping[str, Any]) -> str:
+    """Name the source's column whose values a lake column takes."""
+    name: str = column.get("source_name") or column["name"]
+    return name
+
+
+def _lives(events: Sequence[Mapping[str, Any]]) -> tuple[LakeColumn, ...]:
+    found: list[LakeColumn] = []
+    living: dict[str, LakeColumn] = {}
+    since: dict[str, tuple[int, datetime | None, bool]] = {}
+    before: set[str] = set()
+    for number, event in enumerate(events):
+        at_lsn = event["at_lsn"] if number else 0
+        names = {source_name(c) for c in event["columns"]}
+        for name in names - before:
+            # (Spark gives local times without a zone)
+            at = event["at"].astimezone(UTC) if number else None
+            since[name] = (at_lsn, at, name in since)
+        before = names
+        there = {c["name"]: c for c in event["columns"]}
+        found += [replace(c, until_lsn=at_lsn) for n, c in living.items() if n not in there]
+        living = {
+            name: _column(column, since[source_name(column)], living.get(name), at_lsn)
+            for name, column in there.items()
+        }
+    return tuple(sorted([*found, *living.values()], key=lambda c: c.since_lsn))
+
+
+def _column(
+    column: Mapping[str, Any],
+    since: tuple[int, datetime | None, bool],
+    before: LakeColumn | None,
+    at_lsn: int,
+) -> LakeColumn:
+    since_lsn, at, is_again = since
+    return LakeColumn(
+        name=column["name"],
+        source_name=source_name(column),
+        delta_type=column["delta_type"],
+        pg_type=column["pg_type"],
+        identity=bool(column["identity"]),
+        key=bool(column.get("key")),
+        missing=column["missing"],
+        since_lsn=since_lsn,
+        comment=column["comment"],
+        since=at,
+        is_again=is_again,
+        from_lsn=at_lsn if before is None else before.from_lsn,
+    )
+
+
+def _key_at(event: Mapping[str, Any]) -> tuple[str, ...]:
+    of = "key" if event["replica_identity"] == "f" else "identity"
+    return tuple(c["name"] for c in event["columns"] if c.get(of))
+
+
+def _key_since(events: Sequence[Mapping[str, Any]]) -> int:
+    """Say from where on changes name their rows as the last event does."""
+    versions = {e["schema_version"]: e for e in reversed(events)}
+    events = [versions[n] for n in sorted(versions)]
+    keys = list(map(_key_at, events))
+    since = 0
+    for before, (key, event) in itertools.pairwise(zip(keys, events, strict=True)):
+        if key != before[0]:
+            since = event["at_lsn"]
+    return since

@@ -1,0 +1,283 @@
+"""Outcomes put into a mirror by the driver: no Spark job, one commit.
+
+========================================  ======================================================
+a file of the mirror                      what is done
+========================================  ======================================================
+its keys are not those of the outcomes    left as it is
+small, or a good part of its rows change  its rows are written anew, with what they become
+large                                     a deletion vector more; what rows become is written anew
+========================================  ======================================================
+
+What is not plain here (column mapping, constraints, more than fits in memory) is left to
+Spark. Source: Delta transaction log protocol, "Actions".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from ingestd.lake.delta.log_paths import file_of
+from spark_jobs.delta_log.commits import Signature, snapshot_of
+from spark_jobs.delta_log.deletion_vectors import Rows, rows_gone, write_vectors
+from spark_jobs.delta_log.driver_commit import Work, commit, is_plain, new_file, removed
+from spark_jobs.delta_log.driver_files import TooLargeError, read_parquet
+from spark_jobs.fold.arrow_keys import are_compared
+from spark_jobs.fold.arrow_merge import MAX_HASHED, Merge, merge, shaped
+from spark_jobs.fold.plain import KEPT
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from spark_jobs.delta_log.file_cache import Action, MirrorFiles
+
+SMALL_FILE = 4 << 20
+"""Files below this are written anew, in bytes."""
+_MAX_SMALL = 16
+"""More of them than this are written as one."""
+MAX_BYTES, _MAX_NBYTES = 128 << 20, 512 << 20
+"""So much is read at most: of files, and of memory that their rows take."""
+_CHANGED_SHARE = 4
+"""A file of which more than this part of the rows are gone, or change, is written anew."""
+_WRITTEN_NBYTES = 64 << 20
+"""What takes more memory than this is written as several files, in threads."""
+_MAX_LOOKED_UP = 100_000
+"""Of more keys than this, some are of any file."""
+_POSITION = ("_cdc_lsn", "_cdc_seq")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A file of the mirror, of `total` rows. `rows`: those that are there, `numbers`: theirs."""
+
+    add: Action
+    total: int
+    rows: pa.Table
+    numbers: Rows
+    is_whole: bool
+
+    @property
+    def count(self) -> int:
+        return int(self.rows.num_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class DriverMerge:
+    """The mirror at `path`, that has the rows of epoch `above`.
+
+    What it commits is of the application `app_id`. Its methods raise Py4JError: for a store that
+    fails, and where another commit came between.
+    """
+
+    session: SparkSession
+    path: str
+    app_id: str
+    above: int
+    files: MirrorFiles
+
+    @property
+    def is_likely(self) -> bool:
+        """Whether `apply` is worth a try, for any outcomes: False for large mirrors."""
+        found = self.files.of(self.session, self.path, snapshot_of(self.session, self.path))
+        return found is not None and _size(found.adds.values()) <= MAX_BYTES
+
+    def apply(self, outcomes: pa.Table, key: Sequence[str], signature: Signature) -> bool:
+        """Apply outcomes, signed as `commits.signed` does; False if that can't be done here."""
+        snapshot = snapshot_of(self.session, self.path)
+        kind = StructType.fromJson(json.loads(snapshot.schema().json()))
+        if not _is_mine(snapshot, kind):
+            return False
+        found = self.files.of(self.session, self.path, snapshot)
+        # (somebody else may have gone on meanwhile)
+        if found is None or found.signature is None or found.signature.epoch != self.above:
+            return False
+        touched = _that_may_have(found.adds, outcomes, key[0]) if found.adds else []
+        touched += _to_be_joined(found.adds, touched)
+        if _size(touched) > MAX_BYTES or not _can_be_matched(touched, outcomes, key):
+            return False
+        with self.files.room_for(_size(touched)):
+            try:
+                schema = to_arrow_schema(kind, timezone="UTC")
+                actions = self._actions(touched, outcomes, key, schema)
+            except (TooLargeError, pa.ArrowException, OSError, ValueError):
+                self.files.leave_to_spark(self.path, found)  # which knows better what that means
+                return False
+            if actions is None:
+                return False
+            is_whole = {a["remove"]["path"] for a in actions if "remove" in a} == found.adds.keys()
+            return commit(
+                self.session,
+                self.path,
+                actions,
+                Work(self.app_id, signature.epoch, "Complete" if is_whole else "Update"),
+                told=signature.to_text(),
+                of_version=found.version,
+            )
+
+    # --- what is read and written ---------------------------------------------------------------
+
+    def _actions(
+        self, touched: Sequence[Action], outcomes: pa.Table, key: Sequence[str], schema: pa.Schema
+    ) -> list[Action] | None:
+        """Write what outcomes make of these files; give the actions of the commit."""
+        kept = pc.unique(pc.list_flatten(outcomes[KEPT])).to_pylist()
+        names = [f.name for f in schema if f.name in {*key, *kept, *_POSITION, "_cdc_raw"}]
+        parts: list[_Part] = []
+        left = _MAX_NBYTES
+        for add in touched:
+            parts.append(self._read(add, outcomes.num_rows, schema, names, left))
+            left -= parts[-1].rows.nbytes
+        needed = pa.schema([schema.field(name) for name in names])
+        old = pa.concat_tables(
+            [part.rows.select(names) for part in parts] or [needed.empty_table()]
+        )
+        merged = merge(old, outcomes, key, schema)
+        return None if merged is None else self._written(parts, merged, key)
+
+    def _read(
+        self, add: Action, changes: int, schema: pa.Schema, names: Sequence[str], max_nbytes: int
+    ) -> _Part:
+        """Read a file: all of it if it may be written anew, else these columns."""
+        gone = rows_gone(self.session, self.path, add)
+        count = json.loads(add.get("stats") or "{}").get("numRecords", 0)
+        is_whole = _is_rewritten(add, changes + len(gone), count)
+        read = read_parquet(
+            self.session,
+            self.path,
+            file_of(add["path"], self.path),
+            columns=None if is_whole else names,
+            max_nbytes=max_nbytes,
+        )
+        fields = schema if is_whole else pa.schema([schema.field(name) for name in names])
+        total = read.num_rows
+        numbers = np.arange(total)
+        if len(gone):
+            is_there = np.ones(total, bool)
+            is_there[gone] = False
+            read, numbers = read.filter(pa.array(is_there)), numbers[is_there]
+        return _Part(add, total, shaped(read, fields), numbers, is_whole)
+
+    def _written(self, parts: Sequence[_Part], merged: Merge, key: Sequence[str]) -> list[Action]:
+        are_joined = sum(_is_small(part.add) for part in parts) > _MAX_SMALL
+        actions: list[Action] = []
+        rows, vectors = [], []
+        is_written = np.zeros(merged.rows.num_rows, bool)
+        first, now_ms = 0, time.time_ns() // 1_000_000
+        for part in parts:
+            last = first + part.count
+            mine = slice(*np.searchsorted(merged.places, [first, last]))
+            places = merged.places[mine] - first
+            if len(places) or (are_joined and _is_small(part.add)):
+                actions.append(removed(part.add, now_ms))
+                gone = part.total - part.count + len(places)
+                if part.is_whole and _is_rewritten(part.add, gone, part.total):
+                    rows.append(merged.applied(part.rows, first))
+                    becomes = merged.becomes[mine]
+                    is_written[becomes[becomes >= 0]] = True
+                else:
+                    there = np.ones(part.count, bool)
+                    there[places] = False
+                    vectors.append((part, there))
+            first = last
+        rows.append(merged.rows.filter(pa.array(~is_written)))
+        actions += self._with_vectors(vectors, now_ms)
+        return actions + self._new_files(pa.concat_tables(rows), key)
+
+    def _with_vectors(
+        self, parts: Sequence[tuple[_Part, NDArray[np.bool_]]], now_ms: int
+    ) -> list[Action]:
+        """Write the vectors of files that lose rows; give their `add` actions."""
+        if not parts:
+            return []
+        every = []
+        for part, is_there in parts:
+            gone = np.ones(part.total, bool)
+            gone[part.numbers[is_there]] = False
+            every.append(np.flatnonzero(gone))
+        actions = []
+        vectors = write_vectors(self.session, self.path, every)
+        for (part, _), vector in zip(parts, vectors, strict=True):
+            told = json.loads(part.add.get("stats") or "{}")
+            told |= {"numRecords": part.total, "tightBounds": False}
+            changed = {"dataChange": True, "stats": json.dumps(told), "deletionVector": vector}
+            actions.append({"add": part.add | {"modificationTime": now_ms} | changed})
+        return actions
+
+    def _new_files(self, rows: pa.Table, key: Sequence[str]) -> list[Action]:
+        if not rows.num_rows:
+            return []
+        count = min(math.ceil(rows.nbytes / _WRITTEN_NBYTES), 4)
+        each = math.ceil(rows.num_rows / count)
+        slices = [rows.slice(first, each) for first in range(0, rows.num_rows, each)]
+        with ThreadPoolExecutor(count) as pool:
+            return list(pool.map(lambda part: self._new_file(part, key), slices))
+
+    def _new_file(self, rows: pa.Table, key: Sequence[str]) -> Action:
+        return new_file(self.session, self.path, rows, indexed=[*key, *_POSITION])
+
+
+def _is_mine(snapshot: Any, kind: StructType) -> bool:  # noqa: ANN401 - Delta's
+    properties = snapshot.metadata().configuration()
+    has_vectors = properties.get("delta.enableDeletionVectors").contains("true")
+    return has_vectors and all(field.nullable for field in kind) and is_plain(snapshot)
+
+
+def _is_rewritten(add: Action, gone: int, rows: int) -> bool:
+    return _is_small(add) or gone * _CHANGED_SHARE > rows
+
+
+def _is_small(add: Action) -> bool:
+    return bool(add["size"] < SMALL_FILE)
+
+
+def _size(adds: Iterable[Action]) -> int:
+    return sum(int(add["size"]) for add in adds)
+
+
+def _can_be_matched(adds: Sequence[Action], outcomes: pa.Table, key: Sequence[str]) -> bool:
+    """Whether rows can be compared with those of these files: see `rewriting.merge`."""
+    rows = sum(json.loads(add.get("stats") or "{}").get("numRecords", 0) for add in adds)
+    return rows <= MAX_HASHED or are_compared(outcomes, key)
+
+
+def _to_be_joined(adds: Mapping[str, Action], touched: Sequence[Action]) -> list[Action]:
+    """Give the small files beside these that are to be written as one, when there are many."""
+    small = {path: add for path, add in adds.items() if _is_small(add)}
+    if len(small) <= _MAX_SMALL:
+        return []
+    for add in touched:
+        small.pop(add["path"], None)
+    others = list(small.values())
+    return others if _size(touched) + _size(others) <= MAX_BYTES else []
+
+
+def _that_may_have(adds: Mapping[str, Action], outcomes: pa.Table, name: str) -> list[Action]:
+    """Give the files whose keys, by their statistics, may be among those of the outcomes."""
+    values = outcomes[name]
+    is_many = len(values) > _MAX_LOOKED_UP
+    if is_many or not pa.types.is_integer(values.type) or values.null_count:
+        return list(adds.values())
+    wanted = np.unique(values.to_numpy())
+    found = []
+    for add in adds.values():
+        told = json.loads(add.get("stats") or "{}")
+        low, high = (told.get(n, {}).get(name) for n in ("minValues", "maxValues"))
+        if (
+            low is None
+            or high is None
+            or np.searchsorted(wanted, low) < np.searchsorted(wanted, high, side="right")
+        ):
+            found.append(add)
+    return found

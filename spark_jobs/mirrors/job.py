@@ -1,0 +1,353 @@
+"""How one mirror is brought from one epoch to another.
+
+======================================  ==========================================================
+what the raw rows between have          what is done
+======================================  ==========================================================
+changes alone, and a mirror of which    folded and put in by the driver (`driver_step.py`,
+no more than some 100 MB may change     `driver_merge.py`), which makes such mirrors, too; else:
+no mirror yet                           made of the fold of all that is above the newest `t`
+a `t`                                   the same: what is below it is void, whenever it came
+`r` rows, of a reading that goes on     left out where their keys have gone since: they may come
+                                        after later changes, which the mirror has already
+few rows                                folded here, then one MERGE by the rows' own keys
+many                                    folded by Spark, then one MERGE
+a small mirror, or most of it changed   folded as above, then a join and a plain write of all rows
+a table without a key                   as many equal rows less or more (`multiset.py`)
+======================================  ==========================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import structlog
+from delta.tables import DeltaTable
+from pyspark.errors import AnalysisException
+from pyspark.sql import functions as f
+
+from ingestd.model.errors import TableError
+from ingestd.model.schema import TableId
+from spark_jobs.delta_log.file_cache import MirrorFiles
+from spark_jobs.fold.arrow import fold
+from spark_jobs.fold.carried_values import borrow
+from spark_jobs.fold.plain import DELETED, fold_changes
+from spark_jobs.fold.spark_sql import (
+    Survey,
+    fold_in_spark,
+    linked_changes,
+    survey,
+    unfolded,
+    with_keys,
+)
+from spark_jobs.lake.columns import col, later, same_key, selected
+from spark_jobs.lake.missing_values import with_missing
+from spark_jobs.mirrors.driver_step import DriverStep
+from spark_jobs.mirrors.keyless import apply_whole_rows, whole_rows
+from spark_jobs.mirrors.step import MirrorStep
+from spark_jobs.mirrors.table import DELETED_AT, MirrorTable, Outcomes
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from spark_jobs.engine.table_mover import Step
+    from spark_jobs.lake.source_lake import SourceLake
+    from spark_jobs.lake.tables import LakeColumn
+
+FEW_ROWS, FEW_BYTES = 50_000, 64 << 20
+"""Batches up to this are folded in the driver."""
+_MAX_NAMED = 2_000
+"""So many keys are named one by one in the condition of a MERGE."""
+
+MERGE_SETTINGS: Mapping[str, str] = MappingProxyType(
+    {
+        "spark.sql.adaptive.enabled": "false",
+        "spark.databricks.delta.snapshotPartitions": "1",
+    }
+)
+"""Of the sessions that merge: what is small is to be planned and started quickly."""
+
+
+class _RowsGoneError(Exception):
+    """The raw table has fewer rows of some epochs than `_epochs` says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mirroring:
+    """The `spark_jobs.engine.table_mover.TableJob` that keeps mirrors."""
+
+    soft_deletes: bool = False
+    name: str = "mirror"
+    files: MirrorFiles = field(default_factory=MirrorFiles)
+
+    def move(self, lake: SourceLake, step: Step) -> None:
+        """See `spark_jobs.engine.table_mover.TableJob`."""
+        mirror = MirrorTable(
+            lake.session, step.path, step.app_id, self.soft_deletes, self.files, lake.checked
+        )
+        try:
+            _Move(lake, step, mirror).run()
+        except AnalysisException as error:
+            if not DeltaTable.isDeltaTable(lake.session, lake.raw_path(step.table)):
+                raise self._raw_gone(lake, step, "there is no such Delta table") from error
+            raise
+
+    @staticmethod
+    def _raw_gone(lake: SourceLake, step: Step, what: str) -> TableError:
+        return TableError(
+            TableId.parse(step.table),
+            f"raw table {lake.raw_path(step.table)}: {what}",
+            remedy=f"`ingestd snapshot {lake.source} {step.table}` reads it again, and the mirror"
+            " is made of that; if ingestd has stopped the table, do what `ingestd status` says",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Move(MirrorStep):
+    @property
+    def _here(self) -> DriverStep:
+        return DriverStep(self.lake, self.step, self.mirror)
+
+    def run(self) -> None:
+        if self.step.above == 0:
+            if not self._here.make():
+                self._make()
+            return
+        try:
+            if not self.key:
+                self._move_whole_rows()
+            elif self.step.rows <= FEW_ROWS and self.step.nbytes <= FEW_BYTES:
+                self._move_few()
+            elif not self._here.move():
+                self._move_many()
+        except _RowsGoneError as error:
+            structlog.get_logger("ingestd").warning(
+                "mirror.rebuilding", table=self.step.table, reason=str(error)
+            )
+            self._make()
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def _changes(self, above: int | None = None, through: int | None = None) -> DataFrame:
+        step = self.step
+        return self.lake.changes(
+            step.table,
+            above=step.above if above is None else above,
+            through=step.through.number if through is None else through,
+        )
+
+    def _without_overtaken(self, changes: DataFrame, read_from: int) -> DataFrame:
+        """Leave out the `r` rows whose keys have changed since, as the mirror knows already."""
+        step = self.step
+        lost = self.lake.epochs_lacking_rows(step.table, step.above, read_from, found=0)
+        if lost:
+            raise _RowsGoneError(f"rows of epoch {min(lost)} are not in the raw table any more")
+        earlier = self._changes(0, self.step.above).where(col("_cdc_lsn") >= read_from)
+        seen = survey(earlier, self.key)
+        known = fold_in_spark(
+            self._shaped(earlier.where("_cdc_op <> 't'")), self.columns, self.key, seen
+        )
+        lsn, seq = seen.truncated or (-1, 0)
+        is_read = col("_cdc_op", "c") == "r"
+        is_void = (col("_cdc_lsn") < lsn) | ((col("_cdc_lsn") == lsn) & (col("_cdc_seq") < seq))
+        kept = changes.where((col("_cdc_op") != "r") | ~is_void)
+        condition = same_key(self.key, "c", "k") & later("k", "c") & is_read
+        return kept.alias("c").join(known.alias("k"), condition, "left_anti")
+
+    def _shaped(self, changes: DataFrame) -> DataFrame:
+        """Give rows with all columns there are now, and what the source has in those of before."""
+        cdc = [col(name) for name in changes.columns if name.startswith("_cdc_")]
+        shaped = with_keys(changes.select(*selected(changes, self.columns), *cdc), self.key)
+        return with_missing(shaped, self.added)
+
+    def _ensure_all(self, found: int) -> None:
+        if found < self.step.rows:
+            raise _RowsGoneError(
+                f"{self.step.rows - found} rows of epochs {self.step.above + 1} to"
+                f" {self.step.through.number} are not in the raw table any more"
+            )
+
+    # --- made anew ----------------------------------------------------------------------------
+
+    def _make(self) -> None:
+        """Make the mirror of the fold of all that is above the newest `t`."""
+        every = self._changes(above=0)
+        seen = survey(every, self.key)
+        self._ensure_rebuildable(seen)
+        rows = self._shaped(every.where("_cdc_op <> 't'"))
+        if seen.truncated is not None:
+            lsn, seq = seen.truncated
+            rows = rows.where(
+                (col("_cdc_lsn") > lsn) | ((col("_cdc_lsn") == lsn) & (col("_cdc_seq") > seq))
+            )
+        is_one_snapshot = seen.others == 0 and seen.read_from == seen.read_to
+        if is_one_snapshot:
+            outcomes = unfolded(rows, self.columns)
+        elif not self.key:
+            above = survey(rows, ()) if seen.truncated is not None else seen
+            self.ensure_same_key(above.changed_from)
+            outcomes = whole_rows(rows, self.columns, self.added)
+        else:
+            if seen.truncated is not None:
+                seen = survey(rows, self.key)
+            outcomes = self._folded(rows, seen, None)
+        self.mirror.replace(
+            self._with_deleted(outcomes), self.columns, self.key, self.step.signature
+        )
+
+    def _ensure_rebuildable(self, seen: Survey) -> None:
+        """Raise TableError if rows that count are not in the raw table any more."""
+        if self.step.above == 0 and seen.rows >= self.step.rows:
+            return
+        through, table = self.step.through.number, self.step.table
+        void_below = -1 if seen.truncated is None else seen.truncated[0]
+        lost = self.lake.epochs_lacking_rows(table, through, void_below, found=seen.rows)
+        if lost:
+            raise Mirroring._raw_gone(  # noqa: SLF001 - one of its own
+                self.lake, self.step, f"rows of epoch {min(lost)} are not there any more"
+            )
+
+    def _with_deleted(self, outcomes: DataFrame) -> DataFrame:
+        """With soft deletes: add the rows that were there before and are not now."""
+        if not self.mirror.soft_deletes:
+            return outcomes
+        new = outcomes.withColumn(DELETED_AT, f.lit(None).cast("timestamp"))
+        if not self.key:
+            return outcomes
+        if not DeltaTable.isDeltaTable(self.mirror.session, self.mirror.path):
+            return new
+        old = self.mirror.rows()
+        if not {DELETED_AT, *(k.name for k in self.key)}.issubset(old.columns):
+            return new
+        living = outcomes.where(~col(DELETED))
+        gone = (
+            old.alias("t")
+            .join(living.alias("s"), same_key(self.key, "t", "s"), "left_anti")
+            .withColumn(
+                DELETED_AT, f.coalesce(col(DELETED_AT), f.lit(self.step.through.last_commit_ts))
+            )
+        )
+        names = [c for c in old.columns if c in new.columns]
+        gone = gone.select(*[col(name) for name in names])
+        return new.unionByName(gone, allowMissingColumns=True).withColumn(
+            DELETED,
+            f.coalesce(col(DELETED), f.lit(False)),  # noqa: FBT003
+        )
+
+    # --- moved --------------------------------------------------------------------------------
+
+    def _move_few(self) -> None:
+        changes = self._here.newest()
+        if changes is None:
+            changes = self._shaped(self._changes()).toArrow()
+        self._ensure_all(changes.num_rows)
+        ops = set(pc.unique(changes["_cdc_op"]).to_pylist())
+        if "t" in ops:
+            self._make()
+            return
+        lsn = changes["_cdc_lsn"]
+        is_read = pc.equal(changes["_cdc_op"], "r")
+        self.ensure_same_key(pc.min(pc.filter(lsn, pc.invert(is_read))).as_py())
+        if "r" in ops:
+            read_from = pc.min(pc.filter(lsn, is_read)).as_py()
+            local = self.mirror.session.createDataFrame(changes)
+            changes = self._without_overtaken(local, read_from).toArrow()
+        self.evolve()
+        if changes.num_rows:
+            self._merge_local(changes)
+
+    def _merge_local(self, changes: pa.Table) -> None:
+        names, key = [c.name for c in self.columns], [k.name for k in self.key]
+        folded = fold(changes, names, key)
+        if folded is None:
+            self._move_many()
+            return
+        outcomes = borrow(folded, self.mirror.rows, self.key)
+        in_driver = self.mirror.in_driver(self.step.above)
+        if in_driver is not None and in_driver.apply(outcomes, key, self.step.signature):
+            return
+        kept = pc.unique(pc.list_flatten(outcomes["_cdc_kept"])).to_pylist()
+        self.mirror.apply(
+            Outcomes(
+                self.mirror.session.createDataFrame(outcomes),
+                self.columns,
+                self.key,
+                unsent=kept,
+                near=_near(outcomes, self.key[0]),
+                nbytes=self.step.nbytes,
+            ),
+            self.step.signature,
+        )
+
+    def _move_many(self) -> None:
+        changes = self._changes()
+        seen = survey(changes, self.key)
+        self._ensure_all(seen.rows)
+        if seen.truncated is not None:
+            self._make()
+            return
+        self.evolve()
+        shaped = self._shaped(changes)
+        if seen.read_from is not None:
+            shaped = self._without_overtaken(shaped, seen.read_from)
+        outcomes = self._folded(shaped, seen, self.mirror.rows)
+        self.mirror.apply(
+            Outcomes(outcomes, self.columns, self.key, unsent=seen.unsent, nbytes=self.step.nbytes),
+            self.step.signature,
+        )
+
+    def _folded(
+        self, changes: DataFrame, seen: Survey, before: Callable[[], DataFrame] | None
+    ) -> DataFrame:
+        """Fold by Spark; rows that took values along from key to key are folded here.
+
+        `before` gives the rows that there were, None for none.
+        """
+        self.ensure_same_key(seen.changed_from)
+        outcomes = fold_in_spark(changes, self.columns, self.key, seen)
+        if not seen.links:
+            return outcomes
+        linked, keys = linked_changes(changes, self.key)
+        names, key = [c.name for c in self.columns], [k.name for k in self.key]
+        folded = fold_changes(linked, names, key)
+        local = self.mirror.session.createDataFrame(
+            borrow(folded, before or (lambda: outcomes.limit(0)), self.key)
+        )
+        same = same_key(self.key, "s", "k")
+        chosen = local.alias("s").join(f.broadcast(keys.alias("k")), same, "left_semi")
+        others = outcomes.alias("s").join(f.broadcast(keys.alias("k")), same, "left_anti")
+        return others.unionByName(chosen.select(*[col(n) for n in others.columns]))
+
+    def _move_whole_rows(self) -> None:
+        changes = self._changes()
+        seen = survey(changes, ())
+        self._ensure_all(seen.rows)
+        if seen.truncated is not None:
+            self._make()
+            return
+        self.ensure_same_key(seen.changed_from)
+        self.evolve()
+        if seen.rows:
+            shaped = self._shaped(changes)
+            apply_whole_rows(self.mirror, shaped, self.columns, self.added, self.step)
+
+
+def _near(outcomes: pa.Table, column: LakeColumn) -> Column | None:
+    """Give what is true of the mirror's rows ("t") that these outcomes may touch, by one column.
+
+    It prunes files, and what is left is read by it.
+    """
+    if column.delta_type not in _BOUNDED or outcomes[column.name].null_count:
+        return None
+    values = pc.unique(outcomes[column.name])
+    if len(values) <= _MAX_NAMED:
+        return col(column.name, "t").isin(values.to_pylist())
+    bounds = pc.min_max(values).as_py()
+    return col(column.name, "t").between(bounds["min"], bounds["max"])
+
+
+_BOUNDED = frozenset({"byte", "short", "integer", "long", "date", "string"})

@@ -1,0 +1,165 @@
+"""Tables without a key (REPLICA IDENTITY FULL): whole rows, and how often each is there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as f
+
+from spark_jobs.delta_log.commits import signed
+from spark_jobs.fold.plain import BEFORE_RAW, DELETED
+from spark_jobs.fold.spark_sql import old_texts
+from spark_jobs.lake.columns import RAW, RAW_TYPE, col, quoted
+from spark_jobs.lake.missing_values import with_missing
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from spark_jobs.engine.table_mover import Step
+    from spark_jobs.lake.tables import LakeColumn
+    from spark_jobs.mirrors.table import MirrorTable
+
+_TEXT, _COUNT = "_cdc_text", "_cdc_count"
+_POSITION = ("_cdc_lsn", "_cdc_seq")
+_EXACT = {
+    "ignoreNullFields": "false",
+    "timeZone": "UTC",
+    "timestampFormat": "yyyy-MM-dd HH:mm:ss.SSSSSS",
+    "timestampNTZFormat": "yyyy-MM-dd HH:mm:ss.SSSSSS",
+}
+
+
+def whole_rows(
+    changes: DataFrame, columns: Sequence[LakeColumn], added: Sequence[LakeColumn]
+) -> DataFrame:
+    """Give the rows that are there after these changes of an empty table, as outcomes.
+
+    `added`: columns that some of the changes were written before.
+    """
+    rows = _net(changes, columns, added).where(col(_COUNT) > 0)
+    return _copies(rows, col(_COUNT).cast("int")).withColumn(DELETED, f.lit(False))  # noqa: FBT003
+
+
+def apply_whole_rows(
+    table: MirrorTable,
+    changes: DataFrame,
+    columns: Sequence[LakeColumn],
+    added: Sequence[LakeColumn],
+    step: Step,
+) -> None:
+    """Apply changes without `t`: one commit, skipped if it is there already."""
+    net = _net(changes, columns, added).where(col(_COUNT) != 0).cache()
+    try:
+        if net.where(col(_COUNT) < 0).isEmpty():
+            new = _copies(net, col(_COUNT).cast("int")).drop(_TEXT, _COUNT)
+            with signed(table.session, step.signature, step.app_id):
+                new.write.format("delta").mode("append").save(table.path)
+            return
+        _merge(table, net, columns, step)
+    finally:
+        net.unpersist()
+
+
+def _merge(table: MirrorTable, net: DataFrame, columns: Sequence[LakeColumn], step: Step) -> None:
+    """Take equal rows away together, and put as many back as stay: rows have no names."""
+    less = net.where(col(_COUNT) < 0)
+    there = table.rows().select(_text_of(columns).alias(_TEXT))
+    counts = (
+        there.join(f.broadcast(less.select(_TEXT)), _TEXT, "left_semi")
+        .groupBy(_TEXT)
+        .agg(f.count("*").alias("there"))
+    )
+    staying = less.join(counts, _TEXT).withColumn(_COUNT, col(_COUNT) + col("there"))
+    new = _copies(
+        net.where(col(_COUNT) > 0).unionByName(staying.drop("there")).where(col(_COUNT) > 0),
+        col(_COUNT).cast("int"),
+    )
+    nobody = f.lit(None).cast("string")
+    source = less.select("*").unionByName(new.withColumn(_TEXT, nobody))
+    names = [*(c.name for c in columns), RAW, *_POSITION]
+    merge = (
+        table.for_change()
+        .alias("t")
+        .merge(source.alias("s"), _text_of(columns, "t") == col(_TEXT, "s"))
+        .whenMatchedDelete()
+        .whenNotMatchedInsert(
+            col(_TEXT, "s").isNull(), {quoted(name): col(name, "s") for name in names}
+        )
+    )
+    with signed(table.session, step.signature, step.app_id):
+        merge.execute()
+
+
+def _copies(rows: DataFrame, count: Column) -> DataFrame:
+    """Give each row as often as it is counted."""
+    return rows.withColumn("copy", f.explode(f.sequence(f.lit(1), count))).drop("copy")
+
+
+def _net(
+    changes: DataFrame, columns: Sequence[LakeColumn], added: Sequence[LakeColumn]
+) -> DataFrame:
+    """Give each different row with how many more of it there are (below 0: fewer), and its text."""
+    op = col("_cdc_op")
+    before = f.col("_cdc_before")
+    came = _rows(changes.where(op != "d"), columns, 1)
+    went = _rows(changes.where(op == "d"), columns, -1)
+    changed = changes.where((op == "u") & before.isNotNull())
+    old = changed.select(
+        *[_old(changed, c).alias(c.name) for c in columns],
+        old_texts().alias(RAW),
+        *_POSITION,
+        f.lit(-1).alias(_COUNT),
+    )
+    events = (
+        came.unionByName(went)
+        .unionByName(with_missing(old, added))
+        .withColumn(_TEXT, _text_of(columns))
+    )
+    position = f.struct(*_POSITION)
+    newest = f.max_by(f.struct(*[col(n) for n in events.columns]), position).alias("newest")
+    grouped = events.groupBy(_TEXT).agg(newest, f.sum(_COUNT).alias(_COUNT))
+    return grouped.select(
+        *[f.col("newest")[n].alias(n) for n in (*(c.name for c in columns), RAW, *_POSITION)],
+        _TEXT,
+        _COUNT,
+    )
+
+
+def _rows(changes: DataFrame, columns: Sequence[LakeColumn], count: int) -> DataFrame:
+    there = set(changes.columns)
+    own = f.map_filter(RAW, lambda name, _: ~name.startswith(BEFORE_RAW))
+    unsent = f.coalesce(f.col("_cdc_unchanged"), f.array().cast("array<string>"))
+    values = []
+    for c in columns:
+        value = col(c.name) if c.name in there else f.lit(None).cast(c.delta_type)
+        filled = f.when(f.array_contains(unsent, c.name), _old(changes, c)).otherwise(value)
+        values.append(filled.alias(c.name))
+    texts = f.map_filter(old_texts(), lambda name, _: f.array_contains(unsent, name))
+    every = f.map_concat(
+        f.coalesce(own, f.create_map().cast(RAW_TYPE)),
+        f.coalesce(texts, f.create_map().cast(RAW_TYPE)),
+    )
+    return changes.select(
+        *values,
+        f.when(f.size(every) > 0, every).alias(RAW),
+        *_POSITION,
+        f.lit(count).alias(_COUNT),
+    )
+
+
+def _old(changes: DataFrame, column: LakeColumn) -> Column:
+    fields = changes.schema["_cdc_before"].dataType
+    if column.name not in fields.fieldNames():  # type: ignore[attr-defined]
+        return f.lit(None).cast(column.delta_type)
+    return f.col("_cdc_before").getField(column.name)
+
+
+def _text_of(columns: Sequence[LakeColumn], of: str | None = None) -> Column:
+    """Give a text that is the same for equal rows only."""
+    values = f.struct(*[col(c.name, of).alias(f"c{n}") for n, c in enumerate(columns)])
+    # A column that is no more is no part of a row, but rows of before have its texts.
+    own = f.map_filter(col(RAW, of), lambda name, _: name.isin([c.name for c in columns]))
+    raw = f.when(f.size(own) > 0, f.array_sort(f.map_entries(own)))
+    whole = f.to_json(f.struct(values.alias("v"), raw.alias("r")), _EXACT)
+    return f.sha2(whole, 256)

@@ -1,0 +1,1 @@
+"""Reconciling a mirror with the source."""

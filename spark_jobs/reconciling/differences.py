@@ -1,0 +1,123 @@
+"""What two sets of hashed rows differ in: by ranges, then row by row where a range differs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+
+from spark_jobs.reconciling.row_hashes import WEIGHT, Comparison
+
+MISSING, EXTRA, DIFFERENT = "missing", "extra", "different"
+"""In the source only; in the mirror only (or there too often); in both, with other values."""
+
+_HALF = 0xFFFF_FFFF
+
+
+class RangeSums(NamedTuple):
+    """Of the rows in a range of key hashes: how many, and sums of the halves of their hashes."""
+
+    rows: int
+    low: int
+    high: int
+
+
+NOTHING = RangeSums(0, 0, 0)
+Ranges = Mapping[int, RangeSums]
+
+
+def sums_by_range(rows: DataFrame) -> Ranges:
+    """Count and add up hashed rows, by bucket. One pass without a shuffle of rows."""
+    weight, row = f.col(WEIGHT), f.col("row")
+    found = rows.groupBy("bucket").agg(
+        f.sum(weight),
+        f.sum(weight * row.bitwiseAND(f.lit(_HALF))),
+        f.sum(weight * f.shiftrightunsigned(row, 32)),
+    )
+    return {row[0]: RangeSums(*row[1:]) for row in found.collect()}
+
+
+def differing_ranges(expected: Ranges, there: Ranges) -> list[int]:
+    """Give the ranges whose rows are not the same, in order."""
+    every = expected.keys() | there.keys()
+    return sorted(b for b in every if expected.get(b, NOTHING) != there.get(b, NOTHING))
+
+
+def total_rows(ranges: Ranges) -> int:
+    """Count the rows of all ranges."""
+    return sum(found.rows for found in ranges.values())
+
+
+def differences(
+    expected: DataFrame, there: DataFrame, ranges: Collection[int], comparison: Comparison
+) -> DataFrame:
+    """Give one row for each key (whole row, without a key) that differs in these ranges.
+
+    kind; count: how many rows are missing or extra; key: as JSON, null for whole rows; columns:
+    names of those that differ, null but for DIFFERENT; row: the row's hash, to tell whole rows
+    apart; and if the comparison has values, source_values and mirror_values: of those columns,
+    or all.
+    """
+    sides = [_side(frame, ranges, side) for side, frame in enumerate((expected, there))]
+    values = (
+        [_of(0, f.col("texts")).alias("ours"), _of(1, f.col("texts")).alias("theirs")]
+        if comparison.with_values
+        else []
+    )
+    found = (
+        sides[0]
+        .unionByName(sides[1])
+        .groupBy("h1", "h2")
+        .agg(
+            f.coalesce(f.sum(f.when(f.col("side") == 0, f.col(WEIGHT))), f.lit(0)).alias("wanted"),
+            f.coalesce(f.sum(f.when(f.col("side") == 1, f.col(WEIGHT))), f.lit(0)).alias("found"),
+            f.max("key").alias("key"),
+            f.max("row").alias("row"),
+            _of(0, f.col("hashes")).alias("hashes"),
+            _of(1, f.col("hashes")).alias("their_hashes"),
+            *values,
+        )
+    )
+    surplus = f.col("found") - f.col("wanted")
+    same = f.col("hashes") == f.col("their_hashes")
+    kind = (
+        f.when(surplus < 0, MISSING)
+        .when(surplus > 0, EXTRA)
+        .when((f.col("wanted") > 0) & ~same, DIFFERENT)
+    )
+    found = found.withColumn("kind", kind).where("kind IS NOT NULL")
+    columns = f.when(f.col("kind") == DIFFERENT, _differing(comparison))
+    found = found.withColumn("columns", columns)
+    shown = []
+    if comparison.with_values:
+        shown = [_shown("ours").alias("source_values"), _shown("theirs").alias("mirror_values")]
+    count = f.greatest(f.abs(surplus), f.lit(1)).alias("count")
+    return found.select("kind", count, "key", "columns", f.hex("row").alias("row"), *shown)
+
+
+def _side(frame: DataFrame, ranges: Collection[int], side: int) -> DataFrame:
+    return frame.where(f.col("bucket").isin(*ranges)).withColumn("side", f.lit(side))
+
+
+def _of(side: int, column: Column) -> Column:
+    """Give the value of one side: there is one row a key, or they are all the same."""
+    return f.any_value(f.when(f.col("side") == side, column), ignoreNulls=True)
+
+
+def _differing(comparison: Comparison) -> Column:
+    ours, theirs = f.col("hashes"), f.col("their_hashes")
+    each = [
+        f.when(ours[number] != theirs[number], f.lit(name))
+        for number, name in enumerate(comparison.names)
+    ]
+    return f.array_compact(f.array(*each))
+
+
+def _shown(texts: str) -> Column:
+    """Give the values of the columns that differ, or of all where the row is on one side only."""
+    columns = f.col("columns")
+    return f.map_filter(
+        f.col(texts), lambda name, _: columns.isNull() | f.array_contains(columns, name)
+    )

@@ -1,0 +1,181 @@
+"""What a comparison found: for people, and as two Delta tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from ingestd.model.errors import IngestdError, TableChangedError
+from ingestd.model.lsn import Lsn
+from spark_jobs.cli.arguments import EXIT_DONE, EXIT_OPERATOR, EXIT_TRANSIENT, exit_code
+from spark_jobs.reconciling.differences import DIFFERENT, EXTRA, MISSING
+
+_TABLES_SCHEMA = (
+    "run string, at timestamp, source string, lsn long, table string, state string, note string,"
+    " epoch long, mirror_version long, source_rows long, mirror_rows long, changes long,"
+    " missing long, extra long, different long"
+)
+_DIFFERENCES_SCHEMA = (
+    "run string, at timestamp, source string, lsn long, table string, kind string, count long,"
+    " key string, columns array<string>, row string, source_values map<string,string>,"
+    " mirror_values map<string,string>"
+)
+
+
+class State(StrEnum):
+    """How a table's comparison ended."""
+
+    EQUAL = "equal"
+    DIFFERENT = "different"
+    NOT_COMPARED = "not compared"
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A difference to show: `key` as JSON, or the hash of a whole row."""
+
+    kind: str
+    count: int
+    key: str
+    columns: tuple[str, ...]
+
+    @classmethod
+    def of(cls, row: Any) -> Example:  # noqa: ANN401 - a pyspark Row
+        """Take a row of `spark_jobs.reconciling.differences.differences`."""
+        key = row["key"] or f"row {row['row']}"
+        return cls(row["kind"], row["count"], key, tuple(row["columns"] or ()))
+
+    def __str__(self) -> str:
+        what = f"    {self.kind:<9} {self.key}"
+        if self.kind == DIFFERENT:
+            what += f"  in {', '.join(self.columns)}"
+        return what + (f"  ({self.count:,} rows)" if self.count > 1 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class TableResult:
+    """A table's outcome. `epoch`, `mirror_version`: what of the mirror was compared; None if none.
+
+    `source_rows`: rows that are to be there; `changes`: how many changes they were moved on by.
+    `fault`: why it could not be compared.
+    """
+
+    table: str
+    state: State
+    epoch: int | None = None
+    mirror_version: int | None = None
+    source_rows: int = 0
+    mirror_rows: int = 0
+    changes: int = 0
+    missing: int = 0
+    extra: int = 0
+    different: int = 0
+    note: str | None = None
+    fault: IngestdError | None = None
+    examples: tuple[Example, ...] = ()
+
+    def lines(self) -> list[str]:
+        """Write it for a person."""
+        if self.fault is not None:
+            return [
+                f"{self.table}: {self.state}",
+                *(f"    {x}" for x in str(self.fault).split("\n")),
+            ]
+        what = f"{self.table}: {self.state}, {self.source_rows:,} rows"
+        if self.state is State.DIFFERENT:
+            found = {MISSING: self.missing, EXTRA: self.extra, DIFFERENT: self.different}
+            told = ", ".join(f"{count:,} {kind}" for kind, count in found.items() if count)
+            what = f"{self.table}: {told or self.state} of {self.source_rows:,} rows"
+        lines = [what, *map(str, self.examples)]
+        unshown = self.missing + self.extra + self.different - sum(e.count for e in self.examples)
+        if unshown > 0 and self.examples:
+            lines.append(f"    and {unshown:,} more")
+        return lines if self.note is None else [*lines, f"    {self.note}"]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One reconciliation: `at` (aware) and `lsn` say of when the source was."""
+
+    id: str
+    at: datetime
+    source: str
+    lsn: Lsn
+
+
+def exit_code_of(results: Iterable[TableResult]) -> int:
+    """0: all equal. 1: something differs, or somebody must act. 75: try again later."""
+    codes = {EXIT_DONE}
+    for result in results:
+        if result.state is State.DIFFERENT:
+            codes.add(EXIT_OPERATOR)
+        elif result.fault is not None:
+            will_pass = isinstance(result.fault, TableChangedError)
+            codes.add(EXIT_TRANSIENT if will_pass else exit_code(result.fault))
+    return next(code for code in (EXIT_OPERATOR, EXIT_TRANSIENT, EXIT_DONE) if code in codes)
+
+
+def summary(run: Run, results: Sequence[TableResult]) -> str:
+    """Write a run's outcome, each table on a line or more."""
+    lines = [line for result in results for line in result.lines()]
+    counts = {state: sum(r.state is state for r in results) for state in State}
+    told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    lines.append(f"source {run.source} at {run.lsn}: {told or 'no tables'}")
+    return "\n".join(lines) + "\n"
+
+
+def append_differences(uri: str, run: Run, table: str, found: DataFrame) -> None:
+    """Append a table's differences to `<uri>/differences`. Spark job."""
+    head = _head(run, table)
+    texts = f.lit(None).cast("map<string,string>")
+    values = {
+        name: texts for name in ("source_values", "mirror_values") if name not in found.columns
+    }
+    rows = found.withColumns({**{k: f.lit(v) for k, v in head.items()}, **values})
+    names = [part.strip().split(" ")[0] for part in _split(_DIFFERENCES_SCHEMA)]
+    rows = rows.withColumn("count", f.col("count").cast("long"))
+    rows.select(*names).write.format("delta").mode("append").save(f"{uri}/differences")
+
+
+def append_tables(
+    session: SparkSession, uri: str, run: Run, results: Sequence[TableResult]
+) -> None:
+    """Append what was found of each table to `<uri>/tables`. Spark job."""
+    rows = [
+        (
+            *_head(run, r.table).values(),
+            str(r.state),
+            r.note if r.fault is None else str(r.fault),
+            r.epoch,
+            r.mirror_version,
+            r.source_rows,
+            r.mirror_rows,
+            r.changes,
+            r.missing,
+            r.extra,
+            r.different,
+        )
+        for r in results
+    ]
+    frame = session.createDataFrame(rows, _TABLES_SCHEMA)
+    frame.coalesce(1).write.format("delta").mode("append").save(f"{uri}/tables")
+
+
+def _head(run: Run, table: str) -> dict[str, Any]:
+    return {
+        "run": run.id,
+        "at": run.at,
+        "source": run.source,
+        "lsn": int(run.lsn),
+        "table": table,
+    }
+
+
+def _split(schema: str) -> list[str]:
+    return schema.replace("map<string,string>", "map").split(",")

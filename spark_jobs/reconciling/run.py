@@ -1,0 +1,135 @@
+"""A reconciliation: when the source was, how far the mirrors are, table by table."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from pyspark.sql import SparkSession
+
+from ingestd.config import Config, included
+from ingestd.model.errors import ConfigError, TransientError, did_you_mean_table
+from ingestd.model.lsn import Lsn
+from ingestd.model.schema import Table, TableId
+from spark_jobs.cli.arguments import spark_uri
+from spark_jobs.lake.lake_state import known_tables, lake_position
+from spark_jobs.lake.source_lake import SourceLake
+from spark_jobs.mirrors.position import (
+    EpochsAround,
+    MirrorRow,
+    await_found,
+    epochs_around,
+    mirror_row,
+)
+from spark_jobs.reconciling.report import (
+    Run,
+    State,
+    TableResult,
+    append_tables,
+    exit_code_of,
+    summary,
+)
+from spark_jobs.reconciling.source_point import SourcePoint
+from spark_jobs.reconciling.table import Settings, TableComparison
+
+
+def reconcile(session: SparkSession, config: Config, chosen: argparse.Namespace) -> int:
+    """Compare in this session; `chosen` as `parser` reads it."""
+    run, results = compare(session, config, chosen)
+    sys.stdout.write(summary(run, results))
+    if chosen.report is not None:
+        append_tables(session, spark_uri(chosen.report), run, results)
+    return exit_code_of(results)
+
+
+def compare(
+    session: SparkSession, config: Config, chosen: argparse.Namespace
+) -> tuple[Run, list[TableResult]]:
+    """Compare the tables asked for, one after the other."""
+    source, target = chosen.source, spark_uri(chosen.target)
+    lake = SourceLake(session, spark_uri(config.lake.uri), source)
+    lake.require()
+    settings = Settings(
+        target=target,
+        report=None if chosen.report is None else spark_uri(chosen.report),
+        ranges=chosen.ranges,
+        split_bytes=chosen.split_bytes,
+        with_values=chosen.values,
+        shown=chosen.show,
+    )
+    known = known_tables(config, source)
+    with SourcePoint(source, config.sources[source], known, slot_limit_s=chosen.wait) as point:
+        run = Run(uuid.uuid4().hex, datetime.now(UTC), source, point.lsn)
+        tables, results = _asked_for(point, chosen.tables)
+        around, row = _reached(lake, config, target, point.lsn, chosen.wait)
+        comparison = TableComparison(
+            lake, point, around=around, row=row, settings=settings, run=run
+        )
+        results += [comparison.compare(table) for table in tables]
+    return run, sorted(results, key=lambda result: result.table)
+
+
+def _asked_for(
+    point: SourcePoint, patterns: Sequence[str]
+) -> tuple[list[Table], list[TableResult]]:
+    """Choose the tables; results for those that can't be captured. Raises ConfigError."""
+
+    def is_chosen(table: Table) -> bool:
+        return not patterns or included(patterns, table.id.schema, table.id.name)
+
+    tables = [table for table in point.coverage.tables if is_chosen(table)]
+    refused = [one for one in point.coverage.refused if is_chosen(one.table)]
+    there = [*tables, *(one.table for one in refused)]
+    for pattern in patterns:
+        if not any(included([pattern.removeprefix("!")], t.id.schema, t.id.name) for t in there):
+            captured = [t.id for t in point.coverage.tables if str(t.id) not in patterns]
+            hint = did_you_mean_table(TableId.parse(pattern.removeprefix("!")), captured)
+            raise ConfigError(
+                f"TABLE {pattern}: matches no captured table",
+                remedy=f"{hint}names are schema.table, as `ingestd tables` shows them",
+            )
+    results = [
+        TableResult(str(one.table.id), State.NOT_COMPARED, fault=one.error) for one in refused
+    ]
+    return tables, results
+
+
+def _reached(
+    lake: SourceLake, config: Config, target: str, lsn: Lsn, wait_s: float
+) -> tuple[EpochsAround, MirrorRow]:
+    """Wait until the lake, then the mirror, has everything below `lsn`. Raises TransientError."""
+    deadline = time.monotonic() + wait_s
+    source = lake.source
+
+    def lake_there() -> Lsn | None:
+        position = lake_position(config, source)
+        return position if position is not None and position >= lsn else None
+
+    def lake_late() -> TransientError:
+        position = lake_position(config, source)
+        return TransientError(
+            f"the lake of source {source} is at {position}, the source at {lsn}: not reached"
+            f" within {wait_s:g} s",
+            reason="lake_behind",
+            remedy="is the daemon running? `ingestd status` tells; or give it longer: --wait",
+        )
+
+    await_found(lake_there, deadline, lake_late)
+    around = epochs_around(lake, lsn)
+
+    def mirror_late() -> TransientError:
+        return TransientError(
+            f"the mirror in {target} has not reached epoch {around.through} within {wait_s:g} s",
+            reason="mirror_behind",
+            remedy="is the mirror job running? or run it now: python -m spark_jobs.mirror"
+            f" --source {source} --target {target} --once",
+        )
+
+    row = await_found(
+        lambda: mirror_row(lake.session, target, around.through), deadline, mirror_late
+    )
+    return around, row

@@ -1,0 +1,265 @@
+"""Compares one table: the source at L, moved on to where the mirror is, against the mirror."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from ingestd.model.errors import FolderError, TableChangedError, TableError
+from ingestd.model.lake_state import TableState
+from ingestd.model.schema import Table
+from spark_jobs.lake.source_lake import SourceLake
+from spark_jobs.lake.tables import Definition, Registry
+from spark_jobs.lake.targets import table_path
+from spark_jobs.mirrors.position import (
+    EpochsAround,
+    MirrorRow,
+    MirrorVersion,
+    mirror_rows,
+    newest_version,
+)
+from spark_jobs.reconciling.differences import (
+    DIFFERENT,
+    EXTRA,
+    MISSING,
+    differences,
+    differing_ranges,
+    sums_by_range,
+    total_rows,
+)
+from spark_jobs.reconciling.report import (
+    Example,
+    Run,
+    State,
+    TableResult,
+    append_differences,
+)
+from spark_jobs.reconciling.roll_forward import moved_on
+from spark_jobs.reconciling.row_hashes import RAW, Comparison, hashed, named
+from spark_jobs.reconciling.source_point import SourcePoint
+from spark_jobs.source.schema import spark_type
+from spark_jobs.source.split_frame import snapshot_frame, task_fault
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How tables are compared. `shown`: differences to show of each table."""
+
+    target: str
+    report: str | None = None
+    ranges: int = 1024
+    split_bytes: int = 64_000_000
+    with_values: bool = False
+    shown: int = 10
+
+
+class TableComparison:
+    """Compares tables of one source at one point. `row`: of `_mirror`, at or above the point."""
+
+    def __init__(
+        self,
+        lake: SourceLake,
+        point: SourcePoint,
+        *,
+        around: EpochsAround,
+        row: MirrorRow,
+        settings: Settings,
+        run: Run,
+    ) -> None:
+        self._lake = lake
+        self._session: SparkSession = lake.session
+        self._point = point
+        self._around = around
+        self._row = row
+        self._settings = settings
+        self._run = run
+        self._registry: Registry = lake.registry()
+
+    def compare(self, table: Table) -> TableResult:
+        """Compare a table; what keeps it from being compared is in the result."""
+        try:
+            return self._compare(table)
+        except TableError as error:
+            return TableResult(str(table.id), State.NOT_COMPARED, fault=error)
+        except FolderError as error:
+            fault = TableError(table.id, error.what, remedy=error.remedy)
+            return TableResult(str(table.id), State.NOT_COMPARED, fault=fault)
+
+    def _compare(self, table: Table) -> TableResult:
+        definition = self._definition(table)
+        comparison, note = self._columns(table, definition)
+        found, there = self._mirror(table, comparison)
+        source = snapshot_frame(self._session, self._point.rows(table, self._settings.split_bytes))
+        changes = None if found is None else self._changes(str(table.id), found.epoch)
+        try:
+            result = self._held(table, comparison, source, changes, there)
+        except Exception as error:
+            fault = task_fault(error)
+            if fault is None:
+                raise
+            raise fault from error
+        self._point.ensure_unreplaced(table)
+        if result.state is not State.EQUAL:
+            self._ensure_whole_still(table)
+        epoch, version = (None, None) if found is None else (found.epoch, found.version)
+        return replace(result, epoch=epoch, mirror_version=version, note=note)
+
+    # --- what is to be compared ---------------------------------------------------------------
+
+    def _definition(self, table: Table) -> Definition:
+        name = str(table.id)
+        definition = self._registry.at(name, self._row.end_lsn)
+        # A quiet table's new columns may come to the mirror before its next change.
+        brought_to, now = self._row.schemas.get(name), self._registry.at(name)
+        if now is not None and now.schema_version == brought_to:
+            definition = now
+        if definition is None or not definition.is_whole:
+            state = None if definition is None else definition.state
+            if definition is not None and state is TableState.STOPPED:
+                raise TableError(
+                    table.id,
+                    f"is stopped: {definition.reason}",
+                    remedy="ingestd check names what to do",
+                )
+            raise TableChangedError(
+                table.id, "is being read by the daemon", remedy="compare it when it is live"
+            )
+        if brought_to is not None and definition.schema_version > brought_to:
+            raise TableChangedError(
+                table.id,
+                "has columns that its mirror was not brought to yet",
+                remedy="compare it again after the mirror's next batch",
+            )
+        lake_names = {c.name: c.lake_name for c in table.columns}
+        identifying = {lake_names[name] for name in table.identifying}
+        if identifying != set(definition.key):
+            raise TableChangedError(
+                table.id,
+                "has another key or replica identity than the lake knows of yet",
+                remedy="compare it again",
+            )
+        return definition
+
+    def _columns(self, table: Table, definition: Definition) -> tuple[Comparison, str | None]:
+        known = {c.name for c in definition.columns}
+        compared = tuple(
+            (c.lake_name, spark_type(c.type)) for c in table.columns if c.lake_name in known
+        )
+        new = [c.name for c in table.columns if c.lake_name not in known]
+        note = None
+        if new:
+            note = f"not compared, because the lake has not heard of them yet: {', '.join(new)}"
+        settings = self._settings
+        return Comparison(compared, definition.key, settings.ranges, settings.with_values), note
+
+    def _mirror(
+        self, table: Table, comparison: Comparison
+    ) -> tuple[MirrorVersion | None, DataFrame]:
+        """Give the newest version of the mirror, and its rows; none where there is no mirror."""
+        recorded = self._row.versions.get(str(table.id))
+        if recorded is None:
+            rows = snapshot_schema(self._session, comparison)
+            return None, hashed(rows, comparison)
+        path = table_path(self._settings.target, str(table.id))
+        try:
+            found = newest_version(self._session, path, recorded, self._row.epoch)
+            rows = mirror_rows(self._session, path, found.version)
+        except AnalysisException as error:
+            raise TableError(
+                table.id,
+                f"its mirror {path} can't be read",
+                remedy="take the table's folder away and let the mirror job make it again",
+            ) from error
+        return found, hashed(_conformed(table, rows, comparison), comparison)
+
+    def _changes(self, table: str, epoch: int) -> DataFrame | None:
+        if epoch <= self._around.below:
+            return None
+        try:
+            rows = self._lake.changes(table, above=self._around.below, through=epoch)
+        except AnalysisException:  # an empty table that never changed has no raw table
+            return None
+        return rows.where(f.col("_cdc_lsn") >= int(self._point.lsn))
+
+    # --- comparing ----------------------------------------------------------------------------
+
+    def _held(
+        self,
+        table: Table,
+        comparison: Comparison,
+        source: DataFrame,
+        changes: DataFrame | None,
+        there: DataFrame,
+    ) -> TableResult:
+        expected = moved_on(source, changes, comparison)
+        try:
+            ours, theirs = sums_by_range(expected.rows), sums_by_range(there)
+            result = TableResult(
+                str(table.id),
+                State.EQUAL,
+                source_rows=total_rows(ours),
+                mirror_rows=total_rows(theirs),
+                changes=expected.changes,
+            )
+            ranges = differing_ranges(ours, theirs)
+            if not ranges:
+                return result
+            found = differences(expected.rows, there, ranges, comparison).persist()
+            try:
+                return self._named(result, found)
+            finally:
+                found.unpersist()
+        finally:
+            expected.close()
+
+    def _named(self, result: TableResult, found: DataFrame) -> TableResult:
+        counts = {r[0]: r[1] for r in found.groupBy("kind").agg(f.sum("count")).collect()}
+        if self._settings.report is not None:
+            append_differences(self._settings.report, self._run, result.table, found)
+        shown = found.orderBy("kind", "key", "row").limit(self._settings.shown)
+        return replace(
+            result,
+            state=State.DIFFERENT,
+            missing=counts.get(MISSING, 0),
+            extra=counts.get(EXTRA, 0),
+            different=counts.get(DIFFERENT, 0),
+            examples=tuple(map(Example.of, shown.collect())),
+        )
+
+    def _ensure_whole_still(self, table: Table) -> None:
+        """Raise TableChangedError where a difference is what the daemon is about to mend."""
+        now = self._lake.registry().at(str(table.id))
+        if now is None or not now.is_whole:
+            raise TableChangedError(
+                table.id, "is being read anew by the daemon", remedy="compare it when it is live"
+            )
+
+
+def snapshot_schema(session: SparkSession, comparison: Comparison) -> DataFrame:
+    """Give no rows, of the compared columns and `_cdc_raw`."""
+    nothing = session.range(0)
+    columns = [f.lit(None).cast(kind).alias(name) for name, kind in comparison.columns]
+    return nothing.select(*columns, f.lit(None).cast("map<string,string>").alias(RAW))
+
+
+def _conformed(table: Table, rows: DataFrame, comparison: Comparison) -> DataFrame:
+    """Give the compared columns of a mirror; one that it lacks is null."""
+    there = {field.name: field.dataType for field in rows.schema.fields}
+    columns = []
+    for name, kind in comparison.columns:
+        if name not in there:
+            columns.append(f.lit(None).cast(kind).alias(name))
+            continue
+        if there[name].simpleString() != kind.simpleString():
+            raise TableError(
+                table.id,
+                f"column {name!r} of its mirror is {there[name].simpleString()}, in the lake"
+                f" {kind.simpleString()}",
+                remedy="take the table's folder away and let the mirror job make it again",
+            )
+        columns.append(named(name))
+    raw = named(RAW) if RAW in there else f.lit(None).cast("map<string,string>")
+    return rows.select(*columns, raw.alias(RAW))

@@ -1,0 +1,207 @@
+"""The one snapshot that all readers of a Spark query share, and when it ends.
+
+Spark plans a Python data source in a process that ends at once, keeps the partitions for as long as
+the DataFrame lives, and runs them any number of times: by every action anew, twice where it sorts,
+partly where it shows some rows, never where it only explains. Nobody tells Python when a query
+ends. So a snapshot can't belong to the plan. It belongs to an execution:
+
+- Planning registers a `ReadPlan` with a keeper, a process beside the driver's JVM
+  (`spark_jobs.source.keeper`), and leaves nothing open in the database.
+- The first task of an execution (Spark tells each its number) has the keeper take a snapshot; all
+  other tasks of that execution get the same, whatever table they read: a join is of one point.
+- The table is cut under that snapshot, so a plan that runs later knows partitions, rewrites and
+  growth of the meantime.
+- While a task reads, it holds a lease: its connection to the keeper. The snapshot ends when
+  nobody has had a lease for `WHOLE_IDLE_S` and all partitions of the tables begun were read, else
+  after `PARTLY_IDLE_S` (a query that failed, or wanted some rows only); and at last after the
+  option `snapshot_limit`.
+- A task that comes after that (its executor was lost late) gets an error, never another snapshot.
+- The keeper ends with the JVM. If it is killed, the server sees its connections close; if its
+  machine vanishes or it is frozen, the server ends the transaction itself, because nothing came for
+  `spark_jobs.source.read_plan.SERVER_PATIENCE_S`.
+
+A table is locked (ACCESS SHARE) only while a task reads it: a lock for the whole query would make
+whoever alters the table wait, and everybody else behind him. No snapshot shields from TRUNCATE and
+rewrites, so after a task has read, and before Spark takes its word for it, the keeper looks whether
+the files are still those of the snapshot; if not, the query fails.
+
+Source: PostgreSQL documentation, "Snapshot Synchronization Functions", "SET TRANSACTION", "Client
+Connection Defaults" (idle_in_transaction_session_timeout).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection
+
+from ingestd.model.errors import TableChangedError, TransientError
+from ingestd.model.schema import TableId
+from ingestd.ports import Split
+from ingestd.postgres.snapshot.ctid_splits import read_error
+from spark_jobs.source.read_plan import ReadPlan, cut, ensure_described, export
+from spark_jobs.source.split_packing import Bins
+
+WHOLE_IDLE_S = 10.0
+"""After all was read: a sort reads its input twice, the second time at once."""
+PARTLY_IDLE_S = 60.0
+"""With partitions left: their tasks may wait for cores that others have."""
+HEARTBEAT_S = 15.0
+
+# pg_class as the snapshot sees it, against the function, which sees the present.
+_REPLACED = """
+WITH RECURSIVE tree AS (
+  SELECT %s::oid AS oid
+  UNION ALL
+  SELECT i.inhrelid FROM tree t
+    JOIN pg_catalog.pg_class p ON p.oid = t.oid AND p.relkind = 'p'
+    JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid AND NOT i.inhdetachpending)
+SELECT count(*) FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.oid
+ WHERE c.relkind = 'r' AND c.relfilenode IS DISTINCT FROM pg_catalog.pg_relation_filenode(c.oid)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """What a task reads: splits, in this order, under the snapshot that they name."""
+
+    splits: Sequence[Split]
+
+
+@dataclass(slots=True)
+class _Begun:
+    """A table that an execution has begun to read: who reads what, and what is unread."""
+
+    bins: Bins
+    unread: set[int]
+
+
+@dataclass(slots=True)
+class HeldSnapshot:
+    """A snapshot of one execution on one database. All methods from one event loop."""
+
+    dsn: str
+    idle_s: float | None
+    limit_s: float
+    leases: int = 0
+    _begun: dict[str, _Begun] = field(default_factory=dict)
+    _connection: AsyncConnection[Any] | None = None
+    _name: str = ""
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_over: bool = False
+
+    @property
+    def plans(self) -> Sequence[str]:
+        """The plans that were begun under it."""
+        return tuple(self._begun)
+
+    async def grant(self, plan_id: str, plan: ReadPlan, count: int, partition: int) -> Granted:
+        """Give what a partition reads; the caller has a lease. Raises IngestdError."""
+        async with self._turn:
+            begun = self._begun.get(plan_id)
+            if begun is None:
+                begun = await self._begin(plan, count)
+                self._begun[plan_id] = begun
+        return Granted(begun.bins[partition])
+
+    async def ensure_unreplaced(self, plan: ReadPlan) -> None:
+        """See to it that what was read until now was read from the snapshot's files.
+
+        Raises TableChangedError, or TransientError if it can't be told any more.
+        """
+        table = plan.source.table
+        async with self._turn:
+            if self._connection is None:
+                raise _lost(table.id)
+            try:
+                cursor = await self._connection.execute(_REPLACED, (table.oid,))
+                row = await cursor.fetchone()
+            except psycopg.Error as error:
+                raise _lost(table.id) from error
+        if row is None or row[0]:
+            raise TableChangedError(
+                table.id,
+                "was truncated or rewritten (TRUNCATE, ALTER TABLE, VACUUM FULL, CLUSTER) while it "
+                "was read",
+                remedy="run the query again",
+            )
+
+    def released(self, plan_id: str, partition: int, *, is_read: bool) -> None:
+        """Take back a lease; `is_read`: the partition was read to its end."""
+        self.leases -= 1
+        if is_read and plan_id in self._begun:
+            self._begun[plan_id].unread.discard(partition)
+        self._changed.set()
+
+    async def until_over(self) -> None:
+        """Return when nobody wants it any more, or it is lost; the caller closes it then."""
+        loop = asyncio.get_running_loop()
+        idle_from = loop.time()
+        ends_at = idle_from + self.limit_s
+        try:
+            while True:
+                until = ends_at if self.leases else min(ends_at, idle_from + self._idle_s)
+                left = until - loop.time()
+                if left <= 0:
+                    return
+                await self._pause(min(left, HEARTBEAT_S))
+                if self._changed.is_set():
+                    self._changed.clear()
+                    idle_from = loop.time()
+                await self._beat()
+        except psycopg.Error:
+            return  # whoever asks for it is told
+        finally:
+            self._is_over = True
+
+    async def close(self) -> None:
+        """End the transaction. Twice is fine."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(psycopg.Error):
+                await connection.close()
+
+    @property
+    def _idle_s(self) -> float:
+        if self.idle_s is not None:
+            return self.idle_s
+        is_whole = self._begun and not any(begun.unread for begun in self._begun.values())
+        return WHOLE_IDLE_S if is_whole else PARTLY_IDLE_S
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+
+    async def _beat(self) -> None:
+        """Tell the server that we are there. Raises psycopg.Error if it is not."""
+        async with self._turn:
+            if self._connection is not None:
+                await self._connection.execute("SELECT")
+
+    async def _begin(self, plan: ReadPlan, count: int) -> _Begun:
+        table = plan.source.table
+        try:
+            if self._is_over:
+                raise _lost(table.id)
+            if self._connection is None:
+                self._connection, self._name = await export(self.dsn)
+            await ensure_described(self._connection, table)
+            bins = await cut(plan, self._connection, self._name, count)
+        except psycopg.Error as error:
+            raise read_error(error, table.id, self.dsn) from error
+        return _Begun(bins, set(range(count)))
+
+
+def _lost(table: TableId) -> TransientError:
+    return TransientError(
+        f"table {table}: the snapshot that this query read is over",
+        reason="snapshot_gone",
+        remedy="run the query again",
+    )

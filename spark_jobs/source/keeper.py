@@ -1,0 +1,262 @@
+"""The process beside a Spark driver that holds its queries' snapshots.
+
+``python -m spark_jobs.source.keeper HOST JVM_PID [FILE...]`` prints port and token, and ends with
+that process; then it removes the files, which tell where it was. See `spark_jobs.source.exported_snapshot`
+for what it does, and why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import sys
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+
+from ingestd.model.errors import IngestdError, OperatorError, TransientError
+from spark_jobs.source.exported_snapshot import HeldSnapshot
+from spark_jobs.source.filtered_splits import FilteredLoads
+from spark_jobs.source.keeper_protocol import (
+    MAX_LINE_BYTES,
+    Talk,
+    failure,
+    from_text,
+    new_nonce,
+    to_text,
+)
+from spark_jobs.source.read_plan import ReadPlan, count_partitions, source_error
+
+KNOWN_PLANS = 1000
+"""A plan has the description of its table: some kB."""
+KNOWN_OVER = 10_000
+"""Executions that are over."""
+_WATCH_S = 1.0
+
+
+class SnapshotKeeper:
+    """Plans and the snapshots of their executions. All methods from one event loop."""
+
+    def __init__(self) -> None:
+        self._plans: OrderedDict[str, tuple[ReadPlan, str, int]] = OrderedDict()
+        self._held: dict[tuple[str, str], HeldSnapshot] = {}
+        self._over: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._holding: set[asyncio.Task[None]] = set()
+        self._filtered = FilteredLoads()
+
+    async def plan(self, plan: ReadPlan) -> tuple[str, int]:
+        """Take a plan; give its id and the number of its partitions."""
+        self._filtered.planned(plan)
+        dsn = plan.source.settings.dsn.get_secret_value()  # type: ignore[attr-defined] # all kinds
+        try:
+            count = await count_partitions(plan, dsn)
+        except psycopg.Error as error:
+            raise source_error(error, plan, dsn) from error
+        plan_id = uuid4().hex
+        self._plans[plan_id] = plan, dsn, count
+        while len(self._plans) > KNOWN_PLANS:
+            self._plans.popitem(last=False)
+        return plan_id, count
+
+    async def lease(
+        self, plan_id: str, execution: str | None, partition: int
+    ) -> tuple[HeldSnapshot, Any]:
+        """Give the execution's snapshot, and what the partition reads; to be `released`.
+
+        An execution without a number (a DataFrame's `rdd`) is one with its plan. Raises
+        IngestdError.
+        """
+        if plan_id not in self._plans:
+            raise OperatorError(
+                "this DataFrame was planned by a keeper of snapshots that is gone",
+                remedy="load() the table again",
+            )
+        plan, dsn, count = self._plans[plan_id]
+        name = f"plan {plan_id}" if execution is None else execution
+        if (name, plan_id) in self._over:
+            raise _over(plan, is_numbered=execution is not None)
+        self._filtered.executed(plan_id, plan, name)
+        held = self._held.get((dsn, name))
+        if held is None:
+            held = self._held[dsn, name] = HeldSnapshot(dsn, plan.idle_s, plan.limit_s)
+            task = asyncio.create_task(self._hold(held, dsn, name))
+            self._holding.add(task)
+            task.add_done_callback(self._holding.discard)
+        held.leases += 1
+        try:
+            return held, await held.grant(plan_id, plan, count, partition)
+        except BaseException:
+            held.released(plan_id, partition, is_read=False)
+            raise
+
+    async def checked(self, held: HeldSnapshot, plan_id: str) -> dict[str, Any]:
+        """Say that what a task has read was the snapshot's. Raises IngestdError."""
+        plan, _, _ = self._plans[plan_id]
+        await held.ensure_unreplaced(plan)
+        return {}
+
+    async def _hold(self, held: HeldSnapshot, dsn: str, name: str) -> None:
+        try:
+            await held.until_over()
+        finally:
+            del self._held[dsn, name]
+            for plan_id in held.plans:
+                self._over[name, plan_id] = None
+            while len(self._over) > KNOWN_OVER:
+                self._over.popitem(last=False)
+            await held.close()
+
+
+def _over(plan: ReadPlan, *, is_numbered: bool) -> IngestdError:
+    table = plan.source.table.id
+    if not is_numbered:
+        return OperatorError(
+            f"table {table}: read outside of an SQL execution of Spark's (df.rdd), whose snapshot "
+            "is over",
+            remedy="load() the table again, or raise the option snapshot_idle",
+        )
+    return TransientError(
+        f"table {table}: the snapshot that this query read is over, and a part of the table is to "
+        "be read again or late",
+        reason="snapshot_gone",
+        remedy="run the query again; if it waits long between its parts, raise the option "
+        "snapshot_idle (or snapshot_limit)",
+    )
+
+
+class _Line:
+    """A connection to a reader."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, talk: Talk
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._talk = talk
+
+    async def say(self, value: dict[str, Any]) -> None:
+        self._writer.write(self._talk.line(value))
+        await self._writer.drain()
+
+    async def heard(self) -> dict[str, Any] | None:
+        return self._talk.heard(await self._reader.readline())
+
+
+class KeeperServer:
+    """Answers the processes of one Spark application."""
+
+    def __init__(self, keeper: SnapshotKeeper, token: str) -> None:
+        self._keeper = keeper
+        self._token = token
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one connection."""
+        try:
+            mine = new_nonce()
+            writer.write(f"{mine}\n".encode())
+            theirs = (await reader.readline()).decode(errors="replace").strip()
+            line = _Line(reader, writer, Talk(self._token, (theirs, mine), is_keeper=True))
+            await line.say({})  # the greeting
+            request = await line.heard()
+            if request is not None:
+                await self._answer(request, line)
+        except (OSError, ValueError):
+            pass  # it went, or is none of ours
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    async def _answer(self, request: dict[str, Any], line: _Line) -> None:
+        match request["asks"]:
+            case "there":
+                await line.say({})
+            case "plan":
+                await line.say(await _answered(self._plan(request)))
+            case "lease":
+                await self._lease(request, line)
+
+    async def _plan(self, request: dict[str, Any]) -> dict[str, Any]:
+        plan_id, count = await self._keeper.plan(from_text(request["plan"]))
+        return {"plan": plan_id, "count": count}
+
+    async def _lease(self, request: dict[str, Any], line: _Line) -> None:
+        plan_id, partition = request["plan"], request["partition"]
+        try:
+            held, granted = await self._keeper.lease(plan_id, request["execution"], partition)
+        except IngestdError as error:
+            await line.say(failure(error))
+            return
+        is_read = False
+        try:
+            await line.say({"granted": to_text(granted)})
+            # A task that ends early or dies closes the connection.
+            if await line.heard() == {"asks": "read"}:
+                answer = await _answered(self._keeper.checked(held, plan_id))
+                is_read = "failed" not in answer
+                await line.say(answer)
+        finally:
+            held.released(plan_id, partition, is_read=is_read)
+
+
+async def _answered(work: Any) -> dict[str, Any]:  # noqa: ANN401 - a coroutine of the above
+    try:
+        answer: dict[str, Any] = await work
+    except IngestdError as error:
+        return failure(error)
+    return answer
+
+
+async def _ended(pid: int) -> None:
+    """Return when the process has ended."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except (AttributeError, OSError):  # not Linux, or it ended before
+        while _is_running(pid):  # noqa: ASYNC110 - no event to wait for
+            await asyncio.sleep(_WATCH_S)
+        return
+    over = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(descriptor, over.set)
+    try:
+        await over.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+async def _main(host: str, pid: int) -> None:
+    token = secrets.token_hex(32)
+    server = await asyncio.start_server(
+        KeeperServer(SnapshotKeeper(), token).serve, host, 0, limit=MAX_LINE_BYTES
+    )
+    port = server.sockets[0].getsockname()[1]
+    sys.stdout.write(json.dumps({"port": port, "token": token}) + "\n")
+    sys.stdout.flush()
+    # Nobody reads on: a full pipe must never stop it.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    await _ended(pid)
+
+
+if __name__ == "__main__":
+    try:
+        asyncio.run(_main(sys.argv[1], int(sys.argv[2])))
+    finally:
+        for file in sys.argv[3:]:
+            Path(file).unlink(missing_ok=True)

@@ -1,0 +1,162 @@
+"""A table's rows at a snapshot that the driver holds, as a DataFrame: executors read its splits.
+
+A Python data source of its own for each table (Spark Connect has no RDDs, and its Arrow functions
+want pandas). The splits, and with them the DSN and keys of masks, travel in the pickled class: they
+are in no option, plan or message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+from pydantic import BaseModel
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from ingestd.app.connectors import FACTORIES
+from ingestd.model.errors import (
+    IngestdError,
+    OperatorError,
+    TableChangedError,
+    TableError,
+    TransientError,
+)
+from ingestd.model.schema import Table, TableId
+from ingestd.ports import Split
+from spark_jobs.source.schema import arrow_schema, as_spark_takes, spark_schema
+from spark_jobs.source.split_batches import batches_of
+
+_MARK = "ingestd-fault:"
+_FAULT = re.compile(re.escape(_MARK) + r"(\{.*?\})(?:$|\n|\\n)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SnapshotRows:
+    """What executors need to read a table: picklable, with the DSN in it, so never shown.
+
+    `columns`: by the source's names. `splits` have no table of their own: it is `table`.
+    """
+
+    source: str
+    kind: str
+    settings: BaseModel
+    table: Table
+    columns: tuple[str, ...]
+    splits: tuple[Split, ...]
+
+    @classmethod
+    def of(
+        cls, source: str, settings: BaseModel, kind: str, table: Table, splits: Sequence[Split]
+    ) -> SnapshotRows:
+        """Give the rows of these splits, all columns."""
+        names = tuple(c.name for c in table.columns)
+        bare = replace(table, columns=(), key=(), before=())
+        parts = tuple(replace(split, table=bare) for split in splits)
+        return cls(source, kind, settings, table, names, parts)
+
+    @property
+    def schema(self) -> StructType:
+        """The columns by their lake names, and `_cdc_raw`."""
+        lake_names = [self.table.column(name).lake_name for name in self.columns]
+        return spark_schema(self.table, lake_names, raw=True)
+
+    def __repr__(self) -> str:
+        return f"SnapshotRows({self.source}, {self.table.id}, {len(self.splits)} splits)"
+
+
+def snapshot_frame(session: SparkSession, rows: SnapshotRows) -> DataFrame:
+    """Give the rows: each action reads them anew, which can be done while the snapshot is held.
+
+    Errors of tasks come as Spark's own: `task_fault` has what was raised there.
+    """
+    name = f"ingestd_snapshot_{rows.table.oid}"
+
+    class SnapshotSource(DataSource):  # pickled by value, `rows` with it
+        @classmethod
+        def name(cls) -> str:
+            return name
+
+        def schema(self) -> StructType:
+            return rows.schema
+
+        def reader(self, schema: StructType) -> DataSourceReader:
+            return SplitReader(rows, schema)
+
+    session.dataSource.register(SnapshotSource)
+    frame: DataFrame = session.read.format(name).load()
+    return frame
+
+
+@dataclass(frozen=True, slots=True)
+class SplitNumber(InputPartition):
+    """A task's split, by its number."""
+
+    number: int
+
+
+class SplitReader(DataSourceReader):
+    """Reads splits by COPY; Arrow batches are handed through."""
+
+    def __init__(self, rows: SnapshotRows, schema: StructType) -> None:
+        self._rows = rows
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One for each split."""
+        return [SplitNumber(number) for number in range(len(self._rows.splits))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Give the split's rows. Raises TaskFaultError."""
+        assert isinstance(partition, SplitNumber)
+        rows = self._rows
+        connector = FACTORIES[rows.kind].create(rows.source, rows.settings, memory_bytes=0)
+        split = replace(rows.splits[partition.number], table=rows.table)
+        target = arrow_schema(self._schema)
+        try:
+            with contextlib.closing(
+                batches_of(lambda: iter([connector.page_source(split, rows.columns)]))
+            ) as batches:
+                for batch in batches:
+                    if batch.num_rows:
+                        yield as_spark_takes(batch, target)
+        except IngestdError as error:
+            raise TaskFaultError(error) from error
+
+
+class TaskFaultError(Exception):
+    """An IngestdError in a task, written so that the driver can tell it from Spark's text."""
+
+    def __init__(self, error: IngestdError) -> None:
+        told = {
+            "kind": next(kind.__name__ for kind in _KINDS if isinstance(error, kind)),
+            "what": error.what,
+            "remedy": error.remedy,
+            "reason": getattr(error, "reason", None),
+            "table": str(error.table) if isinstance(error, TableError) else None,
+        }
+        super().__init__(_MARK + json.dumps(told))
+
+
+_KINDS = (TransientError, TableChangedError, TableError, OperatorError, IngestdError)
+"""From special to general."""
+
+
+def task_fault(error: BaseException) -> IngestdError | None:
+    """Give the IngestdError that a Spark job failed with in a task, None if it was another one."""
+    found = _FAULT.search(str(error))
+    if found is None:
+        return None
+    told = json.loads(found[1])
+    kind, what, remedy = told["kind"], told["what"], told["remedy"]
+    if kind == TransientError.__name__:
+        return TransientError(what, reason=told["reason"], remedy=remedy)
+    if told["table"] is None:
+        return OperatorError(what, remedy=remedy)
+    raised = TableChangedError if kind == TableChangedError.__name__ else TableError
+    return raised(TableId.parse(told["table"]), told["reason"], remedy=remedy)
