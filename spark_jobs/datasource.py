@@ -12,8 +12,8 @@
 The rows have the lake's types and what the config says of columns, and `_cdc_raw` for values that
 their columns can't hold. Tasks read by COPY, the same splits and page source as the daemon's
 snapshots, and hand Arrow batches on. All tasks of a query read one snapshot, whatever tables they
-read: `spark_jobs.source.exported_snapshot` has how, and when it ends. docs/spark-datasource.md has the
-options.
+read: `spark_jobs.source.exported_snapshot` has how, and when it ends. docs/spark-datasource.md has
+the options.
 
 What Spark 4.2 gives a Python data source, and what follows (all of it looked up in its sources, and
 tried):

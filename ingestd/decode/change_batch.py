@@ -9,10 +9,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ingestd.decode.pgoutput.tuples import Field
 from ingestd.decode.values.cast import cast, raw_texts
 from ingestd.decode.values.masks import masked
-from ingestd.decode.values.text_column import Texts
+from ingestd.decode.values.text_column import Field, Texts
 from ingestd.model.changes import TableBatch, change_schema
 from ingestd.model.schema import TIMESTAMP, Column, Table
 

@@ -2,7 +2,8 @@
 
 A row's number is a sum over its columns, each salted with its place, so it can be put together of
 parts that are found in different changes. A value that its column can't hold (`_cdc_raw`) counts as
-its text, which is like no value of the column. The hashes are those of `ingestd.digests.value_hashes`.
+its text, which is like no value of the column. The hashes are those of
+`ingestd.digests.value_hashes`.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ PAGE_PATHS = frozenset(("/", *(f"/page/{name}" for name in _FILES if name != "pa
 
 def add_page(app: web.Application) -> None:
     """Serve the page's files, which are read now."""
-    folder = files("ingestd.observe") / "page"
+    folder = files("ingestd.http") / "page"
     for name in _FILES:
         body = (folder / name).read_bytes()
         path = "/" if name == "page.html" else f"/page/{name}"

@@ -1,7 +1,7 @@
 """The status as server-sent events (HTML standard, section 9.2), to a bounded number of readers.
 
-``state`` is all there is, ``change`` what is new since: see `ingestd.http.status_diff`. What is new is
-put together once, whoever reads. A reader that takes too little is cut off, and gets a ``state``
+``state`` is all there is, ``change`` what is new since: see `ingestd.http.status_diff`. What is new
+is put together once, whoever reads. A reader that takes too little is cut off, and gets a ``state``
 when it comes back: nothing is kept for it.
 """
 

@@ -2,7 +2,8 @@
 
 A row counts as the server sends it, as text: a bytea has two characters for each byte. Its size is
 bounded by its source's share of `limits.memory`, because it is decoded as a whole. A larger one is
-received piece by piece (`decode/pgoutput/shortening.py`): of what is not captured in it nobody knows then.
+received piece by piece (`decode/pgoutput/shortening.py`): of what is not captured in it nobody
+knows then.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from datetime import UTC, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ingestd.model.errors import TableError
 from ingestd.model.lake_state import TableState
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ingestd.http.command_token import CommandToken
     from ingestd.model.errors import IngestdError
     from ingestd.model.lake_state import Notice
     from ingestd.model.lsn import Lsn
@@ -348,6 +347,14 @@ class SourceStatus:
             status.snapshot_lsn = snapshot_lsn
 
 
+class CommandAccess(Protocol):
+    """How a client gets the token that commands need, or why there is none."""
+
+    def to_json(self) -> dict[str, str | None]:
+        """Return `token_file`, `user` and `off`, each None where it does not apply."""
+        ...
+
+
 @dataclass(slots=True)
 class DaemonStatus:
     """The whole daemon: `sources` by name, `lake`: its URI as the config has it.
@@ -359,7 +366,7 @@ class DaemonStatus:
     started_at: datetime
     sources: dict[str, SourceStatus] = field(default_factory=dict)
     lake: str = ""
-    commands: CommandToken | None = None
+    commands: CommandAccess | None = None
 
 
 def ready(status: DaemonStatus) -> tuple[bool, list[str]]:

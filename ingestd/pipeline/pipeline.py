@@ -18,9 +18,9 @@ advance), and `_confirm` here, called with what has just become durable and noth
 capture (I1).
 
 A table that needs a snapshot (new, remade, rewritten, a gap, asked for) is read while the stream
-goes on (I6), at one point or in chunks: see `ingestd.pipeline.snapshot_reader`. It is `live` when the epoch with
-its last rows is durable. After a kill what is left is read in chunks; a table without a key begins
-again, at a higher point, whose `t` voids what came before.
+goes on (I6), at one point or in chunks: see `ingestd.pipeline.snapshot_reader`. It is `live` when
+the epoch with its last rows is durable. After a kill what is left is read in chunks; a table
+without a key begins again, at a higher point, whose `t` voids what came before.
 """
 
 from __future__ import annotations

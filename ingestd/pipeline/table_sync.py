@@ -5,10 +5,10 @@ One task, one step after another::
     start to read what is to be read -> wait until tables change, or a snapshot is asked for
       -> discover -> record departures -> prepare -> record other changes -> (again)
 
-and a task for each reading (`ingestd.pipeline.snapshot_reader`), which appends nothing itself: its pages go
-through the pipeline's one queue. A fault of reading that passes by itself is tried again here; one
-that needs a person stops the tables that were to be read, not their source (I8). Any other fault
-ends the pipeline.
+and a task for each reading (`ingestd.pipeline.snapshot_reader`), which appends nothing itself: its
+pages go through the pipeline's one queue. A fault of reading that passes by itself is tried again
+here; one that needs a person stops the tables that were to be read, not their source (I8). Any
+other fault ends the pipeline.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ports: what `run/` drives and a capture or a sink provides.
+"""The ports: what `pipeline/` drives and a capture or a sink provides.
 
 Their docstrings are the contract; `tests/contract/` holds every implementation to it, the in-memory
 ones of `ingestd.testing.fakes` like the real ones.

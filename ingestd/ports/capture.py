@@ -232,7 +232,8 @@ class Snapshot(Protocol):
 class ChangeCapture(Protocol):
     """Changes of one source. One user at a time, all calls from one event loop.
 
-    Raises TransientError, OperatorError (see `ingestd.model.errors`) or ProtocolError from any call.
+    Raises TransientError, OperatorError (see `ingestd.model.errors`) or ProtocolError from any
+    call.
     """
 
     @property

@@ -1,7 +1,7 @@
 """What a verification is of: the source at one point, the lake's changes below it, what differs.
 
-The ports of `ingestd.pipeline.verify.run`: a source that gives its rows at a point, and a lake that gives
-the changes that the point's rows come of.
+The ports of `ingestd.pipeline.verify.run`: a source that gives its rows at a point, and a lake that
+gives the changes that the point's rows come of.
 """
 
 from __future__ import annotations

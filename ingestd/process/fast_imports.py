@@ -51,7 +51,7 @@ def python_command(*words: str) -> list[str]:
 
 def module_environment() -> dict[str, str]:
     """Return this process's environment, in which `python -m` finds this package from anywhere."""
-    parent = str(Path(__file__).parents[1])
+    parent = str(Path(__file__).parents[2])
     own = [] if parent in {*site.getsitepackages(), site.getusersitepackages()} else [parent]
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     path = [*own, *filter(os.path.isabs, inherited)]  # an empty entry is the working directory

@@ -3,7 +3,8 @@
 Who may write into one table's folder could otherwise have a job of wider rights read files of
 others into a mirror. Judged is what Delta itself has made of the log (commits, checkpoints,
 sidecars), and the rows are read of that very snapshot: what is committed later, or put into the
-place of a part of the log, is not read unjudged. The rule is `ingestd.lake.delta.log_paths.file_of`.
+place of a part of the log, is not read unjudged. The rule is
+`ingestd.lake.delta.log_paths.file_of`.
 
 Source: Delta transaction log protocol, "Add File", "Deletion Vectors".
 """

@@ -1,7 +1,7 @@
 """Changes of keyed rows folded to one outcome per key, by Spark: for batches of any size.
 
-What `spark_jobs.fold.plain` gives, but for rows whose key changed while they had values that were not
-sent: those have to be followed from key to key, which that one does.
+What `spark_jobs.fold.plain` gives, but for rows whose key changed while they had values that were
+not sent: those have to be followed from key to key, which that one does.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ EPOCH_COLUMNS = ("epoch", "end_lsn", "last_commit_ts", "tables", "bytes")
 
 
 class SourceLake:
-    """One source's tables in a lake. `uri` as Spark names it (`spark_jobs.cli.arguments.spark_uri`).
+    """One source's tables in a lake. `uri` as Spark names it (`cli.arguments.spark_uri`).
 
     `unread_lsn`: of raw tables, rows up to this position are not read (files of them are gone).
     `checked`: by what tables are read, those of a job's target as well.

@@ -34,7 +34,7 @@ _POSITION = ("_cdc_lsn", "_cdc_seq")
 
 @dataclass(frozen=True, slots=True)
 class MovedOn:
-    """The rows that are to be there, hashed (`spark_jobs.reconciling.row_hashes.hashed`); `close` it.
+    """The rows that are to be there, hashed (`row_hashes.hashed`); `close` it.
 
     `changes`: how many were taken into account.
     """

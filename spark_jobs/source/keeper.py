@@ -1,8 +1,8 @@
 """The process beside a Spark driver that holds its queries' snapshots.
 
 ``python -m spark_jobs.source.keeper HOST JVM_PID [FILE...]`` prints port and token, and ends with
-that process; then it removes the files, which tell where it was. See `spark_jobs.source.exported_snapshot`
-for what it does, and why.
+that process; then it removes the files, which tell where it was. See
+`spark_jobs.source.exported_snapshot` for what it does, and why.
 """
 
 from __future__ import annotations

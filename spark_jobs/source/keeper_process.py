@@ -79,7 +79,7 @@ def listening_host(dsn: str) -> str:
 
 def _import_path() -> list[str]:
     """Return where this driver imports from, but for the directory that it was started in."""
-    own = str(Path(__file__).parents[1])
+    own = str(Path(__file__).parents[2])
     here = str(Path.cwd())
     found = (path for path in sys.path if Path(path).is_absolute())
     return [path for path in found if path == own or path != here]

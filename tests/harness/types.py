@@ -1,7 +1,7 @@
 """Every built-in type a table can have: its column in the lake, ordinary values, and odd ones.
 
-The mapping is written out here, apart from `ingestd.decode.type_mapping`. A value is the text of an SQL
-literal, or an SQL expression (`Sql`) where the type's input function takes nothing.
+The mapping is written out here, apart from `ingestd.decode.type_mapping`. A value is the text of an
+SQL literal, or an SQL expression (`Sql`) where the type's input function takes nothing.
 """
 
 from __future__ import annotations

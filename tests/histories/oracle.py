@@ -1,7 +1,7 @@
 """The lake held against the source, after a check of the catalog.
 
-The lake is folded by `ingestd.testing.oracle.folding`, which shares no code with what writes it; the source
-is read by the output functions of its types.
+The lake is folded by `ingestd.testing.oracle.folding`, which shares no code with what writes it;
+the source is read by the output functions of its types.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ from deltalake import DeltaTable
 
 from ingestd.lake.delta.newest_rows import newest_rows
 from ingestd.lake.delta.read import read_raw
-from ingestd.lake.delta.table_features import FeatureError
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.maintenance.compaction import MaintenancePolicy, TableMaintenance
+from ingestd.lake.store.errors import FeatureError
 from ingestd.lake.store.fsync import Fsync
 from ingestd.lake.store.store import LocalStore
 from ingestd.model.errors import TableError

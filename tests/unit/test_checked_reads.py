@@ -1,4 +1,4 @@
-"""Spark reads Delta tables by `spark_jobs.delta_log.checked_tables` alone: other ways follow any path."""
+"""Spark reads Delta tables by `checked_tables` alone: other ways follow any path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files are opened for writing by `ingestd.process.file_creation`, `tempfile`, or for a reason below."""
+"""Files are opened for writing by `file_creation`, `tempfile`, or for a reason below."""
 
 from __future__ import annotations
 

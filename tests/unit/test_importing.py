@@ -40,7 +40,9 @@ def test_neither_rich_nor_certificates_are_read_at_the_start(
 
 
 def test_what_was_imported_before_stays() -> None:
-    program = "import sys, rich\nfrom ingestd.process.fast_imports import sparing\nwith sparing(): import rich"
+    program = (
+        "import rich\nfrom ingestd.process.fast_imports import sparing\nwith sparing(): import rich"
+    )
     subprocess.run([sys.executable, "-c", program], check=True)
 
 

@@ -1,8 +1,11 @@
-"""Imports point downwards only (design section 8.1)."""
+"""Imports point in one direction, from folder to folder and within each folder."""
 
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,41 +14,77 @@ import pytest
 import ingestd
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-PACKAGE = Path(ingestd.__file__).parent
+ROOT = Path(ingestd.__file__).parent.parent
+PACKAGES = ("ingestd", "spark_jobs")
 
-VOCABULARY = (
-    "__init__ allocation changes checks config config_errors errors failpoints files importing "
-    "incomplete_rows keys open_files ports positions predicates quantities recorded redaction "
-    "references row_digests row_limit schema terminal_text value_hashes verification visibility"
+LAYERS = (
+    "__init__",
+    "model",
+    "config digests failpoints process",
+    "ports",
+    "decode observe",
+    "http lake pipeline postgres",
+    "app terminal testing",
+    "demo",
+    "cli",
+    "__main__",
 )
-EDGE = (
-    "__main__ app checks_table cli demo drop_command grid lake_listing lake_look pause_command "
-    "reloading snapshot_command snapshot_display starter status_table status_watch table_bars "
-    "table_listing table_report verify_display verify_report"
-)
-LAYERS = (VOCABULARY, "decode observe", "capture sink fakes", "run", EDGE)
 """The first part of a module's name below `ingestd`; a layer may import those above it here."""
 
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts.split()}
-FREE = (0, len(LAYERS) - 1)
-"""Layers whose modules may import each other: the vocabulary, and the edge."""
 
 KEPT_OUT = {
-    "run": {"ingestd.postgres", "ingestd.lake", "psycopg", "deltalake"},
-    "capture": {"deltalake"},
-    "sink": {"psycopg"},
+    "pipeline": {"psycopg", "deltalake"},
+    "postgres": {"deltalake"},
+    "lake": {"psycopg"},
     "decode": {"psycopg", "deltalake", "asyncio", "socket"},
     "observe": {"psycopg", "deltalake"},
+    "http": {"psycopg", "deltalake"},
 }
-"""What a package does not know of."""
+"""Libraries that a folder does not know of."""
+
+LOOSE = {
+    "ingestd": {"__init__", "__main__", "failpoints"},
+    "spark_jobs": {
+        "__init__",
+        "backfill",
+        "datasource",
+        "epochs",
+        "history",
+        "mirror",
+        "reconcile",
+        "session",
+        "session_cache",
+        "spark_errors",
+        "warm_up",
+    },
+}
+"""The modules beside the folders: entry points, and what all of them need."""
+
+MOST_MODULES = 20
+"""In one folder."""
 
 
-def imports(source: str, module: str, *, is_package: bool = False) -> Iterator[str]:
-    """Give the names that a module's text imports, at any depth, those for types too."""
+def imports(
+    source: str, module: str, *, is_package: bool = False, at_runtime: bool = False
+) -> Iterator[str]:
+    """Return the names that a module's text imports, at any depth.
+
+    `at_runtime`: without those that are for types only.
+    """
     parents = module.split(".") if is_package else module.split(".")[:-1]
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    skipped = {
+        id(inner)
+        for node in ast.walk(tree)
+        if at_runtime and isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -55,14 +94,14 @@ def imports(source: str, module: str, *, is_package: bool = False) -> Iterator[s
 
 
 def part_of(name: str) -> str:
-    """Name the part of ingestd that a dotted name is in."""
+    """Return the part of ingestd that a dotted name is in."""
     part = name.split(".")[1] if "." in name else "__init__"
     # `from ingestd import __version__` is of the package itself
     return "__init__" if part.startswith("__") and part != "__main__" else part
 
 
 def faults(source: str, module: str, *, is_package: bool = False) -> list[str]:
-    """Say which imports of a module go against the direction."""
+    """Return which imports of a module go against the layers."""
     own = part_of(module)
     if own not in RANK:
         return [f"{module} is in no layer"]
@@ -75,31 +114,95 @@ def faults(source: str, module: str, *, is_package: bool = False) -> list[str]:
             target = part_of(name)
             if target not in RANK:
                 found.append(f"{module} imports {name}, which is in no layer")
-            elif target != own and not is_below(target, own):
+            elif target != own and RANK[target] >= RANK[own]:
                 found.append(f"{module} imports {name}")
     return found
 
 
-def is_below(target: str, own: str) -> bool:
-    return RANK[target] < RANK[own] or (RANK[target] == RANK[own] and RANK[own] in FREE)
-
-
 def module_name(path: Path) -> str:
-    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    """Return a file's dotted name."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+def child_of(folder: str, name: str) -> str:
+    """Return the part of a folder, by its dotted name, that a name in it belongs to."""
+    return ".".join(name.split(".")[: folder.count(".") + 2])
+
+
+def circles(runtime: Mapping[str, set[str]], typed: Mapping[str, set[str]]) -> list[str]:
+    """Return the circles among the parts of each folder.
+
+    Modules of one folder may name each other's types: between folders these count as well.
+    """
+    folders = {
+        ".".join(module.split(".")[:n]) for module in typed for n in range(1, module.count(".") + 1)
+    }
+    found = []
+    for folder in sorted(folders):
+        graph: dict[str, set[str]] = defaultdict(set)
+        for module, names in typed.items():
+            if not module.startswith(f"{folder}."):
+                continue
+            own = child_of(folder, module)
+            for name in names:
+                other = child_of(folder, name)
+                is_between_folders = own != module or other in folders
+                if (
+                    name.startswith(f"{folder}.")
+                    and other != own
+                    and (is_between_folders or name in runtime[module])
+                ):
+                    graph[own].add(other)
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError as error:
+            found.append(" -> ".join(error.args[1]))
+    return found
+
+
+@cache
+def read_modules(package: str) -> dict[str, tuple[str, bool]]:
+    """Return text of each module, and whether it is a folder's `__init__`, by dotted name."""
+    return {
+        module_name(path): (path.read_text("utf-8"), path.name == "__init__.py")
+        for path in sorted((ROOT / package).rglob("*.py"))
+    }
+
+
 def test_imports_point_downwards() -> None:
-    paths = sorted(PACKAGE.rglob("*.py"))
-    assert len(paths) > 20
+    modules = read_modules("ingestd")
+    assert len(modules) > 20
     found = [
         fault
-        for path in paths
-        for fault in faults(
-            path.read_text("utf-8"), module_name(path), is_package=path.name == "__init__.py"
-        )
+        for module, (source, is_package) in modules.items()
+        for fault in faults(source, module, is_package=is_package)
     ]
     assert found == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_folder_has_a_circle(package: str) -> None:
+    modules = read_modules(package)
+
+    def imported(*, at_runtime: bool) -> dict[str, set[str]]:
+        return {
+            module: set(imports(source, module, is_package=is_package, at_runtime=at_runtime))
+            for module, (source, is_package) in modules.items()
+        }
+
+    assert circles(imported(at_runtime=True), imported(at_runtime=False)) == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_folders_are_small(package: str) -> None:
+    loose = {path.stem for path in (ROOT / package).glob("*.py")}
+    assert loose == LOOSE[package]
+    sizes = {
+        folder: len([path for path in folder.glob("*.py") if path.name != "__init__.py"])
+        for folder in (ROOT / package).rglob("*/")
+    }
+    assert {folder: size for folder, size in sizes.items() if size > MOST_MODULES} == {}
 
 
 @pytest.mark.parametrize(
@@ -107,15 +210,15 @@ def test_imports_point_downwards() -> None:
     [
         ("ingestd.lake.raw_table", "from ingestd.postgres import wal"),
         ("ingestd.postgres.wal", "import ingestd.lake.raw_table"),
-        ("ingestd.postgres.wal", "from ..sink import raw"),
+        ("ingestd.postgres.wal", "from ..lake import raw_table"),
         ("ingestd.postgres.wal", "from ingestd.pipeline.pipeline import Pipeline"),
         ("ingestd.pipeline.pipeline", "from ingestd.lake.raw_table import x"),
         ("ingestd.pipeline.pipeline", "def f():\n    import psycopg.pq"),
         ("ingestd.pipeline.pipeline", "from deltalake import DeltaTable"),
         ("ingestd.decode.pgoutput", "import asyncio"),
         ("ingestd.decode.pgoutput", "from ingestd.observe import metrics"),
-        ("ingestd.ports", "if TYPE_CHECKING:\n    from ingestd.decode import types"),
-        ("ingestd.http.server", "from ingestd import app"),
+        ("ingestd.ports", "if TYPE_CHECKING:\n    from ingestd.decode import type_mapping"),
+        ("ingestd.observe.status", "from ingestd import http"),
         ("ingestd.lake.raw_table", "from . import x\nfrom ingestd.testing.fakes import FakeSink"),
         ("ingestd.helpers", "import os"),
         ("ingestd.cli", "from ingestd.nowhere import x"),
@@ -133,7 +236,7 @@ def test_the_checker_sees_a_wrong_import(module: str, source: str) -> None:
             "import deltalake\nfrom . import x\nfrom ingestd.ports import Sink",
         ),
         ("ingestd.pipeline.pipeline", "from ingestd.observe.metrics import Metrics"),
-        ("ingestd.app", "from ingestd.postgres import wal\nfrom ingestd.lake import raw"),
+        ("ingestd.app", "from ingestd.postgres import wal\nfrom ingestd.lake import raw_table"),
         ("ingestd.ports", "from ingestd.model.changes import Chunk"),
         ("ingestd.config", "from ingestd import __version__"),
         ("ingestd.__main__", "from ingestd.cli import main"),
@@ -141,3 +244,11 @@ def test_the_checker_sees_a_wrong_import(module: str, source: str) -> None:
 )
 def test_the_checker_lets_right_imports_be(module: str, source: str) -> None:
     assert faults(source, module) == []
+
+
+def test_the_checker_sees_circles() -> None:
+    of_folders = {"a.b.x": {"a.c.y.f"}, "a.c.z": {"a.b.w"}, "a.c.y": set(), "a.b.w": set()}
+    assert len(circles(of_folders, of_folders)) == 1
+    of_modules: dict[str, set[str]] = {"a.x": {"a.y"}, "a.y": {"a.x"}}
+    assert len(circles(of_modules, of_modules)) == 1
+    assert circles({"a.x": {"a.y"}, "a.y": set()}, of_modules) == []

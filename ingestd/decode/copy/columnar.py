@@ -29,11 +29,10 @@ from ingestd.decode.copy.packing import (
     form_of,
     width,
 )
-from ingestd.decode.pgoutput.tuples import Field
 from ingestd.decode.values.calendar import date_text, timestamp_text
 from ingestd.decode.values.dates import END_US, FIRST_DAY, FIRST_US
 from ingestd.decode.values.encodings import Encoding
-from ingestd.decode.values.text_column import Source, Texts, bitmap, texts_of
+from ingestd.decode.values.text_column import Field, Source, Texts, bitmap, texts_of
 from ingestd.model.changes import SNAPSHOT, SNAPSHOT_SEQ, TableBatch
 from ingestd.model.errors import ProtocolError
 from ingestd.model.lsn import Lsn

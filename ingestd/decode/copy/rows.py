@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingestd.decode.change_batch import Places, Tuples, table_batch
-from ingestd.decode.pgoutput.tuples import Field, walk_copy_rows
+from ingestd.decode.pgoutput.tuples import walk_copy_rows
 from ingestd.decode.values.encodings import Encoding
-from ingestd.decode.values.text_column import Source, Texts
+from ingestd.decode.values.text_column import Field, Source, Texts
 from ingestd.model.changes import SNAPSHOT, SNAPSHOT_SEQ, TableBatch
 from ingestd.model.errors import ProtocolError
 from ingestd.model.lsn import Lsn

@@ -25,8 +25,8 @@ from ingestd.decode.pgoutput.messages import (
 )
 from ingestd.decode.pgoutput.native_tuples import walk_typed
 from ingestd.decode.pgoutput.relation import Relation
-from ingestd.decode.pgoutput.tuples import Field, Part, walk_tuples
-from ingestd.decode.values.text_column import Source
+from ingestd.decode.pgoutput.tuples import Part, walk_tuples
+from ingestd.decode.values.text_column import Field, Source
 from ingestd.model.changes import TableBatch
 from ingestd.model.errors import ProtocolError
 from ingestd.model.schema import Column, Table

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from ingestd.decode import native
 from ingestd.decode.change_batch import CastColumn
-from ingestd.decode.pgoutput.tuples import Field, Part
-from ingestd.decode.values.text_column import Source, Texts, bitmap
+from ingestd.decode.pgoutput.tuples import Part
+from ingestd.decode.values.text_column import Field, Source, Texts, bitmap
 from ingestd.model.schema import TIMESTAMP, TIMESTAMP_NTZ, Column
 
 # as in _native.c

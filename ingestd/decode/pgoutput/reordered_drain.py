@@ -1,12 +1,12 @@
 """Transactions that a call of the SQL functions gave before they commit, in commit order.
 
-With `streaming 'on'` (`decode/pgoutput/streamed_transactions.py`) a call gives segments of large transactions where they
-lie among others, and the server need not write those out while it decodes. It has the whole result
-before the first row leaves, so a query can go over it several times (`wal/drain_queries.py`): first
-it tells, in the order in which they were sent, of all that is about segments or relations; then
-come the ordinary transactions up to the first Stream Commit, that one's messages, and so on. So
-whoever reads knows of each transaction its commit, and what was undone of it, before its first
-message, and need not keep any. States::
+With `streaming 'on'` (`decode/pgoutput/streamed_transactions.py`) a call gives segments of large
+transactions where they lie among others, and the server need not write those out while it decodes.
+It has the whole result before the first row leaves, so a query can go over it several times
+(`wal/drain_queries.py`): first it tells, in the order in which they were sent, of all that is about
+segments or relations; then come the ordinary transactions up to the first Stream Commit, that one's
+messages, and so on. So whoever reads knows of each transaction its commit, and what was undone of
+it, before its first message, and need not keep any. States::
 
     ahead --span 0 to the first commit--> ordinary --span of that commit's xid--> to come
     to come --Stream Start--> in a segment --Stream Stop--> between segments

@@ -13,22 +13,10 @@ from itertools import accumulate, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from ingestd.decode.values.text_column import Source, Texts
+from ingestd.decode.values.text_column import Field, Source, Texts
 from ingestd.model.errors import ProtocolError
 
 _TEXT, _NULL, _UNCHANGED = ord("t"), ord("n"), ord("u")
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One column of the tuples: its texts, and where an unchanged TOAST value was not sent."""
-
-    texts: Texts
-    unchanged: NDArray[np.bool_] | None = None
-
-    def __getitem__(self, rows: NDArray[np.int64] | slice) -> Field:
-        unchanged = None if self.unchanged is None else self.unchanged[rows]
-        return Field(self.texts[rows], unchanged)
 
 
 @dataclass(frozen=True, slots=True)

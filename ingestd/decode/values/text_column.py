@@ -188,3 +188,15 @@ def texts_of(values: pa.BinaryArray) -> Texts:
 def bitmap(mask: NDArray[np.bool_]) -> pa.Buffer:
     """Arrow's bitmap of a mask."""
     return pa.py_buffer(np.packbits(mask, bitorder="little"))
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One column of the tuples: its texts, and where an unchanged TOAST value was not sent."""
+
+    texts: Texts
+    unchanged: NDArray[np.bool_] | None = None
+
+    def __getitem__(self, rows: NDArray[np.int64] | slice) -> Field:
+        unchanged = None if self.unchanged is None else self.unchanged[rows]
+        return Field(self.texts[rows], unchanged)

@@ -19,9 +19,9 @@ from ingestd.lake.delta.actions import parse_statistics
 from ingestd.lake.delta.arrow_types import conformed
 from ingestd.lake.delta.log_files import open_table
 from ingestd.lake.delta.log_paths import file_of
-from ingestd.lake.delta.table_features import FILES_BY_NAME, FeatureError
+from ingestd.lake.delta.table_features import FILES_BY_NAME
 from ingestd.lake.layout import Layout
-from ingestd.lake.store.errors import storage_faults
+from ingestd.lake.store.errors import FeatureError, storage_faults
 from ingestd.lake.store.store import Store, open_store
 from ingestd.model.errors import DamagedError
 from ingestd.model.schema import TableId

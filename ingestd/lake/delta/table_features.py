@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from ingestd.model.errors import FolderError
+from ingestd.lake.store.errors import FeatureError
 
 _FEATURES = 7
 """The writer version from which on a table lists its features."""
@@ -73,22 +73,6 @@ class Obstacle:
 
     what: str
     undo: str = ""
-
-
-class FeatureError(FolderError):
-    """A table feature is in the way. `undo`: the statement for Spark that takes it away, or none.
-
-    `undo` is given with ``{t}`` for the table.
-    """
-
-    def __init__(self, uri: str, what: str, undo: str) -> None:
-        path = uri.removeprefix("file://").rstrip("/").replace("`", "``")
-        self.undo = undo.format(t=f"delta.`{path}`")
-        back = "put the folder back from a copy"
-        super().__init__(
-            f"lake table {uri.removeprefix('file://')}: {what}",
-            remedy=f"in Spark: {self.undo}; or {back}" if undo else back,
-        )
 
 
 class NotWritableError(FeatureError):

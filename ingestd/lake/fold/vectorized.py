@@ -1,7 +1,7 @@
 """The last row of each key in a piece of a raw table, found with arrays (design section 2).
 
-The same as `ingestd.lake.fold.plain` says row by row, for tables with a key: rows go by position; a row
-whose key changed takes its old one away; what was not sent is as in the row before.
+The same as `ingestd.lake.fold.plain` says row by row, for tables with a key: rows go by position; a
+row whose key changed takes its old one away; what was not sent is as in the row before.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The current rows of a table without a key, found with arrays (design section 2).
 
-Each `u` and `d` has the whole old row and takes one equal row away, as in `ingestd.lake.fold.plain`. In
-the log of a server it follows that row. So their order does not count, only how many there are of
-each. Rows are distinguished by a 64-bit hash of their values (`ingestd.digests.value_hashes`) and a random
-number: otherwise who inserts rows could choose two with one hash.
+Each `u` and `d` has the whole old row and takes one equal row away, as in
+`ingestd.lake.fold.plain`. In the log of a server it follows that row. So their order does not
+count, only how many there are of each. Rows are distinguished by a 64-bit hash of their values
+(`ingestd.digests.value_hashes`) and a random number: otherwise who inserts rows could choose two
+with one hash.
 """
 
 from __future__ import annotations

@@ -51,8 +51,9 @@ class DeltaReferenceTable:
     in one commit.
 
     `step` is called, in a worker thread, with ``write``, ``commit`` and ``committed`` as these
-    come: whatever it raises ends the call there. `is_claimed`: see `ingestd.lake.delta_lake.DeltaLake`.
-    `needs_marker`, `calls`: see `ingestd.lake.store.store.Store`.
+    come: whatever it raises ends the call there. `is_claimed`: see
+    `ingestd.lake.delta_lake.DeltaLake`. `needs_marker`, `calls`: see
+    `ingestd.lake.store.store.Store`.
     """
 
     def __init__(

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
-from ingestd.lake.delta.table_features import FeatureError
 from ingestd.lake.store.plain_files import OddFileError
 from ingestd.model.errors import (
     DamagedError,
@@ -267,3 +266,19 @@ def storage_faults(uri: str) -> Iterator[None]:
         if not _DAMAGED.search(str(error)):  # what we asked for was wrong
             raise
         raise storage_fault(error, uri) from error
+
+
+class FeatureError(FolderError):
+    """A table feature is in the way. `undo`: the statement for Spark that takes it away, or none.
+
+    `undo` is given with ``{t}`` for the table.
+    """
+
+    def __init__(self, uri: str, what: str, undo: str) -> None:
+        path = uri.removeprefix("file://").rstrip("/").replace("`", "``")
+        self.undo = undo.format(t=f"delta.`{path}`")
+        back = "put the folder back from a copy"
+        super().__init__(
+            f"lake table {uri.removeprefix('file://')}: {what}",
+            remedy=f"in Spark: {self.undo}; or {back}" if undo else back,
+        )

@@ -12,7 +12,7 @@ from ingestd.ports.verify import Digested, Rows
 
 
 def values_of_changes(batch: pa.RecordBatch, digested: Digested) -> Rows:
-    """Give changes as `ingestd.lake.fold.plain` takes them, by the source's names of the columns."""
+    """Return changes as `ingestd.lake.fold.plain` takes them, by the source's column names."""
     count = batch.num_rows
     raw = RawTexts(batch.column("_cdc_raw"))
     given = given_by(batch)

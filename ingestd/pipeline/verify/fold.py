@@ -1,4 +1,4 @@
-"""A table's changes folded by numbers alone: the same rows as `ingestd.lake.fold.plain` has (tests).
+"""A table's changes folded by numbers alone: the same rows as `lake.fold.plain` has (tests).
 
 Rows go by position. A change without some values has them from the row before it, which is the last
 change of the same key that was sent with them, since the row is there. Rows that took such values

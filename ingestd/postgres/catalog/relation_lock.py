@@ -7,11 +7,13 @@ are compared; then it is read, in the same transaction. The lock keeps it from b
 dropped and replaced.
 
 PREPARE takes the lock: it analyses a query and does not plan it. Planning is too much already: it
-evaluates the immutable functions of a view (see `ingestd.postgres.catalog.planner_functions`). It needs no right to
-the table, where LOCK TABLE needs SELECT on all columns. Both are allowed on a standby.
+evaluates the immutable functions of a view (see `ingestd.postgres.catalog.planner_functions`). It
+needs no right to the table, where LOCK TABLE needs SELECT on all columns. Both are allowed on a
+standby.
 
 What a lock does not keep from changing is the schema's name; `restrict_nonsystem_relation_kind`
-(`ingestd.postgres.connection.pinned_settings`) has the server refuse a view there, in versions that have it.
+(`ingestd.postgres.connection.pinned_settings`) has the server refuse a view there, in versions that
+have it.
 
 Source: PostgreSQL documentation, "LOCK", "PREPARE"; src/backend/catalog/namespace.c
 (RangeVarGetRelidExtended); CVE-2024-7348.

@@ -3,8 +3,8 @@
 Renaming an enum's label and changing a composite type's attributes touch no row and leave no trace
 in pg_attribute; every value that was written before has another text then. A label that is added
 changes none; whether it was renamed before a catalog reading saw it, only the stream can tell (see
-`ingestd.postgres.wal.enum_labels`). An attribute that is dropped again leaves its number behind. What
-they are called is in no text, but in a struct. Source: PostgreSQL documentation, ALTER TYPE.
+`ingestd.postgres.wal.enum_labels`). An attribute that is dropped again leaves its number behind.
+What they are called is in no text, but in a struct. Source: PostgreSQL documentation, ALTER TYPE.
 """
 
 from __future__ import annotations

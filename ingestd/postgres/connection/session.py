@@ -73,12 +73,13 @@ async def connect(
     """Connect with pinned settings; with `replication` to a walsender of the DSN's database.
 
     A timeout of 0 means none. The settings go with the startup message, after any `options` of the
-    DSN (or PGOPTIONS), and are set and checked by the first statement (`ingestd.postgres.connection.pinned_settings`). A
-    pooler that takes no `options` there gets them by statement alone, if the session is ours alone.
-    Raises psycopg.Error, for `classify`; OperatorError if the DSN can't be read, for a pooler in
-    transaction mode, and where a setting does not hold. `claim`: the holder of the claim of that
-    name connects; who holds it next ends the session, if it is still there. `reads_names`: for the
-    catalog, whose names may have any bytes (`ingestd.postgres.connection.names`), not for rows of tables.
+    DSN (or PGOPTIONS), and are set and checked by the first statement
+    (`ingestd.postgres.connection.pinned_settings`). A pooler that takes no `options` there gets
+    them by statement alone, if the session is ours alone. Raises psycopg.Error, for `classify`;
+    OperatorError if the DSN can't be read, for a pooler in transaction mode, and where a setting
+    does not hold. `claim`: the holder of the claim of that name connects; who holds it next ends
+    the session, if it is still there. `reads_names`: for the catalog, whose names may have any
+    bytes (`ingestd.postgres.connection.names`), not for rows of tables.
     """
     parameters = parameters_of(dsn)
     settings = {
@@ -245,8 +246,8 @@ def _server_encoding(connection: AsyncConnection[Any]) -> str:
 def parameters_of(dsn: str) -> dict[str, Any]:
     """Return what every connection to a source is made with.
 
-    See `DEFAULTS`, `ingestd.postgres.connection.tls` and `ingestd.postgres.connection.authentication`. Raises OperatorError
-    as `read_dsn`.
+    See `DEFAULTS`, `ingestd.postgres.connection.tls` and
+    `ingestd.postgres.connection.authentication`. Raises OperatorError as `read_dsn`.
     """
     found = read_dsn(dsn)
     known = resolved(found)

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from ingestd.decode.change_batch import Places, Tuples, table_batch
 from ingestd.decode.copy.rows import CopiedRows, microseconds
-from ingestd.decode.pgoutput.tuples import Field
 from ingestd.decode.values.cast import raw_texts
-from ingestd.decode.values.text_column import Texts
+from ingestd.decode.values.text_column import Field, Texts
 from ingestd.model.changes import DELETE, INSERT, UPDATE, TableBatch, change_schema
 from ingestd.model.errors import ProtocolError
 from ingestd.model.lsn import Lsn

@@ -1,4 +1,4 @@
-"""Reads how tables are stored, and asks their rows what `ingestd.postgres.rewrites.catalog_evidence` leaves open.
+"""Reads how tables are stored, and asks their rows what `catalog_evidence` leaves open.
 
 Source: PostgreSQL documentation, "System Catalogs" (pg_class, pg_inherits, pg_depend).
 """

@@ -338,7 +338,8 @@ def _is_rekeyed(relation: Relation, last: Storage) -> bool:
 def _names_other_rows(partition: Relation, last: Storage) -> bool:
     """Return whether old rows of a partition lack a column by which the table's rows are found.
 
-    `ingestd.postgres.catalog.replica_identity` judges the present replica identity of each partition like this.
+    `ingestd.postgres.catalog.replica_identity` judges the present replica identity of each
+    partition like this.
     """
     if last.key is None or partition.replica_identity == "f":
         return False

@@ -34,7 +34,8 @@ class CtidSplits:
     """Splits of plain tables, and of the leaves of partitioned ones.
 
     Together they have every row that the snapshot sees once, whatever happens meanwhile but for a
-    rewrite, which `ingestd.postgres.snapshot.page_reader` notices. See `ingestd.ports.SplitManager`.
+    rewrite, which `ingestd.postgres.snapshot.page_reader` notices. See
+    `ingestd.ports.SplitManager`.
     """
 
     def __init__(self, dsn: str) -> None:

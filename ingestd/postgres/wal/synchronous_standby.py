@@ -2,9 +2,9 @@
 
 Every walsender that streams and reports a flush position is a candidate, whatever it decodes; the
 daemon has to report one to confirm what is durable. The server chooses by `application_name`. So
-the stream has one that nobody lists without meaning it (`ingestd.postgres.connection.session.stream_name`);
-nothing keeps it out of `*`. Source: PostgreSQL, src/backend/replication/syncrep.c
-(SyncRepGetStandbyPriority), syncrep_scanner.l.
+the stream has one that nobody lists without meaning it
+(`ingestd.postgres.connection.session.stream_name`); nothing keeps it out of `*`. Source:
+PostgreSQL, src/backend/replication/syncrep.c (SyncRepGetStandbyPriority), syncrep_scanner.l.
 """
 
 from __future__ import annotations

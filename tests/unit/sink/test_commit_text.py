@@ -60,7 +60,7 @@ def test_no_commit_is_split_by_other_separators_of_lines() -> None:
     root = Path(__file__).parents[3]
     found = [
         path.name
-        for path in (root / "ingestd/sink").rglob("*.py")
+        for path in (root / "ingestd/lake").rglob("*.py")
         if re.search(r"\.splitlines\(", path.read_text())
     ]
     assert found == []

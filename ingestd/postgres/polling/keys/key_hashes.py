@@ -1,6 +1,7 @@
 """64-bit hashes of rows' keys: of equal keys always equal, of others almost never.
 
-Two keys of one integer column never share one: `ingestd.digests.value_hashes` says how likely others do.
+Two keys of one integer column never share one: `ingestd.digests.value_hashes` says how likely
+others do.
 """
 
 from __future__ import annotations

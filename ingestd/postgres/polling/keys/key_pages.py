@@ -1,9 +1,9 @@
 """The keys of a table in the source: page by page in an index's order, or some of them.
 
 The server packs a page into one row of a result, as it does the blocks of a snapshot (see
-`ingestd.decode.copy.packing`), so that neither side does anything for each key but look at it; and they
-become lake values by the same decoder. Fields beyond: of each column that comes as an array, the
-last value's text.
+`ingestd.decode.copy.packing`), so that neither side does anything for each key but look at it; and
+they become lake values by the same decoder. Fields beyond: of each column that comes as an array,
+the last value's text.
 """
 
 from __future__ import annotations

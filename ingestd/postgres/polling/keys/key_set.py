@@ -28,9 +28,9 @@ _NONE: Hashes = np.empty(0, np.uint64)
 class KeySet:
     """The hashes of the keys, sorted; and what came and went since they were last merged.
 
-    That two keys have one hash is possible in principle: see `ingestd.digests.value_hashes`. A key's column
-    may be renamed meanwhile: the names are those of the batches that are taken and asked for.
-    May be used from several threads.
+    That two keys have one hash is possible in principle: see `ingestd.digests.value_hashes`. A
+    key's column may be renamed meanwhile: the names are those of the batches that are taken and
+    asked for. May be used from several threads.
     """
 
     def __init__(self, hashes: Hashes | None = None) -> None:

@@ -77,7 +77,7 @@ LATERAL (
   ) AS found
 ) AS message
 """)
-"""What `decode/pgoutput/reordered_drain.py` reads: the function is called once, its result looked at again.
+"""What `reordered_drain.py` reads: the function is called once, its result looked at again.
 
 Pass 0 gives what is told ahead, and notes the Stream Commits and who has segments in two settings,
 which are to be empty before. Pass 1 has a span for what lies between two of those commits and is in
