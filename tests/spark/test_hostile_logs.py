@@ -265,6 +265,8 @@ def test_jobs_stop_the_tables_of_which_files_are_elsewhere(
         assert run() == 0, job
         add_poison(tmp_path / job / "public/own", tmp_path / f"out-{job}", "up")
     insert(raw, every, CANARY)
+    lsn = raw.next_lsn()
+    raw.commit({every["own"]: [change("u", 1, "y", lsn, 1)]})  # the driver reads its file, too
     poison(folder_of(raw, "raw"), tmp_path / "out", "up")
     capsys.readouterr()
     for job, run in runs.items():

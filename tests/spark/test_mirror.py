@@ -155,16 +155,17 @@ class Simulated:
         return sorted((key, *row) for key, row in self.rows.items())
 
 
-SPARK_MERGES = {"driver_merge.MAX_BYTES": -1, "mirror_table.SMALL_BYTES": 0}
-SPARK_FOLDS = {"mirroring.FEW_ROWS": -1, "driver_step.HERE_ROWS": -1}
+SPARK_MERGES = {"mirrors.driver_merge.MAX_BYTES": -1, "mirrors.table.SMALL_BYTES": 0}
+SPARK_FOLDS = {"mirrors.job.FEW_ROWS": -1, "mirrors.driver_step.HERE_ROWS": -1}
 WAYS: tuple[dict[str, int], ...] = (
     {},  # all in the driver, files written anew
-    SPARK_MERGES | {"mirror_table.CHANGED_SHARE": 0},  # folded in the driver, then a MERGE
-    {"driver_merge.SMALL_FILE": 0},  # all in the driver, deletion vectors
-    SPARK_FOLDS | {"mirror_table.SMALL_BYTES": 0, "mirror_table.CHANGED_SHARE": 0},  # all by Spark
-    {"driver_merge.MAX_BYTES": -1},  # folded in the driver, then a plain write as one file
-    {"mirroring.FEW_ROWS": -1},  # as many rows in the driver
-    SPARK_FOLDS | {"mirror_table.CHANGED_SHARE": 1 << 40},  # by Spark, then a plain write
+    SPARK_MERGES | {"mirrors.table.CHANGED_SHARE": 0},  # folded in the driver, then a MERGE
+    {"mirrors.driver_merge.SMALL_FILE": 0},  # all in the driver, deletion vectors
+    SPARK_FOLDS
+    | {"mirrors.table.SMALL_BYTES": 0, "mirrors.table.CHANGED_SHARE": 0},  # all by Spark
+    {"mirrors.driver_merge.MAX_BYTES": -1},  # folded in the driver, then a plain write as one file
+    {"mirrors.job.FEW_ROWS": -1},  # as many rows in the driver
+    SPARK_FOLDS | {"mirrors.table.CHANGED_SHARE": 1 << 40},  # by Spark, then a plain write
 )
 """How a batch is brought into the mirror: what is set in which module."""
 
