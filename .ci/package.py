@@ -86,7 +86,7 @@ def look_into(wheel: Path) -> None:
     data = [
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "ingestd").rglob("*")
-        if path.suffix in {".html", ".css", ".js", ".svg"}
+        if path.suffix in {".html", ".css", ".js", ".svg", ".sql"}
     ]
     missing = sorted({*SHIPPED, *data} - set(names))
     if missing:
