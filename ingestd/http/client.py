@@ -270,7 +270,7 @@ def _require_proof(connection: http.client.HTTPConnection, listen: Address) -> N
     body = response.read(_PROOF_BYTES)
     try:
         found = json.loads(body) if response.isclosed() else None
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     told = found if isinstance(found, dict) else {}
     address, proof = (str(told.get(name)) for name in ("address", "proof"))

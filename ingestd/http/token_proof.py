@@ -45,7 +45,7 @@ class ProofKey:
 
     def proof(self, challenge: str, address: str) -> str:
         """Return the HMAC of a challenge at an address, as `written_address` writes it."""
-        message = _PURPOSE + f"{challenge}\n{address}".encode()
+        message = _PURPOSE + f"{challenge}\n{address}".encode(errors="replace")
         return hmac.new(self._key, message, hashlib.sha256).hexdigest()
 
     def is_proven(self, challenge: str, address: str, proof: str) -> bool:

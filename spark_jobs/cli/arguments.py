@@ -109,12 +109,15 @@ def positive(kind: type[int | float]) -> Callable[[str], float]:
 
 
 def spark_uri(uri: str) -> str:
-    """Give a lake's or target's URI as Spark takes it: local paths absolute, s3:// as s3a://."""
+    """Return a lake's or target's URI as Spark takes it: s3:// as s3a://.
+
+    Local paths are absolute and without `..`, as Hadoop names the files that it reads.
+    """
     scheme, separator, rest = uri.partition("://")
     if not separator:
-        return str(Path(uri).expanduser().absolute())
+        return os.path.normpath(Path(uri).expanduser().absolute())
     if scheme == "file":
-        return "/" + rest.lstrip("/")
+        return os.path.normpath("/" + rest.lstrip("/"))
     return f"{_OBJECT_STORE.get(scheme, scheme)}://{rest}".rstrip("/")
 
 

@@ -79,6 +79,8 @@ class CheckedTables:
     def for_change(self, session: SparkSession, path: str) -> DeltaTable:
         """Return a table that is to be merged into or updated now: its rows are read by that.
 
+        What is committed between this check and the start of the MERGE is read unjudged.
+
         Raises as `rows`.
         """
         self.ensure(session, path)

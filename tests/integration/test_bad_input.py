@@ -164,7 +164,11 @@ def test_a_source_in_order_passes_the_check_with_0(tmp_path: Path, shop: Databas
         ({"host": "host.invalid"}, "host.invalid", "check host and port"),
         ({"port": "1"}, "refused", "check host and port"),
         ({"dbname": "no_such_db"}, 'database "no_such_db" does not exist', "CREATE DATABASE"),
-        ({"user": "no_such"}, 'authentication failed for user "no_such"', "correct the password"),
+        (
+            {"user": "no_such"},
+            'authentication failed for user "no_such"',
+            "correct the role or the password",
+        ),
     ],
 )
 def test_a_wrong_dsn_names_what_is_wrong(
@@ -544,7 +548,7 @@ def test_an_operator_fault_keeps_the_daemon_and_says_so_once(
     told = 'password authentication failed for user "no_such_role"'
     assert told in not_ready(daemon, "stopped")
     [failed] = failed_events(daemon)
-    assert "correct the password" in str(failed["remedy"])
+    assert "correct the role or the password" in str(failed["remedy"])
     assert failed["retry_s"] == 60.0
     answer = daemon.get("/healthz")
     assert answer is not None

@@ -100,17 +100,19 @@ class CopyReader:
 
     async def _answer(self) -> int:
         """Return the type of the first message that answers, from which on all is kept."""
-        found = b""
+        found, at = b"", 0
         while True:
-            while len(found) < HEADER_BYTES:
-                found += await self._read()
-            if found[0] not in ASIDES:
+            while len(found) - at < HEADER_BYTES:
+                found, at = found[at:] + await self._read(), 0
+                await asyncio.sleep(0)  # asides without end do not block the event loop
+            if found[at] not in ASIDES:
                 break
-            left = 1 + length_of(found)
-            while len(found) < left:  # a notice may be larger than may be held
-                left -= len(found)
+            at += 1 + length_of(found[at : at + HEADER_BYTES])
+            while at > len(found):  # a notice may be larger than may be held
+                at -= len(found)
                 found = await self._read()
-            found = found[left:]
+                await asyncio.sleep(0)
+        found = found[at:]
         self._pieces, self._early_bytes = [found], len(found)
         return found[0]
 
@@ -119,6 +121,7 @@ class CopyReader:
         while not (found := self._channel.read()):
             wait = writable if self._channel.wants_write else readable
             await wait(self._channel.fileno())
+            self.heard_s = time.monotonic()  # part of a message is no silence either
         self.heard_s = time.monotonic()
         return found
 

@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import select
 import socket
+import struct
+import threading
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ingestd.postgres.transport.channels.plain import PlainChannel
+from ingestd.postgres.transport.copy_reader import CopyReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,3 +73,28 @@ def test_nothing_is_written_while_the_other_side_does_not_read(pair: Pair) -> No
     while sent:
         sent -= len(theirs.recv(1 << 16))
     assert channel.write(b"then") == 4
+
+
+async def test_bounded_a_flood_before_the_answer_does_not_block_the_loop(pair: Pair) -> None:
+    channel, _, theirs = pair
+    notification = b"A" + struct.pack(">i", 4)
+    is_over = threading.Event()
+
+    def flood() -> None:
+        with contextlib.suppress(OSError):
+            for _ in range(1000):  # 50 MB
+                theirs.sendall(notification * 10_000)
+                if is_over.is_set():
+                    break
+
+    flooding = threading.Thread(target=flood)
+    reader = CopyReader(channel)
+    began_s = time.monotonic()
+    flooding.start()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(reader.start(b"COPY t TO STDOUT"), 0.2)
+    assert time.monotonic() - began_s < LIMIT_S * 5
+    is_over.set()
+    theirs.shutdown(socket.SHUT_RDWR)
+    flooding.join()
+    await reader.close()

@@ -88,7 +88,8 @@ class Squatter:
                 if self.relayed is not None:
                     writer.write(await self._relay(head))
                 else:
-                    body = json.dumps(self.bodies.get(path, {"sources": {"shop": {}}})).encode()
+                    found = self.bodies.get(path, {"sources": {"shop": {}}})
+                    body = found if isinstance(found, bytes) else json.dumps(found).encode()
                     close = b"Connection: close\r\n" if self.closes else b""
                     size = b"Content-Length: %d\r\n\r\n" % len(body)
                     writer.write(b"HTTP/1.1 200 OK\r\nServer: ingestd\r\n" + close + size + body)
@@ -120,6 +121,8 @@ LIES: dict[str, object] = {
     "a proof by another token": None,
     "the challenge": {"proof": "0" * 64, "address": "127.0.0.1 1"},
     "a long answer": {"proof": "x" * 100_000},
+    "an answer as deep as it is long": b"[" * 4000,
+    "an address without characters": {"proof": "0" * 64, "address": "\ud800"},
 }
 
 

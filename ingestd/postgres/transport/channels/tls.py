@@ -46,6 +46,7 @@ class TlsChannel:
         self.wants_write = False
         self._library = library
         self._ssl = ssl
+        self._owner: object = connection.pgconn  # frees the session
         self._socket = socket.socket(fileno=os.dup(connection.pgconn.socket))
         self._buffer = ctypes.create_string_buffer(PIECE_BYTES)
         self._address = ctypes.addressof(self._buffer)
@@ -132,7 +133,7 @@ class TlsChannel:
         with self._lock:
             if self._ssl:
                 self._library.set_read_ahead(self._ssl, self._had_read_ahead)
-                self._ssl, self._fault = 0, EOFError()
+                self._ssl, self._owner, self._fault = 0, None, EOFError()
 
     def close(self) -> None:
         """Close the descriptor."""
@@ -164,6 +165,7 @@ class Library:
     def reason(self) -> str:
         """Return OpenSSL's words for the fault of this thread's last call."""
         words: bytes | None = self.reason_of(self.first_error())
+        self.clear_errors()  # others of this thread may share the queue
         return words.decode("utf-8", "replace") if words else "protocol error"
 
 
