@@ -33,6 +33,8 @@ _FIRST = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----\n?
 """Of the certificates in a file the server's own comes first (RFC 8446, section 4.4.2)."""
 _PROOF_BYTES = 4096
 """More than any answer to a challenge has."""
+_MOST_BYTES = 64 << 20
+"""More than the status of 10,000 tables has. Of a longer answer the rest is not read."""
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not listened on here
 
 
@@ -133,7 +135,7 @@ def fetch_status(listen: Address) -> dict[str, Any] | None:
             raise _unauthorized(listen)
         if response.status != http.client.OK:
             return None
-        found = json.load(response)
+        found = _parsed(response.read(_MOST_BYTES))
     except ssl.SSLCertVerificationError as error:
         raise _unknown(listen) from error
     except (OSError, http.client.HTTPException, ValueError):
@@ -208,7 +210,7 @@ def _command(  # noqa: PLR0917 - of one request
             {"Content-Type": "application/json", **_credentials(listen)},
         )
         response = connection.getresponse()
-        code, body = response.status, response.read()
+        code, body = response.status, response.read(_MOST_BYTES)
     except ssl.SSLCertVerificationError as error:
         raise _unknown(listen) from error
     except (OSError, http.client.HTTPException) as error:
@@ -221,9 +223,21 @@ def _command(  # noqa: PLR0917 - of one request
         connection.close()
     if code != done:
         raise _refusal(listen, code, body)
-    found = json.loads(body)
-    assert isinstance(found, dict)
+    found = _parsed(body)
+    if not isinstance(found, dict):
+        raise OperatorError(
+            f"what listens on {listen} does not answer as ingestd does",
+            remedy="see with `ss -ltnp` which process listens there",
+        )
     return found
+
+
+def _parsed(body: bytes) -> Any:  # noqa: ANN401
+    """Return the JSON of an answer, None for anything else: whatever listens may have sent it."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _with_token(listen: Address) -> Address:
@@ -268,10 +282,7 @@ def _require_proof(connection: http.client.HTTPConnection, listen: Address) -> N
     connection.request("GET", f"{PROOF_PATH}?{PARAMETER}={challenge}")
     response = connection.getresponse()
     body = response.read(_PROOF_BYTES)
-    try:
-        found = json.loads(body) if response.isclosed() else None
-    except (ValueError, RecursionError):
-        found = None
+    found = _parsed(body) if response.isclosed() else None
     told = found if isinstance(found, dict) else {}
     address, proof = (str(told.get(name)) for name in ("address", "proof"))
     if not key_of(token).is_proven(challenge, address, proof):
@@ -312,10 +323,7 @@ def _is_on_this_machine(listen: Address) -> bool:
 def _refusal(
     listen: Address, code: int, body: bytes
 ) -> ConfigError | OperatorError | TransientError:
-    try:
-        document = json.loads(body)
-    except ValueError:
-        document = None
+    document = _parsed(body)
     if not (isinstance(document, dict) and isinstance(document.get("error"), str)):
         return OperatorError(
             f"what listens on {listen} knows no such command (HTTP status {code})",

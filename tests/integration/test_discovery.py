@@ -106,3 +106,19 @@ def test_the_insert_position_is_not_below_an_asynchronous_commit(database: Datab
 
     position, written = asyncio.run(look())
     assert written - 40 <= position <= written
+
+
+async def test_bounded_the_first_8_kb_of_a_comment_are_kept(database: Database) -> None:
+    """The owner of a table may write a comment of 1 GB."""
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        "CREATE PUBLICATION p FOR TABLE t",
+        "DO $$BEGIN EXECUTE format('COMMENT ON COLUMN t.id IS %L', repeat('x', 2000000)); END$$",
+    )
+    settings = WalSettings(
+        kind="wal", dsn=SecretStr(database.dsn), tables=["public.*"], publication="p", slot="s"
+    )
+    async with await connect(database.dsn) as connection:
+        server = await inspect_server(connection, database.dsn)
+        [table] = (await discovery.SourceTables(settings).discover(connection, server, {})).tables
+    assert table.columns[0].comment == "x" * 8192

@@ -64,7 +64,7 @@ sizes AS (
     FROM tree t JOIN pg_catalog.pg_class l ON l.oid = t.oid AND l.relkind <> 'p'
    GROUP BY t.root)
 SELECT w.oid::int8, w.nspname::text, w.relname::text, w.relreplident::text,
-       pg_catalog.obj_description(w.oid, 'pg_class'),
+       pg_catalog."left"(pg_catalog.obj_description(w.oid, 'pg_class'), 8192),
        ARRAY(SELECT a.attname::text
                FROM pg_catalog.pg_index i,
                     unnest(i.indkey::int2[]) WITH ORDINALITY k(number, place)
@@ -82,7 +82,8 @@ _COLUMNS: LiteralString = (
     """
 SELECT a.attrelid::int8, a.attname::text,
        type.name, NOT a.attnotnull,
-       pg_catalog.col_description(a.attrelid, a.attnum), s.null_frac::float8, s.n_distinct::float8
+       pg_catalog."left"(pg_catalog.col_description(a.attrelid, a.attnum), 8192),
+       s.null_frac::float8, s.n_distinct::float8
   FROM pg_catalog.pg_class c
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
   JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid

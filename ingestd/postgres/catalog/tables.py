@@ -84,7 +84,7 @@ SELECT a.attrelid::int8 AS relation, a.attnum AS number, a.attname AS name,
          SELECT FROM pg_catalog.pg_constraint k
           WHERE k.conrelid = a.attrelid AND k.contype = 'n' AND NOT k.convalidated
             AND a.attnum = ANY(k.conkey)) AS nullable,
-       d.description AS comment,
+       pg_catalog."left"(d.description, 8192) AS comment,
        coalesce(
          CASE WHEN a.atthasmissing THEN pg_catalog.array_to_string(a.attmissingval, '') END,
          CASE WHEN c.relkind = 'p' THEN

@@ -247,3 +247,13 @@ async def test_a_command_says_who_does_not_listen(
     assert "is not this daemon" in " ".join(done.output.split()), done.output
     assert done.exit_code == (0 if arguments == ("status",) else 1)
     squatter.assert_learned_nothing()
+
+
+@pytest.mark.parametrize("body", [b"[" * 200_000, b'"' + b"x" * 5000, b"\xff", b""])
+async def test_of_a_status_that_is_none_no_more_than_a_bound_is_read(
+    monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
+    monkeypatch.setattr("ingestd.http.client._MOST_BYTES", 300_000 if body[:1] == b"[" else 1000)
+    async with Squatter({"/status": body}).listening() as listen:
+        without_token = Address(listen.host, listen.port)
+        assert await asyncio.to_thread(fetch_status, without_token) is None
