@@ -349,7 +349,8 @@ def test_a_polled_table_is_read_again_when_an_object_is_renamed(
     database.execute("ALTER TABLE obj RENAME TO renamed", "INSERT INTO t VALUES (4, 'renamed')")
     if not is_running:
         daemon.start_ready()
-    expected = {"1": "renamed", "2": "pg_class", "3": "renamed", "4": "renamed"}
+    now = "public.renamed"
+    expected = {"1": now, "2": "pg_class", "3": now, "4": now}
     await_until(lambda: polled(lake) == expected, LIMIT_S, daemon.tail)
     table = TableId("public", "t")
     await_until(
