@@ -151,19 +151,19 @@ def test_sigterm_ends_a_start_that_waits_for_a_transaction(
 
 STUCK = """
 import functools, pathlib, sys, time
-from ingestd.app import daemon, parts
+from ingestd.app import daemon, factories
 def stick(step):
     if step == "public.orders":
         pathlib.Path("stuck").touch()
         time.sleep(600)
-parts.DeltaLake = functools.partial(parts.DeltaLake, before_commit=stick)
+factories.DeltaLake = functools.partial(factories.DeltaLake, before_commit=stick)
 sys.exit(daemon.run(pathlib.Path("ingestd.toml")))
 """
 """A daemon whose commits to `orders` hang, as those to a dead network disk would."""
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("signals", "code"), [(1, 0), (2, 1)])
+@pytest.mark.parametrize(("signals", "code"), [(1, 75), (2, 1)])
 def test_a_commit_that_hangs_does_not_keep_the_daemon(
     shop: Database, lake: Path, tmp_path: Path, signals: int, code: int
 ) -> None:
