@@ -6,7 +6,7 @@ the address at which the server accepted the connection: one that relays from an
 machine proves that one's address, which is not where the client has connected to. (One that relays
 from the same address and port of another machine, whose daemon has the same token, is not noticed.)
 
-A challenge is no oracle: the HMAC has a purpose of its own in it, and its key is derived from the
+A challenge is no oracle: the HMAC covers a distinct purpose, and its key is derived from the
 token by PBKDF2, so that a token that a person made up is not tried quickly. Source: RFC 2104,
 RFC 8018.
 """

@@ -77,7 +77,7 @@ class CheckedTables:
         return session.read.format("delta").load(path).columns
 
     def for_change(self, session: SparkSession, path: str) -> DeltaTable:
-        """Return a table that is to be merged into or updated now: its rows are read by that.
+        """Return a table to merge into or update now, which reads its rows.
 
         What is committed between this check and the start of the MERGE is read unjudged.
 
@@ -87,7 +87,7 @@ class CheckedTables:
         return DeltaTable.forPath(session, path)
 
     def ensure(self, session: SparkSession, path: str) -> None:
-        """Judge the newest snapshot of a table that is to be changed now, if there is one."""
+        """Judge the newest snapshot of a table before it is changed, if there is one."""
         snapshot = snapshot_of(session, path)
         if snapshot.version() >= 0:
             self._judge(session, path, snapshot)

@@ -91,7 +91,7 @@ def ensure_plain(folder: Path, name: str, uri: str) -> None:
             remedy="put the table's folder back from a copy, or move it away",
         ) from error
     except FileNotFoundError:
-        return  # to be told by whoever reads it
+        return  # the reader reports it
 
 
 def _rows(source: pa.NativeFile, columns: Sequence[str] | None, max_nbytes: int) -> pa.Table:

@@ -158,7 +158,7 @@ async def test_an_end_in_the_middle_is_an_operational_error(proxied: Proxies, ho
 async def test_keys_that_are_changed_meanwhile_are_followed(
     secure: TlsServer, shop: Database
 ) -> None:
-    """A key update of TLS 1.3, which asks the server for one of its own."""
+    """A key update of TLS 1.3, which asks the server for another."""
     connection = await connect(encrypted(shop.dsn, secure))
     assert connection.pgconn.ssl_in_use
     library = tls.find_library()

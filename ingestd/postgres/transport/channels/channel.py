@@ -51,7 +51,7 @@ class Channel(Protocol):
         ...
 
     def write(self, data: bytes) -> int:
-        """Return how much of it was taken; never wait. The rest is to be written next."""
+        """Return how much of it was taken; never wait. The rest must be written next."""
         ...
 
     def release(self) -> None:
@@ -89,5 +89,5 @@ def read_turn(
 
 
 def is_last(piece: bytes) -> bool:
-    """Return whether nothing more is to be expected, judging by the end of a piece."""
+    """Return whether nothing more is expected, judging by the end of a piece."""
     return piece[-6:-1] == _READY

@@ -19,7 +19,7 @@ from ingestd.postgres.transport.channels.channel import (
 )
 
 NAP_S = 0.0003
-"""A unix socket wakes whoever waits for it, so nobody does: the thread polls it so often."""
+"""A unix socket wakes its reader for each message, so the thread polls at this interval instead."""
 
 
 class PlainChannel:
