@@ -262,7 +262,7 @@ def test_no_table_is_published_whose_own_writes_would_fail(
     database: Database, role: str, made: list[str]
 ) -> None:
     database.execute(*made)
-    told = "t_1" if any("t_1" in statement for statement in made) else "t"
+    told = "public.t_1" if any("t_1" in statement for statement in made) else "public.t"
     found = script_run(database, role, tables="public.t, public.orders")
     assert found.returncode == 3
     assert f"UPDATE and DELETE fail: {told}\n" in found.stderr
