@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ingestd.lake.delta.actions import appended_by_another
 from ingestd.lake.delta.appender import ForeignCommitError
 from ingestd.lake.delta.log import TableLog
 from ingestd.model.errors import FolderError, OperatorError
@@ -33,7 +32,7 @@ def refuse_foreign(log: TableLog) -> None:
     table uses a feature that ingestd does not write (NotWritableError).
     """
     commits = list(log.others_commits())
-    version = next((n for n, commit in commits if appended_by_another(commit)), None)
+    version = next((n for n, commit in commits if commit.is_foreign_change), None)
     if version is not None:
         raise ForeignCommitError(
             f"lake table {log.uri}: another writer made version {version}, which changes rows",

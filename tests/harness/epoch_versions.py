@@ -6,9 +6,8 @@ import json
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from ingestd.lake.delta.actions import actions_of
+from ingestd.lake.delta.commit import parse_commit
 from ingestd.lake.layout import Layout
 from ingestd.model.schema import TableId
 from tests.harness.compare import epochs
@@ -27,13 +26,12 @@ def added_rows(lake: Path | str, folder: str) -> list[Added]:
     """Read the log of a local table that has all its commits; rows that moved do not count."""
     found = []
     for path in sorted((Path(lake) / folder / "_delta_log").glob("*.json")):
-        for action in actions_of(path.read_text("utf-8")):
-            add: dict[str, Any] | None = action.get("add")
-            if add is None or not add["dataChange"]:
+        for added in parse_commit(path.read_bytes(), str(path)).added():
+            if not added.is_change:
                 continue
-            statistics = json.loads(add["stats"])
+            statistics = json.loads(added.statistics_json or "")
             low, high = (statistics[k]["_cdc_epoch"] for k in ("minValues", "maxValues"))
-            assert low == high, f"{folder}: {add['path']} has rows of several epochs"
+            assert low == high, f"{folder}: {added.path} has rows of several epochs"
             found.append(Added(int(path.stem), low, statistics["numRecords"]))
     return found
 

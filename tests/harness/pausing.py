@@ -6,10 +6,12 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ingestd.lake.delta.actions import FENCE, WRITER, actions_of, has_data
+from ingestd.lake.delta.actions import FENCE, WRITER
+from ingestd.lake.delta.commit import parse_commit
 from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:
@@ -93,8 +95,7 @@ def assert_nobody_commits_after_a_fence(lake: Path, *, may_return: bool = False)
     return fences
 
 
-def _stamps(commit: Path) -> dict[str, Any]:
-    actions = actions_of(commit.read_text("utf-8"))
-    stamps: dict[str, Any] = next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
-    assert stamps.get(WRITER) or not has_data(actions), f"{commit}: whose is it?"
-    return stamps
+def _stamps(commit: Path) -> Mapping[str, str]:
+    found = parse_commit(commit.read_bytes(), str(commit))
+    assert found.writer or not found.has_data, f"{commit}: whose is it?"
+    return found.stamps

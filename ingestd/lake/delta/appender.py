@@ -27,19 +27,8 @@ from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from ingestd.failpoints import reach
-from ingestd.lake.delta.actions import (
-    FENCE,
-    HOLDS,
-    RESUME,
-    TOKEN,
-    WRITER,
-    Interposed,
-    appended_by_another,
-    commit_text,
-    judge,
-    schema_in,
-    writer_of,
-)
+from ingestd.lake.delta.actions import FENCE, HOLDS, RESUME, TOKEN, WRITER, commit_text
+from ingestd.lake.delta.commit import Commit, Interposed, commit_path
 from ingestd.lake.delta.log import RESUMES, GiveUp, TableLog, arrow_schema
 from ingestd.lake.delta.log_files import ensure_plain_log
 from ingestd.lake.fencing import Writer
@@ -137,10 +126,10 @@ class AppendLog(TableLog):
         """
         if not self.exists:
             return
-        text = self._commit_text(self._version)
-        if text is not None:
+        commit = self._commit_if_any(self._version)
+        if commit is not None:
             version, token = self._made
-            if version != self._version or token in text:
+            if version != self._version or commit.stamps.get(TOKEN) == token:
                 return
             what = f"a copy took its place: its version {version} is another"
         elif (table := self._open()) is None:
@@ -238,10 +227,10 @@ class AppendLog(TableLog):
         """
         came_between: AppendedByAnotherError | None = None
         for _ in range(ATTEMPTS):
-            newest = self.newest_commit() if self.exists else ""
-            is_own = newest is not None and writer_of(newest) == self._writer.name
+            newest = self.newest_commit() if self.exists else None
+            is_own = newest is not None and newest.writer == self._writer.name
             is_in_doubt = self._writer.is_in_doubt(self.folder, self._version)
-            if newest == "" or (is_own and not is_in_doubt):
+            if not self.exists or (is_own and not is_in_doubt):
                 break
             try:
                 if self.store.puts_new and self.exists:
@@ -281,7 +270,7 @@ class AppendLog(TableLog):
             self.ensure_writable()
             failure: OSError | None = None
             try:
-                is_ours = self.store.put_new(self._log_file(self._version + 1), content)
+                is_ours = self.store.put_new(commit_path(self.folder, self._version + 1), content)
             except OSError as error:
                 is_ours, failure = False, error
                 self._doubt(self._version + 1)
@@ -333,11 +322,11 @@ class AppendLog(TableLog):
         ours: int | None = None
         is_changed = False
         while self._has_next(failure):
-            text = self._commit_json(self._version + 1)
-            if self._pass(self._version + 1, text, token, self.schema()) is Interposed.OURS:
+            commit = self._commit_at(self._version + 1)
+            if self._pass(self._version + 1, commit, token, self.schema()) is Interposed.OURS:
                 ours = self._version + 1
             self._version += 1
-            is_changed |= '"metaData"' in text or '"protocol"' in text  # perhaps: then for nothing
+            is_changed |= commit.alters
         if is_changed:
             self._table = None
             _ = self.handle  # at the last one that was judged
@@ -459,19 +448,18 @@ class AppendLog(TableLog):
         for version in range(expected, self._version + 1):
             if failure is None and version == expected == self._version:
                 return version  # compare-and-swap: it can't be another's
-            if self._pass(version, self._commit_json(version), token, before) is Interposed.OURS:
+            if self._pass(version, self._commit_at(version), token, before) is Interposed.OURS:
                 ours = version
         return ours
 
     def _pass(
-        self, version: int, commit_json: str, token: str, before: pa.Schema | None
+        self, version: int, commit: Commit, token: str, before: pa.Schema | None
     ) -> Interposed:
         """Refuse a commit of another writer; make one without data durable, as ours follow it.
 
         `before`: the schema that it follows. One that takes a column away is refused as well.
         """
-        verdict = judge(commit_json, token)
-        signed = writer_of(commit_json)
+        verdict, signed = commit.judge(token), commit.writer
         if verdict in {Interposed.FENCE, Interposed.FOREIGN} and signed == self._writer.name:
             raise TransientError(
                 f"lake table {self.uri}: what had failed is committed after all, as version"
@@ -487,7 +475,7 @@ class AppendLog(TableLog):
                 remedy="stop one of the two; this one stands by until the other is gone",
             )
         if verdict is Interposed.FOREIGN:
-            is_ours = not appended_by_another(commit_json)
+            is_ours = not commit.is_foreign_change
             raise (AppendedByAnotherError if is_ours else ForeignCommitError)(
                 f"lake table {self.uri}: another writer appended version {version}",
                 remedy="stop the other daemon or job that writes there, or give this source"
@@ -495,7 +483,7 @@ class AppendLog(TableLog):
             )
         if verdict is Interposed.WITHOUT_DATA:
             self._sync(version)
-            given = schema_in(commit_json)
+            given = commit.schema_json
             if given is not None and before is not None:
                 self.refuse_lost(before, arrow_schema(given))
         return verdict

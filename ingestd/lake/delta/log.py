@@ -13,14 +13,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from ingestd.lake.delta.actions import (
-    appended_by_another,
-    is_ours,
-    is_whole,
-    resume_in,
-    schema_in,
-    writer_of,
-)
+from ingestd.lake.delta.commit import Commit, commit_path, is_whole, parse_commit, read_commit
 from ingestd.lake.delta.crash_recovery import set_aside_torn
 from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES, open_table
 from ingestd.lake.delta.table_features import NotWritableError, Obstacle, TableTraits, find_obstacle
@@ -122,33 +115,35 @@ class TableLog:
                     return table
             self.set_aside += found
 
-    def newest_commit(self) -> str | None:
+    def newest_commit(self) -> Commit | None:
         """Read the newest commit; None if there is none, or it went with old ones.
 
         Raises OperatorError if a power cut left only part of it.
         """
         if not self.has_commit(self._version):
             return None
-        found = self._commit_json(self._version)
-        if not is_whole(found.encode()):
-            raise cut_short(self.uri)
-        return found
+        path = commit_path(self.folder, self._version)
+        with storage_faults(self.uri):
+            content = self.store.read(path, MOST_COMMIT_BYTES)
+            if not is_whole(content, self.store.uri(path)):
+                raise cut_short(self.uri)
+            return parse_commit(content, self.store.uri(path))
 
     def foreign_version(self) -> int | None:
         """Return the newest version of another program's that changes rows, above all of ours."""
-        return next((n for n, commit in self.others_commits() if appended_by_another(commit)), None)
+        return next((n for n, commit in self.others_commits() if commit.is_foreign_change), None)
 
-    def others_commits(self) -> Iterator[tuple[int, str]]:
+    def others_commits(self) -> Iterator[tuple[int, Commit]]:
         """Return the commits of other programs above the newest of ours, the newest first."""
         commit, number = self.newest_commit(), self._version
-        while commit is not None and not is_ours(commit):
+        while commit is not None and not commit.is_ours:
             yield number, commit
             number -= 1
-            commit = self._commit_json(number) if self.has_commit(number) else None
+            commit = self._commit_at(number) if self.has_commit(number) else None
 
-    def ensure_columns_kept(self, commits: Sequence[tuple[int, str]]) -> None:
+    def ensure_columns_kept(self, commits: Sequence[tuple[int, Commit]]) -> None:
         """Raise FolderError if one of these, of `others_commits`, took a column away."""
-        given = [schema for _, commit in commits if (schema := schema_in(commit)) is not None]
+        given = [c.schema_json for _, c in commits if c.schema_json is not None]
         last = commits[-1][0] - 1 if commits else -1
         if given and self.has_commit(last):
             before = pa.schema(self._present(last).schema().to_arrow())
@@ -173,11 +168,10 @@ class TableLog:
         """Say who signed the newest signed commit: OPTIMIZE and ALTER sign none."""
         commit, number = self.newest_commit(), self._version
         while commit is not None:
-            found = writer_of(commit)
-            if found is not None:
-                return found
+            if commit.writer is not None:
+                return commit.writer
             number -= 1
-            commit = self._commit_json(number) if self.has_commit(number) else None
+            commit = self._commit_at(number) if self.has_commit(number) else None
         return None
 
     def _open(self, version: int | None = None) -> DeltaTable | None:
@@ -246,7 +240,7 @@ class TableLog:
         for number in range(self._version, -1, -1):
             if not self.has_commit(number):
                 return ""
-            found = resume_in(self._commit_json(number), self.app_id)
+            found = self._commit_at(number).resume(self.app_id)
             if found is not None:
                 return found
         return ""
@@ -280,22 +274,18 @@ class TableLog:
     def has_commit(self, version: int) -> bool:
         """Whether the log has that commit: old ones go, and it ends somewhere."""
         with storage_faults(self.uri):
-            return version >= 0 and self.store.size(self._log_file(version)) is not None
+            return version >= 0 and self.store.size(commit_path(self.folder, version)) is not None
 
-    def _commit_json(self, version: int) -> str:
+    def _commit_at(self, version: int) -> Commit:
         with storage_faults(self.uri):
-            return self.store.read(self._log_file(version), MOST_COMMIT_BYTES).decode()
+            return read_commit(self.store, self.folder, version)
 
-    def _commit_text(self, version: int) -> str | None:
-        """Return a commit as `_commit_json` does; None if it is not there."""
+    def _commit_if_any(self, version: int) -> Commit | None:
         with storage_faults(self.uri):
             try:
-                return self.store.read(self._log_file(version), MOST_COMMIT_BYTES).decode()
+                return read_commit(self.store, self.folder, version)
             except FileNotFoundError:
                 return None
-
-    def _log_file(self, version: int) -> str:
-        return f"{self.folder}/_delta_log/{version:020}.json"
 
 
 def arrow_schema(delta_json: str) -> pa.Schema:

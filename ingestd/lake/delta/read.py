@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from ingestd.lake.delta.actions import parse_statistics
 from ingestd.lake.delta.arrow_types import conformed
+from ingestd.lake.delta.commit import checked_statistics, statistics_of
 from ingestd.lake.delta.log_files import open_table
 from ingestd.lake.delta.log_paths import file_of
 from ingestd.lake.delta.table_features import FILES_BY_NAME
@@ -198,12 +198,13 @@ def _milliseconds(action: Mapping[str, Any]) -> int:
 
 def _statistics(action: Mapping[str, Any]) -> dict[str, Any]:
     if "stats" in action:
-        return parse_statistics(action["stats"])
-    return {
+        return statistics_of(action["stats"])
+    stated = {
         "numRecords": action.get("num_records"),
         "minValues": action.get("min") or {},
         "maxValues": action.get("max") or {},
     }
+    return checked_statistics(stated)
 
 
 def _read_file(

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ingestd.lake.delta.actions import actions_of, parse_statistics
+from ingestd.lake.delta.commit import commit_path, parse_commit, statistics_of
 from ingestd.lake.delta.log import TableLog
 from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES
 from ingestd.lake.delta.log_paths import file_of
@@ -19,11 +19,6 @@ from ingestd.lake.store.store import Store
 
 File = tuple[str, Mapping[str, Any]]
 """Path inside the table, and statistics."""
-
-
-def commit_path(folder: str, version: int) -> str:
-    """Name the file of a commit."""
-    return f"{folder}/_delta_log/{version:020}.json"
 
 
 class CommitTail:
@@ -54,14 +49,14 @@ class CommitTail:
             while (text := self._commit(self._version + 1)) is not None:
                 self._version += 1
                 self._newest = text
-                for action in actions_of(text.decode()):
-                    add = action.get("add")
-                    if add is not None and add.get("dataChange", True):
-                        if add.get("deletionVector"):
-                            return None  # who lists the table's files says why it is not read
-                        self._kept.append(
-                            (file_of(add["path"], uri), parse_statistics(add.get("stats")))
-                        )
+                path = self._store.uri(commit_path(self._folder, self._version))
+                for added in parse_commit(text, path).added():
+                    if not added.is_change:
+                        continue
+                    if added.has_deletion_vector:
+                        return None  # who lists the table's files says why it is not read
+                    statistics = statistics_of(added.statistics_json)
+                    self._kept.append((file_of(added.path, uri), statistics))
             paths = [f"{self._folder}/{path}" for path, _ in self._kept]
             is_missing = any(self._store.size(path) is None for path in paths)
         return None if is_missing else list(self._kept)

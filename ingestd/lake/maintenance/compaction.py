@@ -32,9 +32,10 @@ from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from ingestd.failpoints import lost, reach
-from ingestd.lake.delta.actions import actions_of, rewrite_text
+from ingestd.lake.delta.actions import rewrite_text
 from ingestd.lake.delta.appender import AppendLog
-from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES, open_table
+from ingestd.lake.delta.commit import commit_path, read_commit
+from ingestd.lake.delta.log_files import open_table
 from ingestd.lake.delta.log_paths import OWN_FILE
 from ingestd.lake.delta.read import conform, list_actions, open_parquet
 from ingestd.lake.delta.statistics import has_statistics
@@ -261,7 +262,7 @@ class TableMaintenance:
         try:
             if self._store.puts_new:
                 text = rewrite_text(fragments, removed, {_TOKEN: token})
-                self._store.put_new(self._commit_path(at + 1), text)
+                self._store.put_new(commit_path(self._folder, at + 1), text)
             else:
                 self._commit_by_handle(fragments, removed, token, at)
         except (DeltaError, OSError) as error:
@@ -291,21 +292,15 @@ class TableMaintenance:
         """Read the commits after a version: whether ours is among them, or one that took files."""
         is_ours = is_taken = False
         with storage_faults(self._log.uri):
-            while not is_ours and self._store.size(self._commit_path(at + 1)) is not None:
+            while not is_ours and self._store.size(commit_path(self._folder, at + 1)) is not None:
                 at += 1
-                text = self._store.read(self._commit_path(at), MOST_COMMIT_BYTES)
-                actions = actions_of(text.decode())
-                is_ours = any(a.get("commitInfo", {}).get(_TOKEN) == token for a in actions)
+                commit = read_commit(self._store, self._folder, at)
+                is_ours = commit.stamps.get(_TOKEN) == token
                 if is_ours:
                     self._store.sync(f"{self._folder}/_delta_log", [f"{at:020}.json"])
                 else:
-                    is_taken |= any(
-                        a["remove"]["path"] in removed for a in actions if "remove" in a
-                    )
+                    is_taken |= any(file.path in removed for file in commit.removed())
         return _Seen(at, is_ours, is_taken)
-
-    def _commit_path(self, version: int) -> str:
-        return f"{self._folder}/_delta_log/{version:020}.json"
 
     # --- cleaning ---------------------------------------------------------------------------
 

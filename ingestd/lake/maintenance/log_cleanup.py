@@ -34,8 +34,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from ingestd.lake.delta.actions import actions_of, has_data
-from ingestd.lake.delta.log_files import MOST_CHECKPOINT_BYTES, MOST_COMMIT_BYTES
+from ingestd.lake.delta.commit import Commit, read_commit, sidecars_in
+from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES
 from ingestd.lake.delta.log_paths import OWN_FILE, file_of
 from ingestd.lake.maintenance.plan import LogFiles, cut_of, needless_checkpoints
 from ingestd.lake.store.errors import storage_faults
@@ -102,13 +102,12 @@ class LogCleaner:
         for number in range(log.newest, -1, -1):
             if number not in log.commits:
                 break
-            if has_data(actions_of(self._commit(number))):
+            if self._commit(number).has_data:
                 return number
         return log.newest
 
-    def _commit(self, number: int) -> str:
-        path = f"{self._log_folder}/{number:020}.json"
-        return self._store.read(path, MOST_COMMIT_BYTES).decode()
+    def _commit(self, number: int) -> Commit:
+        return read_commit(self._store, self._folder, number)
 
     def _is_checkpoint_sound(self, number: int) -> bool:
         """Whether it can be read, and is durable: what it takes the place of is about to go."""
@@ -120,8 +119,7 @@ class LogCleaner:
 
     def _take_files_of(self, number: int, live: frozenset[str]) -> int:
         """Remove the files that a commit took out of the table, those with names as ours."""
-        actions = actions_of(self._commit(number))
-        paths = [self._file_of(a["remove"]["path"]) for a in actions if "remove" in a]
+        paths = [self._file_of(file.path) for file in self._commit(number).removed()]
         gone = [path for path in paths if OWN_FILE.match(path) and path not in live]
         for path in gone:
             self._store.remove(f"{self._folder}/{path}")
@@ -162,8 +160,8 @@ class LogCleaner:
                 continue
             path = f"{self._log_folder}/{name}"
             if name.endswith(".json"):
-                actions = actions_of(self._store.read(path, MOST_CHECKPOINT_BYTES).decode())
-                found.update(a["sidecar"]["path"] for a in actions if "sidecar" in a)
+                content = self._store.read(path, MOST_COMMIT_BYTES)
+                found.update(sidecars_in(content, self._store.uri(path)))
             else:
                 with self._store.open(path) as source:
                     found.update(_sidecars_in(source))
@@ -200,9 +198,8 @@ class LogCleaner:
                     found.update(self._file_of(path) for path in removes if path)
         for number in sorted(log.commits):
             if number > last:
-                for action in actions_of(self._commit(number)):
-                    paths = [action[k]["path"] for k in ("add", "remove") if k in action]
-                    found.update(map(self._file_of, paths))
+                files = self._commit(number).files
+                found.update(self._file_of(file.path) for file in files if file.kind != "cdc")
         return frozenset(found)
 
     def _file_of(self, path: object) -> str:

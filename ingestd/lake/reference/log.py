@@ -16,7 +16,6 @@ import pyarrow as pa
 from deltalake import CommitProperties, Schema, TableFeatures
 from deltalake.transaction import AddAction, RemoveAction
 
-from ingestd.lake.delta.actions import actions_of
 from ingestd.lake.delta.appender import CHECKPOINT_INTERVAL, AppendLog, Creation
 from ingestd.lake.delta.log_paths import OWN_FILE
 from ingestd.lake.store.errors import storage_faults
@@ -98,12 +97,11 @@ class ReferenceLog(AppendLog):
         for number in range(self.version, max(-1, self.version - LOOK_BACK), -1):
             if not self.has_commit(number):
                 return None
-            actions = actions_of(self._commit_json(number))
-            for action in actions:
-                found = action.get("commitInfo", {}).get(CONTENT)
-                if found is not None:
-                    return str(found)
-            if any(a[k].get("dataChange", True) for a in actions for k in a if k in _DATA):
+            commit = self._commit_at(number)
+            found = commit.stamps.get(CONTENT)
+            if found is not None:
+                return found
+            if any(f.is_change for f in commit.files):
                 return None
         return None
 

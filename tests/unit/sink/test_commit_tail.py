@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from deltalake import DeltaTable
 
+from ingestd.lake.delta.commit import commit_path
 from ingestd.lake.delta.log import TableLog
-from ingestd.lake.delta.tail import CommitTail, EpochEnd, commit_path
+from ingestd.lake.delta.tail import CommitTail, EpochEnd
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.store.store import open_store
 from tests.unit.sink.rows import inserts, make_table, summary

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ingestd.lake.delta.actions import actions_of, is_whole, judge, resume_in, writer_of
-from ingestd.lake.delta.tail import CommitTail, commit_path
+from ingestd.lake.delta.commit import commit_path, is_whole, parse_commit
+from ingestd.lake.delta.tail import CommitTail
 from ingestd.lake.reference.log import CONTENT, ReferenceLog
 from ingestd.lake.store.store import open_store
 
@@ -38,11 +38,12 @@ def test_odd_characters_in_statistics_cut_no_commit(tmp_path: Path, *, is_escape
         if character == "\ud800" and not is_escaped:  # UTF-8 has no such character
             continue
         commit = _commit(text, is_escaped=is_escaped)
-        assert len(actions_of(commit)) == 3
-        assert is_whole(commit.encode())
-        assert writer_of(commit) == "w"
-        assert resume_in(commit, "a") == text
-        judge(commit, "t")
+        found = parse_commit(commit.encode(), "x")
+        assert is_whole(commit.encode(), "x")
+        assert len(found.files) == len(found.app_ids) == 1
+        assert found.writer == "w"
+        assert found.resume("a") == text
+        found.judge("t")
         folder = tmp_path / str(number)
         (folder / "_delta_log").mkdir(parents=True)
         (folder / "f.parquet").touch()
