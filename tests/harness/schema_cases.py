@@ -21,7 +21,9 @@ RANGES = (
     "CREATE TABLE {t} (id int PRIMARY KEY, note text) PARTITION BY RANGE (id)",
     "CREATE TABLE {t}_old PARTITION OF {t} FOR VALUES FROM (0) TO (900)",
     "CREATE TABLE {t}_rest PARTITION OF {t} FOR VALUES FROM (1000) TO (1000000)",
-    "INSERT INTO {t} SELECT n, 'old' FROM generate_series(1, 50) n",
+    # So many that the writers leave some as they are until the catalog is read the next time.
+    "INSERT INTO {t} SELECT n, 'old' FROM generate_series(1, 200) n",
+    "INSERT INTO {t} SELECT n, 'rest' FROM generate_series(500001, 500200) n",
 )
 
 

@@ -171,6 +171,8 @@ async def keyed(database: Database, name: str = "t") -> Table:
 
 
 DELETED = list(range(10, ROWS + 1, 10))
+UNINDEXED = frozenset({"domain over an enum", "domain over a composite value"})
+"""No name of a type below a domain is used, so that its owner decides nothing."""
 
 
 @pytest.mark.thorough
@@ -193,7 +195,7 @@ async def test_a_sweep_finds_the_deleted_rows_by_any_key(database: Database, cas
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("case", [*KEYS, *MORE])
+@pytest.mark.parametrize("case", [c for c in [*KEYS, *MORE] if c not in UNINDEXED])
 async def test_pages_follow_an_index(database: Database, case: str) -> None:
     """Else each page would sort all keys."""
     database.execute(*PREPARE)
