@@ -485,7 +485,7 @@ class AppendLog(TableLog):
             self._sync(version)
             given = commit.schema_json
             if given is not None and before is not None:
-                self.refuse_lost(before, arrow_schema(given))
+                self.refuse_lost(before, arrow_schema(given, self.uri))
         return verdict
 
     def _refresh(self, *, anew: bool) -> None:

@@ -10,6 +10,7 @@ Source: Delta protocol, "Actions".
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -24,7 +25,55 @@ MOST_LINES = 100_000
 """Actions of a commit: with 0.7 kB a file, twice what MOST_COMMIT_BYTES has room for."""
 MOST_LINE_BYTES = 4 << 20
 """Of one action: the metadata of 1,600 columns has 0.9 MB."""
+MOST_VALUES = 4_000_000
+"""Of a commit, where an object or a list counts as eight: they take that much longer to parse."""
 OUR_APP_IDS = "ingestd/"
+_NULL = type(None)
+_Fields = Mapping[str, tuple[type, ...]]
+_FILE: _Fields = {
+    "path": (str,),
+    "dataChange": (bool,),
+    "stats": (str, _NULL),
+    "tags": (dict, _NULL),
+    "deletionVector": (dict, _NULL),
+    "baseRowId": (int, _NULL),
+    "defaultRowCommitVersion": (int, _NULL),
+}
+_VECTOR: _Fields = {
+    "storageType": (str,),
+    "pathOrInlineDv": (str,),
+    "offset": (int, _NULL),
+    "sizeInBytes": (int,),
+    "cardinality": (int,),
+}
+_FIELDS: Mapping[str, _Fields] = {
+    "add": {
+        **_FILE,
+        "partitionValues": (dict,),
+        "size": (int,),
+        "modificationTime": (int,),
+        "clusteringProvider": (str, _NULL),
+    },
+    "remove": {
+        **_FILE,
+        "partitionValues": (dict, _NULL),
+        "size": (int, _NULL),
+        "deletionTimestamp": (int, _NULL),
+        "extendedFileMetadata": (bool, _NULL),
+    },
+    "cdc": {"path": (str,), "dataChange": (bool, _NULL)},
+    "txn": {"appId": (str,), "version": (int,), "lastUpdated": (int, _NULL)},
+    "metaData": {"schemaString": (str,)},
+    "protocol": {},
+    "commitInfo": {},
+    "sidecar": {"path": (str,)},
+}
+"""Of what is used of an action; and of a field that deltalake refuses to read with another type.
+
+deltalake reads metaData and protocol before the next append.
+"""
+_LONG = range(-(1 << 63), 1 << 63)
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _NUMBERS = frozenset({"_cdc_lsn", "_cdc_seq", "_cdc_epoch", "epoch"})
 """Columns whose bounds are compared."""
 
@@ -145,9 +194,9 @@ def is_whole(content: bytes, path: str, *, makes_table: bool = False) -> bool:
 def sidecars_in(content: bytes, path: str) -> Iterator[str]:
     """Return the paths of the sidecars that a checkpoint in JSON names. Raises OddFileError."""
     for number, line in enumerate(_lines(content, path), 1):
-        action = _action(line, number, path).get("sidecar")
-        if action is not None:
-            yield _Line(number, path).text(action, "sidecar", "path")
+        for kind, action in _actions(line, number, path):
+            if kind == "sidecar":
+                yield action["path"]
 
 
 def statistics_of(statistics_json: str | None) -> dict[str, Any]:
@@ -201,22 +250,18 @@ class _Parsed:
         self._schema_json: str | None = None
         self._kinds: set[str] = set()
 
-    def add(self, content: bytes) -> None:
+    def add(self, line: bytes) -> None:
         self._number += 1
-        line = _Line(self._number, self._path)
-        for kind, action in _action(content, self._number, self._path).items():
-            if action is None:  # a writer may name all kinds, and leave the others null
-                continue
+        for kind, action in _actions(line, self._number, self._path):
             self._kinds.add(kind)
             if kind in {"add", "remove", "cdc"}:
-                self._files.append(line.file(kind, action))
+                self._files.append(_file_action(kind, action))
             elif kind == "txn":
-                self._app_ids.append(line.text(action, kind, "appId"))
+                self._app_ids.append(action["appId"])
             elif kind == "commitInfo":
-                stamps = line.dictionary(action, kind).items()
-                self._stamps |= {k: v for k, v in stamps if isinstance(v, str)}
+                self._stamps |= {k: v for k, v in action.items() if isinstance(v, str)}
             elif kind == "metaData":
-                self._schema_json = line.text(action, kind, "schemaString")
+                self._schema_json = action["schemaString"]
 
     def commit(self) -> Commit:
         return Commit(
@@ -235,44 +280,21 @@ class _Parsed:
         return bool(self._number) and (stated is None or stated == str(held))
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """Takes values out of an action. Raises OddFileError for what is not of its type."""
-
-    number: int
-    path: str
-
-    def dictionary(self, value: object, name: str) -> dict[str, Any]:
-        if isinstance(value, dict):
-            return value
-        raise self._refusal(name, "is no object")
-
-    def text(self, action: object, kind: str, name: str) -> str:
-        value = self.dictionary(action, kind).get(name)
-        if isinstance(value, str):
-            return value
-        raise self._refusal(f"{kind}.{name}", "is no string")
-
-    def file(self, kind: str, action: object) -> FileAction:
-        path = self.text(action, kind, "path")
-        found = self.dictionary(action, kind)
-        is_change = found.get("dataChange")
-        if not isinstance(is_change, bool | None):
-            raise self._refusal(f"{kind}.dataChange", "is no boolean")
-        statistics = found.get("stats") if kind == "add" else None
-        if not isinstance(statistics, str | None):
-            raise self._refusal(f"{kind}.stats", "is no string")
-        has_vector = found.get("deletionVector") is not None
-        return FileAction(kind, path, is_change is not False, statistics, has_vector)
-
-    def _refusal(self, name: str, why: str) -> OddFileError:
-        return OddFileError(
-            self.path, f"is no commit of a Delta log: line {self.number}: {name} {why}"
-        )
+def _file_action(kind: str, action: Mapping[str, Any]) -> FileAction:
+    return FileAction(
+        kind,
+        action["path"],
+        is_change=action.get("dataChange") is not False,
+        statistics_json=action.get("stats") if kind == "add" else None,
+        has_deletion_vector=action.get("deletionVector") is not None,
+    )
 
 
 def _lines(content: bytes, path: str) -> Iterator[bytes]:
     """Return the lines that are not blank; whatever separators of lines are in a value."""
+    values = content.count(b",") + 8 * (content.count(b"[") + content.count(b"{"))
+    if values > MOST_VALUES:
+        raise OddFileError(path, f"has {values} values, more than {MOST_VALUES}")
     at, count = 0, 0
     while at < len(content):
         end = content.find(b"\n", at)
@@ -288,15 +310,48 @@ def _lines(content: bytes, path: str) -> Iterator[bytes]:
             yield line
 
 
-def _action(line: bytes, number: int, path: str) -> dict[str, Any]:
-    """Return the JSON object in a line."""
+def _actions(line: bytes, number: int, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Return the actions in a line, by kind: one, where a writer does not name others as null."""
     what = f"is no commit of a Delta log: line {number}"
+    found = _json(line, what, path)
+    if not isinstance(found, dict):
+        raise OddFileError(path, f"{what} is no object")
+    for kind, action in found.items():
+        fields = _FIELDS.get(kind)
+        if action is None or fields is None:
+            continue
+        if not isinstance(action, dict):
+            raise OddFileError(path, f"{what}: {kind} is no object")
+        odd = _odd_field(action, fields)
+        if odd is None and (vector := action.get("deletionVector")) is not None:
+            odd = _odd_field(vector, _VECTOR)
+        if odd is not None:
+            raise OddFileError(path, f"{what}: {kind}.{odd} is not of its type")
+        yield kind, action
+
+
+def _odd_field(action: Mapping[str, object], fields: _Fields) -> str | None:
+    return next((n for n, types in fields.items() if not _has_type(action.get(n), types)), None)
+
+
+def _has_type(value: object, types: tuple[type, ...]) -> bool:
+    if isinstance(value, bool):
+        return bool in types
+    return isinstance(value, types) and (not isinstance(value, int) or value in _LONG)
+
+
+def _json(line: bytes, what: str, path: str) -> object:
+    """Return the value in a line, as JSON has it that every reader reads."""
     try:
-        found = json.loads(line.decode())
+        found = json.loads(line.decode(), parse_constant=_refuse_constant)
+        if _SURROGATE.search(line):
+            json.dumps(found, ensure_ascii=False).encode()
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise _NotJsonError(path, f"{what} is no JSON") from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, for one
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, half a pair
         raise OddFileError(path, f"{what} is no JSON that can be read") from error
-    if isinstance(found, dict):
-        return found
-    raise OddFileError(path, f"{what} is no object")
+    return found
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(name)  # NaN, Infinity

@@ -18,7 +18,7 @@ from ingestd.lake.delta.crash_recovery import set_aside_torn
 from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES, open_table
 from ingestd.lake.delta.table_features import NotWritableError, Obstacle, TableTraits, find_obstacle
 from ingestd.lake.schema_evolution import lost_fields
-from ingestd.lake.store.errors import cut_short, storage_fault, storage_faults
+from ingestd.lake.store.errors import cut_short, storage_fault, storage_faults, unreadable
 from ingestd.lake.store.store import Store
 from ingestd.model.errors import FolderError, OperatorError
 
@@ -148,7 +148,7 @@ class TableLog:
         if given and self.has_commit(last):
             before = pa.schema(self._present(last).schema().to_arrow())
             for schema in given:
-                self.refuse_lost(before, arrow_schema(schema))
+                self.refuse_lost(before, arrow_schema(schema, self.uri))
 
     def ensure_fields(self, wanted: pa.Schema) -> None:
         """Raise FolderError if the table lacks a column or field of this schema."""
@@ -288,9 +288,10 @@ class TableLog:
                 return None
 
 
-def arrow_schema(delta_json: str) -> pa.Schema:
-    """Return a schema as the `metaData` action of a commit has it."""
-    return pa.schema(Schema.from_json(delta_json).to_arrow())
+def arrow_schema(delta_json: str, uri: str) -> pa.Schema:
+    """Return a schema as the `metaData` action of a commit has it. Raises FolderError."""
+    with unreadable(uri):
+        return pa.schema(Schema.from_json(delta_json).to_arrow())
 
 
 def _traits(table: DeltaTable) -> TableTraits:

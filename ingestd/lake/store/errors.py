@@ -106,7 +106,7 @@ _ANSWER = re.compile(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", re.D
 
 _UNREADABLE = re.compile(
     r"json|metadata|protocol|schema|checkpoint|unsupported|not supported|contiguous|delta kernel"
-    r"|invalid table version",
+    r"|invalid table version|kernel error(?!.*(?:object.?store|Generic \w+ error))",
     re.IGNORECASE,
 )
 """What deltalake says of a log that it can't make sense of, or whose protocol it does not have."""
