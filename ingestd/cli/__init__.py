@@ -15,11 +15,18 @@ import typer
 from typer.main import get_command
 
 from ingestd import __version__
-from ingestd.cli.commands import core as commands
-from ingestd.cli.commands import epochs as lake
-from ingestd.cli.commands import init as starting
-from ingestd.cli.commands import pause as pausing
-from ingestd.cli.commands import status
+from ingestd.cli.commands.check import check
+from ingestd.cli.commands.demo import demo
+from ingestd.cli.commands.drop import drop
+from ingestd.cli.commands.epochs import epochs
+from ingestd.cli.commands.init import init
+from ingestd.cli.commands.pause import pause, resume
+from ingestd.cli.commands.peek import peek
+from ingestd.cli.commands.run import run
+from ingestd.cli.commands.snapshot import snapshot
+from ingestd.cli.commands.status import StatusCommand, status
+from ingestd.cli.commands.tables import tables
+from ingestd.cli.commands.verify import verify
 from ingestd.cli.errors import (
     USAGE_ERROR,
     exit_code,
@@ -72,19 +79,9 @@ def _root(
 
 
 for _command in (
-    starting.init,
-    commands.run,
-    commands.check,
-    status.status,
-    commands.snapshot,
-    pausing.pause,
-    pausing.resume,
-    commands.tables,
-    commands.verify,
-    lake.epochs,
-    lake.peek,
-    starting.drop,
-    commands.demo,
+    *(init, run, check, status, snapshot, pause, resume),
+    *(tables, verify, epochs, peek, drop, demo),
 ):
-    _class = status.StatusCommand if _command is status.status else None
-    app.command(cls=_class, epilog=epilog(_command.__name__))(_command)
+    app.command(
+        cls=StatusCommand if _command is status else None, epilog=epilog(_command.__name__)
+    )(_command)

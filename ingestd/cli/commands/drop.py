@@ -1,89 +1,30 @@
-"""`ingestd drop`: takes what a source has on its server away again."""
+"""`ingestd drop`."""
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Annotated
 
 import typer
 
-from ingestd.lake.layout import Layout
-from ingestd.postgres.settings import WalSettings
-from ingestd.postgres.wal.slots.drop import claimed_belongings
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ingestd.config import Config
-    from ingestd.postgres.wal.slots.drop import Belonging
-
-EXIT_DECLINED = 1
+from ingestd.cli.errors import load, reporting
+from ingestd.cli.options import ConfigFile, Debug, SourceName, known_source
 
 
-@dataclass(frozen=True, slots=True)
-class DropCommand:
-    """Source `source` of `config`, which has it."""
+def drop(
+    source: SourceName,
+    *,
+    config: ConfigFile,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Drop a source's slot and publication; ask first. The lake stays.
 
-    config: Config
-    source: str
+    A slot that nobody reads keeps WAL until the server's disk is full. What ingestd does not
+    manage is left, and the SQL for it printed.
+    """
+    with reporting(debug=debug, config=config):
+        from ingestd.cli.requests.drop import DropCommand  # noqa: PLC0415
 
-    def do(self, *, is_agreed: bool) -> int:
-        """Say what goes, ask unless `is_agreed`, drop it; gives the exit code.
-
-        Raises OperatorError while a daemon works on the source; IngestdError.
-        """
-        settings = self.config.sources[self.source]
-        if not isinstance(settings, WalSettings):
-            typer.echo(
-                f"source {self.source} is polled: it has neither slot nor publication, nothing to"
-                " drop"
-            )
-            self._tell_of_the_lake()
-            return 0
-        place, found = asyncio.run(self._look(settings))
-        goes = [b for b in found if b.kept is None]
-        self._tell(place, found, settings)
-        if not goes:
-            return 0
-        if not is_agreed and not typer.confirm("Drop this?", default=False):
-            typer.echo("nothing was dropped")
-            return EXIT_DECLINED
-        for belonging in asyncio.run(self._drop(settings)):
-            typer.echo(f"dropped {belonging.kind} {belonging.name}")
-        return 0
-
-    async def _look(self, settings: WalSettings) -> tuple[str, Sequence[Belonging]]:
-        async with claimed_belongings(self.source, settings) as belongings:
-            return belongings.place, await belongings.found()
-
-    async def _drop(self, settings: WalSettings) -> list[Belonging]:
-        async with claimed_belongings(self.source, settings) as belongings:
-            goes = [b for b in await belongings.found() if b.kept is None]
-            for belonging in goes:
-                await belongings.drop(belonging)
-            return goes
-
-    def _tell(self, place: str, found: Sequence[Belonging], settings: WalSettings) -> None:
-        typer.echo(f"source {self.source}, on {place}:")
-        for belonging in found:
-            named = f"{belonging.kind} {belonging.name} ({belonging.detail})"
-            if belonging.kept is None:
-                typer.echo(f"  drop {named}")
-            else:
-                typer.echo(f"  leave {named}: {belonging.kept}")
-                typer.echo(f"    {belonging.statement}")
-        if not found:
-            typer.echo("  it has neither slot nor publication, nothing to drop")
-        self._tell_of_the_lake()
-        if any(b.kept is None for b in found):
-            after = (
-                "makes both anew, and reads all tables anew"
-                if settings.slot_lost == "resnapshot"
-                else 'stops, as slot_lost = "stop" says: the lake has a gap then'
-            )
-            typer.echo(f"`ingestd run` with this config {after}.")
-
-    def _tell_of_the_lake(self) -> None:
-        folder = f"{self.config.lake.uri.rstrip('/')}/{Layout(self.source).root}"
-        typer.echo(f"  the lake stays as it is: {folder}")
+        found = load(config)
+        known_source(found, source)
+        raise typer.Exit(DropCommand(found, source).do(is_agreed=yes))

@@ -1,4 +1,4 @@
-"""The commands that come first and last: `init`, `drop`."""
+"""`ingestd init`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from ingestd.cli.config_path import DEFAULT_CONFIG
-from ingestd.cli.errors import load, reporting
-from ingestd.cli.options import ConfigFile, Debug, SourceName, known_source
+from ingestd.cli.errors import reporting
+from ingestd.cli.options import Debug
 
 _KINDS = ("wal", "polling")
 
@@ -68,23 +68,3 @@ def init(
         from ingestd.cli.init.wizard import InitCommand  # noqa: PLC0415
 
         InitCommand(source, dsn, lake, tables or [], kind, role, output, yes, force).do()
-
-
-def drop(
-    source: SourceName,
-    *,
-    config: ConfigFile,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
-    debug: Debug = False,
-) -> None:
-    """Drop a source's slot and publication; ask first. The lake stays.
-
-    A slot that nobody reads keeps WAL until the server's disk is full. What ingestd does not
-    manage is left, and the SQL for it printed.
-    """
-    with reporting(debug=debug, config=config):
-        from ingestd.cli.commands.drop import DropCommand  # noqa: PLC0415
-
-        found = load(config)
-        known_source(found, source)
-        raise typer.Exit(DropCommand(found, source).do(is_agreed=yes))

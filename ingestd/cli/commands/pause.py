@@ -15,7 +15,7 @@ from ingestd.cli.options import DaemonConfig, DaemonUrl, Debug, SourceName, dura
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ingestd.cli.commands.pause_request import PauseCommand
+    from ingestd.cli.requests.pause import PauseCommand
     from ingestd.ports import PauseMark
 
 Limit = Annotated[
@@ -55,7 +55,7 @@ def resume(
 
 def _command(source: str, config: Path | None, url: str | None) -> PauseCommand:
     """Say what is asked of whom. Raises ConfigError, OperatorError."""
-    from ingestd.cli.commands.pause_request import PauseCommand  # noqa: PLC0415
+    from ingestd.cli.requests.pause import PauseCommand  # noqa: PLC0415
 
     if config is None or url is not None:
         daemon = shlex.join(["--url", str(url)])

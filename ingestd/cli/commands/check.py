@@ -1,0 +1,27 @@
+"""`ingestd check`."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+
+from ingestd.cli.errors import EXIT_OPERATOR, redactor_of, reporting
+from ingestd.cli.options import AsJson, ConfigFile, Debug
+
+
+def check(config: ConfigFile, *, as_json: AsJson = False, debug: Debug = False) -> None:
+    """Tell what would fail before it fails, each with its remedy."""
+    with reporting(debug=debug, config=config):
+        from ingestd.app import check as checking  # noqa: PLC0415
+
+        lines = checking.check(config)
+        redactor = redactor_of(config)
+    from ingestd.terminal.check import checks_to_json, print_checks  # noqa: PLC0415
+
+    if as_json:
+        typer.echo(json.dumps(redactor.tree(checks_to_json(lines)), indent=2))
+    else:
+        print_checks(lines, redactor)
+    if any(line.level == "fail" for line in lines):
+        raise typer.Exit(EXIT_OPERATOR)

@@ -1,0 +1,1 @@
+"""What the commands have done: by the running daemon, or on the server."""

@@ -1,0 +1,86 @@
+"""`ingestd snapshot`: has a running daemon read tables anew, and watches it."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+
+from ingestd.http.snapshot_client import ask_for_snapshot, ask_to_cancel, follow
+from ingestd.model.printable_text import printable
+from ingestd.terminal.snapshot import SnapshotBars, SnapshotLines
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ingestd.http.client import Endpoint
+    from ingestd.http.daemon_identity import MeantDaemon
+
+EXIT_INTERRUPTED = 130
+"""The shells' code for an end by Ctrl-C."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotCommand:
+    """Tables of a source of the daemon at `address`.
+
+    `meant`: which one it must be; None: whichever is there. `daemon`: the option that names it, for
+    commands that are proposed.
+    """
+
+    address: Endpoint
+    source: str
+    tables: Sequence[str]
+    meant: MeantDaemon | None
+    daemon: str
+
+    def cancel(self) -> None:
+        """Have snapshots given up. Raises as `ask_to_cancel`."""
+        names = ask_to_cancel(self.address, self.source, self.tables, meant=self.meant)
+        typer.echo(f"source {self.source}: gave up the snapshot of {', '.join(names)}")
+
+    def ask(self, where: str | None, wait_s: float | None) -> int:
+        """Have tables read, and watch for `wait_s` at most, None: not at all; gives the exit code.
+
+        Raises as `ask_for_snapshot` and `follow`.
+        """
+        following = ask_for_snapshot(
+            self.address, self.source, self.tables, where=where, meant=self.meant
+        )
+        names = ", ".join(following.tables)
+        what = "a new snapshot of" if where is None else f"the rows where {where} of"
+        typer.echo(f"source {self.source}: asked for {what} {names}")
+        if wait_s is None:
+            typer.echo(f"  follow it with: {self._status}")
+            return 0
+        console = Console(highlight=False, emoji=False)
+        display: SnapshotBars | SnapshotLines
+        if console.is_terminal:
+            display = SnapshotBars(self.source, len(following.tables), console)
+        else:
+            display = SnapshotLines(self.source, lambda line: typer.echo(printable(f"  {line}")))
+        try:
+            with display:
+                follow(self.address, following, wait_s, display)
+        except KeyboardInterrupt:
+            # Not on the console: cut off while it wrote, it would write that again.
+            typer.echo(f"the daemon goes on with it; follow it with: {self._status}")
+            typer.echo(f"  or cancel it with: {self._cancel(following.left)}")
+            return EXIT_INTERRUPTED
+        return 0
+
+    @property
+    def _status(self) -> str:
+        return f"ingestd status {self.daemon}" if self.meant is not None else self._curl
+
+    @property
+    def _curl(self) -> str:
+        token = ' -H "Authorization: Bearer $INGESTD_HTTP_TOKEN"' if self.address.token else ""
+        return f"curl{token} {self.address.url}/status"
+
+    def _cancel(self, tables: Sequence[str]) -> str:
+        words = shlex.join([self.source, *tables])
+        return f"ingestd snapshot --cancel {words} {self.daemon}"
