@@ -424,7 +424,8 @@ def chapter_of(world: World, chapter: str) -> str:
         seen = _as_an_example(world, fault.seen(world))
         assert "Traceback" not in seen, fault.title
         assert PASSWORD not in seen, fault.title
-        said = [line for line in seen.splitlines() if not line.startswith("$")]
+        # Without the commands, and the exit code that is printed.
+        said = [n for n in seen.splitlines() if not n.startswith("$") and not n.isdigit()]
         for one in re.split(r"^(?=fail |ingestd:|source )", "\n".join(said), flags=re.MULTILINE):
             assert len(one.splitlines()) <= MOST_LINES, fault.title
         about = f"{fault.is_so}\n\n" if fault.is_so else ""
