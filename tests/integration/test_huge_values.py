@@ -126,6 +126,29 @@ def test_bounded_a_value_of_250_mb_is_reported_by_verify_and_never_held(
     assert used.ru_maxrss * 1024 <= PEAK_BYTES
 
 
+@pytest.mark.thorough
+def test_defaults_too_large_for_the_catalog_to_be_read_refuse_their_table(
+    database: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    make_tables(database)
+    # what a row of pg_attribute, which has no TOAST, has room for, compressed
+    added = ", ".join(f"ADD late_{n} text DEFAULT repeat('x', 500000)" for n in range(4))
+    database.execute(f"ALTER TABLE big {added}")
+    daemon = make_daemon(config(database.dsn, lake, "snapshot"))
+    daemon.start()
+    [refused] = await_until(lambda: daemon.events("table.stopped"), LIMIT_S, daemon.tail)
+    assert refused["table"] == "public.big"
+    assert "column 'late_2' was added with a default of 0.5 MB" in refused["reason"]
+    database.execute("INSERT INTO small VALUES (1, 'meanwhile')")
+    await_until(lambda: small_rows(lake) == 1, LIMIT_S, daemon.tail)
+    # what its remedy says helps
+    assert 'VACUUM FULL "public"."big";' in refused["remedy"]
+    daemon.sigterm()
+    database.execute('VACUUM FULL "public"."big"')
+    daemon.start_ready()
+    await_until(lambda: state(lake, "big").get("state") == "live", LIMIT_S, daemon.tail)
+
+
 def make_tables(database: Database) -> None:
     database.execute(
         "CREATE TABLE big (id int PRIMARY KEY, body text)",
