@@ -31,6 +31,7 @@ from ingestd.lake.reference.table import DeltaReferenceTable
 from ingestd.model.changes import EpochSummary, TableBatch, change_schema, marker_batch
 from ingestd.model.lake_state import TableEvent, TableState
 from ingestd.model.lsn import Lsn
+from ingestd.model.row_limit import UNLIMITED_BYTES
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import ReferenceTableSource
 from ingestd.postgres.connection.session import connect
@@ -99,7 +100,7 @@ def _main(step: str, lake: str, *arguments: str) -> None:
 
 async def _read(lake: Path, dsn: str) -> float:
     began = time.monotonic()
-    source = CopiedReferenceSource(NAME, _settings(dsn), TABLE)
+    source = CopiedReferenceSource(NAME, _settings(dsn), TABLE, row_limit_bytes=UNLIMITED_BYTES)
     await DeltaReferenceTable(str(lake), NAME, TABLE).replace(_batches(source))
     return time.monotonic() - began
 
@@ -167,7 +168,7 @@ async def _write_raw(lake: Path, dsn: str) -> None:
     await sink.adopt("server")
     writer = sink.begin()
     await writer.append(marker_batch(table, Lsn(100), NOW))
-    source = CopiedReferenceSource(NAME, _settings(dsn), TABLE)
+    source = CopiedReferenceSource(NAME, _settings(dsn), TABLE, row_limit_bytes=UNLIMITED_BYTES)
     async for batch in _batches(source):
         rows = _as_changes(table, pa.Table.from_batches([batch]), "r", 100, 0)
         await writer.append(TableBatch(table, rows, 1))
@@ -182,7 +183,7 @@ async def _write_changes(lake: Path, dsn: str, rows: str, changes: str) -> float
     sink = DeltaLake(str(lake), NAME)
     await sink.open()
     ids = np.random.default_rng(1).choice(int(rows), int(changes), replace=False)
-    source = CopiedReferenceSource(NAME, _settings(dsn), TABLE)
+    source = CopiedReferenceSource(NAME, _settings(dsn), TABLE, row_limit_bytes=UNLIMITED_BYTES)
     parts = [
         pa.Table.from_batches([batch]).filter(pa.array(np.isin(batch["id"].to_numpy(), ids)))
         async for batch in _batches(source)

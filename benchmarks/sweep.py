@@ -22,6 +22,7 @@ from benchmarks.rig import Rig, rig, timed
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.model.changes import EpochSummary, TableBatch, change_schema
 from ingestd.model.lsn import Lsn
+from ingestd.model.row_limit import UNLIMITED_BYTES
 from ingestd.model.schema import Column, Table, TableId
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.polling.keys.delete_sweep import Sweep, absent
@@ -83,7 +84,7 @@ async def _fill(rig: Rig, table: Table, lake: Path) -> None:
     writer = sink.begin()
     async with (
         await connect(rig.server.dsn(), autocommit=False) as connection,
-        aclosing(KeyPages(table).pages(connection)) as pages,
+        aclosing(KeyPages(table, UNLIMITED_BYTES).pages(connection)) as pages,
     ):
         async for page in pages:
             batch = _read_rows(schema, page.decoded())
@@ -109,7 +110,7 @@ async def _sweep(kind: str, dsn: str, lake: str) -> dict[str, float]:
         {"kind": "polling", "dsn": dsn, "tables": ["public.swept"]}
     )
     async with await connect(dsn) as connection:
-        cursor = await connection.execute("SELECT 'swept'::regclass::oid::int8")
+        cursor = await connection.execute("SELECT 'public.swept'::regclass::oid::int8")
         row = await cursor.fetchone()
     assert row is not None
     table, log = _described(kind, row[0]), DeltaLake(lake, "bench")
@@ -119,13 +120,13 @@ async def _sweep(kind: str, dsn: str, lake: str) -> dict[str, float]:
     assert keys is not None
     loaded = time.perf_counter()
     loaded_mb = _peak_mb()
-    sweep = Sweep(settings, table, keys, log, key_bytes=1 << 30)
+    sweep = Sweep(settings, table, keys, log, key_bytes=1 << 30, row_limit_bytes=UNLIMITED_BYTES)
     found = 0
     async with await connect(dsn, autocommit=False) as connection:
         await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         async with aclosing(sweep.missing()) as batches:
             async for rows in batches:
-                found += (await absent(connection, table, rows)).num_rows
+                found += (await absent(connection, table, rows, UNLIMITED_BYTES)).num_rows
     return {
         "load_s": loaded - began,
         "sweep_s": time.perf_counter() - loaded,

@@ -11,6 +11,7 @@ from functools import partial
 import structlog
 
 from ingestd.app.factories import (
+    connector_bytes,
     connector_of,
     lake_of,
     pause_mark_of,
@@ -27,6 +28,7 @@ from ingestd.lake.maintenance.compaction import MaintenancePolicy
 from ingestd.lake.maintenance.process import MaintenanceProcess
 from ingestd.lake.store.pending_calls import StorageCalls
 from ingestd.model.errors import OperatorError
+from ingestd.model.row_limit import row_limit_bytes
 from ingestd.model.schema import TableId
 from ingestd.observe import logs
 from ingestd.observe.metrics import Metrics
@@ -212,6 +214,7 @@ def _references(  # noqa: PLR0917 - of one source
     if not tables:
         return None
     kinds = {table: found.reference for table, found in tables.items()}
+    limit_bytes = row_limit_bytes(connector_bytes(config))
     log = structlog.get_logger("ingestd")
     told = ReferenceWatch(status, metrics, log, watch, kinds)
     keepers: dict[TableId, Keeper] = {}
@@ -219,7 +222,13 @@ def _references(  # noqa: PLR0917 - of one source
         sink = reference_table_of(config, name, table, calls=calls)
         if found.reference in UNSTREAMED:
             refresh_s = found.refresh_s if found.reference == "snapshot_only" else None
-            copied = partial(CopiedReferenceSource, name, settings, table)
+            copied = partial(
+                CopiedReferenceSource,
+                name,
+                settings,
+                table,
+                row_limit_bytes=limit_bytes,
+            )
             keepers[table] = Reread(table, copied, sink, told, refresh_s)
         else:
             folded = partial(raw_source_of, config, name, table, calls)

@@ -43,10 +43,15 @@ def storage_options(config: Config) -> Mapping[str, str] | None:
     return options or None
 
 
+def connector_bytes(config: Config) -> int:
+    """Return how much memory what reads a source may read ahead with."""
+    return share_bytes(config) // READING_PART
+
+
 def connector_of(config: Config, name: str, settings: SourceSettings) -> Connector:
     """Give what reads a source."""
     factory = FACTORIES[settings.kind]
-    return factory.create(name, settings, memory_bytes=share_bytes(config) // READING_PART)
+    return factory.create(name, settings, memory_bytes=connector_bytes(config))
 
 
 def lake_of(

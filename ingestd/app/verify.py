@@ -7,11 +7,19 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from ingestd.app.factories import connector_of, load, pause_mark_of, require_source, storage_options
+from ingestd.app.factories import (
+    connector_bytes,
+    connector_of,
+    load,
+    pause_mark_of,
+    require_source,
+    storage_options,
+)
 from ingestd.app.verify_report import VerifyReport, asked_for
 from ingestd.config import Config
 from ingestd.lake.verify.lake import DeltaVerifiedLake
 from ingestd.model.errors import OperatorError
+from ingestd.model.row_limit import row_limit_bytes
 from ingestd.model.schema import Table, TableId
 from ingestd.pipeline.verify.run import Looks, Verification
 from ingestd.pipeline.verify.table import VerifySettings
@@ -77,7 +85,8 @@ async def _verify(  # noqa: PLR0917 - of one source
 
     @asynccontextmanager
     async def open_point(tables: Sequence[Table]) -> AsyncIterator[VerifiedSource]:
-        point = await SourceAtPoint.open(where, settings, tables, pace)
+        limit_bytes = row_limit_bytes(connector_bytes(config))
+        point = await SourceAtPoint.open(where, settings, tables, pace, row_limit_bytes=limit_bytes)
         try:
             yield point
         finally:

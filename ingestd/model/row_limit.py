@@ -25,6 +25,9 @@ _KEPT_PART = 4
 _RESTART = "restart: the table is read anew then"
 WITHOUT_ITS_COLUMN = f"leave its large column out (`exclude_columns`), and {_RESTART}"
 """What helps where only that does."""
+_KEY_PART = 16
+"""A key that a sweep reads may have one in so many of it: a sweep's queries have a key's text, and
+it is there in several forms."""
 READING_PART = 4
 """A connector may read ahead with one in so many of its source's share."""
 
@@ -42,6 +45,21 @@ def change_limit_bytes(row_limit_bytes: int) -> int:
 def kept_bytes(row_limit_bytes: int) -> int:
     """Return how much is kept of the values of a change that is larger."""
     return row_limit_bytes // _KEPT_PART
+
+
+def key_limit_bytes(row_limit_bytes: int) -> int:
+    """Return how large a key may be that a sweep reads."""
+    return row_limit_bytes // _KEY_PART
+
+
+def key_too_large(table: TableId, key_bytes: int, limit_bytes: int) -> TableError:
+    """Make the error of a table that a sweep met a key of `key_bytes` in."""
+    return TableError(
+        table,
+        f"a key of {_megabytes(key_bytes)} MB, sent as text, is more than a sweep may hold"
+        f" ({_megabytes(limit_bytes)} MB, a {_KEY_PART}th of the source's share of limits.memory)",
+        remedy=f"raise `limits.memory`, or leave `detect_deletes` of the table out, and {_RESTART}",
+    )
 
 
 def row_too_large(table: TableId, row_bytes: int, limit_bytes: int, where: str = "") -> TableError:

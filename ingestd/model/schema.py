@@ -66,10 +66,11 @@ class Column:
     format_type() writes it (``numeric(12,2)``); empty where only a RELATION message told of the
     column. `identity` says that the column belongs to the replica identity. `missing` is the text
     that rows written before the column existed have in the source (pg_attribute.attmissingval),
-    None if none. `stored_as` is the lake column's name where it is not the source's: another type
-    than before (``name__v2``), or a name that differs from another only by case. `is_override` says
-    that the config chose `type`: a decimal then takes whatever number it holds exactly, however it
-    is written. `mask` hides the values.
+    None if none; `unread_bytes`: its size if it is too large to be read. `stored_as` is the lake
+    column's name where it is not the source's: another type than before (``name__v2``), or a name
+    that differs from another only by case. `is_override` says that the config chose `type`: a
+    decimal then takes whatever number it holds exactly, however it is written. `mask` hides the
+    values.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Column:
     nullable: bool = True
     comment: str | None = None
     missing: str | None = None
+    unread_bytes: int = 0
     stored_as: str | None = None
     is_override: bool = False
     mask: Mask | None = None

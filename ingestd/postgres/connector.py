@@ -11,6 +11,7 @@ from psycopg import AsyncConnection
 
 from ingestd.model.lake_state import RegisteredTable
 from ingestd.model.predicates import Predicate
+from ingestd.model.row_limit import row_limit_bytes
 from ingestd.model.schema import TableId
 from ingestd.ports import Coverage, Demand, Metadata, PageSource, Split, SplitManager
 from ingestd.postgres.captured.coverage import coverage_of
@@ -25,9 +26,10 @@ from ingestd.postgres.snapshot.page_source import CopyPageSource
 class PostgresConnector(ABC):
     """See `ingestd.ports.Connector`; a kind adds `capture`, `check` and how it looks at tables."""
 
-    def __init__(self, source: str, dsn: str) -> None:
+    def __init__(self, source: str, dsn: str, memory_bytes: int) -> None:
         self._source = source
         self._dsn = dsn
+        self._memory_bytes = memory_bytes
 
     def metadata(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> Metadata:
         """Ask the catalog."""
@@ -68,7 +70,8 @@ class PostgresConnector(ABC):
         predicates: Sequence[Predicate] = (),
     ) -> PageSource:
         """Read a split by COPY."""
-        return CopyPageSource(self._dsn, split, columns, predicates)
+        limit_bytes = row_limit_bytes(self._memory_bytes)
+        return CopyPageSource(self._dsn, split, columns, predicates, row_limit_bytes=limit_bytes)
 
     async def close(self) -> None:  # noqa: B027 - it is what a kind does that shares nothing
         """Nothing is shared: whatever it gave closes itself."""

@@ -69,12 +69,14 @@ class CopiedReferenceSource:
         settings: SourceSettings,
         table: TableId,
         *,
+        row_limit_bytes: int,
         split_bytes: int = SPLIT_BYTES,
     ) -> None:
         self._where = f"source {source}, table {table}"
         self._settings = settings
         self._dsn = settings.dsn.get_secret_value()
         self._id = table
+        self._row_limit_bytes = row_limit_bytes
         self._split_bytes = split_bytes
         self._keeper: AsyncConnection[Any] | None = None
         self._batches: AsyncGenerator[pa.RecordBatch, None] | None = None
@@ -166,7 +168,8 @@ class CopiedReferenceSource:
         total = sum(s.estimated_bytes for s in splits)
         done = 0
         for split in splits:
-            async with contextlib.aclosing(TablePages(self._dsn, split, view).pages()) as pages:
+            rows = TablePages(self._dsn, split, view, row_limit_bytes=self._row_limit_bytes)
+            async with contextlib.aclosing(rows.pages()) as pages:
                 async for page in pages:
                     self.nbytes += page.batch.nbytes
                     _refuse_unheld(table, page.batch.rows)

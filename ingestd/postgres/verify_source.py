@@ -82,6 +82,7 @@ class SourceAtPoint:
         at: datetime,
         files: Files,
         pace: Pace,
+        row_limit_bytes: int,
     ) -> None:
         self._settings = settings
         self._dsn = settings.dsn.get_secret_value()
@@ -91,12 +92,19 @@ class SourceAtPoint:
         self._at = at
         self._files = files
         self._pace = pace
+        self._row_limit_bytes = row_limit_bytes
 
     @classmethod
     async def open(
-        cls, where: str, settings: PostgresSettings, tables: Sequence[Table], pace: Pace
+        cls,
+        where: str,
+        settings: PostgresSettings,
+        tables: Sequence[Table],
+        pace: Pace,
+        *,
+        row_limit_bytes: int,
     ) -> Self:
-        """Take the snapshot; `where` begins an error's text.
+        """Take the snapshot; `where` begins an error's text. A larger row is a TableError.
 
         Raises OperatorError, TransientError.
         """
@@ -110,13 +118,17 @@ class SourceAtPoint:
                 assert isinstance(settings, WalSettings)
                 slot = await _slot(where, settings)
                 point = Point(slot.point)
-                return cls(settings, slot, slot.snapshot, point, slot.at, files, pace)
-            return await cls._at_snapshot(settings, files, pace)
+                return cls(
+                    settings, slot, slot.snapshot, point, slot.at, files, pace, row_limit_bytes
+                )
+            return await cls._at_snapshot(settings, files, pace, row_limit_bytes)
         except psycopg.Error as error:
             raise classify(error, f"{where}, snapshot", dsn) from error
 
     @classmethod
-    async def _at_snapshot(cls, settings: PostgresSettings, files: Files, pace: Pace) -> Self:
+    async def _at_snapshot(
+        cls, settings: PostgresSettings, files: Files, pace: Pace, row_limit_bytes: int
+    ) -> Self:
         keeper = await connect(settings.dsn.get_secret_value(), autocommit=False)
         try:
             await keeper.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -129,7 +141,7 @@ class SourceAtPoint:
             raise
         is_exact = not isinstance(settings, PollingSettings)
         point = Point(lsn, Visibility.parse(seen) if is_exact else None, is_exact)
-        return cls(settings, keeper, exported, point, at, files, pace)
+        return cls(settings, keeper, exported, point, at, files, pace, row_limit_bytes)
 
     async def splits(self, table: Table) -> Sequence[Split]:
         """Cut a table by blocks, as it is in the snapshot."""
@@ -148,7 +160,8 @@ class SourceAtPoint:
     async def batches(self, split: Split) -> AsyncGenerator[pa.RecordBatch, None]:
         """Read a split by COPY."""
         view = ExportedView(self._dsn, self._exported, Place(self.point.lsn, self._at))
-        async with contextlib.aclosing(TablePages(self._dsn, split, view).pages()) as pages:
+        rows = TablePages(self._dsn, split, view, row_limit_bytes=self._row_limit_bytes)
+        async with contextlib.aclosing(rows.pages()) as pages:
             try:
                 async for page in pages:
                     yield page.batch.rows

@@ -31,6 +31,7 @@ from ingestd.model.schema import Table, TableId
 from ingestd.ports import Split
 from spark_jobs.source.schema import arrow_schema, as_spark_takes, spark_schema
 from spark_jobs.source.split_batches import batches_of
+from spark_jobs.source.table import READER_BYTES
 
 _MARK = "ingestd-fault:"
 _FAULT = re.compile(re.escape(_MARK) + r"(\{.*?\})(?:$|\n|\\n)", re.MULTILINE)
@@ -115,7 +116,9 @@ class SplitReader(DataSourceReader):
         """Give the split's rows. Raises TaskFaultError."""
         assert isinstance(partition, SplitNumber)
         rows = self._rows
-        connector = FACTORIES[rows.kind].create(rows.source, rows.settings, memory_bytes=0)
+        connector = FACTORIES[rows.kind].create(
+            rows.source, rows.settings, memory_bytes=READER_BYTES
+        )
         split = replace(rows.splits[partition.number], table=rows.table)
         target = arrow_schema(self._schema)
         try:

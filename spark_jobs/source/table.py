@@ -22,6 +22,8 @@ from ingestd.postgres.snapshot.where import check_condition, joined
 from spark_jobs.source.options import SourceOptions
 
 APPLICATION_NAME = "ingestd spark"
+READER_BYTES = 64 << 20
+"""What a task reads ahead with; a row may have `ingestd.model.row_limit.READING_PART` times it."""
 _WATCHED = {
     "tcp_keepalives_idle": 30,
     "tcp_keepalives_interval": 10,
@@ -45,7 +47,7 @@ class SourceTable:
 
     def connector(self) -> Connector:
         """Make a connector, to be closed."""
-        return FACTORIES[self.kind].create(self.source, self.settings, memory_bytes=0)
+        return FACTORIES[self.kind].create(self.source, self.settings, memory_bytes=READER_BYTES)
 
     def __repr__(self) -> str:
         return f"SourceTable({self.source}, {self.table.id})"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 
 from ingestd.decode.type_mapping import lake_type
+from ingestd.model.row_limit import UNLIMITED_BYTES
 from ingestd.model.schema import Column, Table, TableId
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.snapshot.ctid_splits import CtidSplits
@@ -124,7 +125,9 @@ class PostgresWorld:
         columns: Sequence[str] | None = None,
         predicates: Sequence[Predicate] = (),
     ) -> PageSource:
-        return CopyPageSource(self._database.dsn, split, columns, predicates)
+        return CopyPageSource(
+            self._database.dsn, split, columns, predicates, row_limit_bytes=UNLIMITED_BYTES
+        )
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ import pytest
 
 from ingestd.lake.reference.source import RawReferenceSource
 from ingestd.model.errors import IngestdError, TransientError
+from ingestd.model.row_limit import UNLIMITED_BYTES
 from ingestd.postgres.reference_copy import CopiedReferenceSource
 from ingestd.postgres.settings import SETTINGS
 from ingestd.testing.fakes.reference import FakeReferenceTable, FakeReferenceTableSource
@@ -98,7 +99,7 @@ class CopiedReference:
         self._database.execute('TRUNCATE "Größe x"')
 
     def source(self) -> ReferenceTableSource:
-        return CopiedReferenceSource("shop", self._settings, NAME)
+        return CopiedReferenceSource("shop", self._settings, NAME, row_limit_bytes=UNLIMITED_BYTES)
 
     @contextmanager
     def fault(self) -> Iterator[None]:

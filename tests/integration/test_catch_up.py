@@ -235,7 +235,7 @@ async def test_exactly_once_blocks_that_are_large_are_not_read_ahead_of(
 @pytest.fixture
 async def cramped(own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> PostgresServer:
     """A server with an empty table that keeps 80 kB of a part's messages, and no more."""
-    monkeypatch.setattr(drain_slot, "SORT_MEMORY", "64kB")
+    monkeypatch.setattr(drain_slot, "RESULT_MEMORY", "64kB")
     own_postgres.settings["temp_file_limit"] = "80kB"
     await asyncio.to_thread(own_postgres.restart)
     own_postgres.psql("CREATE TABLE t (id int PRIMARY KEY, note text)")

@@ -16,6 +16,7 @@ from ingestd.decode.type_mapping import BUILT_IN
 from ingestd.lake.delta.read import read_raw
 from ingestd.lake.fold.plain import Row, fold
 from ingestd.model.lsn import Lsn
+from ingestd.model.row_limit import UNLIMITED_BYTES
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import Split
 from ingestd.postgres.captured.columns import as_published, controlled
@@ -81,7 +82,7 @@ async def snapshot(database: Database, table: Table, *, is_packed: bool) -> list
         blocks = BlockRange(table.id.schema, table.id.name, is_packed=is_packed, oid=table.oid)
         split = Split(table, row[0], blocks.to_text(), 0)
         view = ExportedView(database.dsn, row[0], Place(Lsn(1), datetime.now(UTC)))
-        pages = TablePages(database.dsn, split, view)
+        pages = TablePages(database.dsn, split, view, row_limit_bytes=UNLIMITED_BYTES)
         batches = [page.batch async for page in pages.pages()]
         await pages.close()
     return [row for batch in batches for row in batch.rows.to_pylist()]

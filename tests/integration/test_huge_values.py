@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +14,7 @@ from ingestd.lake.delta.read import read_raw
 from ingestd.lake.fold.plain import fold
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import TableId
+from ingestd.testing.embedded.daemon import module_environment
 from tests.harness.channels import encrypted
 from tests.harness.compare import assert_lake_equals_source, registry
 from tests.harness.config import polling_config, wal_config
@@ -73,14 +77,90 @@ def test_bounded_a_value_of_250_mb_is_never_held_over_tls_either(
         assert_passed(shop, encrypted(shop.dsn, secure), lake, make_daemon, way)
 
 
-def assert_passed(
-    database: Database, dsn: str, lake: Path, make_daemon: MakeDaemon, way: str
+@pytest.mark.thorough
+def test_bounded_a_value_of_250_mb_stops_its_reference_table_and_is_never_held(
+    database: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
+    make_tables(database)
+    database.execute(f"INSERT INTO big VALUES (10, {HUGE})")
+    reference = '[sources.shop.table."public.{}"]\nreference = "snapshot_only"\nrefresh = "1s"\n'
+    text = config(database.dsn, lake, "snapshot") + reference.format("big")
+    daemon = make_daemon(text + reference.format("small"))
+    daemon.start()
+    [stopped] = await_until(lambda: daemon.events("reference.stopped"), LIMIT_S, daemon.tail)
+    assert stopped["table"] == "public.big"
+    assert "a row of 250 MB" in stopped["reason"]
+    assert "exclude_columns" in stopped["remedy"]
+    await_until(lambda: daemon.events("reference.committed"), LIMIT_S, daemon.tail)
+    assert peak_bytes(daemon) <= PEAK_BYTES
+
+
+@pytest.mark.thorough
+def test_bounded_a_value_of_250_mb_is_reported_by_verify_and_never_held(
+    database: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    make_tables(database)
+    database.execute(f"INSERT INTO big VALUES (10, {HUGE})")
+    text = config(database.dsn, lake, "snapshot")
+    daemon = make_daemon(text.replace("64MB", "2GB"))  # with that it is captured
+    daemon.start_ready()
+    await_until(lambda: state(lake, "big").get("state") == "live", LIMIT_S, daemon.tail)
+    await_until(lambda: state(lake, "small").get("state") == "live", LIMIT_S, daemon.tail)
+    daemon.write_config(text)
+    command = [sys.executable, "-m", "ingestd", "verify", "shop", "--json"]
+    verify = subprocess.Popen(
+        [*command, "-c", daemon.config_path.name],
+        cwd=daemon.config_path.parent,
+        env=module_environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert verify.stdout is not None
+    told = verify.stdout.read()
+    _, _, used = os.wait4(verify.pid, 0)
+    verify.returncode = 0
+    verify.stdout.close()
+    print(f"verify: peak {used.ru_maxrss / 1e3:.0f} MB\n{told}")  # noqa: T201
+    assert "a row of 250 MB" in told
+    assert "public.small" in told
+    assert used.ru_maxrss * 1024 <= PEAK_BYTES
+
+
+@pytest.mark.thorough
+def test_defaults_too_large_for_the_catalog_to_be_read_refuse_their_table(
+    database: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
+    make_tables(database)
+    # what a row of pg_attribute, which has no TOAST, has room for, compressed
+    added = ", ".join(f"ADD late_{n} text DEFAULT repeat('x', 500000)" for n in range(4))
+    database.execute(f"ALTER TABLE big {added}")
+    daemon = make_daemon(config(database.dsn, lake, "snapshot"))
+    daemon.start()
+    [refused] = await_until(lambda: daemon.events("table.stopped"), LIMIT_S, daemon.tail)
+    assert refused["table"] == "public.big"
+    assert "column 'late_2' was added with a default of 0.5 MB" in refused["reason"]
+    database.execute("INSERT INTO small VALUES (1, 'meanwhile')")
+    await_until(lambda: small_rows(lake) == 1, LIMIT_S, daemon.tail)
+    # what its remedy says helps
+    assert 'VACUUM FULL "public"."big";' in refused["remedy"]
+    daemon.sigterm()
+    database.execute('VACUUM FULL "public"."big"')
+    daemon.start_ready()
+    await_until(lambda: state(lake, "big").get("state") == "live", LIMIT_S, daemon.tail)
+
+
+def make_tables(database: Database) -> None:
     database.execute(
         "CREATE TABLE big (id int PRIMARY KEY, body text)",
         "CREATE TABLE small (id int PRIMARY KEY, note text)",
         "INSERT INTO big SELECT n, 'short' FROM generate_series(1, 9) n",
     )
+
+
+def assert_passed(
+    database: Database, dsn: str, lake: Path, make_daemon: MakeDaemon, way: str
+) -> None:
+    make_tables(database)
     changes = [f"INSERT INTO big VALUES (10, {HUGE})", "INSERT INTO small VALUES (1, 'after it')"]
     daemon = make_daemon(config(dsn, lake, way))
     if way not in {"snapshot", "polling_snapshot"}:

@@ -11,6 +11,7 @@ import pytest
 
 from ingestd.model.errors import TableError, TableReplacedError
 from ingestd.model.predicates import Comparison
+from ingestd.model.row_limit import UNLIMITED_BYTES
 from ingestd.model.schema import Mask
 from ingestd.postgres.snapshot.key_range import KeyRange
 from ingestd.postgres.snapshot.key_splits import KeySplits
@@ -145,7 +146,7 @@ async def numbers(database: Database, splits: Sequence[Split]) -> list[list[int]
     """`number` of the rows of each split."""
     found = []
     for split in splits:
-        source = CopyPageSource(database.dsn, split, ["number"])
+        source = CopyPageSource(database.dsn, split, ["number"], row_limit_bytes=UNLIMITED_BYTES)
         rows: list[int] = []
         async for batch in source.batches():
             rows += batch.column("number").to_pylist()
@@ -308,7 +309,9 @@ async def test_the_row_filter_and_predicates_hold_in_every_range(database: Datab
     found: list[Any] = []
     async with exported(database) as snapshot:
         for split in await cut(database, table, snapshot):
-            source = CopyPageSource(database.dsn, split, ["id"], [predicate])
+            source = CopyPageSource(
+                database.dsn, split, ["id"], [predicate], row_limit_bytes=UNLIMITED_BYTES
+            )
             assert source.remaining == ()
             async for batch in source.batches():
                 found += batch.column("id").to_pylist()

@@ -10,6 +10,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from ingestd.model.errors import TableError
+from ingestd.model.row_limit import UNLIMITED_BYTES
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.planner_functions import ensure_plannable
 from ingestd.postgres.catalog.relation_lock import lock_relation
@@ -109,7 +110,7 @@ async def test_keys_are_found_and_ordered_without_running_what_their_types_have(
     texts = [(k, str(n)) for k, n in database.rows("SELECT concat(k), n FROM m.t ORDER BY n")]
     dsn = make_conninfo(database.dsn, user=stranger)
     async with await connect(dsn, autocommit=False) as connection:
-        pages = KeyPages(table)
+        pages = KeyPages(table, UNLIMITED_BYTES)
         await pages.lock(connection)
         found, place = [], None
         while (page := await pages.page(connection, place, 2)) is not None:

@@ -15,6 +15,7 @@ import pytest
 from ingestd.model.changes import change_schema
 from ingestd.model.errors import TableChangedError, TableError, TableReplacedError, TransientError
 from ingestd.model.lsn import Lsn
+from ingestd.model.row_limit import UNLIMITED_BYTES
 from ingestd.model.schema import Column, Table, TableId
 from ingestd.ports import Split
 from ingestd.postgres.catalog.block_range import BlockRange
@@ -54,7 +55,12 @@ async def exported(database: Database) -> AsyncGenerator[str, None]:
 
 
 def pages_of(dsn: str, split: Split) -> TablePages:
-    return TablePages(dsn, split, ExportedView(dsn, split.snapshot, Place(POINT, AT)))
+    return TablePages(
+        dsn,
+        split,
+        ExportedView(dsn, split.snapshot, Place(POINT, AT)),
+        row_limit_bytes=UNLIMITED_BYTES,
+    )
 
 
 async def read(database: Database, splits: Sequence[Split]) -> list[TableBatch]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from ingestd.model.row_limit import UNLIMITED_BYTES
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.polling.poll import Look, backend_of, begin, look_at
 from ingestd.postgres.polling.progress import Progress, Seen
@@ -28,7 +29,14 @@ async def rows_found(
     now = await begin(connection, backend)
     await connection.execute("SAVEPOINT a_table")
     progress = Progress(Seen(), Seen())
-    look = Look(polled, progress, is_whole=True, page_rows=1000, limit_s=limit_s)
+    look = Look(
+        polled,
+        progress,
+        is_whole=True,
+        page_rows=1000,
+        row_limit_bytes=UNLIMITED_BYTES,
+        limit_s=limit_s,
+    )
     try:
         async with aclosing(look_at(connection, look, now)) as pages:
             return sum([rows.rows.count async for rows in pages])
@@ -49,7 +57,14 @@ async def test_answers_are_those_of_their_queries_after_the_taker_of_rows_failed
     connection = await connect(database.dsn, autocommit=False)
     now = await begin(connection, await backend_of(connection))
     await connection.execute("SAVEPOINT a_table")
-    look = Look(polled, Progress(Seen(), Seen()), is_whole=True, page_rows=1000, limit_s=None)
+    look = Look(
+        polled,
+        Progress(Seen(), Seen()),
+        is_whole=True,
+        page_rows=1000,
+        row_limit_bytes=UNLIMITED_BYTES,
+        limit_s=None,
+    )
     async with aclosing(look_at(connection, look, now)) as pages:
         assert await anext(pages)
     await connection.execute("ROLLBACK TO SAVEPOINT a_table")

@@ -12,6 +12,7 @@ import pytest
 
 from ingestd.decode.type_mapping import lake_type
 from ingestd.model.lsn import Lsn
+from ingestd.model.row_limit import UNLIMITED_BYTES
 from ingestd.model.schema import Column, Table, TableId
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.polling.poll import (
@@ -61,7 +62,9 @@ class Watcher:
             cursor = await self.connection.execute("SELECT version FROM public.t")
             self.found += [v for (v,) in await cursor.fetchall()]
         else:
-            look = Look(self.polled, self.progress, is_whole, page_rows=3)
+            look = Look(
+                self.polled, self.progress, is_whole, page_rows=3, row_limit_bytes=UNLIMITED_BYTES
+            )
             async with aclosing(look_at(self.connection, look, now)) as pages:
                 async for rows in pages:
                     for batch in rows.changes(Place(Lsn(1), now.at), None):

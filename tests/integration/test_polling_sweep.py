@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -13,14 +14,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from psycopg import AsyncCursor
 
 from ingestd.model.changes import TableBatch
 from ingestd.model.errors import TableChangedError, TransientError
+from ingestd.model.row_limit import UNLIMITED_BYTES
 from ingestd.model.schema import Mask
 from ingestd.ports import Split
 from ingestd.postgres.catalog.block_range import BlockRange
-from ingestd.postgres.connection.session import connect
+from ingestd.postgres.connection.session import connect, query_bytes
 from ingestd.postgres.polling.keys import delete_sweep as sweep
 from ingestd.postgres.polling.keys import lake_keys
 from ingestd.postgres.polling.keys.delete_sweep import Sweep, absent
@@ -29,14 +30,16 @@ from ingestd.postgres.polling.keys.key_set import KeySet
 from ingestd.postgres.polling.keys.lake_keys import Part
 from ingestd.postgres.settings import PollingSettings
 from ingestd.postgres.snapshot.page_source import CopyPageSource
+from ingestd.postgres.transport.copy_out import CopyOut
 from tests.harness.collations import make_collations
 from tests.integration.test_key_splits import AFTER, KEYS, PREPARE
 from tests.integration.test_pages import exported, table_named
 
 if TYPE_CHECKING:
-    from psycopg import AsyncConnection
+    from psycopg.sql import Composed
 
     from ingestd.model.schema import Table, TableId
+    from ingestd.postgres.connection.liveness import WatchedConnection
     from ingestd.testing.embedded.postgres import PostgresServer
     from tests.harness.databases import Database
 
@@ -83,7 +86,7 @@ async def lake_of(database: Database, table: Table) -> Log:
         whole = BlockRange(table.id.schema, table.id.name, is_whole=True, oid=table.oid).to_text()
         split = Split(table, snapshot, whole, 1 << 20)
         columns = list(dict.fromkeys([*table.key, "number"]))
-        source = CopyPageSource(database.dsn, split, columns)
+        source = CopyPageSource(database.dsn, split, columns, row_limit_bytes=UNLIMITED_BYTES)
         rows = pa.Table.from_batches([batch async for batch in source.batches()])
         await source.close()
     count = rows.num_rows
@@ -100,7 +103,23 @@ def settings_of(database: Database, **more: Any) -> PollingSettings:
 
 def sweep_of(database: Database, table: Table, keys: KeySet | None, log: Log, **more: Any) -> Sweep:
     settings = settings_of(database, **more)
-    return Sweep(settings, table, keys, log, key_bytes=1 << 20, page_rows=64)
+    return Sweep(
+        settings, table, keys, log, key_bytes=1 << 20, row_limit_bytes=UNLIMITED_BYTES, page_rows=64
+    )
+
+
+def in_parts(database: Database, table: Table, log: Log, **more: Any) -> Sweep:
+    """A sweep that has room for 100 keys at a time."""
+    return Sweep(
+        settings_of(database),
+        table,
+        None,
+        log,
+        key_bytes=1600,
+        row_limit_bytes=UNLIMITED_BYTES,
+        page_rows=64,
+        **more,
+    )
 
 
 async def loaded(log: Log, table: Table) -> KeySet:
@@ -119,7 +138,7 @@ async def swept(database: Database, table: Table, log: Log) -> list[pa.RecordBat
 
 
 @asynccontextmanager
-async def snapshot_of(database: Database) -> AsyncGenerator[AsyncConnection[Any], None]:
+async def snapshot_of(database: Database) -> AsyncGenerator[WatchedConnection, None]:
     async with await connect(database.dsn, autocommit=False) as connection:
         await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         await connection.execute("SELECT pg_current_snapshot()")
@@ -130,7 +149,7 @@ async def absent_of(
     database: Database, table: Table, candidates: Sequence[pa.RecordBatch]
 ) -> list[pa.RecordBatch]:
     async with snapshot_of(database) as connection:
-        return [await absent(connection, table, rows) for rows in candidates]
+        return [await absent(connection, table, rows, UNLIMITED_BYTES) for rows in candidates]
 
 
 def keys_in(table: Table, batches: Sequence[pa.RecordBatch]) -> list[str]:
@@ -204,7 +223,7 @@ async def test_pages_follow_an_index(database: Database, case: str) -> None:
     database.execute(*AFTER.get(case, ()), *([INDEXES[case]] if case in INDEXES else []))
     table = await keyed(database)
     async with snapshot_of(database) as connection:
-        reader = KeyPages(table)
+        reader = KeyPages(table, UNLIMITED_BYTES)
         page = await reader.page(connection, None, 20)
         assert page is not None
         for setting in ("enable_seqscan", "enable_sort", "enable_bitmapscan"):
@@ -214,19 +233,19 @@ async def test_pages_follow_an_index(database: Database, case: str) -> None:
     assert "Sort" not in plan
 
 
-async def plan_of(
-    connection: AsyncConnection[Any], reader: KeyPages, place: Sequence[bytes]
-) -> str:
+async def plan_of(connection: WatchedConnection, reader: KeyPages, place: Sequence[bytes]) -> str:
     """How the server finds the page that follows a place."""
-    execute, asked = AsyncCursor.execute, []
+    start, asked = CopyOut.start, []
 
-    async def ask(self: AsyncCursor[Any], query: Any, *args: Any, **options: Any) -> Any:
+    async def ask(self: CopyOut, query: Composed) -> None:
         asked.append(query)
-        return await execute(self, query, *args, **options)
+        await start(self, query)
 
-    with mock.patch.object(AsyncCursor, "execute", ask):
+    with mock.patch.object(CopyOut, "start", ask):
         await reader.page(connection, place, 20)
-    cursor = await connection.execute(b"EXPLAIN " + asked[-1])
+    copied = query_bytes(connection, asked[-1])
+    selected = copied.removeprefix(b"COPY (").removesuffix(b") TO STDOUT (FORMAT binary)")
+    cursor = await connection.execute(b"EXPLAIN " + selected)
     return "\n".join(line for (line,) in await cursor.fetchall())
 
 
@@ -239,7 +258,7 @@ async def test_no_live_row_is_taken_for_deleted(database: Database) -> None:
     found = await swept(database, table, log)
     async with snapshot_of(database) as before:
         database.execute("INSERT INTO t SELECT i * 20, 0 FROM generate_series(1, 30) i")
-        gone = [await absent(before, table, rows) for rows in found]
+        gone = [await absent(before, table, rows, UNLIMITED_BYTES) for rows in found]
         assert keys_in(table, gone) == numbered(table, log, DELETED)
     gone = await absent_of(database, table, found)
     assert keys_in(table, gone) == numbered(table, log, range(10, ROWS + 1, 20))
@@ -275,8 +294,7 @@ async def test_more_keys_than_fit_are_swept_part_by_part(database: Database) -> 
     log = await lake_of(database, table)
     database.execute("DELETE FROM t WHERE number % 10 = 0")
     with mock.patch.object(lake_keys, "_LEAST_BYTES", 1):
-        parts = Sweep(settings_of(database), table, None, log, key_bytes=1600, page_rows=64)
-        found = await found_by(parts)
+        found = await found_by(in_parts(database, table, log))
     assert keys_in(table, found) == numbered(table, log, DELETED)
 
 
@@ -287,26 +305,16 @@ async def test_a_sweep_goes_on_with_the_part_that_was_cut_off(database: Database
     database.execute("DELETE FROM t WHERE number % 10 = 0")
     begun: list[Part] = []
 
-    def part_by_part(first: Part) -> Sweep:
-        return Sweep(
-            settings_of(database),
-            table,
-            None,
-            log,
-            key_bytes=1600,
-            page_rows=64,
-            first=first,
-            began=begun.append,
-        )
+    part_by_part = partial(in_parts, database, table, log, began=begun.append)
 
     found = []
     with mock.patch.object(lake_keys, "_LEAST_BYTES", 1):
-        async with aclosing(part_by_part(lake_keys.WHOLE).missing()) as batches:
+        async with aclosing(part_by_part(first=lake_keys.WHOLE).missing()) as batches:
             async for rows in batches:
                 if len(begun) == 3:
                     break  # what is found in the part is lost with it
                 found.append(rows)
-        found += await found_by(part_by_part(begun[-1]))
+        found += await found_by(part_by_part(first=begun[-1]))
     assert keys_in(table, found) == numbered(table, log, DELETED)
     numbers = [part.number for part in begun]
     assert numbers == [0, 1, 2, *range(2, begun[0].count)]
@@ -491,6 +499,9 @@ async def test_large_keys_come_in_small_pages(database: Database) -> None:
     )
     table = await keyed(database)
     async with snapshot_of(database) as connection:
-        sizes = [(page.rows, page.nbytes) async for page in KeyPages(table).pages(connection)]
+        sizes = [
+            (page.rows, page.nbytes)
+            async for page in KeyPages(table, UNLIMITED_BYTES).pages(connection)
+        ]
     assert sum(rows for rows, _ in sizes) == 4000
     assert np.mean([nbytes for _, nbytes in sizes[1:]] or [0]) < 5 << 20

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from ingestd.model.predicates import Comparison, IsNull, NotNull, OneOf, Operator, kept
+from ingestd.model.row_limit import UNLIMITED_BYTES
 from ingestd.model.schema import Mask
 from ingestd.postgres.snapshot.ctid_splits import CtidSplits
 from ingestd.postgres.snapshot.page_source import CopyPageSource
@@ -104,7 +105,7 @@ def make(database: Database) -> None:
 async def read(
     database: Database, split: Split, predicates: Sequence[Predicate] = ()
 ) -> tuple[pa.Table, Sequence[Predicate]]:
-    source = CopyPageSource(database.dsn, split, None, predicates)
+    source = CopyPageSource(database.dsn, split, None, predicates, row_limit_bytes=UNLIMITED_BYTES)
     try:
         batches = [batch async for batch in source.batches()]
     finally:
@@ -194,7 +195,12 @@ async def test_what_may_mean_something_else_on_the_server_is_the_readers(
 
 
 def is_remaining(database: Database, split: Split, predicate: Predicate) -> bool:
-    return predicate in CopyPageSource(database.dsn, split, None, [predicate]).remaining
+    return (
+        predicate
+        in CopyPageSource(
+            database.dsn, split, None, [predicate], row_limit_bytes=UNLIMITED_BYTES
+        ).remaining
+    )
 
 
 async def test_nothing_hidden_or_of_a_chosen_type_is_compared_on_the_server(
@@ -209,7 +215,13 @@ async def test_nothing_hidden_or_of_a_chosen_type_is_compared_on_the_server(
         [split] = await CtidSplits(database.dsn).splits(table, snapshot, WHOLE)
     predicates: list[Predicate] = [IsNull("i4"), Comparison("i4", "=", 7), OneOf("i4", (7,))]
     for other in (masked, hidden, chosen):
-        source = CopyPageSource(database.dsn, replace(split, table=other), ["id"], predicates)
+        source = CopyPageSource(
+            database.dsn,
+            replace(split, table=other),
+            ["id"],
+            predicates,
+            row_limit_bytes=UNLIMITED_BYTES,
+        )
         assert list(source.remaining) == predicates
 
 

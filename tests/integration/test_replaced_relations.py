@@ -15,6 +15,7 @@ from psycopg.conninfo import make_conninfo
 
 from ingestd.model.errors import TableError
 from ingestd.model.lsn import Lsn
+from ingestd.model.row_limit import UNLIMITED_BYTES
 from ingestd.ports import Split
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.connection.pinned_settings import WHERE_KNOWN
@@ -116,23 +117,37 @@ def place() -> Place:
 
 async def export(dsn: str, table: Table, snapshot: str) -> None:
     for split in await CtidSplits(dsn).splits(table, snapshot, 8192):
-        await read_pages(TablePages(dsn, split, ExportedView(dsn, snapshot, place())))
+        await read_pages(
+            TablePages(
+                dsn, split, ExportedView(dsn, snapshot, place()), row_limit_bytes=UNLIMITED_BYTES
+            )
+        )
 
 
 async def whole(dsn: str, table: Table, snapshot: str) -> None:
     blocks = BlockRange("public", "t", is_whole=True, oid=table.oid)
     split = Split(table, snapshot, blocks.to_text(), 0)
-    await read_pages(TablePages(dsn, split, ExportedView(dsn, snapshot, place())))
+    await read_pages(
+        TablePages(
+            dsn, split, ExportedView(dsn, snapshot, place()), row_limit_bytes=UNLIMITED_BYTES
+        )
+    )
 
 
 async def chunk(dsn: str, table: Table, _: str) -> None:
     blocks = BlockRange("public", "t", oid=table.oid)
-    await read_pages(TablePages(dsn, Split(table, "", blocks.to_text(), 0), OwnView()))
+    await read_pages(
+        TablePages(
+            dsn, Split(table, "", blocks.to_text(), 0), OwnView(), row_limit_bytes=UNLIMITED_BYTES
+        )
+    )
 
 
 async def by_keys(dsn: str, table: Table, _: str) -> None:
     blocks = BlockRange("public", "t", oid=table.oid)
-    pages = TablePages(dsn, Split(table, "", blocks.to_text(), 0), OwnView())
+    pages = TablePages(
+        dsn, Split(table, "", blocks.to_text(), 0), OwnView(), row_limit_bytes=UNLIMITED_BYTES
+    )
     async with aclosing(pages.rows_of(KeyedRelation(blocks), [("1",), ("2",)])) as found:
         async for _page in found:
             pass
@@ -144,7 +159,7 @@ async def key_splits(dsn: str, table: Table, snapshot: str) -> None:
 
 async def key_range(dsn: str, table: Table, snapshot: str) -> None:
     where = KeyRange("public", "t", KEY, ("1",), ("9",), table.oid).to_text()
-    source = CopyPageSource(dsn, Split(table, snapshot, where, 0))
+    source = CopyPageSource(dsn, Split(table, snapshot, where, 0), row_limit_bytes=UNLIMITED_BYTES)
     async for _ in source.batches():
         pass
 
@@ -159,7 +174,13 @@ async def polling(dsn: str) -> AsyncGenerator[tuple[Any, Any], None]:
 async def poll(dsn: str, table: Table, _: str, *, is_whole: bool = True) -> None:
     async with polling(dsn) as (connection, now):
         progress = Progress(Seen(), Seen(), floor=None if is_whole else "2020-01-01")
-        look = Look(await polled_of(table), progress, is_whole, page_rows=10)
+        look = Look(
+            await polled_of(table),
+            progress,
+            is_whole,
+            page_rows=10,
+            row_limit_bytes=UNLIMITED_BYTES,
+        )
         async with aclosing(look_at(connection, look, now)) as pages:
             async for _rows in pages:
                 pass
@@ -181,7 +202,7 @@ async def peak(dsn: str, table: Table, _: str) -> None:
 
 async def key_page(dsn: str, table: Table, _: str) -> None:
     async with polling(dsn) as (connection, _now):
-        pages = KeyPages((await polled_of(table)).table)
+        pages = KeyPages((await polled_of(table)).table, UNLIMITED_BYTES)
         await pages.lock(connection)
         await pages.page(connection, None, 10)
 
@@ -192,7 +213,7 @@ async def sought(dsn: str, table: Table, _: str) -> None:
         pa.schema([("id", pa.int32()), ("_cdc_raw", pa.map_(pa.string(), pa.string()))]),
     )
     async with polling(dsn) as (connection, _now):
-        await absent(connection, (await polled_of(table)).table, keys)
+        await absent(connection, (await polled_of(table)).table, keys, UNLIMITED_BYTES)
 
 
 async def older_row(dsn: str, table: Table, _: str) -> None:

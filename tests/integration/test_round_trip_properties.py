@@ -22,6 +22,7 @@ from ingestd.decode.pgoutput.decoder import StreamDecoder
 from ingestd.decode.type_mapping import Types, override_type
 from ingestd.model.changes import change_schema
 from ingestd.model.lsn import Lsn
+from ingestd.model.row_limit import UNLIMITED_BYTES
 from ingestd.ports import Split
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.tables import describe, list_tables, list_types
@@ -119,7 +120,9 @@ async def pages(dsn: str, table: Table, snapshot: str, *, is_packed: bool) -> li
     """Read the table by packed columns or by rows, whichever the daemon would choose."""
     blocks = BlockRange(table.id.schema, table.id.name, is_packed=is_packed, oid=table.oid)
     view = ExportedView(dsn, snapshot, Place(POINT, AT))
-    reading = TablePages(dsn, Split(table, snapshot, blocks.to_text(), 0), view)
+    reading = TablePages(
+        dsn, Split(table, snapshot, blocks.to_text(), 0), view, row_limit_bytes=UNLIMITED_BYTES
+    )
     return [page.batch async for page in reading.pages()]
 
 

@@ -16,6 +16,7 @@ from ingestd.decode.type_mapping import Types, is_number, override_type
 from ingestd.decode.values.masks import masked_text
 from ingestd.model.errors import TableError, did_you_mean
 from ingestd.model.schema import Column, Mask, Table
+from ingestd.postgres.catalog.tables import MISSING_BYTES, qualified
 
 FULL = "f"
 
@@ -48,9 +49,25 @@ def controlled(
         for column in table.columns
         if column.name not in settings.exclude_columns
     )
+    for column in columns:
+        _refuse_unread(table, column)
     if not columns and table.columns:
         raise _fault(table, "exclude_columns", "leaves no column", "leave a column in")
     return _with_columns(table, columns)
+
+
+def _refuse_unread(table: Table, column: Column) -> None:
+    """Raise TableError where what older rows have of a column is too large to be read."""
+    if not column.unread_bytes:
+        return
+    raise TableError(
+        table.id,
+        f"column {column.name!r} was added with a default of {column.unread_bytes / 1e6:.1f} MB,"
+        " which the catalog holds for older rows: with those of other columns it is more than"
+        f" {MISSING_BYTES / 1e6:.0f} MB",
+        remedy=f"leave the column out (`exclude_columns`), or VACUUM FULL {qualified(table.id)};"
+        " and restart",
+    )
 
 
 def refuse_shown(

@@ -125,7 +125,7 @@ class Catalog:
                 c.type_oid,
                 c.typmod,
                 c.xmin,
-                c.missing is not None,
+                c.missing is not None or c.missing_bytes is not None,
                 digest(c.name),
                 c.default_oid,
             )

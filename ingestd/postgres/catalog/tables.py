@@ -74,9 +74,15 @@ SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS name,
 
 # A missing value is an array's only element; as text of the array it would depend on its delimiter.
 # A partitioned table's is that of the partitions that the column was added to together with it: one
-# that was attached later may have a value of its own.
+# that was attached later may have a value of its own. Its size is the owner's choice: compressed,
+# some kB of each column, which may be a GB of all. A table's come until they are too many.
 _COLUMNS = (
     """
+SELECT relation, number, name, type_oid, typmod, pg_type, nullable, comment,
+       CASE WHEN pg_catalog.sum(pg_catalog.octet_length(missing))
+              OVER (PARTITION BY relation ORDER BY number) <= %s THEN missing END,
+       xmin, generated, default_oid, pg_catalog.octet_length(missing)
+  FROM (
 SELECT a.attrelid::int8 AS relation, a.attnum AS number, a.attname AS name,
        a.atttypid::int8 AS type_oid, a.atttypmod AS typmod,
        type.name AS pg_type,
@@ -109,10 +115,12 @@ SELECT a.attrelid::int8 AS relation, a.attnum AS number, a.attname AS name,
 """  # noqa: S608 - constants
     + TYPE_NAME
     + """
- WHERE a.attrelid = ANY(%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
- ORDER BY a.attrelid, a.attnum
+ WHERE a.attrelid = ANY(%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped) AS found
+ ORDER BY relation, number
 """
 )
+MISSING_BYTES = 1 << 20
+"""Of the missing values of all columns of a table."""
 
 _GENERATED = """
 SELECT attrelid::int8, attnum, attname::text FROM pg_catalog.pg_attribute
@@ -186,7 +194,10 @@ class TableRow:
 
 @dataclass(frozen=True, slots=True)
 class ColumnRow:
-    """A column as pg_attribute has it: what `_COLUMNS` gives, in its order."""
+    """A column as pg_attribute has it: what `_COLUMNS` gives, in its order.
+
+    `missing` is None where the table's are more than MISSING_BYTES, `missing_bytes` is not.
+    """
 
     relation: int
     number: int
@@ -200,6 +211,7 @@ class ColumnRow:
     xmin: int
     generated: bool = False
     default_oid: int = 0
+    missing_bytes: int | None = None
 
 
 async def list_tables(connection: AsyncConnection[Any]) -> list[TableRow]:
@@ -237,7 +249,7 @@ async def list_columns(
     the lake: better than a null for a value that exists.
     """
     async with connection.cursor(row_factory=args_row(ColumnRow)) as cursor:
-        await cursor.execute(_COLUMNS, (list(tables),))
+        await cursor.execute(_COLUMNS, (MISSING_BYTES, list(tables)))
         columns = await cursor.fetchall()
     by_table: dict[int, list[ColumnRow]] = {}
     for column in columns:
@@ -320,6 +332,7 @@ def table_of(row: TableRow, columns: Sequence[ColumnRow], types: Types) -> Table
                 nullable=c.nullable,
                 comment=c.comment,
                 missing=c.missing,
+                unread_bytes=(c.missing_bytes or 0) if c.missing is None else 0,
             )
             for c in columns
         ),

@@ -25,9 +25,8 @@ class PollingConnector(PostgresConnector):
     """A Postgres database captured by ordinary queries."""
 
     def __init__(self, source: str, settings: PollingSettings, *, memory_bytes: int) -> None:
-        super().__init__(source, settings.dsn.get_secret_value())
+        super().__init__(source, settings.dsn.get_secret_value(), memory_bytes)
         self._settings = settings
-        self._memory_bytes = memory_bytes
 
     async def _look(
         self, connection: AsyncConnection[Any], known: Mapping[TableId, RegisteredTable]

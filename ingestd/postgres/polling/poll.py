@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 import numpy as np
-import psycopg
 from psycopg import AsyncConnection, sql
 
 from ingestd.decode.copy.rows import CopyRows
 from ingestd.model.errors import TableChangedError, TableError
 from ingestd.model.lsn import Lsn
 from ingestd.model.pg_snapshot import Visibility
-from ingestd.model.row_limit import UNLIMITED_BYTES, refuse_too_large
+from ingestd.model.row_limit import refuse_too_large
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.partitions import leaves_of
 from ingestd.postgres.catalog.relation_lock import lock_relation
 from ingestd.postgres.connection.liveness import WatchedConnection
 from ingestd.postgres.connection.pooler import pooled
+from ingestd.postgres.connection.session import sent_encoding
 from ingestd.postgres.connection.wal_position import insert_position, replayed_position
 from ingestd.postgres.polling.polled_table import PolledTable
 from ingestd.postgres.polling.progress import MAX_AGE, MAX_SEEN, Moment, Progress, Seen, Xids
 from ingestd.postgres.polling.queries import Near, Shape, look_query, peak_query, xids_query
 from ingestd.postgres.polling.rows import FoundRows
 from ingestd.postgres.snapshot.staleness import ensure_described
-from ingestd.postgres.transport.copy_out import CopyOut
+from ingestd.postgres.transport.copy_out import copying
 
-CANCEL_LIMIT_S = 2.0
 PAGE_BLOCKS = 16_384
 """Of a whole look, at a time: 128 MB of the table."""
 _XIDS = 1 << 32
@@ -78,8 +76,8 @@ class Look:
     progress: Progress
     is_whole: bool
     page_rows: int
+    row_limit_bytes: int
     limit_s: float | None = None
-    row_limit_bytes: int = UNLIMITED_BYTES
     found: list[Xids] = field(default_factory=list)
     peak: str | None = None
 
@@ -259,47 +257,17 @@ async def _copy(
     *,
     is_near: bool = False,
 ) -> AsyncGenerator[FoundRows, None]:
-    polled = look.polled
-    copy = CopyOut(connection, limit_bytes=look.row_limit_bytes)
+    polled, limit_bytes = look.polled, look.row_limit_bytes
     columns = len(polled.table.columns) + 2 + is_near
-    cutter = CopyRows(str(polled.table.id), columns, copy.encoding)
-    try:
-        async with _within(connection, look.limit_s):
-            await copy.start(query)
-        is_last = False
-        while not is_last:
-            async with _within(connection, look.limit_s):
-                block = await copy.read_block()
-            is_last = block.is_last
-            refuse_too_large(polled.table.id, block.largest_bytes, look.row_limit_bytes)
+    cutter = CopyRows(str(polled.table.id), columns, sent_encoding(connection))
+    copied = copying(connection, query, limit_bytes=limit_bytes, limit_s=look.limit_s)
+    async with copied as blocks:
+        async for block in blocks:
+            refuse_too_large(polled.table.id, block.largest_bytes, limit_bytes)
             rows = cutter.feed(block.buffer, block.starts, block.ends)
             if rows is not None:
                 yield FoundRows.of(polled, rows, moment.next)
-    except (psycopg.Error, TableError):
-        await copy.drain()
-        raise
-    except GeneratorExit:  # what takes the rows failed; answers to come are those of this COPY
-        await connection.cancel_safe(timeout=CANCEL_LIMIT_S)
-        await copy.drain()
-        raise
-    except BaseException:
-        await copy.close()
-        raise
     cutter.finish()
-
-
-@asynccontextmanager
-async def _within(
-    connection: AsyncConnection[Any], limit_s: float | None
-) -> AsyncGenerator[None, None]:
-    """Have the server give up what it takes too long for. Raises QueryCanceled."""
-    try:
-        async with asyncio.timeout(limit_s):
-            yield
-    except TimeoutError as error:
-        await connection.cancel_safe(timeout=CANCEL_LIMIT_S)
-        msg = f"gave nothing for {limit_s:g} s (`statement_timeout`)"
-        raise psycopg.errors.QueryCanceled(msg) from error
 
 
 async def _locked_shape(connection: AsyncConnection[Any], polled: PolledTable) -> Shape:

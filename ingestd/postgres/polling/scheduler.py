@@ -218,8 +218,8 @@ class Polls:
                 state.progress,
                 is_whole,
                 self._settings.page_rows,
-                self._settings.statement_timeout or None,
                 self._row_limit_bytes,
+                self._settings.statement_timeout or None,
             )
             outcome = Outcome(state, look, poll.place(), is_due=state.turn.due_at <= now)
             async with aclosing(self._changes(poll, outcome)) as found:
@@ -256,7 +256,7 @@ class Polls:
                     yield batch
         while state.missing and state.polled.table == table:
             candidates = state.missing[0]
-            gone = await absent(poll.connection, table, candidates)
+            gone = await absent(poll.connection, table, candidates, self._row_limit_bytes)
             keys = await self._keys_of(state)
             if keys is not None and gone.num_rows:
                 probe = vanished_rows(table, gone, Place(place.position, place.at))
@@ -399,6 +399,7 @@ class Polls:
             keys,
             log,
             key_bytes=self._key_bytes,
+            row_limit_bytes=self._row_limit_bytes,
             first=state.part,
             began=state.begin_part,
         )

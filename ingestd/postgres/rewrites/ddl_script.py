@@ -40,8 +40,8 @@ SELECT t.evtname::text, t.evtevent::text, t.evtenabled::text, n.nspname::text, p
  WHERE t.evtname LIKE 'ingestd\\_ddl\\_%%'
 """
 _FUNCTIONS = """
-SELECT p.proname::text, p.prosrc, p.prosecdef, p.proconfig::text, l.lanname::text,
-       p.provolatile::text
+SELECT p.proname::text, pg_catalog."left"(p.prosrc, 65536), p.prosecdef, p.proconfig::text,
+       l.lanname::text, p.provolatile::text
   FROM pg_catalog.pg_proc p
   JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace AND n.nspname = %s
   JOIN pg_catalog.pg_language l ON l.oid = p.prolang
@@ -68,7 +68,7 @@ SELECT m.what, r.rolname::pg_catalog.text,
  ORDER BY 1
 """
 _VERSION = """
-SELECT pg_catalog.obj_description(n.oid, 'pg_namespace')
+SELECT pg_catalog."left"(pg_catalog.obj_description(n.oid, 'pg_namespace'), 8192)
   FROM pg_catalog.pg_namespace n WHERE n.nspname = %s
 """
 _UNWATCHED = """

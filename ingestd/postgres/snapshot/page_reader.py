@@ -25,7 +25,7 @@ from ingestd.decode.values.encodings import Encoding
 from ingestd.model.changes import TableBatch, change_schema
 from ingestd.model.errors import ProtocolError, TableError
 from ingestd.model.keys import Key
-from ingestd.model.row_limit import UNLIMITED_BYTES, refuse_too_large
+from ingestd.model.row_limit import refuse_too_large
 from ingestd.ports import SnapshotPage, Split
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.connection.session import connect
@@ -67,8 +67,8 @@ class TablePages:
         split: Split,
         view: View,
         *,
+        row_limit_bytes: int,
         entered: Callable[[Place], None] = lambda _: None,
-        row_limit_bytes: int = UNLIMITED_BYTES,
     ) -> None:
         self._dsn = dsn
         self._row_limit_bytes = row_limit_bytes

@@ -34,6 +34,8 @@ class CopyPageSource:
         split: Split,
         columns: Sequence[str] | None = None,
         predicates: Sequence[Predicate] = (),
+        *,
+        row_limit_bytes: int,
     ) -> None:
         table = split.table
         applied = [condition(table.column(p.column), p) for p in predicates]
@@ -45,7 +47,8 @@ class CopyPageSource:
         self._columns = [c.lake_name for c in table.columns]
         conditions = [found for found in applied if found is not None]
         view = ExportedView(dsn, split.snapshot, Place(ZERO, datetime.now(UTC)))
-        self._pages = TablePages(dsn, _of_rows(split, table, conditions), view)
+        rows = _of_rows(split, table, conditions)
+        self._pages = TablePages(dsn, rows, view, row_limit_bytes=row_limit_bytes)
 
     @property
     def remaining(self) -> Sequence[Predicate]:

@@ -11,7 +11,6 @@ from functools import partial
 from ingestd.failpoints import reach_async
 from ingestd.model.errors import TableError
 from ingestd.model.pg_snapshot import Visibility
-from ingestd.model.row_limit import UNLIMITED_BYTES
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import SnapshotItem, SnapshotPage, Split, SplitRead, TableRead
 from ingestd.postgres.snapshot.page_reader import TablePages
@@ -41,8 +40,8 @@ class SplitReaders:
         view: View,
         *,
         workers: int,
+        row_limit_bytes: int,
         hold_bytes: int = 0,
-        row_limit_bytes: int = UNLIMITED_BYTES,
         floor: Visibility | None = None,
     ) -> None:
         self._dsn = dsn

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from psycopg import sql
 from ingestd.decode.pgoutput.backend_messages import ERROR, MOST_BYTES, READY, Cut
 from ingestd.decode.pgoutput.shortening import Passed, Shortener
 from ingestd.decode.values.encodings import Encoding
-from ingestd.model.errors import ProtocolError
+from ingestd.model.errors import TableError
 from ingestd.postgres.connection.errors import lost
 from ingestd.postgres.connection.liveness import WatchedConnection
 from ingestd.postgres.connection.session import query_bytes, read_bytes_as_they_are, sent_encoding
@@ -29,7 +29,7 @@ from ingestd.postgres.transport.copy_reader import CopyReader, fault_of
 CANCEL_LIMIT_S = 2.0
 LARGE_BLOCK_BYTES = 64 << 20
 """A larger block has one large row: it is done with before the next is read."""
-_LINGER_S = 0.05
+LINGER_S = 0.05
 """How long it is waited for a block to become full."""
 
 
@@ -65,7 +65,9 @@ class CopyOut:
         *,
         limit_bytes: int = MOST_BYTES,
         shortener: Callable[[], Shortener] = Passed,
+        linger_s: float = LINGER_S,
     ) -> None:
+        self._linger_s = linger_s
         self._connection = connection
         self._channels = Channels(connection)
         self._limit_bytes = limit_bytes
@@ -118,6 +120,12 @@ class CopyOut:
             last = await self._after(reader)
         await self._finish(reader)
 
+    async def give_up(self) -> None:
+        """Stop the COPY if one runs, so that the connection can be used again."""
+        if self._reader is not None:
+            await self._connection.cancel_safe(timeout=CANCEL_LIMIT_S)
+            await self.drain()
+
     async def _end(self, reader: CopyReader, last: tuple[int, bytes]) -> None:
         """Take what follows the data. Raises psycopg.Error."""
         while last[0] != READY:
@@ -131,9 +139,7 @@ class CopyOut:
     async def _after(self, reader: CopyReader) -> tuple[int, bytes]:
         """Return the message that follows one of those that end the data."""
         _, after = await self._next(reader, has_more=True)
-        if after.last is None:
-            msg = "rows after the end of a COPY"
-            raise ProtocolError(msg)
+        assert after.last is not None  # data that comes after an end is refused as it is cut
         return after.last
 
     async def _finish(self, reader: CopyReader) -> None:
@@ -180,7 +186,7 @@ class CopyOut:
             if not has_more:
                 try:
                     with self._expecting():
-                        await reader.collect(_LINGER_S)
+                        await reader.collect(self._linger_s)
                 except psycopg.OperationalError as error:
                     fault = error  # the server may have said why before it closed
             buffer, found = await asyncio.to_thread(reader.taken().cut)
@@ -197,3 +203,60 @@ class CopyOut:
                 yield
             except (EOFError, OSError) as error:
                 raise psycopg.OperationalError(lost(error)) from error
+
+
+@contextlib.asynccontextmanager
+async def copying(
+    connection: WatchedConnection,
+    query: sql.Composed,
+    *,
+    limit_bytes: int,
+    limit_s: float | None = None,
+    linger_s: float = LINGER_S,
+) -> AsyncGenerator[AsyncIterator[Block], None]:
+    """Return the blocks of one COPY, on a connection that continues with other queries after it.
+
+    It does so after an error of the server or of the table, and where not all is read. A row of
+    more than `limit_bytes` is not held: see `CopyOut`. `limit_s`: how long the server may send
+    nothing; longer is a QueryCanceled. `linger_s`: how long a block waits to become full.
+    """
+    copy = CopyOut(connection, limit_bytes=limit_bytes, linger_s=linger_s)
+    try:
+        yield _blocks(copy, connection, query, limit_s)
+        await copy.give_up()
+    except psycopg.Error:
+        await copy.drain()
+        raise
+    except (TableError, GeneratorExit):  # whoever takes the rows stops
+        await copy.give_up()
+        raise
+    except BaseException:
+        await copy.close()
+        raise
+
+
+async def _blocks(
+    copy: CopyOut, connection: WatchedConnection, query: sql.Composed, limit_s: float | None
+) -> AsyncGenerator[Block, None]:
+    async with _within(connection, limit_s):
+        await copy.start(query)
+    is_last = False
+    while not is_last:
+        async with _within(connection, limit_s):
+            block = await copy.read_block()
+        is_last = block.is_last
+        yield block
+
+
+@contextlib.asynccontextmanager
+async def _within(
+    connection: WatchedConnection, limit_s: float | None
+) -> AsyncGenerator[None, None]:
+    """Have the server give up what it takes too long for. Raises QueryCanceled."""
+    try:
+        async with asyncio.timeout(limit_s):
+            yield
+    except TimeoutError as error:
+        await connection.cancel_safe(timeout=CANCEL_LIMIT_S)
+        msg = f"gave nothing for {limit_s:g} s (`statement_timeout`)"
+        raise psycopg.errors.QueryCanceled(msg) from error

@@ -30,9 +30,8 @@ class WalConnector(PostgresConnector):
     def __init__(
         self, source: str, settings: WalSettings, *, memory_bytes: int, catch_up: CatchUpPolicy
     ) -> None:
-        super().__init__(source, settings.dsn.get_secret_value())
+        super().__init__(source, settings.dsn.get_secret_value(), memory_bytes)
         self._settings = settings
-        self._memory_bytes = memory_bytes
         self._catch_up = catch_up
         self._spool = SpoolPolicy(settings.open_transaction_spool)
         self._told = Tellings()

@@ -18,22 +18,21 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from typing import Any
 
 import numpy as np
 import psycopg
 import pyarrow as pa
 from numpy.typing import NDArray
-from psycopg import AsyncConnection
 
 from ingestd.digests.value_hashes import Hashes
 from ingestd.model.errors import TransientError
 from ingestd.model.keys import new_keys
 from ingestd.model.schema import Table
 from ingestd.ports import ChangeLog
+from ingestd.postgres.connection.liveness import WatchedConnection
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.polling.keys.key_hashes import hashed_columns, key_hashes, key_names
-from ingestd.postgres.polling.keys.key_pages import PAGE_ROWS, KeyPages, PackedKeys, rows_of_next
+from ingestd.postgres.polling.keys.key_pages import PAGE_ROWS, KeyPages, PackedKeys
 from ingestd.postgres.polling.keys.key_set import KeySet
 from ingestd.postgres.polling.keys.lake_keys import WHOLE, Part, parts_held
 from ingestd.postgres.polling.keys.sorted_hashes import find
@@ -46,7 +45,7 @@ BATCH_ROWS = 10_000
 RETRIES, RETRY_S = 5, 1.0
 """How often in a row a page is tried again, and how long after."""
 LISTED = 1000
-"""Candidates asked for in one query."""
+"""Candidates asked for in one query, at most."""
 
 Marks = NDArray[np.bool_]
 
@@ -68,6 +67,7 @@ class Sweep:
         log: ChangeLog,
         *,
         key_bytes: int,
+        row_limit_bytes: int,
         page_rows: int = PAGE_ROWS,
         first: Part = WHOLE,
         began: Callable[[Part], None] = lambda _: None,
@@ -80,6 +80,7 @@ class Sweep:
         self._keys = keys
         self._log = log
         self._key_bytes = key_bytes
+        self._row_limit_bytes = row_limit_bytes
         self._page_rows = page_rows
 
     async def missing(self) -> AsyncGenerator[pa.RecordBatch, None]:
@@ -130,7 +131,8 @@ class Sweep:
 
         Marks are of keys, not of a snapshot, so that does no harm.
         """
-        reader, last, failures = KeyPages(self._table), None, 0
+        reader = KeyPages(self._table, self._row_limit_bytes)
+        last, failures = None, 0
         while True:
             try:
                 async with aclosing(self._pages_after(reader, last)) as pages:
@@ -165,13 +167,15 @@ class Sweep:
                 await asyncio.gather(reading, return_exceptions=True)
 
     async def _page(
-        self, connection: AsyncConnection[Any], reader: KeyPages, before: PackedKeys | None
+        self, connection: WatchedConnection, reader: KeyPages, before: PackedKeys | None
     ) -> PackedKeys | None:
         await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         await reader.lock(connection)
         await ensure_described(connection, self._table)
         place = None if before is None else before.last
-        rows = self._page_rows if before is None else min(self._page_rows, rows_of_next(before))
+        rows = (
+            self._page_rows if before is None else min(self._page_rows, reader.rows_after(before))
+        )
         page = await reader.page(connection, place, rows)
         await connection.rollback()
         return page
@@ -195,18 +199,18 @@ class Sweep:
 
 
 async def absent(
-    connection: AsyncConnection[Any], table: Table, keys: pa.RecordBatch
+    connection: WatchedConnection, table: Table, keys: pa.RecordBatch, row_limit_bytes: int
 ) -> pa.RecordBatch:
     """Give those of these keys that the table has not, as the connection's transaction sees it.
 
     That is REPEATABLE READ. A key is there if the server finds it and gives the lake's value for
-    it. Where it can't be asked for (masked, nested, composite), all keys are read. Raises
-    psycopg.Error, ProtocolError, TableChangedError.
+    it. Where it can't be asked for (masked, nested, composite), all keys are read. Raises what
+    `KeyPages` does.
     """
     if not keys.num_rows:
         return keys
     wanted = key_hashes(table, keys)
-    reader = KeyPages(table)
+    reader = KeyPages(table, row_limit_bytes)
     await reader.lock(connection)
     found = np.zeros(len(wanted), np.bool_)
     is_asked = await reader.can_list(connection)
@@ -218,13 +222,18 @@ async def absent(
 
 
 async def _listed(
-    connection: AsyncConnection[Any], reader: KeyPages, keys: pa.RecordBatch
+    connection: WatchedConnection, reader: KeyPages, keys: pa.RecordBatch
 ) -> AsyncGenerator[PackedKeys, None]:
-    for start in range(0, keys.num_rows, LISTED):
-        some = list(new_keys(reader.table, keys.slice(start, LISTED)))
-        page = await reader.listed(connection, some)
-        if page is not None:
-            yield page
+    start = 0
+    while start < keys.num_rows:
+        rows = LISTED
+        while rows > 1 and keys.slice(start, rows).nbytes > reader.page_bytes:
+            rows //= 2
+        some = list(new_keys(reader.table, keys.slice(start, rows)))
+        start += rows
+        async with aclosing(reader.pages(connection, some)) as pages:
+            async for page in pages:
+                yield page
 
 
 # --- for threads -----------------------------------------------------------------------------

@@ -4,6 +4,9 @@ The server packs a page into one row of a result, as it does the blocks of a sna
 `ingestd.decode.copy.packing`), so that neither side does anything for each key but look at it; and
 they become lake values by the same decoder. Fields beyond: of each column that comes as an array,
 the last value's text.
+
+A page is cut by rows and, by the server, by the bytes of its keys: what it sends is not larger than
+may be held, whatever the keys are. A key that is larger than a page has a page of its own.
 """
 
 from __future__ import annotations
@@ -19,27 +22,37 @@ import pyarrow as pa
 from psycopg import AsyncConnection, sql
 
 from ingestd.decode.copy.columnar import ColumnarDecoder
+from ingestd.decode.copy.fields import CopyFields
 from ingestd.decode.copy.packing import Form, Packing, fields_of, form_of
 from ingestd.decode.values.encodings import Encoding
-from ingestd.model.errors import ProtocolError
+from ingestd.model.errors import ProtocolError, TableError
 from ingestd.model.keys import Key
 from ingestd.model.lsn import ZERO
-from ingestd.model.schema import Table
+from ingestd.model.row_limit import key_limit_bytes, key_too_large
+from ingestd.model.schema import Column, Table
 from ingestd.postgres.catalog.relation_lock import lock_relation
-from ingestd.postgres.connection.session import query_bytes, read_bytes_as_they_are, sent_encoding
+from ingestd.postgres.connection.liveness import WatchedConnection
+from ingestd.postgres.connection.session import sent_encoding
 from ingestd.postgres.polling.keys.key_order import KeyOrder, key_order
 from ingestd.postgres.snapshot.key_lookup import KeyedRelation, KeyList, can_be_found
 from ingestd.postgres.snapshot.queries import output_of, packable, packable_name, packed
+from ingestd.postgres.transport.copy_out import copying
 
 PAGE_ROWS = 65_536
 PAGE_BYTES = 4 << 20
-"""A page has no more rows than so many, and of large keys fewer."""
-_LEAST_ROWS = 1000
+"""A page has at most so many rows, and bytes of keys."""
+_CONVERTED = 4
+"""A text in another encoding may have so many times the bytes, at most."""
 
 _SIGNATURE = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0)
 _COUNT = struct.Struct(">h")
 _LENGTH = struct.Struct(">i")
 _UNPACKED = frozenset({"UTF8", "SQL_ASCII"})
+_UUID = 2950
+_LINGER_S = 0.002
+"""A page is sent in one piece, with nothing after it to wait for."""
+_FIXED_BYTES, _UUID_BYTES = 12, 44
+"""What a value takes at most in a page, with its length."""
 
 
 def key_table(table: Table) -> Table:
@@ -78,44 +91,70 @@ class PackedKeys:
 
 
 class KeyPages:
-    """Reads keys of `table`. Raises psycopg.Error, ProtocolError, TableChangedError."""
+    """Reads keys of `table`. Raises psycopg.Error, ProtocolError, TableChangedError.
 
-    def __init__(self, table: Table) -> None:
+    A TableError is a key that is larger than `key_limit_bytes` allows.
+    """
+
+    def __init__(self, table: Table, row_limit_bytes: int) -> None:
         self.table = key_table(table)
+        self._key_limit_bytes = key_limit_bytes(row_limit_bytes)
+        self.page_bytes = min(PAGE_BYTES, self._key_limit_bytes)
+        self._most_rows = min(
+            PAGE_ROWS, max(1, self.page_bytes // sum(map(_least_bytes, self.table.columns)))
+        )
         self._order: KeyOrder | None = None
         self._keyed: KeyedRelation | None = None
 
-    async def pages(self, connection: AsyncConnection[Any]) -> AsyncGenerator[PackedKeys, None]:
-        """Give all keys, in the transaction that the connection is in."""
+    async def pages(
+        self, connection: WatchedConnection, among: Sequence[Key] | None = None
+    ) -> AsyncGenerator[PackedKeys, None]:
+        """Return all keys, in the transaction that the connection is in.
+
+        `among`: those of these that are there, as the server compares; see `can_list`.
+        """
         place: tuple[bytes, ...] | None = None
         rows = PAGE_ROWS
-        while (page := await self.page(connection, place, rows)) is not None:
+        while (page := await self.page(connection, place, rows, among)) is not None:
             yield page
-            place, rows = page.last, rows_of_next(page)
+            place, rows = page.last, self.rows_after(page)
 
     async def page(
-        self, connection: AsyncConnection[Any], place: Sequence[bytes] | None, rows: int
+        self,
+        connection: WatchedConnection,
+        place: Sequence[bytes] | None,
+        rows: int,
+        among: Sequence[Key] | None = None,
     ) -> PackedKeys | None:
-        """Give the next keys after `place`, the texts of one; None after the last.
+        """Return the next keys after `place`, the texts of one; None after the last.
 
-        In the transaction that the connection is in.
+        At most `rows`, in the transaction that the connection is in.
         """
         keyed = await self._found(connection)
         if self._order is None:
             self._order = await key_order(connection, self.table, keyed.types)
-        conditions: list[sql.Composable] = [sql.SQL("true")]
+        bounds = [] if among is None else KeyList(self.table, keyed, tuple(among)).bounds
+        places: list[sql.Composable] = [sql.SQL("true")]
         if place is not None:
             values = {
                 name: keyed.literal(name, text)
                 for name, text in zip(self.table.key, place, strict=True)
             }
-            conditions = self._order.after([values[c.name] for c in self._order.columns])
-        ordering = self._order.ordering
+            places = self._order.after([values[c.name] for c in self._order.columns])
+        rows = min(rows, self._most_rows)
         tails = [
-            sql.SQL("WHERE {} ORDER BY {} LIMIT {}").format(condition, ordering, rows)
-            for condition in conditions
+            sql.SQL("WHERE {} ORDER BY {} LIMIT {}").format(
+                sql.SQL(" AND ").join([*bounds, each]), self._order.ordering, rows
+            )
+            for each in places
         ]
-        return await self._read(connection, tails, rows)
+        encoding = sent_encoding(connection)
+        fields = await self._row(connection, self._query(connection, tails, rows))
+        return self._page(fields, encoding)
+
+    def rows_after(self, page: PackedKeys) -> int:
+        """Return how many rows the next page may have, after this one: as many as will fit."""
+        return max(1, self.page_bytes * page.rows // max(1, page.nbytes))
 
     async def lock(self, connection: AsyncConnection[Any]) -> None:
         """Keep the table from being altered until the transaction ends: before it is read."""
@@ -126,66 +165,91 @@ class KeyPages:
         found = await self._found(connection)
         return not found.has_composite and all(map(can_be_found, self.table.columns))
 
-    async def listed(
-        self, connection: AsyncConnection[Any], keys: Sequence[Key]
-    ) -> PackedKeys | None:
-        """Give those of these keys that are there, as the server compares; None if none is."""
-        listed = KeyList(self.table, await self._found(connection), tuple(keys))
-        [bounds] = listed.bounds
-        return await self._read(connection, [sql.SQL("WHERE {}").format(bounds)])
-
     async def _found(self, connection: AsyncConnection[Any]) -> KeyedRelation:
         if self._keyed is None:
             self._keyed = await KeyedRelation.find(connection, self.table, self.table.key)
         return self._keyed
 
-    async def _read(
-        self,
-        connection: AsyncConnection[Any],
-        tails: Sequence[sql.Composable],
-        limit: int | None = None,
-    ) -> PackedKeys | None:
-        """Read what the SELECTs with these tails give, one after the other."""
-        relation = (await self._found(connection)).blocks.relation
+    def _query(
+        self, connection: WatchedConnection, tails: Sequence[sql.Composable], rows: int
+    ) -> sql.Composed:
+        """Write the COPY of what the SELECTs with these tails give, one after the other."""
+        assert self._keyed is not None
         server = (connection.pgconn.parameter_status(b"server_encoding") or b"").decode()
-        encoding = sent_encoding(connection)
         columns = sql.SQL(", ").join(map(sql.Identifier, self.table.key))
         found = sql.SQL(" UNION ALL ").join(
-            sql.SQL("(SELECT {} FROM {} AS source {})").format(columns, relation, tail)
+            sql.SQL("(SELECT {} FROM {} AS source {})").format(
+                columns, self._keyed.blocks.relation, tail
+            )
             for tail in tails
         )
-        query = sql.SQL(
-            "SELECT 0::pg_catalog.int8, {packed}{last} FROM (SELECT {packable} FROM"
-            " ({found}) AS source LIMIT {limit} OFFSET 0) AS rows"
+        keys = sql.SQL("SELECT {} FROM ({}) AS source LIMIT {} OFFSET 0").format(
+            packable(self.table), found, rows
+        )
+        return sql.SQL(
+            "COPY (SELECT 0::pg_catalog.int8, {packed}{last} FROM ({keys}) AS rows)"
+            " TO STDOUT (FORMAT binary)"
         ).format(
             packed=packed(
                 self.table,
                 Packing.MEASURED,
-                is_converted=encoding is None and server not in _UNPACKED,
+                is_converted=sent_encoding(connection) is None and server not in _UNPACKED,
             ),
             last=sql.SQL("").join(
                 sql.SQL(", {}").format(_last_of_array(i)) for i in self._numbers(Form.FIXED)
             ),
-            packable=packable(self.table),
-            found=found,
-            limit=limit,
+            keys=self._cut(keys),
         )
-        await read_bytes_as_they_are(connection)
-        async with connection.cursor(binary=True) as cursor:
-            await cursor.execute(query_bytes(connection, query))
-            result = cursor.pgresult
-            assert result is not None
-            fields = [result.get_value(0, i) for i in range(result.nfields)]
-        await read_bytes_as_they_are(connection, yes=False)
-        return self._page(fields, encoding)
+
+    def _cut(self, keys: sql.Composable) -> sql.Composable:
+        """Cut keys by their bytes, which the server knows without having them as a whole."""
+        sizes = [
+            sql.SQL("pg_catalog.sum(pg_catalog.octet_length({})) OVER so_far").format(
+                packable_name(i)
+            )
+            for i, column in enumerate(self.table.columns)
+            if not _is_short(column)
+        ]
+        if not sizes:
+            return keys
+        return sql.SQL(
+            "SELECT * FROM (SELECT *, {} AS bytes, pg_catalog.row_number() OVER so_far AS number"
+            " FROM ({}) AS keys WINDOW so_far AS (ROWS UNBOUNDED PRECEDING)) AS keys"
+            " WHERE bytes <= {} OR number = 1"
+        ).format(sql.SQL(" + ").join(sizes), keys, self.page_bytes)
+
+    async def _row(
+        self, connection: WatchedConnection, query: sql.Composed
+    ) -> Sequence[bytes | None]:
+        """Return the fields of the only row of a COPY."""
+        width = fields_of(self.table, Packing.MEASURED) + len(self._numbers(Form.FIXED))
+        rows = CopyFields(f"keys of {self.table.id}", width)
+        limit_bytes = _CONVERTED * self._key_limit_bytes
+        found: list[list[bytes | None]] = []
+        copied = copying(connection, query, limit_bytes=limit_bytes, linger_s=_LINGER_S)
+        async with copied as blocks:
+            async for block in blocks:
+                if block.passed_bytes:
+                    raise self._too_large(block.passed_bytes)
+                for start, end in zip(block.starts.tolist(), block.ends.tolist(), strict=True):
+                    spans = rows.row(block.buffer, start, end)
+                    if spans is not None:
+                        found.append(
+                            [None if n < 0 else block.buffer[at : at + n] for at, n in spans]
+                        )
+        rows.finish()
+        if len(found) != 1:
+            raise rows.malformed("another number of rows than one")
+        return found[0]
+
+    def _too_large(self, key_bytes: int) -> TableError:
+        return key_too_large(self.table.id, key_bytes, self._key_limit_bytes)
 
     def _numbers(self, form: Form) -> list[int]:
         return [i for i, c in enumerate(self.table.columns) if form_of(c) is form]
 
     def _page(self, fields: Sequence[bytes | None], encoding: Encoding | None) -> PackedKeys | None:
         fixed = self._numbers(Form.FIXED)
-        if len(fields) != fields_of(self.table, Packing.MEASURED) + len(fixed):
-            raise ProtocolError("a page of keys with another number of fields")
         count = fields[1]
         if count is not None and len(count) != _LENGTH.size:
             raise ProtocolError("a page of keys without their number")
@@ -203,13 +267,19 @@ class KeyPages:
             else:
                 last.append(_last_value(fields[at], fields[at + 1], form))
                 at += 2
+        if (key_bytes := sum(map(len, last))) > self._key_limit_bytes:
+            raise self._too_large(key_bytes)
         return PackedKeys(self.table, _copied(fields), rows, tuple(last), encoding)
 
 
-def rows_of_next(page: PackedKeys) -> int:
-    """Give how many rows the next page may have, after this one."""
-    fitting = PAGE_BYTES * page.rows // max(1, page.nbytes)
-    return max(_LEAST_ROWS, min(PAGE_ROWS, fitting))
+def _is_short(column: Column) -> bool:
+    """Whether no value of the column takes more than some bytes."""
+    return form_of(column) is Form.FIXED or column.type_oid == _UUID
+
+
+def _least_bytes(column: Column) -> int:
+    """Return what a value takes in a page; of one that may be long, beside its bytes."""
+    return _UUID_BYTES if column.type_oid == _UUID else _FIXED_BYTES
 
 
 def _last_of_array(number: int) -> sql.Composable:

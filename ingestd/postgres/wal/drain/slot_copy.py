@@ -46,7 +46,7 @@ from ingestd.postgres.wal.errors import cut_off
 from ingestd.postgres.wal.server import refuse_other
 from ingestd.postgres.wal.slots.slot import temporary_name
 
-SORT_MEMORY = "32MB"
+RESULT_MEMORY = "32MB"
 
 _POSITIONS = (
     "SELECT confirmed_flush_lsn::text, restart_lsn::text FROM pg_catalog.pg_replication_slots"
@@ -125,7 +125,7 @@ class DrainSlot:
             # What is looked for in a result may depend on what was found in it before.
             await connection.execute("SET enable_memoize = off")
             await connection.execute(CLEAR_SETTINGS)
-            await connection.execute(f"SET work_mem = '{SORT_MEMORY}'")
+            await connection.execute(f"SET work_mem = '{RESULT_MEMORY}'")
             await raise_decoding_memory(connection)
             await refuse_other(connection, lineage)
             await reach_async("capture.slot_copy.before", cut_off)
