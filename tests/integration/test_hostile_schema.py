@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from psycopg.conninfo import make_conninfo
 from typer.testing import CliRunner
 
 from ingestd import cli
+from tests.conftest import HOSTILE
 from tests.harness.command_line import await_verified, run_command
 from tests.harness.config import polling_config, wal_config
 from tests.harness.hostile import add_hostile_schema, hostile_calls
@@ -39,6 +41,9 @@ def shop(database: Database) -> Iterator[Database]:
         " FROM generate_series(1, 200) i",
         "INSERT INTO parted SELECT i, 'b' || i FROM generate_series(1, 200) i",
     )
+    if os.environ.get(HOSTILE):  # `database` has the schema, and looks for calls itself
+        yield database
+        return
     add_hostile_schema(database, victim_of(database))
     others = len(hostile_calls(database.server))  # of tests before this one
     yield database
