@@ -112,6 +112,12 @@ def resume_in(commit_json: str, app_id: str) -> str | None:
     return next((text for text in found if text), "")
 
 
+def app_ids_in(commit_json: str) -> list[str]:
+    """Return the app transactions of ours that a commit has, by name."""
+    found = (a.get("txn", {}).get("appId", "") for a in actions_of(commit_json))
+    return [app_id for app_id in found if app_id.startswith("ingestd/")]
+
+
 def commit_text(
     fragments: Sequence[Fragment], stamps: Mapping[str, str], carried: Sequence[tuple[str, int]]
 ) -> bytes:
