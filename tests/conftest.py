@@ -213,9 +213,8 @@ def database(postgres: PostgresServer, request: pytest.FixtureRequest) -> Iterat
         return
     before = len(hostile_calls(postgres))
     template: Database = request.getfixturevalue("hostile_template")
-    patch = request.getfixturevalue("monkeypatch")
-    patch.setattr(psycopg, "connect", partial(_connect_unharmed, psycopg.connect))
-    with fresh_database(postgres, template.name) as made:
+    with pytest.MonkeyPatch.context() as patch, fresh_database(postgres, template.name) as made:
+        patch.setattr(psycopg, "connect", partial(_connect_unharmed, psycopg.connect))
         victim = f"h_{made.name}"
         set_hostile_path(made, victim)
         yield replace(made, user=victim)

@@ -15,10 +15,11 @@ from typing import Any
 from ingestd.config import Config, TableSettings
 from ingestd.config.redaction import MASK
 from ingestd.lake.delta.newest_rows import newest_rows
-from ingestd.lake.layout import OWN_FOLDERS, Layout
+from ingestd.lake.layout import Layout
 from ingestd.lake.marker import read_marker
 from ingestd.lake.store.errors import table_fault
 from ingestd.lake.store.store import Store, open_store
+from ingestd.lake.table_folders import raw_tables
 from ingestd.model.changes import RESERVED_PREFIX
 from ingestd.model.errors import ConfigError, FolderError, OperatorError, did_you_mean_table
 from ingestd.model.lsn import Lsn
@@ -100,12 +101,7 @@ def hidden(name: str, value: object, controls: TableSettings) -> object:
 
 
 def _unknown(store: Store, layout: Layout, table: TableId, uri: str) -> ConfigError | OperatorError:
-    there = sorted(
-        layout.table_of(schema, name)
-        for schema in store.folders(layout.root)
-        if schema not in OWN_FOLDERS
-        for name in store.folders(f"{layout.root}/{schema}")
-    )
+    there = sorted(raw_tables(store, layout))
     if not there:
         return OperatorError(
             f"the lake {uri} has no changes of source {layout.source} yet",

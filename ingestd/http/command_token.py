@@ -3,7 +3,9 @@
 The daemon writes the file and never reads it, so that a file which somebody else puts in its place
 opens nothing. Clients on the same machine are told by /status where it is, and read it with the
 checks of `read_token`: what listens on the port may name any path. The token of an ended daemon is
-worthless, so a process that takes over the port gains nothing by the token that it is sent.
+worthless, so a process that takes over the port gains nothing by the token that it is sent. Nor may
+it know the token: it would prove so, and be sent a condition. So the file is of an account that is
+trusted: root, the client's own, or for root the one to which root gave a folder `ingestd...`.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ _TOKEN_BYTES = 32
 _TOKEN = re.compile(rb"[0-9a-f]{64}\n")
 _NAME = re.compile(r"http-[A-Za-z0-9.-]{1,64}-(\d{1,5})\.token")
 _OTHERS = 0o077
-_WRITTEN_BY_ANYBODY = 0o002
+_WRITTEN_BY_ANYBODY, _WRITTEN_BY_OTHERS = 0o002, 0o022
+_OWN_NAME = "ingestd"
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _SCHEME = "bearer "
 
@@ -47,6 +50,14 @@ OFF_REMEDY = (
 
 class _UnusableError(Exception):
     """A folder that no token may be put into."""
+
+
+class _OfAnotherError(_UnusableError):
+    """A file of an account that this one does not trust."""
+
+    def __init__(self, owner: int) -> None:
+        super().__init__(f"it belongs to another account, {_user(owner)}")
+        self.owner = owner
 
 
 @dataclass(slots=True)
@@ -108,7 +119,11 @@ class CommandToken:
     def to_json(self) -> dict[str, str | None]:
         """Return what /status says of it; both paths are None if the config has the token."""
         path = None if self.path is None else str(self.path)
-        return {"token_file": path, "user": None if path is None else _user(), "off": self.off}
+        return {
+            "token_file": path,
+            "user": None if path is None else _user(os.geteuid()),
+            "off": self.off,
+        }
 
 
 def why_off(environ: Mapping[str, str]) -> str | None:
@@ -140,8 +155,8 @@ def read_token(told: Mapping[str, object], port: int) -> str:
     """Return the token of the daemon on `port` of this machine, whose /status `told` where it is.
 
     Only from a regular file with a name and content as `CommandToken` writes them, that belongs to
-    this account (or, for root, to its folder's owner) and that nobody else can read. Raises
-    OperatorError.
+    root or this account (or, for root, see `_is_by_root`, to its folder's owner) and that nobody
+    else can read. Raises OperatorError.
     """
     path, user = Path(str(told.get("token_file"))), str(told.get("user"))
     named = _NAME.fullmatch(path.name)
@@ -153,8 +168,10 @@ def read_token(told: Mapping[str, object], port: int) -> str:
         )
     try:
         with _folder(path.parent) as folder:
-            owner = os.fstat(folder).st_uid
-            return _read_in(folder, path.name, owner)
+            owners = {0, os.geteuid()}
+            if os.geteuid() == 0 and _is_by_root(path.parent):
+                owners.add(os.fstat(folder).st_uid)
+            return _read_in(folder, path.name, owners)
     except FileNotFoundError as error:
         raise OperatorError(
             f"the daemon's token is in {_text(path)}, which this machine or container does not "
@@ -167,11 +184,32 @@ def read_token(told: Mapping[str, object], port: int) -> str:
             f"the daemon's token is in {_text(path)}, which this account may not read",
             remedy=f"run the command as {_text(user)} or root: sudo -u {shlex.quote(user)} ...",
         ) from error
+    except _OfAnotherError as error:
+        raise OperatorError(
+            f"the token in {_text(path)} is not used: {error}, who may have put it there",
+            remedy="run the command as the user that the daemon runs as, if that is this one: sudo"
+            f" -u {shlex.quote(_user(error.owner))} ...; else see with `ss -ltnp` which process"
+            f" listens on port {port}",
+        ) from error
     except (_UnusableError, OSError) as error:
         raise OperatorError(
             f"the token in {_text(path)} is not used: {_reason(error)}",
             remedy=f"stop the daemon, rm {shlex.quote(str(path))}, and start it again",
         ) from error
+
+
+def _is_by_root(path: Path) -> bool:
+    """Whether nobody but root can have made this folder, and made it for ingestd by its name.
+
+    As systemd makes /var/lib/ingestd (`StateDirectory=`) for the daemon's user.
+    """
+    above = [parent.lstat() for parent in path.parents]
+    return path.name.startswith(_OWN_NAME) and all(
+        stat.S_ISDIR(found.st_mode)
+        and found.st_uid == 0
+        and not stat.S_IMODE(found.st_mode) & _WRITTEN_BY_OTHERS
+        for found in above
+    )
 
 
 _TEMPORARY = "ingestd-http-"
@@ -238,15 +276,15 @@ def _write_in(path: Path, name: str, token: str) -> tuple[int, int]:
         return found.st_dev, found.st_ino
 
 
-def _read_in(folder: int, name: str, owner: int) -> str:
+def _read_in(folder: int, name: str, owners: set[int]) -> str:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(name, flags, dir_fd=folder)
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
             raise _UnusableError("it is not a regular file with one name")
-        if found.st_uid not in ({owner} if os.geteuid() == 0 else {os.geteuid()}):
-            raise _UnusableError("it belongs to another account")
+        if found.st_uid not in owners:
+            raise _OfAnotherError(found.st_uid)
         if stat.S_IMODE(found.st_mode) & _OTHERS:
             raise _UnusableError("others can read or write it")
         content = os.read(descriptor, 2 * _TOKEN_BYTES + 2)
@@ -275,8 +313,8 @@ def _host_name() -> str:
     return re.sub(r"[^A-Za-z0-9.-]", "", os.uname().nodename)[:64] or "host"
 
 
-def _user() -> str:
+def _user(uid: int) -> str:
     try:
-        return pwd.getpwuid(os.geteuid()).pw_name
+        return pwd.getpwuid(uid).pw_name
     except KeyError:
-        return f"#{os.geteuid()}"  # as sudo takes it
+        return f"#{uid}"  # as sudo takes it

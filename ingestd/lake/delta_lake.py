@@ -19,7 +19,7 @@ from ingestd.lake.delta.read import read_batches
 from ingestd.lake.epoch_writer import DeltaEpochWriter
 from ingestd.lake.epochs_table import EpochTable
 from ingestd.lake.fencing import Writer
-from ingestd.lake.layout import OWN_FOLDERS, Layout
+from ingestd.lake.layout import Layout
 from ingestd.lake.marker import note_source, read_marker, removed, require_marker, write_marker
 from ingestd.lake.opening import (
     cut_short,
@@ -34,6 +34,7 @@ from ingestd.lake.store.errors import storage_faults, table_fault, unreadable
 from ingestd.lake.store.fsync import Durability
 from ingestd.lake.store.pending_calls import StorageCalls
 from ingestd.lake.store.store import linked, open_store
+from ingestd.lake.table_folders import raw_tables
 from ingestd.lake.threads import Jobs, ahead
 from ingestd.model.changes import RESERVED_PREFIX, CommittedEpoch, EpochSummary, TableInEpoch
 from ingestd.model.errors import FolderError, OperatorError, TableError, TransientError
@@ -496,6 +497,7 @@ class DeltaLake:
             raw.log.settle()
         else:
             raw.load()
+        raw.log.ensure_own()
         self._refuse_older(raw)
 
     def _refuse_older(self, raw: RawTable) -> None:
@@ -604,21 +606,15 @@ class DeltaLake:
         Not by `_epochs` and `_tables`: a table whose first commit went through before a kill may
         be in neither, and its watermark counts. Listings are consistent on local file systems and
         on S3, GCS and Azure. A folder that is a link was not made by ingestd: what it leads to is
-        a table only if `_tables` says so.
+        a table only if `_tables` says so; and if another user made the link, that is its fault.
         """
         root = self.layout.root
         with storage_faults(self.store.uri(root)):
-            found = [
-                self.layout.table_of(schema, table)
-                for schema in self.store.folders(root)
-                if schema not in OWN_FOLDERS
-                for table in self.store.folders(f"{root}/{schema}")
-            ]
-            known = self._registry.tables()
+            known = {entry.table for entry in self._registry.tables().values()}
             return [
                 table
-                for table in found
-                if str(table) in known or linked(self.store, self.layout.raw(table)) is None
+                for table in raw_tables(self.store, self.layout, known)
+                if table in known or linked(self.store, self.layout.raw(table)) is None
             ]
 
 

@@ -96,6 +96,7 @@ class EpochTable:
         if not self._log.exists:
             return
         self._log.ensure_fields(SCHEMA)
+        self._log.ensure_own()
         rows = self._last_rows()
         if rows:
             last = max(rows, key=lambda row: int(row["epoch"]))

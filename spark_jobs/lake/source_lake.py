@@ -9,16 +9,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as f
 
 from ingestd.lake.layout import Layout
 from ingestd.lake.registry_table import SCHEMA as TABLES_SCHEMA
+from ingestd.lake.store.errors import storage_faults
+from ingestd.lake.store.fsync import Fsync
+from ingestd.lake.store.store import LocalStore, ensure_own_links
 from ingestd.model.errors import OperatorError
 from ingestd.model.schema import TableId
-from spark_jobs.delta_log.checked_tables import CheckedTables
+from spark_jobs.delta_log.checked_tables import CheckedTables, is_connect
 from spark_jobs.delta_log.commits import current_version
+from spark_jobs.delta_log.driver_files import local_folder
 from spark_jobs.delta_log.newest_files import NewestFiles
 from spark_jobs.lake.tables import Registry
 
@@ -98,17 +103,35 @@ class SourceLake:
 
     @property
     def epochs_path(self) -> str:
-        """Where `_epochs` lies."""
-        return f"{self.uri}/{self._layout.epochs}"
+        """Where `_epochs` lies. Raises FolderError behind a link of another user."""
+        return self._path(self._layout.epochs)
 
     @property
     def tables_path(self) -> str:
-        """Where `_tables` lies."""
-        return f"{self.uri}/{self._layout.tables}"
+        """Where `_tables` lies. Raises FolderError behind a link of another user."""
+        return self._path(self._layout.tables)
 
     def raw_path(self, table: str) -> str:
-        """Where a table's raw table lies. Raises TableError for a name too long for a path."""
-        return f"{self.uri}/{self._layout.raw(TableId.parse(table))}"
+        """Where a table's raw table lies. Raises TableError for a name too long for a path.
+
+        Raises FolderError behind a link of another user.
+        """
+        return self._path(self._layout.raw(TableId.parse(table)))
+
+    def _path(self, folder: str) -> str:
+        path = f"{self.uri}/{folder}"
+        if self._store is not None:
+            with storage_faults(path):
+                ensure_own_links(self._store, folder)
+        return path
+
+    @cached_property
+    def _store(self) -> LocalStore | None:
+        """The lake's files where this process and Spark have them on one machine."""
+        if is_connect(self.session):
+            return None
+        root = local_folder(self.session, self.uri)
+        return None if root is None else LocalStore(root, Fsync())
 
     def using(self, session: SparkSession) -> SourceLake:
         """Give the same lake, read in another session."""

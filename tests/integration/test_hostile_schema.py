@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
+from psycopg import AsyncConnection
 from psycopg.conninfo import make_conninfo
 from typer.testing import CliRunner
 
 from ingestd import cli
+from ingestd.postgres.connection.liveness import WatchedConnection
+from ingestd.postgres.connection.pinned_settings import SETTINGS
+from ingestd.postgres.connection.session import _pin, parameters_of
+from tests.conftest import HOSTILE
 from tests.harness.command_line import await_verified, run_command
 from tests.harness.config import polling_config, wal_config
 from tests.harness.hostile import add_hostile_schema, hostile_calls
@@ -39,6 +45,9 @@ def shop(database: Database) -> Iterator[Database]:
         " FROM generate_series(1, 200) i",
         "INSERT INTO parted SELECT i, 'b' || i FROM generate_series(1, 200) i",
     )
+    if os.environ.get(HOSTILE):  # `database` has the schema, and looks for calls itself
+        yield database
+        return
     add_hostile_schema(database, victim_of(database))
     others = len(hostile_calls(database.server))  # of tests before this one
     yield database
@@ -83,6 +92,21 @@ def test_hostile_schema_a_daemon_and_its_commands(
     daemon.start_ready(LIMIT_S)
     shop.execute(*CHANGES)
     await_verified(daemon, LIMIT_S)
+
+
+@pytest.mark.parametrize("is_set", [True, False], ids=["set", "not set"])
+async def test_hostile_schema_a_session_whose_options_did_not_arrive(
+    shop: Database, *, is_set: bool
+) -> None:
+    """As through a pooler: what pins the settings is itself parsed on the server's path."""
+    parameters = {**parameters_of(dsn_of(shop)), "options": "", "autocommit": True}
+    async with await WatchedConnection.connect(**parameters) as connection:
+        assert "hostile" in str(await (await connection.execute("SHOW search_path")).fetchone())
+        connection.watch(parameters)
+        names = await _pin(connection, SETTINGS, "", "claim", only_ours=not is_set)
+        assert bool(names) is is_set
+        async with await AsyncConnection.connect(**parameters) as other:
+            assert await connection._is_waiting_by(other)
 
 
 @pytest.mark.parametrize("kind", ["wal", "polling"])

@@ -22,7 +22,6 @@ from ingestd.postgres.snapshot.key_splits import KeySplits
 from ingestd.testing.embedded.waiting import await_until
 from tests.harness.command_line import run_command
 from tests.harness.config import polling_config, wal_config
-from tests.harness.hostile import CALLED, hostile_calls
 from tests.integration.test_pages import exported, table_named
 
 if TYPE_CHECKING:
@@ -33,6 +32,8 @@ if TYPE_CHECKING:
     from tests.harness.databases import Database
 
 LIMIT_S = 60.0
+CALLED = "a function of the owner was called"
+"""Not as a hostile schema's: the tests themselves have these called, by the superuser."""
 BODY = f"BEGIN RAISE WARNING '{CALLED} by %', current_user; RETURN {{}}; END"
 TYPES = f"""
 CREATE SCHEMA m;
@@ -93,7 +94,8 @@ def hand_over(database: Database, owner: str, *functions: str) -> None:
 
 
 def calls_of(database: Database, role: str) -> list[str]:
-    return [line for line in hostile_calls(database.server) if f"by {role}" in line]
+    lines = database.server.log_path.read_text(errors="replace").splitlines()
+    return [line for line in lines if f"{CALLED} by {role}" in line]
 
 
 @pytest.mark.usefixtures("owner")

@@ -57,9 +57,9 @@ async def test_a_pooler_that_shares_sessions_is_refused_and_sees_no_setting(
                 await attempt(pooler.dsn)
             assert "transaction (or statement) mode" in caught.value.what
             assert "pool_mode = session" in (caught.value.remedy or "")
-        with psycopg.connect(pooler.dsn, autocommit=True) as other:
-            assert other.execute("SHOW row_security").fetchone() == ("on",)
-            assert other.execute("SHOW IntervalStyle").fetchone() == ("postgres",)
+        async with await psycopg.AsyncConnection.connect(pooler.dsn, autocommit=True) as other:
+            for name, value in (("row_security", "on"), ("IntervalStyle", "postgres")):
+                assert await (await other.execute(f"SHOW {name}")).fetchone() == (value,)
     with pooler_of(database, mode, ignored=ignored) as pooler, pytest.raises(OperatorError):
         await detect_transaction_pooler(pooler.dsn)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -281,3 +282,38 @@ def test_jobs_stop_the_tables_of_which_files_are_elsewhere(
     assert sorted(row["id"] for row in rows.collect()) == [1, CANARY]
     with pytest.raises(FolderError, match="public/own, version"):
         as_of_lsn(mirror.spark, str(tmp_path / "history"), "public.own", raw.lsn)
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(os.getuid() != 0, reason="a link is given to another user")
+def test_jobs_stop_the_tables_whose_folder_another_user_exchanged_for_a_link(
+    mirror: Mirror, raw: RawLake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    every = {name: table(name, oid=oid) for oid, name in enumerate(["raw", "fine"], 1)}
+    lake = ["--lake", str(raw.uri), "--source", "shop", "--target"]
+    runs: dict[str, Callable[[], int]] = {
+        "mirror": mirror.run,
+        "history": lambda: history_main([*lake, str(tmp_path / "history"), "--once"]),
+    }
+    insert(raw, every, 1)
+    raw.record("live", *every.values())
+    assert {run() for run in runs.values()} == {0}
+    insert(raw, every, CANARY)
+    folder, out = folder_of(raw, "raw"), tmp_path / "out"
+    folder.rename(out)
+    folder.symlink_to(out)
+    os.lchown(folder, 65534, -1)
+    capsys.readouterr()
+    new = Mirror(mirror.spark, raw, tmp_path / "new")
+    for job, run in {**runs, "new": new.run}.items():
+        assert run() == 1, job
+        said = capsys.readouterr().err
+        assert f"{folder} is a symbolic link that another user made" in said, said
+        assert "table public.fine" not in said
+        assert f"mv {folder} " in said
+    for made in (mirror, new):
+        assert CANARY in [row[0] for row in made.rows(every["fine"])]
+        assert list(latest(mirror.spark, made.target)) == ["public.fine"]
+    os.lchown(folder, os.getuid(), -1)  # as the remedy says
+    assert {run() for run in runs.values()} == {0}
+    assert CANARY in [row[0] for row in mirror.rows(every["raw"])]

@@ -17,7 +17,7 @@ Ints = NDArray[np.int64]
 _ROW = struct.Struct(">hi")  # the number of fields, the length of the only one
 
 
-class SingleMessages:
+class MessageRows:
     """Unpacks one COPY. After a ProtocolError it can't go on."""
 
     def __init__(self) -> None:

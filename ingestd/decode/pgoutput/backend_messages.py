@@ -183,18 +183,13 @@ class Cutter:
     """Cuts the answer to a query, which comes in pieces, and keeps what is not whole yet.
 
     One thread at a time. A CopyData message of more than `limit_bytes` is not kept: what
-    `shortener` makes of it stands for it. By default nothing does. `is_begun`: what says that data
-    follows was read before.
+    `shortener` makes of it stands for it. By default nothing does.
     """
 
     def __init__(
-        self,
-        limit_bytes: int = MOST_BYTES,
-        shortener: Callable[[], Shortener] = Passed,
-        *,
-        is_begun: bool = False,
+        self, limit_bytes: int = MOST_BYTES, shortener: Callable[[], Shortener] = Passed
     ) -> None:
-        self._before = COPY_BOTH if is_begun else QUERY
+        self._before = QUERY
         self._limit_bytes = limit_bytes
         self._shortener = shortener
         self._held: list[bytes] = []

@@ -126,12 +126,16 @@ class Commit:
     def has_data(self) -> bool:
         """Whether it changes rows, or carries an app transaction of a daemon."""
         is_changed = any(f.is_change for f in self.files if f.kind != "cdc")
-        return is_changed or any(name.startswith(OUR_APP_IDS) for name in self.app_ids)
+        return is_changed or bool(self.own_app_ids())
 
     @property
     def is_foreign_change(self) -> bool:
         """Whether it changes rows, and no program of ours made it."""
         return self.has_data and not self.is_ours
+
+    def own_app_ids(self) -> list[str]:
+        """Return the names of its app transactions that are a daemon's."""
+        return [name for name in self.app_ids if name.startswith(OUR_APP_IDS)]
 
     def added(self) -> Iterator[FileAction]:
         """Return the files that it adds."""

@@ -174,6 +174,24 @@ class TableLog:
             commit = self._commit_at(number) if self.has_commit(number) else None
         return None
 
+    def ensure_own(self) -> None:
+        """Raise FolderError if the log is that of another table, whose folder was put here.
+
+        One without rows yet is anybody's. Commits of ours are looked through while the log has
+        them, but not where the app transaction of this table is there, as it mostly is.
+        """
+        if not self.exists or self.app_version() is not None:
+            return
+        for number in range(self._version, -1, -1):
+            if not self.has_commit(number):
+                return
+            for app_id in self._commit_at(number).own_app_ids():
+                raise FolderError(
+                    f"lake table {self.uri}: its commits are those of {app_id}, and not of"
+                    f" {self.app_id}",
+                    remedy="put the folder back from a copy",
+                )
+
     def _open(self, version: int | None = None) -> DeltaTable | None:
         """Give a handle at that version or the newest, None if there is no table."""
         try:

@@ -40,7 +40,7 @@ def ensure_plain_log(store: Store, folder: str, above: int = -1) -> None:
     `above`: versions up to this one were read before, and are passed over.
     """
     log = f"{folder}/{LOG}"
-    if store.is_link(log):  # the folders above are where the operator put them
+    if store.is_link(log):  # refuses links of others above it
         raise OddFileError(store.uri(log), "is a symbolic link")
     _ensure_plain(store, log, f"{above:020}~" if above >= 0 else "")
 

@@ -24,13 +24,15 @@ from typing import IO, Any
 
 from ingestd import failpoints
 from ingestd.lake.delta.appender import AppendLog
-from ingestd.lake.layout import OWN_FOLDERS, Layout
+from ingestd.lake.layout import Layout
 from ingestd.lake.maintenance.compaction import Maintained, MaintenancePolicy, TableMaintenance
 from ingestd.lake.marker import read_marker
 from ingestd.lake.registry_table import RegistryTable
 from ingestd.lake.store.errors import reference_fault, storage_faults, table_fault, unreadable
-from ingestd.lake.store.store import Store, linked, open_store
+from ingestd.lake.store.store import Store, ensure_own_links, linked, open_store
+from ingestd.lake.table_folders import raw_tables, reference_tables
 from ingestd.model.errors import FolderError, IngestdError, OperatorError, TransientError
+from ingestd.model.schema import TableId
 from ingestd.ports import MaintainedTable
 from ingestd.process.fast_imports import module_environment, python_command
 
@@ -191,11 +193,14 @@ def maintain(order: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         if order["only"] is not None and name not in order["only"]:
             continue
         uri = store.uri(folder)
-        if (link := linked(store, folder)) is not None:
-            yield {"table": name, **_refusal(store.uri(link))}
-            continue
         table = TableMaintenance(store, folder, policy, now_s=time.time(), began_s=order["began_s"])
         try:
+            with storage_faults(uri):
+                ensure_own_links(store, folder)
+                link = linked(store, folder)
+            if link is not None:
+                yield {"table": name, **_refusal(store.uri(link))}
+                continue
             with unreadable(uri):
                 done = table.run(joins=joins and order["joins"], cleans=order["cleans"])
         except IngestdError as error:
@@ -250,20 +255,15 @@ def tables_of(
     registry = RegistryTable(AppendLog(store, layout.tables, layout.app_id()), lambda _: None)
     with unreadable(store.uri(layout.tables)):
         registry.load()
-    known = set(registry.tables())
-    root = layout.root
-    with storage_faults(store.uri(root)):
-        for schema in store.folders(root):
-            if schema not in OWN_FOLDERS:
-                for table in store.folders(f"{root}/{schema}"):
-                    name = str(layout.table_of(schema, table))
-                    if name in known:
-                        yield name, f"{root}/{schema}/{table}", True
-        for schema in store.folders(f"{root}/_ref"):
-            for table in store.folders(f"{root}/_ref/{schema}"):
-                name = str(layout.table_of(schema, table))
-                if name in known or name in references:
-                    yield f"_ref/{name}", f"{root}/_ref/{schema}/{table}", False
+    known = {entry.table for entry in registry.tables().values()}
+    referenced = {TableId.parse(name) for name in references}
+    with storage_faults(store.uri(layout.root)):
+        raw = raw_tables(store, layout, known)
+        copies = reference_tables(store, layout, referenced)
+    yield from ((str(t), layout.raw(t), True) for t in raw if t in known)
+    yield from (
+        (f"_ref/{t}", layout.reference(t), False) for t in copies if t in known | referenced
+    )
 
 
 if __name__ == "__main__":

@@ -157,6 +157,7 @@ class DeltaReferenceTable:
             if self._is_claimed:
                 # The source continues from `position`, or reads all rows.
                 self._log.load(never_refuse)
+                self._log.ensure_own()
                 refuse_foreign(self._log)
                 self._refuse_if_missing()
                 self._log.settle()

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
-from ingestd.lake.store.plain_files import OddFileError
+from ingestd.lake.store.plain_files import OddFileError, OthersLinkError
 from ingestd.model.errors import (
     DamagedError,
     FolderError,
@@ -115,10 +115,10 @@ _UNREADABLE = re.compile(
 def table_fault(fault: FolderError, source: str, table: TableId, uri: str) -> TableError:
     """Return the fault of a raw table's folder as that table's own (I8)."""
     again = reading_anew(source, table)
-    moved = _moved_away(uri, depth=3)
-    then = f" && {again}" if moved else f"; then: {again}"
+    moved = _moved_away(fault, uri, depth=3)
+    then = f" && {again}" if ": " in moved else f"; then: {again}"
     right = _put_right(fault, uri)
-    return TableError(table, fault.what, remedy=f"{right}, or move that folder away{moved}{then}")
+    return TableError(table, fault.what, remedy=f"{right}, or {moved}{then}")
 
 
 def reference_fault(fault: FolderError, table: TableId, uri: str) -> TableError:
@@ -126,26 +126,32 @@ def reference_fault(fault: FolderError, table: TableId, uri: str) -> TableError:
     return TableError(
         table,
         fault.what,
-        remedy=f"{_put_right(fault, uri)}, or move that folder away{_moved_away(uri, depth=4)};"
+        remedy=f"{_put_right(fault, uri)}, or {_moved_away(fault, uri, depth=4)};"
         " ingestd makes the table again from the source's rows within a minute",
     )
 
 
 def _put_right(fault: FolderError, uri: str) -> str:
+    if isinstance(fault, LinkError):
+        return fault.allowed()
     undo = fault.undo if isinstance(fault, FeatureError) else ""
     return f"put {uri} right" + (f" (in Spark: {undo})" if undo else "")
 
 
-def _moved_away(uri: str, *, depth: int) -> str:
-    """Return the command that moves a folder beside the lake, which is `depth` folders above.
+def _moved_away(fault: FolderError, uri: str, *, depth: int) -> str:
+    """Return how a folder, or the link that leads to it, is moved away, with the command.
 
-    In the lake it would be taken for another table. Empty for an object store.
+    Beside the lake, which is `depth` folders above: in it it would be taken for another table.
+    Without a command for an object store.
     """
     if "://" in uri:
-        return ""
-    path = uri.rstrip("/")
-    lake = path.rsplit("/", depth)[0]
-    return f': mv {shlex.quote(path)} "$(mktemp -d {shlex.quote(lake)}.XXXXXX)"'
+        return "move that folder away"
+    folder = uri.rstrip("/")
+    lake = folder.rsplit("/", depth)[0]
+    beside = f'"$(mktemp -d {shlex.quote(lake)}.XXXXXX)"'
+    if isinstance(fault, LinkError):
+        return f"move that link away: mv {shlex.quote(fault.link)} {beside}"
+    return f"move that folder away: mv {shlex.quote(folder)} {beside}"
 
 
 @contextmanager
@@ -166,7 +172,25 @@ def storage_fault(error: Exception, uri: str) -> IngestdError:
     return _by_text(error, uri)
 
 
+class LinkError(FolderError):
+    """A symbolic link that another user made leads to a folder of the lake. `link`: its path."""
+
+    def __init__(self, error: OthersLinkError, uri: str) -> None:
+        self.link = error.path
+        super().__init__(
+            f"lake {uri}: {error.path} {error.why}",
+            remedy=f'move it away: mv {shlex.quote(self.link)} "$(mktemp -d)", and put back what'
+            f" was there before; {self.allowed()}; ingestd tries again within 60 s",
+        )
+
+    def allowed(self) -> str:
+        """Return how an operator whose link it is has it followed."""
+        return f"if you made it: sudo chown -h {os.geteuid()} {shlex.quote(self.link)}"
+
+
 def _odd_file(error: OddFileError, uri: str) -> FolderError:
+    if isinstance(error, OthersLinkError):
+        return LinkError(error, uri)
     away = "" if "://" in error.path else f': mv {shlex.quote(error.path)} "$(mktemp -d)"'
     return FolderError(
         f"lake {uri}: {error.path} {error.why}",

@@ -1,17 +1,20 @@
-"""Local files opened without following links, and without waiting for what is no file.
+"""Local files opened by links of trusted users alone, and without waiting for what is no file.
 
-A lake's root, a source's folder, and the folders of a schema and of a table are where the operator
-put them, by links too. What is inside a table's folder is there by name alone: whoever can write
-there could otherwise have files read, written and removed that are elsewhere. A descriptor of the
-folder holds it while a name in it is used, so that nothing comes of exchanging one of the two.
+A lake's root is where the operator put it, by links too. Below it, the folders that lead to a table
+(the source's, the schema's, its own) may be links that root or the user of this process made, as
+with the sysctl fs.protected_symlinks; inside a table's folder nothing may. Whoever can write into
+the lake could otherwise have files read, written and removed that are elsewhere. A descriptor of
+the folder holds it while a name in it is used, so that nothing comes of exchanging one of the two.
 
-Source: open(2), O_NOFOLLOW and O_NONBLOCK; openat(2).
+Source: open(2), O_NOFOLLOW, O_PATH and O_NONBLOCK; openat(2); readlink(2); symlink(7).
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import pwd
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,9 +22,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from ingestd.lake.store.fsync import Durability, make_folder
+
 LOG = "_delta_log"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_ITSELF = getattr(os, "O_PATH", 0) | os.O_NOFOLLOW | os.O_CLOEXEC
+"""A link's own descriptor; without O_PATH (Linux) there is none, and no link is followed."""
 _LINKED = frozenset({errno.ELOOP, errno.ENOTDIR})
 _REFERENCES = "_ref"
 
@@ -32,6 +39,20 @@ class OddFileError(OSError):
     def __init__(self, path: Path | str, why: str) -> None:
         super().__init__(errno.EINVAL, why, str(path))
         self.path, self.why = str(path), why
+
+
+class OthersLinkError(OddFileError):
+    """A symbolic link stands at `path` that another user made."""
+
+    def __init__(self, path: Path | str, owner: int) -> None:
+        super().__init__(path, f"is a symbolic link that another user made ({_name_of(owner)})")
+
+
+def _name_of(owner: int) -> str:
+    try:
+        return pwd.getpwuid(owner).pw_name
+    except KeyError:
+        return f"uid {owner}"
 
 
 def kind_of(mode: int) -> str | None:
@@ -58,38 +79,93 @@ def table_depth(parts: Sequence[str]) -> int:
 
 @contextmanager
 def place_of(root: Path, path: str, depth: int | None = None) -> Iterator[tuple[int | None, str]]:
-    """Give a descriptor of the folder that a path ends in, and the name there, or the whole path.
+    """Give a descriptor of the folder that a path ends in, and the name there.
 
-    None: no descriptor is needed, as nothing lies between the table's folder and the file.
-    `depth`: how many parts may be links; those that lead to a table's folder without it.
+    For a name in the root itself None, and the whole path. `depth`: how many parts may be links of
+    root or of this user; those that lead to a table's folder without it. Raises OddFileError.
     """
-    parts = path.split("/")
-    depth = table_depth(parts) if depth is None else depth
-    inner = parts[depth:-1]
-    if not inner:
-        yield None, str(root / path)
+    *folders, name = path.split("/")
+    if not any(folders):
+        yield None, str(root / name)
         return
-    at = Path(root, *parts[:depth], inner[0])
-    folder = _opened(at, None, str(at))
+    folder = open_folder(root, folders, table_depth((*folders, name)) if depth is None else depth)
     try:
-        for name in inner[1:]:
-            at /= name
-            below = _opened(at, folder, name)
-            os.close(folder)
-            folder = below
-        yield folder, parts[-1]
+        yield folder, name
     finally:
         os.close(folder)
 
 
-def _opened(path: Path, folder: int | None, name: str) -> int:
+def open_folder(root: Path, folders: Sequence[str], depth: int) -> int:
+    """Return a descriptor of the folder behind one or more names, one in the other.
+
+    `depth`: as of `place_of`. Raises OddFileError.
+    """
+    folder = _opened(root, folders[:1], None, may_link=depth > 0)
+    for count in range(2, len(folders) + 1):
+        try:
+            below = _opened(root, folders[:count], folder, may_link=count <= depth)
+        finally:
+            os.close(folder)
+        folder = below
+    return folder
+
+
+def make_folders(root: Path, path: str, durability: Durability) -> None:
+    """Make a folder with its missing parents, durably, by no link that `place_of` would refuse."""
+    make_folder(root, durability)
+    folders = path.split("/") if path else []
+    above: int | None = None
     try:
-        return os.open(name, _FOLDER, dir_fd=folder)
+        for count in range(1, len(folders) + 1):
+            below = _made(root, folders[:count], above, durability)
+            if above is not None:
+                os.close(above)
+            above = below
+    finally:
+        if above is not None:
+            os.close(above)
+
+
+def _made(root: Path, folders: Sequence[str], above: int | None, durability: Durability) -> int:
+    may_link = len(folders) <= table_depth((*folders, ""))
+    try:
+        return _opened(root, folders, above, may_link=may_link)
+    except FileNotFoundError:
+        name = str(root / folders[0]) if above is None else folders[-1]
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, dir_fd=above)
+        durability.folder(root.joinpath(*folders[:-1]))
+        return _opened(root, folders, above, may_link=False)
+
+
+def _opened(root: Path, folders: Sequence[str], above: int | None, *, may_link: bool) -> int:
+    """Open the last of these folders, in that above it; the first one by the root's path."""
+    name = f"{root}/{folders[0]}" if above is None else folders[-1]
+    try:
+        return os.open(name, _FOLDER, dir_fd=above)
     except OSError as error:
-        if error.errno in _LINKED:
-            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if error.errno not in _LINKED:
+            raise
+        path = root.joinpath(*folders)
+        found = os.stat(name, dir_fd=above, follow_symlinks=False)
+        if not may_link or not stat.S_ISLNK(found.st_mode):
             raise OddFileError(path, kind_of(found.st_mode) or "is no folder") from error
-        raise
+    return _followed(path, name, above)
+
+
+def _followed(path: Path, name: str, above: int | None) -> int:
+    """Open what a link leads to, by the text of the very link whose owner was looked at."""
+    link = os.open(name, _ITSELF, dir_fd=above)
+    try:
+        owner = os.fstat(link).st_uid
+        if owner not in {0, os.geteuid()}:
+            raise OthersLinkError(path, owner)
+        target = os.readlink("", dir_fd=link)
+    finally:
+        os.close(link)
+    if above is None:
+        target = os.path.join(path.parent, target)  # noqa: PTH118 - `..` after a link is kept
+    return os.open(target, _FOLDER & ~os.O_NOFOLLOW, dir_fd=above)
 
 
 def open_plain(root: Path, path: str, depth: int | None = None) -> int:
@@ -141,10 +217,15 @@ def ensure_size(path: Path | str, nbytes: int, most_bytes: int) -> None:
         raise OddFileError(path, f"has {nbytes} bytes, more than {most_bytes}")
 
 
+def create_plain(name: str, folder: int | None) -> int:
+    """Return the descriptor of a file that was not there yet, for writing."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(name, flags, 0o666, dir_fd=folder)
+
+
 def write_new(name: str, folder: int | None, content: bytes) -> None:
     """Write a file that is not there yet."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(name, flags, 0o666, dir_fd=folder)
+    descriptor = create_plain(name, folder)
     try:
         left = memoryview(content)
         while left:

@@ -6,8 +6,10 @@ import contextlib
 import io
 import os
 import shutil
+import stat
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
@@ -20,12 +22,15 @@ from deltalake.fs import DeltaStorageHandler
 
 from ingestd.failpoints import reach
 from ingestd.lake.store.errors import storage_faults
-from ingestd.lake.store.fsync import Durability, Fsync, make_folder
+from ingestd.lake.store.fsync import Durability, Fsync
 from ingestd.lake.store.pending_calls import StorageCalls, timed
 from ingestd.lake.store.plain_files import (
+    LOG,
     OddFileError,
+    create_plain,
     ensure_size,
     kind_of,
+    make_folders,
     open_native,
     place_of,
     read_plain,
@@ -197,7 +202,7 @@ class LocalStore:
                 remedy="mount the lake, or put it back; ingestd tries again within 60 s",
             )
         try:
-            make_folder(self.root / path, self._durability)
+            make_folders(self.root, path, self._durability)
         except FileNotFoundError as error:
             if self.root.exists():
                 raise
@@ -209,7 +214,8 @@ class LocalStore:
     @timed
     def create(self, path: str) -> IO[bytes]:
         """Open a new file for writing."""
-        return (self.root / path).open("xb")
+        with place_of(self.root, path) as (folder, name):
+            return os.fdopen(create_plain(name, folder), "wb")
 
     part_bytes = 0
     puts_new = True
@@ -247,7 +253,8 @@ class LocalStore:
     def size(self, path: str) -> int | None:
         """Size of a file."""
         try:
-            found = (self.root / path).lstat()
+            with place_of(self.root, path) as (folder, name):
+                found = os.stat(name, dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
             return None
         if (odd := kind_of(found.st_mode)) is not None:
@@ -257,13 +264,17 @@ class LocalStore:
     @timed
     def is_link(self, path: str) -> bool:
         """Whether a symbolic link stands there."""
-        return (self.root / path).is_symlink()
+        try:
+            with place_of(self.root, path) as (folder, name):
+                return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+        except FileNotFoundError:
+            return False
 
     @timed
     def entries(self, path: str, above: str) -> list[Entry]:
         """List what has a name above this one in a folder."""
         found = []
-        with contextlib.suppress(FileNotFoundError), os.scandir(self.root / path) as entries:
+        with contextlib.suppress(FileNotFoundError), self._scanned(path) as entries:
             for entry in entries:
                 if entry.name <= above:
                     continue
@@ -285,7 +296,8 @@ class LocalStore:
     def folders(self, path: str) -> list[str]:
         """Names of the folders in a folder."""
         try:
-            return sorted(entry.name for entry in (self.root / path).iterdir() if entry.is_dir())
+            with self._scanned(path) as entries:
+                return sorted(entry.name for entry in entries if entry.is_dir())
         except FileNotFoundError:
             return []
 
@@ -293,7 +305,7 @@ class LocalStore:
     def files(self, path: str) -> list[str]:
         """Names of the files in a folder."""
         try:
-            with os.scandir(self.root / path) as entries:
+            with self._scanned(path) as entries:
                 return sorted(e.name for e in entries if e.is_file(follow_symlinks=False))
         except FileNotFoundError:
             return []
@@ -302,7 +314,7 @@ class LocalStore:
     def written(self, path: str) -> dict[str, float]:
         """When each of the files in a folder was last written, by name."""
         found = {}
-        with contextlib.suppress(FileNotFoundError), os.scandir(self.root / path) as entries:
+        with contextlib.suppress(FileNotFoundError), self._scanned(path) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):  # it went meanwhile
                     if entry.is_file(follow_symlinks=False):
@@ -312,8 +324,11 @@ class LocalStore:
     @timed
     def remove_folder(self, path: str) -> None:
         """Remove a folder."""
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(self.root / path)
+        with (
+            contextlib.suppress(FileNotFoundError),
+            place_of(self.root, path) as (folder, name),
+        ):
+            shutil.rmtree(name, dir_fd=folder)
 
     @timed
     def set_aside(self, path: str) -> None:
@@ -330,10 +345,20 @@ class LocalStore:
     def sync(self, folder: str, names: Sequence[str]) -> None:
         """Fsync the files, then the folder."""
         reach("sink.fsync.before")
-        for name in names:
-            self._durability.file(self.root / folder / name)
-        self._durability.folder(self.root / folder)
+        with place_of(self.root, f"{folder}/"):
+            for name in names:
+                self._durability.file(self.root / folder / name)
+            self._durability.folder(self.root / folder)
         reach("sink.fsync.after")
+
+    @contextmanager
+    def _scanned(self, path: str) -> Iterator[Iterator[os.DirEntry[str]]]:
+        """Give the entries of a folder, which stays open meanwhile."""
+        with (
+            place_of(self.root, f"{path}/") as (folder, _),
+            os.scandir(self.root if folder is None else folder) as entries,
+        ):
+            yield entries
 
 
 class ObjectStore:
@@ -507,6 +532,14 @@ def _refuse_overwriting(uri: str, options: Mapping[str, str]) -> None:
                 f"lake {uri}: {key} = {value}: two writers could overwrite each other's commits",
                 remedy="leave it out: a commit has to be refused if there is one already",
             )
+
+
+def ensure_own_links(store: Store, folder: str) -> None:
+    """Raise OthersLinkError where a link of another user leads to a table's folder.
+
+    For what opens the folder by its path (deltalake).
+    """
+    store.is_link(f"{folder}/{LOG}")
 
 
 def linked(store: Store, folder: str) -> str | None:

@@ -47,21 +47,24 @@ LOOK_EVERY_S = 4.0
 ON_ITS_WAY_S = 1.0
 """How long an answer may be on its way when the session waits for us already."""
 
+# All is qualified: names are looked up before the statement itself pins `search_path`.
 SERVER: LiteralString = """
-(extract(epoch FROM pg_catalog.pg_postmaster_start_time()) * 1000000)::pg_catalog.int8,
+(extract(epoch FROM pg_catalog.pg_postmaster_start_time())
+ OPERATOR(pg_catalog.*) 1000000)::pg_catalog.int8,
 pg_catalog.concat(pg_catalog.inet_server_addr(), ':', pg_catalog.inet_server_port()),
-(extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::pg_catalog.int8
+(extract(epoch FROM pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 1000000)::pg_catalog.int8
 """
 """What a `Server` is made of, as columns."""
 # A walsender that has sent all waits in its main loop ('Activity'), others for us ('Client'). But
 # 'Client' are also: one of a standby that makes a slot waits for what its primary logs; a slot that
 # is moved waits for the standbys of synchronized_standby_slots (17+).
 _SESSION: LiteralString = f"""
-(SELECT coalesce(wait_event_type IN ('Activity', 'Client')
-                        AND wait_event <> 'WaitForStandbyConfirmation', false)
-               AND NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots
-                                WHERE active_pid = pid AND confirmed_flush_lsn IS NULL)
-          FROM pg_catalog.pg_stat_activity WHERE pid = {{}}), {SERVER}
+(SELECT coalesce(wait_event_type OPERATOR(pg_catalog.=) ANY (ARRAY['Activity', 'Client'])
+                 AND wait_event OPERATOR(pg_catalog.<>) 'WaitForStandbyConfirmation', false)
+        AND NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots
+                         WHERE active_pid OPERATOR(pg_catalog.=) pid
+                           AND confirmed_flush_lsn IS NULL)
+   FROM pg_catalog.pg_stat_activity WHERE pid OPERATOR(pg_catalog.=) {{}}), {SERVER}
 """  # noqa: S608 - a constant
 _TCP_INFO = struct.Struct("@52xI")
 """Of Linux' struct tcp_info only tcpi_last_data_recv, in milliseconds."""

@@ -64,9 +64,9 @@ class FoundRows:
     @classmethod
     def of(cls, polled: PolledTable, rows: CopiedRows, next_xid: int) -> FoundRows:
         """Take what `look_query` gave; ages count back from `next_xid`. Raises ProtocolError."""
-        ages = _computed(polled, rows.columns[len(polled.table.columns) + AGE], pa.int32())
+        ages = _computed(rows.columns[len(polled.table.columns) + AGE], pa.int32())
         if len(ages) and ages.min() < 0:
-            raise _malformed(polled)
+            raise _malformed()
         return cls(polled, rows, next_xid - ages.astype(np.int64))
 
     @property
@@ -74,7 +74,7 @@ class FoundRows:
         """The cursor of the last row, of a near look. Raises ProtocolError."""
         [cursor] = _texts(self._field(CURSOR)[-1:]).to_pylist()
         if cursor is None:
-            raise _malformed(self.polled)
+            raise _malformed()
         return str(cursor)
 
     def changes(self, place: Place, keys: HeldKeys | None) -> list[TableBatch]:
@@ -83,7 +83,7 @@ class FoundRows:
         A row is a `c` if its key is not held, a `u` if it is or nobody knows; one that counts as
         deleted a `d`, of its identity only, if its key may be held. Raises ProtocolError.
         """
-        deleted = _computed(self.polled, self._field(DELETED), pa.bool_())
+        deleted = _computed(self._field(DELETED), pa.bool_())
         found = []
         if not deleted.all():
             found += self._written(np.flatnonzero(~deleted), place, keys)
@@ -153,21 +153,20 @@ def _with_ops(rows: pa.RecordBatch, ops: pa.Array) -> pa.RecordBatch:
     return rows.set_column(rows.schema.get_field_index("_cdc_op"), "_cdc_op", ops)
 
 
-def _computed(polled: PolledTable, field: Texts, to: pa.DataType) -> NDArray[Any]:
+def _computed(field: Texts, to: pa.DataType) -> NDArray[Any]:
     """Return a field that `look_query` computes, which is never null. Raises ProtocolError."""
     try:
         values = _texts(field).cast(to)
     except pa.ArrowInvalid as error:
-        raise _malformed(polled) from error
+        raise _malformed() from error
     if values.null_count:
-        raise _malformed(polled)
+        raise _malformed()
     found: NDArray[Any] = values.to_numpy(zero_copy_only=False)
     return found
 
 
-def _malformed(polled: PolledTable) -> ProtocolError:
-    what = f"rows of {polled.table.id}: malformed age, deletion mark or cursor"
-    return ProtocolError(what)
+def _malformed() -> ProtocolError:
+    return ProtocolError("malformed age, deletion mark or cursor")
 
 
 def _texts(field: Texts) -> pa.StringArray:

@@ -52,7 +52,7 @@ _FIELDS = frozenset(int(field) for field in DiagnosticField)
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class MessageBlock:
     """CopyData messages in one buffer, cut by `starts` and `ends` (int64).
 
     `ended`: what the server ended the stream with, after them.
@@ -203,11 +203,11 @@ class Pieces:
     pieces: list[bytes]
     cutter: Cutter
 
-    def block(self) -> Block:
+    def block(self) -> MessageBlock:
         """Cut them, and what was left of those before. Raises ProtocolError."""
         buffer, found = self.cut()
         ended = None if found.last is None else fault_of(found.last)
-        return Block(buffer, found.starts, found.ends, ended)
+        return MessageBlock(buffer, found.starts, found.ends, ended)
 
     def cut(self) -> tuple[bytes, Cut]:
         """Return a buffer and the messages in it. Raises ProtocolError."""

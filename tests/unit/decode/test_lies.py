@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ingestd.decode.copy.columnar import ColumnarDecoder
-from ingestd.decode.copy.message_rows import SingleMessages
+from ingestd.decode.copy.message_rows import MessageRows
 from ingestd.decode.copy.packing import Packing, fields_of
 from ingestd.decode.copy.rows import CopyDecoder, CopyRows
 from ingestd.decode.pgoutput import streamed_transactions as streamed
@@ -168,7 +168,7 @@ class Unpacking:
     """Has the messages of a drain's COPY unpacked, and decoded."""
 
     def __init__(self, *, is_ahead: bool) -> None:
-        self.messages = SingleMessages()
+        self.messages = MessageRows()
         self.order = CommitsAhead() if is_ahead else None
         self.decoder = StreamDecoder(resolve)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd.decode.copy.message_rows import SingleMessages
+from ingestd.decode.copy.message_rows import MessageRows
 from ingestd.model.errors import ProtocolError
 
 HEADER = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0)
@@ -20,7 +20,7 @@ def row(message: bytes) -> bytes:
 
 
 def unpack(*blocks: list[bytes]) -> list[bytes]:
-    single, found = SingleMessages(), []
+    single, found = MessageRows(), []
     for copy_data in blocks:
         # what lies before a message in the buffer, and behind it, is the protocol's
         buffer = b"d123" + b"d1234".join(copy_data)

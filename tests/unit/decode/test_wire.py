@@ -19,7 +19,8 @@ def message(kind: bytes, content: bytes) -> bytes:
 
 
 def cut_in(pieces: list[bytes]) -> tuple[list[bytes], tuple[int, bytes] | None]:
-    cutter, found, last = Cutter(is_begun=True), [], None
+    cutter, found, last = Cutter(), [], None
+    cutter.feed([message(b"W", bytes(3))])  # CopyBothResponse
     for piece in pieces:
         buffer, part = cutter.feed([piece])
         found += [buffer[s:e] for s, e in zip(part.starts, part.ends, strict=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import os
@@ -302,6 +303,64 @@ def test_no_other_file_is_sent(tmp_path: Path, kind: str) -> None:
         read_token(told(path), PORT)
     assert SECRET not in str(caught.value)
     assert caught.value.remedy
+
+
+def of_nobody(folder: Path) -> Path:
+    """Return the file that an account puts into a folder of its own."""
+    token = written(folder)
+    assert token.path is not None
+    for path in (folder, token.path):
+        os.chown(path, 65534, 65534)
+    return token.path
+
+
+@pytest.mark.attack("account")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root believes others")
+@pytest.mark.parametrize(
+    "kind", ["below its own", "below everybody's", "another name", "by a link"]
+)
+def test_root_does_not_believe_a_file_that_any_account_can_have_made(kind: str) -> None:
+    """Who knows the token has it proven by a server of its own, and is sent the condition."""
+    with tempfile.TemporaryDirectory(prefix="ingestd-tests-", dir="/var/lib") as made:
+        own = Path(made)
+        folder = own / "other" if kind == "another name" else own / "above" / "ingestd"
+        folder.mkdir(parents=True)
+        folder.parent.chmod(0o1777 if kind == "below everybody's" else 0o755)
+        if kind == "below its own":
+            os.chown(folder.parent, 65534, 65534)
+        path = of_nobody(folder)
+        if kind == "by a link":
+            (own / "link").symlink_to(folder.parent)
+            path = own / "link" / "ingestd" / path.name
+        with socket.create_server(("127.0.0.1", 0)) as squatter:
+            port = squatter.getsockname()[1]
+            named = path.rename(path.with_name(path.name.replace(str(PORT), str(port))))
+            received: list[bytes] = []
+            answering = threading.Thread(target=_answer, args=(squatter, named, received))
+            answering.start()
+            with pytest.raises(OperatorError, match="is not used: it belongs to another account"):
+                request_snapshot(Address("127.0.0.1", port), "shop", ["a.b"], "note = 'canary'")
+            squatter.shutdown(socket.SHUT_RDWR)
+            answering.join(10)
+        assert received
+        assert b"canary" not in b"".join(received)
+
+
+def _answer(squatter: socket.socket, path: Path, received: list[bytes]) -> None:
+    body = json.dumps({"sources": {"shop": {}}, "commands": told(path)}).encode()
+    head = f"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    with contextlib.suppress(OSError):
+        while True:
+            with squatter.accept()[0] as client:
+                client.settimeout(10)
+                received.append(client.recv(1 << 16))
+                client.sendall(head.encode() + body)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root believes others")
+def test_root_believes_the_daemons_user_in_its_state_directory() -> None:
+    with tempfile.TemporaryDirectory(prefix="ingestd-tests-", dir="/var/lib") as made:
+        assert len(read_token(told(of_nobody(Path(made))), PORT)) == len(SECRET)
 
 
 @pytest.mark.parametrize("path", ["relative", "http-h-9464.token", "", "/none/http-h-9464.token"])

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import psycopg
 from psycopg import sql
 
-from ingestd.decode.copy.message_rows import SingleMessages
+from ingestd.decode.copy.message_rows import MessageRows
 from ingestd.decode.pgoutput import reordered_drain as commits_ahead
 from ingestd.decode.pgoutput.reordered_drain import CommitsAhead
 from ingestd.decode.pgoutput.shortening import CopiedChange
@@ -59,7 +59,7 @@ class Result:
 
     def __init__(self, *, has_open: bool) -> None:
         self.has_open = has_open
-        self._messages = SingleMessages()
+        self._messages = MessageRows()
         self._order = CommitsAhead() if has_open else None
 
     def read(self, block: Block) -> Iterator[Stretch]:

@@ -1,0 +1,42 @@
+"""Which tables have a folder in the lake, by what is there and not by what a log lists."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+from ingestd.lake.layout import OWN_FOLDERS, Layout, segment
+from ingestd.lake.store.plain_files import OthersLinkError
+from ingestd.lake.store.store import Store
+from ingestd.model.schema import TableId
+
+
+def raw_tables(store: Store, layout: Layout, known: Collection[TableId] = ()) -> list[TableId]:
+    """List the tables that have a raw table's folder. Raises OSError.
+
+    Behind a link that another user made nothing is listed, but those of `known` that would be
+    there are: each is found to have that fault.
+    """
+    schemas = [name for name in store.folders(layout.root) if name not in OWN_FOLDERS]
+    return list(_tables(store, layout, layout.root, schemas, known))
+
+
+def reference_tables(store: Store, layout: Layout, known: Collection[TableId]) -> list[TableId]:
+    """List the tables that have a reference table's folder, as `raw_tables`."""
+    folder = f"{layout.root}/_ref"
+    try:
+        schemas = store.folders(folder)
+    except OthersLinkError:
+        return list(known)
+    return list(_tables(store, layout, folder, schemas, known))
+
+
+def _tables(
+    store: Store, layout: Layout, folder: str, schemas: Iterable[str], known: Collection[TableId]
+) -> Iterator[TableId]:
+    for schema in schemas:
+        try:
+            found = store.folders(f"{folder}/{schema}")
+        except OthersLinkError:
+            yield from (table for table in known if segment(table.schema) == schema)
+        else:
+            yield from (layout.table_of(schema, table) for table in found)
