@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from inspect import get_annotations
 from typing import TYPE_CHECKING, get_args
 
@@ -16,6 +17,11 @@ from ingestd.postgres.settings import SETTINGS
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+ARCHITECTURE = ROOT / "ARCHITECTURE.md"
+MOST_BYTES = 15_000
+INTERNALS = ROOT / "docs" / "internals"
+_PATH = re.compile(r"`([\w./-]+\.(?:py|sql|c)|[\w./-]+/|tests/[\w./-]+)`")
 
 
 @pytest.mark.parametrize("name", sorted(PAGES))
@@ -82,3 +88,62 @@ def test_all_pages_made_are_there() -> None:
     made = {path.name for path in FOLDER.glob("*.md")}
     assert made == set(PAGES)
     assert FOLDER.is_relative_to(ROOT / "docs")
+
+
+def test_architecture_is_short() -> None:
+    assert ARCHITECTURE.stat().st_size <= MOST_BYTES
+
+
+def test_the_tree_has_every_folder() -> None:
+    assert _tree(ARCHITECTURE.read_text("utf-8")) == {
+        folder.relative_to(ROOT).as_posix()
+        for package in ("ingestd", "spark_jobs")
+        for folder in (ROOT / package, *(ROOT / package).rglob("*/"))
+        if folder.name != "__pycache__"
+    }
+
+
+def test_a_tree_is_read_by_its_indentation() -> None:
+    text = "```\na/\n  b/      what\n    c/\n  d/  and x/\ne/\n```\n  f/\n"
+    assert _tree(text) == {"a", "a/b", "a/b/c", "a/d", "e"}
+
+
+def _tree(text: str) -> set[str]:
+    """Return the folders of the code block that consists of a tree."""
+    found: set[str] = set()
+    parents: list[str] = []
+    for block in text.split("```")[1::2]:
+        for indent, name in re.findall(r"^((?:  )*)(\w+)/(?= |$)", block, re.MULTILINE):
+            parents[len(indent) // 2 :] = [name]
+            found.add("/".join(parents))
+    return found
+
+
+@pytest.mark.parametrize(
+    "page", [ARCHITECTURE, *sorted(INTERNALS.glob("*.md"))], ids=lambda p: p.name
+)
+def test_files_that_are_named_exist(page: Path) -> None:
+    text = page.read_text("utf-8")
+    below = re.search(r"named by their\s+path\s+below\s+`([\w/]+)/`", text)
+    roots = [ROOT, ROOT / "ingestd", ROOT / "tests", ROOT / (below[1] if below else "ingestd")]
+    named = {name for name in _PATH.findall(text) if not name.startswith(("/", "_", "<"))}
+    known = {path.name for path in (ROOT / "ingestd").rglob("*.*")}
+    missing = {name for name in named - known if not any((root / name).exists() for root in roots)}
+    assert missing == set()
+
+
+def test_the_design_has_the_sections_that_are_cited() -> None:
+    text = (INTERNALS / "design.md").read_text("utf-8")
+    sections = set(re.findall(r"^#+ (\d[\d.]*) ", text, re.MULTILINE))
+    cited = {
+        number
+        for package in ("ingestd", "spark_jobs", "tests")
+        for path in (ROOT / package).rglob("*.py")
+        for numbers in re.findall(
+            r"[Dd]esign\s+(?:sections?\s+)?((?:\d[\d.]*\d|\d)(?:\s+and\s+\d[\d.]*)?)",
+            path.read_text("utf-8"),
+        )
+        for number in re.findall(r"\d(?:[\d.]*\d)?", numbers)
+    }
+    assert len(cited) > 5
+    assert cited <= sections
