@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 def commit(root: Path, version: int, log: str) -> None:
     """Write a commit of a log that adds a file; `log` tells it from another one."""
     name = f"{log}{version}.parquet"
-    add = {"add": {"path": name, "partitionValues": {}, "dataChange": True}}
+    place = {"path": name, "partitionValues": {}, "size": 1, "modificationTime": 1}
+    add = {"add": {**place, "dataChange": True}}
     path = root / commit_path("t", version)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"commitInfo": {"log": log}}) + "\n" + json.dumps(add) + "\n")
