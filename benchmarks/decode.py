@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ingestd.decode.pgoutput.decoder import StreamDecoder
+from ingestd.decode.pgoutput.decoder import PgoutputDecoder
 from ingestd.decode.pgoutput.relation import table_of
 
 TRANSACTIONS, INSERTS_EACH = 100, 10_000
@@ -119,7 +119,7 @@ def measure(transactions: int = TRANSACTIONS) -> dict[str, float]:
 
 
 def _decoded_s(feeds: Sequence[Feed], wanted: int) -> float:
-    decoder = StreamDecoder(table_of)
+    decoder = PgoutputDecoder(table_of)
     rows = 0
     began = time.process_time()
     for feed in feeds:
@@ -133,8 +133,8 @@ def _decoded_s(feeds: Sequence[Feed], wanted: int) -> float:
 
 
 AS_DAEMON = """
-from ingestd.process.memory import give_back_early
-give_back_early()
+from ingestd.process.memory import configure_allocators
+configure_allocators()
 import sys
 from benchmarks import decode
 from ingestd.decode import native
@@ -214,7 +214,7 @@ def _best_s(workloads: Sequence[list[Feed]]) -> list[float]:
     best = [float("inf")] * len(workloads)
     for _ in range(REPEATS):
         for i, feeds in enumerate(workloads):
-            decoder = StreamDecoder(table_of)
+            decoder = PgoutputDecoder(table_of)
             began = time.process_time()
             for feed in feeds:
                 decoder.feed(*feed)

@@ -33,7 +33,7 @@ from ingestd.model.changes import EpochSummary, TableBatch, change_schema
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Column, Table, TableId, with_before
 from ingestd.pipeline.maintenance import MANY
-from ingestd.process.memory import give_back_early
+from ingestd.process.memory import configure_allocators
 from ingestd.testing.embedded.waiting import await_until
 
 EPOCHS = 10_000
@@ -204,7 +204,7 @@ def measure_commits(rig: Rig, *, epochs: int = EPOCHS) -> Commits:
 
 
 def _main(folder: str, epochs: str) -> None:
-    give_back_early()
+    configure_allocators()
     print(json.dumps(asdict(asyncio.run(commits(Path(folder), epochs=int(epochs))))))
 
 

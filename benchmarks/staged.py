@@ -20,7 +20,7 @@ from typing import Any
 
 from ingestd import cli
 from ingestd.decode import change_batch as rows
-from ingestd.decode.pgoutput.decoder import StreamDecoder
+from ingestd.decode.pgoutput.decoder import PgoutputDecoder
 from ingestd.lake.epochs_table import EpochTable
 from ingestd.lake.parquet_writer import FragmentWriter
 from ingestd.lake.raw_table import RawTable
@@ -29,7 +29,7 @@ from ingestd.lake.store import fsync as durable
 DECODE, CAST, PARQUET = "decode", "Arrow cast", "Parquet"
 COMMIT, FSYNC = "Delta commit", "fsync"
 STAGES: tuple[tuple[str, Any, str], ...] = (
-    (DECODE, StreamDecoder, "feed"),
+    (DECODE, PgoutputDecoder, "feed"),
     (CAST, rows, "cast"),
     (PARQUET, FragmentWriter, "write"),
     (PARQUET, FragmentWriter, "finish"),

@@ -116,7 +116,7 @@ def lost(text: str) -> Exception:
 
 
 @dataclass(slots=True)
-class Entry:
+class Failpoint:
     """One entry of the variable. `has_acted`: at least once."""
 
     point: str
@@ -131,10 +131,10 @@ class Entry:
         return count == self.time or (self.goes_on and count > self.time)
 
 
-class Armed:
+class ArmedFailpoints:
     """The entries of one process. Made by `parse`; from any thread."""
 
-    def __init__(self, stages: list[list[Entry]], tell: Tell) -> None:
+    def __init__(self, stages: list[list[Failpoint]], tell: Tell) -> None:
         self._stages = stages
         self._tell = tell
         self._lock = threading.Lock()
@@ -155,7 +155,7 @@ class Armed:
             raise fault(f"failpoint {point}")
         return entry.seconds
 
-    def _due(self, point: str) -> tuple[Entry | None, int]:
+    def _due(self, point: str) -> tuple[Failpoint | None, int]:
         if not self._stages:
             return None, 0
         self._counts[point] += 1
@@ -171,7 +171,7 @@ class Armed:
 
 
 class _Switch:
-    armed: Armed | None = None
+    armed: ArmedFailpoints | None = None
 
 
 def arm(text: str, tell: Tell, *, only: str = "") -> bool:
@@ -182,17 +182,17 @@ def arm(text: str, tell: Tell, *, only: str = "") -> bool:
     """
     stages = [[e for e in stage if e.point.startswith(only)] for stage in parse(text)]
     stages = [stage for stage in stages if stage]
-    _Switch.armed = Armed(stages, tell) if stages else None
+    _Switch.armed = ArmedFailpoints(stages, tell) if stages else None
     return bool(stages)
 
 
-def parse(text: str) -> list[list[Entry]]:
+def parse(text: str) -> list[list[Failpoint]]:
     """Read what the variable says: stages of entries. Raises ConfigError."""
     stages = [[part.strip() for part in stage.split(",")] for stage in text.split(">")]
     return [[_entry(part) for part in stage if part] for stage in stages if any(stage)]
 
 
-def _entry(text: str) -> Entry:
+def _entry(text: str) -> Failpoint:
     found = _ENTRY.fullmatch(text)
     if found is None or found["action"] not in _ACTIONS:
         raise ConfigError(
@@ -204,7 +204,7 @@ def _entry(text: str) -> Entry:
         near = difflib.get_close_matches(point, POINTS, n=1, cutoff=0.0)
         raise ConfigError(f"{VARIABLE}: there is no point {point!r}", remedy=f"write {near[0]!r}")
     seconds = float(found["seconds"] or DELAY_S) if found["action"] == "delay" else 0.0
-    return Entry(point, found["action"], seconds, int(found["time"] or 1), bool(found["on"]))
+    return Failpoint(point, found["action"], seconds, int(found["time"] or 1), bool(found["on"]))
 
 
 def reach(point: str, fault: Fault = os_error) -> None:

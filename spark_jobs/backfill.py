@@ -17,9 +17,9 @@ from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.store.store import LocalStore
 from ingestd.model.errors import ConfigError, TransientError
 from ingestd.model.schema import TableId
-from spark_jobs.backfills.driver import Backfill, Outcome
+from spark_jobs.backfills.driver import Backfill, BackfillOutcome
 from spark_jobs.backfills.plan import BackfillPolicy, SplitRunner
-from spark_jobs.backfills.task import SplitReader
+from spark_jobs.backfills.task import BackfillReader
 from spark_jobs.cli.arguments import (
     EXIT_DONE,
     EXIT_OPERATOR,
@@ -99,7 +99,7 @@ def build(
     lake = DeltaLake(config.lake.uri, source, storage_options=options, buffer_bytes=memory_bytes)
     # Tasks have another working directory.
     uri = str(lake.store.root) if isinstance(lake.store, LocalStore) else config.lake.uri
-    reader = SplitReader(source, settings, uri, options, memory_bytes)
+    reader = BackfillReader(source, settings, uri, options, memory_bytes)
     policy = BackfillPolicy(
         split_bytes,
         resumes=getattr(settings, "snapshot", "initial") == "initial",
@@ -111,7 +111,7 @@ def build(
     )
 
 
-def report(outcome: Outcome) -> int:
+def report(outcome: BackfillOutcome) -> int:
     """Say what became of the tables; gives the exit code."""
     for name in outcome.present:
         sys.stdout.write(f"{name}: nothing to do, it is read already (--again reads it anew)\n")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ingestd.model.errors import OperatorError
 from spark_jobs.cli.arguments import spark_uri
 from spark_jobs.delta_log.checked_tables import CheckedTables
-from spark_jobs.engine.cuts import Cut, find_cut, newest_cut
+from spark_jobs.engine.cuts import EpochCut, find_cut, newest_cut
 from spark_jobs.lake.targets import MIRRORS, table_path
 from spark_jobs.mirrors.table import DELETED_AT
 
@@ -30,7 +30,7 @@ class MirrorCut(Mapping[str, "DataFrame"]):
     (--soft-deletes) are left out. A table that is not whole at the epoch is not there (KeyError).
     """
 
-    def __init__(self, session: SparkSession, target: str, cut: Cut) -> None:
+    def __init__(self, session: SparkSession, target: str, cut: EpochCut) -> None:
         self._session = session
         self._target = target
         self._cut = cut

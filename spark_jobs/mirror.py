@@ -45,9 +45,9 @@ def main(
     chosen = parser().parse_args(arguments)
 
     def make() -> tuple[TableJob, Mapping[str, str]]:
-        from spark_jobs.mirrors.job import MERGE_SETTINGS, Mirroring  # noqa: PLC0415 - imports pyspark
+        from spark_jobs.mirrors.job import MERGE_SETTINGS, MirrorJob  # noqa: PLC0415 - imports pyspark
 
-        return Mirroring(soft_deletes=chosen.soft_deletes), MERGE_SETTINGS
+        return MirrorJob(soft_deletes=chosen.soft_deletes), MERGE_SETTINGS
 
     return run_table_job(
         chosen, make, name="mirror", log_name=MIRRORS, stop=stop, after_commit=after_commit

@@ -23,7 +23,7 @@ from ingestd.app.factories import (
 from ingestd.config import UNSTREAMED, Config, SourceSettings
 from ingestd.config.redaction import Redactor
 from ingestd.lake.delta_lake import DeltaLake
-from ingestd.lake.fencing import Writer
+from ingestd.lake.fencing import WriterIdentity
 from ingestd.lake.maintenance.compaction import MaintenancePolicy
 from ingestd.lake.maintenance.process import MaintenanceProcess
 from ingestd.lake.store.pending_calls import StorageCalls
@@ -37,12 +37,17 @@ from ingestd.pipeline.known_lake import KnownLake, LakeRoot
 from ingestd.pipeline.maintenance import Maintainer, MaintenanceSchedule
 from ingestd.pipeline.paused_source import Paused
 from ingestd.pipeline.pipeline import Pipeline
-from ingestd.pipeline.reference_tables import Followed, Keeper, References, Reread
-from ingestd.pipeline.source_runner import Supervised
+from ingestd.pipeline.reference_tables import (
+    FullRefresh,
+    IncrementalRefresh,
+    ReferenceJob,
+    References,
+)
+from ingestd.pipeline.source_runner import SourceSpec
 from ingestd.pipeline.supervisor import Supervisor
-from ingestd.pipeline.telemetry.maintenance import MaintenanceWatch
-from ingestd.pipeline.telemetry.reference import ReferenceWatch
-from ingestd.pipeline.telemetry.source import Watch
+from ingestd.pipeline.telemetry.maintenance import MaintenanceTelemetry
+from ingestd.pipeline.telemetry.reference import ReferenceTelemetry
+from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.postgres.connection.advisory_locks import claim_of, signature_of
 from ingestd.postgres.connection.session import transport_of
 from ingestd.postgres.connection.tls import REMEDY, weakness
@@ -50,7 +55,7 @@ from ingestd.postgres.reference_copy import CopiedReferenceSource
 from ingestd.process.memory import Trimming
 
 
-class Building:
+class SourceBuilder:
     """Builds sources, those at the start and those of a reload (reloading.Begin)."""
 
     def __init__(
@@ -66,7 +71,7 @@ class Building:
         self._redactor = redactor
         self._turn = asyncio.Semaphore(1)
         self._trimming = Trimming()
-        self._writers: dict[str, Writer] = {}
+        self._writers: dict[str, WriterIdentity] = {}
         self._root = LakeRoot()
         self._calls: dict[str, StorageCalls] = {}
         self._known = {name: KnownLake(is_accepted=True) for name in accepted}
@@ -90,7 +95,7 @@ class Building:
         writer = self._writers.get(name)
         signature = signature_of(settings)
         if writer is None or writer.claim != signature:
-            writer = self._writers[name] = Writer(signature)
+            writer = self._writers[name] = WriterIdentity(signature)
         self._trimming.limit_bytes = config.limits.memory
         lake = self._known.setdefault(name, KnownLake())
         self._root.expect(name)
@@ -154,14 +159,14 @@ def _supervised(  # noqa: PLR0917 - of one source
     metrics: Metrics,
     source_status: SourceStatus,
     turn: asyncio.Semaphore,
-    writer: Writer,
+    writer: WriterIdentity,
     trimming: Trimming,
     known: KnownLake,
     root: LakeRoot,
     calls: StorageCalls,
-) -> Supervised:
+) -> SourceSpec:
     log = structlog.get_logger("ingestd")
-    watch = Watch(source_status, metrics, log)
+    watch = SourceTelemetry(source_status, metrics, log)
     policy = policy_of(config, settings)
     connector = connector_of(config, name, settings)
 
@@ -175,11 +180,11 @@ def _supervised(  # noqa: PLR0917 - of one source
 
         return Paused(connector.capture, make_lake, watch)
 
-    return Supervised(
+    return SourceSpec(
         make_pipeline,
         watch,
         _references(config, name, settings, source_status, metrics, watch, calls),
-        _maintainer(config, name, MaintenanceWatch(metrics, log, watch), turn),
+        _maintainer(config, name, MaintenanceTelemetry(metrics, log, watch), turn),
         pause_mark_of(config, name, calls),
         make_paused,
         known,
@@ -187,7 +192,7 @@ def _supervised(  # noqa: PLR0917 - of one source
 
 
 def _maintainer(
-    config: Config, name: str, watch: MaintenanceWatch, turn: asyncio.Semaphore
+    config: Config, name: str, watch: MaintenanceTelemetry, turn: asyncio.Semaphore
 ) -> Maintainer:
     settings = config.maintenance
     policy = MaintenancePolicy(settings.target_bytes, settings.retention)
@@ -207,7 +212,7 @@ def _references(  # noqa: PLR0917 - of one source
     settings: SourceSettings,
     status: SourceStatus,
     metrics: Metrics,
-    watch: Watch,
+    watch: SourceTelemetry,
     calls: StorageCalls,
 ) -> References | None:
     tables = settings.references()
@@ -216,8 +221,8 @@ def _references(  # noqa: PLR0917 - of one source
     kinds = {table: found.reference for table, found in tables.items()}
     limit_bytes = row_limit_bytes(connector_bytes(config))
     log = structlog.get_logger("ingestd")
-    told = ReferenceWatch(status, metrics, log, watch, kinds)
-    keepers: dict[TableId, Keeper] = {}
+    told = ReferenceTelemetry(status, metrics, log, watch, kinds)
+    keepers: dict[TableId, ReferenceJob] = {}
     for table, found in tables.items():
         sink = reference_table_of(config, name, table, calls=calls)
         if found.reference in UNSTREAMED:
@@ -229,9 +234,9 @@ def _references(  # noqa: PLR0917 - of one source
                 table,
                 row_limit_bytes=limit_bytes,
             )
-            keepers[table] = Reread(table, copied, sink, told, refresh_s)
+            keepers[table] = FullRefresh(table, copied, sink, told, refresh_s)
         else:
             folded = partial(raw_source_of, config, name, table, calls)
-            keepers[table] = Followed(table, folded, sink, told)
+            keepers[table] = IncrementalRefresh(table, folded, sink, told)
     asked = frozenset(t for t, kind in kinds.items() if kind in UNSTREAMED)
     return References(keepers, told, asked)

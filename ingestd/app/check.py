@@ -12,11 +12,11 @@ from ingestd.app.lake_check import check_lakes, check_marker
 from ingestd.config import Config, SourceSettings
 from ingestd.http.auth import check_http
 from ingestd.lake.check import probe
-from ingestd.lake.fencing import SEPARATE, Writer, drop_of
+from ingestd.lake.fencing import SEPARATE, WriterIdentity, drop_of
 from ingestd.lake.layout import Layout
 from ingestd.model.check import CheckLine
 from ingestd.model.errors import IngestdError
-from ingestd.pipeline.preflight import Rehearsal
+from ingestd.pipeline.preflight import StartRehearsal
 from ingestd.ports import Connector
 from ingestd.postgres.connection.advisory_locks import signature_of
 from ingestd.postgres.reference_copy import check_references
@@ -44,7 +44,7 @@ async def _check_writers(config: Config) -> list[CheckLine | None]:
 async def _check_writer(config: Config, name: str, settings: SourceSettings) -> CheckLine | None:
     """Say if another ingestd wrote the source's lake last, one that may live."""
     subject = f"lake {config.lake.uri}"
-    lake = lake_of(config, name, Writer(signature_of(settings)), is_claimed=False)
+    lake = lake_of(config, name, WriterIdentity(signature_of(settings)), is_claimed=False)
     try:
         other = await lake.last_claim()
     except IngestdError as error:
@@ -97,7 +97,7 @@ async def _rehearsed(config: Config, name: str, connector: Connector) -> list[Ch
     try:
         demand = await connector.demand()
         policy = policy_of(config, config.sources[name])
-        start = Rehearsal(
+        start = StartRehearsal(
             name,
             capture,
             lake,

@@ -16,9 +16,9 @@ from pathlib import Path
 import structlog
 
 from ingestd import __version__, failpoints
-from ingestd.app.build import Building
+from ingestd.app.build import SourceBuilder
 from ingestd.app.factories import load, require_source
-from ingestd.app.reload import Reloading
+from ingestd.app.reload import ConfigReload
 from ingestd.config import Config
 from ingestd.decode import native
 from ingestd.http.auth import openness, protection_of
@@ -28,7 +28,7 @@ from ingestd.observe import logs
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import DaemonStatus, paused, ready
 from ingestd.observe.systemd import telling_service_manager
-from ingestd.pipeline.telemetry.storage import StorageWatch
+from ingestd.pipeline.telemetry.storage import StorageTelemetry
 
 EXIT_WITHIN_S = 9.5
 """A stop that takes longer ends the process: what is not committed is read again at the start."""
@@ -68,7 +68,7 @@ async def _run(config: Config, load: Callable[[], Config], accepted: Collection[
     stop, hangups = asyncio.Event(), asyncio.Event()
     metrics = Metrics()
     status = DaemonStatus(__version__, datetime.now(UTC), lake=config.lake.uri)
-    building = Building(metrics, status, config.redactor, accepted)
+    building = SourceBuilder(metrics, status, config.redactor, accepted)
     _react_to_signals(stop, hangups, building.under_way)
     supervisor = building.supervisor
     for name in config.sources:
@@ -101,10 +101,10 @@ async def _run(config: Config, load: Callable[[], Config], accepted: Collection[
             partial(ready, status), config.redactor, stop, paused=partial(paused, status)
         )
         told = await stack.enter_async_context(telling)
-        reloading = Reloading(config, load, building, supervisor, told.began, told.ended)
+        reloading = ConfigReload(config, load, building, supervisor, told.began, told.ended)
         task = asyncio.create_task(reloading.run(hangups), name="reloading")
         stack.callback(task.cancel)
-        watching = asyncio.create_task(StorageWatch(status, log).run(), name="storage")
+        watching = asyncio.create_task(StorageTelemetry(status, log).run(), name="storage")
         stack.callback(watching.cancel)
         await supervisor.run(stop)
     log.info("daemon.stopped")

@@ -10,7 +10,7 @@ from ingestd.app.connectors import FACTORIES
 from ingestd.app.reload import share_bytes
 from ingestd.config import Config, SourceSettings, load_config
 from ingestd.lake.delta_lake import DeltaLake
-from ingestd.lake.fencing import Writer
+from ingestd.lake.fencing import WriterIdentity
 from ingestd.lake.pause_mark import LakePauseMark
 from ingestd.lake.reference.source import RawReferenceSource
 from ingestd.lake.reference.table import DeltaReferenceTable
@@ -57,7 +57,7 @@ def connector_of(config: Config, name: str, settings: SourceSettings) -> Connect
 def lake_of(
     config: Config,
     source: str,
-    writer: Writer | None = None,
+    writer: WriterIdentity | None = None,
     trimming: Trimming | None = None,
     *,
     is_claimed: bool = True,

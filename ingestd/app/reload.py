@@ -33,7 +33,7 @@ FIXED = ("lake", "limits", "http")
 """Sections that hold until the daemon ends."""
 
 
-class Begin(Protocol):
+class SourceFactory(Protocol):
     """What the composition root does for a reload."""
 
     def log(self, config: Config) -> None:
@@ -50,7 +50,7 @@ class Begin(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class ConfigChanges:
     """`config`: what holds from now on. `fixed`: keys that differ and wait for a restart."""
 
     config: Config
@@ -60,7 +60,7 @@ class Changes:
     fixed: tuple[str, ...]
 
 
-def changes(running: Config, wanted: Config, shares: Mapping[str, int]) -> Changes:
+def changes(running: Config, wanted: Config, shares: Mapping[str, int]) -> ConfigChanges:
     """Compare; `shares`: the bytes of memory that each source runs with."""
     fixed = tuple(
         f"{section}.{key}"
@@ -78,7 +78,7 @@ def changes(running: Config, wanted: Config, shares: Mapping[str, int]) -> Chang
         if name in running.sources
         and (is_all or settings != running.sources[name] or share < shares[name])
     )
-    return Changes(
+    return ConfigChanges(
         config,
         added=tuple(n for n in config.sources if n not in running.sources),
         removed=tuple(n for n in running.sources if n not in config.sources),
@@ -93,12 +93,12 @@ def share_bytes(config: Config) -> int:
 
 
 @dataclass
-class Reloading:
+class ConfigReload:
     """Reads the config each time it is asked to. `load`: raises ConfigError."""
 
     config: Config
     load: Callable[[], Config]
-    begin: Begin
+    begin: SourceFactory
     supervisor: Supervisor
     began: Callable[[], None]
     ended: Callable[[], None]
@@ -170,7 +170,7 @@ class Reloading:
         except ConfigError as error:
             return error
 
-    async def _apply(self, found: Changes) -> None:
+    async def _apply(self, found: ConfigChanges) -> None:
         async with asyncio.TaskGroup() as group:
             for name in found.changed:
                 group.create_task(self._replace(name, found.config))

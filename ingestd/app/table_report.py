@@ -106,7 +106,7 @@ async def report_tables(
     if isinstance(asked, IngestdError):
         faults.append(asked)
     states = told if told is not None else _recorded(source, known)
-    findings = Findings(settings, infos, coverage, states)
+    findings = SourceFindings(settings, infos, coverage, states)
     return SourceReport(schemas, findings.tables(schema), faults)
 
 
@@ -145,7 +145,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class SourceFindings:
     """What was found out of a source: `infos` by the catalog, `coverage` by the capture.
 
     `coverage` None: it could not be found out.

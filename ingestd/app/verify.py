@@ -21,12 +21,12 @@ from ingestd.lake.verify.lake import DeltaVerifiedLake
 from ingestd.model.errors import OperatorError
 from ingestd.model.row_limit import row_limit_bytes
 from ingestd.model.schema import Table, TableId
-from ingestd.pipeline.verify.run import Looks, Verification
+from ingestd.pipeline.verify.run import PollingTolerance, Verification
 from ingestd.pipeline.verify.table import VerifySettings
-from ingestd.ports.verify import Progress, VerifiedSource
+from ingestd.ports.verify import VerifiedSource, VerifyProgress
 from ingestd.postgres.polling.intervals import QUIETEST
 from ingestd.postgres.settings import PollingSettings, PostgresSettings
-from ingestd.postgres.verify_source import Pace, SourceAtPoint
+from ingestd.postgres.verify_source import ReadThrottle, SourceAtPoint
 
 LOOK_LIMIT_S = 60.0
 """How long a look at the catalog for a verification may take."""
@@ -42,7 +42,7 @@ def verify(
     rate_bytes_per_s: float | None,
     shown: int,
     with_values: bool,
-    progress: Progress,
+    progress: VerifyProgress,
 ) -> VerifyReport:
     """Compare a source's tables (those that `patterns` name, or all) with the lake, row by row.
 
@@ -60,7 +60,9 @@ def verify(
         with_values,
     )
     return asyncio.run(
-        _verify(config, source, settings, patterns, chosen, Pace(rate_bytes_per_s), progress)
+        _verify(
+            config, source, settings, patterns, chosen, ReadThrottle(rate_bytes_per_s), progress
+        )
     )
 
 
@@ -70,8 +72,8 @@ async def _verify(  # noqa: PLR0917 - of one source
     settings: PostgresSettings,
     patterns: Sequence[str],
     chosen: VerifySettings,
-    pace: Pace,
-    progress: Progress,
+    pace: ReadThrottle,
+    progress: VerifyProgress,
 ) -> VerifyReport:
 
     where = f"source {name}"
@@ -108,7 +110,7 @@ async def _verify(  # noqa: PLR0917 - of one source
     return VerifyReport(name, lsn, sorted(outcomes, key=lambda o: o.table))
 
 
-def _looks_at(table: TableId, settings: PollingSettings) -> Looks:
+def _looks_at(table: TableId, settings: PollingSettings) -> PollingTolerance:
     controls = settings.controls(table)
     interval_s = settings.interval if controls.interval is None else controls.interval
-    return Looks(interval_s * QUIETEST, controls.detect_deletes)
+    return PollingTolerance(interval_s * QUIETEST, controls.detect_deletes)

@@ -12,7 +12,7 @@ from ingestd.model.lsn import Lsn
 from ingestd.model.printable_text import printable
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import Coverage
-from ingestd.ports.verify import Difference, Kind, Outcome, State
+from ingestd.ports.verify import Difference, Kind, VerifyOutcome, VerifyState
 
 EXIT_EQUAL, EXIT_DIFFERENT, EXIT_NOT_REACHED = 0, 1, 75
 _KINDS = (Kind.MISSING, Kind.EXTRA, Kind.DIFFERENT, Kind.DOUBLED)
@@ -24,20 +24,20 @@ class VerifyReport:
 
     source: str
     lsn: Lsn | None
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[VerifyOutcome]
 
     @property
     def exit_code(self) -> int:
         """0: all that was compared is equal, and something was. 75: try again later."""
         states = {o.state for o in self.outcomes if not _is_left_out(o)}
-        if State.NOT_REACHED in states and State.DIFFERENT not in states:
+        if VerifyState.NOT_REACHED in states and VerifyState.DIFFERENT not in states:
             return EXIT_NOT_REACHED
-        return EXIT_EQUAL if states == {State.EQUAL} else EXIT_DIFFERENT
+        return EXIT_EQUAL if states == {VerifyState.EQUAL} else EXIT_DIFFERENT
 
     def lines(self) -> list[str]:
         """Write it for a person, each table on a line or more."""
         found = [printable(line) for outcome in self.outcomes for line in _lines(outcome)]
-        counts = {state: sum(o.state is state for o in self.outcomes) for state in State}
+        counts = {state: sum(o.state is state for o in self.outcomes) for state in VerifyState}
         told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
         at = "" if self.lsn is None else f" at {self.lsn}"
         return [*found, f"source {self.source}{at}: {told or 'no tables'}"]
@@ -54,7 +54,7 @@ class VerifyReport:
 
 def asked_for(
     coverage: Coverage, settings: SourceSettings, patterns: Sequence[str]
-) -> tuple[list[Table], list[Outcome]]:
+) -> tuple[list[Table], list[VerifyOutcome]]:
     """Choose the tables; outcomes for those that can't be compared. Raises ConfigError."""
 
     def is_chosen(table: TableId) -> bool:
@@ -67,11 +67,15 @@ def asked_for(
     tables = [t for t in coverage.tables if is_chosen(t.id)]
     refused = [r for r in coverage.refused if is_chosen(r.table.id)]
     left_out = [
-        Outcome(str(t), State.NOT_COMPARED, note="only its current rows are kept, read whole")
+        VerifyOutcome(
+            str(t), VerifyState.NOT_COMPARED, note="only its current rows are kept, read whole"
+        )
         for t in read_whole
         if is_chosen(t)
     ]
-    outcomes = [Outcome(str(r.table.id), State.NOT_COMPARED, fault=r.error) for r in refused]
+    outcomes = [
+        VerifyOutcome(str(r.table.id), VerifyState.NOT_COMPARED, fault=r.error) for r in refused
+    ]
     return tables, [*outcomes, *left_out]
 
 
@@ -89,15 +93,15 @@ def _ensure_known(pattern: str, there: Collection[TableId], patterns: Sequence[s
     )
 
 
-def _is_left_out(outcome: Outcome) -> bool:
-    return outcome.state is State.NOT_COMPARED and outcome.fault is None
+def _is_left_out(outcome: VerifyOutcome) -> bool:
+    return outcome.state is VerifyState.NOT_COMPARED and outcome.fault is None
 
 
-def _lines(outcome: Outcome) -> list[str]:
+def _lines(outcome: VerifyOutcome) -> list[str]:
     what = f"{outcome.table}: {outcome.state}"
-    if outcome.state is State.EQUAL:
+    if outcome.state is VerifyState.EQUAL:
         what += f", {outcome.source_rows:,} rows"
-    elif outcome.state is State.DIFFERENT:
+    elif outcome.state is VerifyState.DIFFERENT:
         told = ", ".join(f"{outcome.counts[k]:,} {k}" for k in _KINDS if k in outcome.counts)
         what = (
             f"{what}: {told} ({outcome.source_rows:,} rows in the source,"
@@ -126,7 +130,7 @@ def _named(values: Mapping[str, str | None]) -> str:
     return ", ".join(f"{n}={'null' if v is None else repr(v)}" for n, v in values.items())
 
 
-def _json(outcome: Outcome) -> dict[str, Any]:
+def _json(outcome: VerifyOutcome) -> dict[str, Any]:
     fault = outcome.fault
     return {
         "table": outcome.table,

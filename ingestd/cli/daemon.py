@@ -14,7 +14,7 @@ from ingestd.model.errors import OperatorError
 if TYPE_CHECKING:
     from ingestd.config import Config
     from ingestd.http.client import Endpoint
-    from ingestd.http.daemon_identity import MeantDaemon
+    from ingestd.http.daemon_identity import DaemonIdentity
 
 
 def daemon_address(config: Path | None, url: str | None) -> Endpoint:
@@ -39,14 +39,14 @@ def daemon_address(config: Path | None, url: str | None) -> Endpoint:
     return listen
 
 
-def meant_daemon(config: Config) -> MeantDaemon:
+def meant_daemon(config: Config) -> DaemonIdentity:
     """Say how the daemon of a config is known among others."""
-    from ingestd.http.daemon_identity import MeantDaemon  # noqa: PLC0415
+    from ingestd.http.daemon_identity import DaemonIdentity  # noqa: PLC0415
     from ingestd.postgres.connection.advisory_locks import claim_of  # noqa: PLC0415
 
     told = config.redactor.text
     claims = {name: told(claim_of(settings)) for name, settings in config.sources.items()}
-    return MeantDaemon(told(config.lake.uri), claims)
+    return DaemonIdentity(told(config.lake.uri), claims)
 
 
 def daemon_status(config: Path) -> tuple[dict[str, Any] | None, str]:

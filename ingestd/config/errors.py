@@ -17,7 +17,7 @@ from ingestd.config.interpolation import key_path
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ingestd.config.interpolation import KeyPath, Resolver
+    from ingestd.config.interpolation import Interpolator, KeyPath
 
 _SECRET_KEYS = frozenset({"dsn", "mask_key", "storage_options", "token"})
 _LONGEST_SHOWN = 40
@@ -88,7 +88,7 @@ def problems_of(
     return [p for p in found if not (p.why == _WORDS["missing"] and p.at in meant)]
 
 
-def describe(problems: Sequence[Problem], document: object, resolver: Resolver) -> list[str]:
+def describe(problems: Sequence[Problem], document: object, resolver: Interpolator) -> list[str]:
     """Give one line per problem, in the order found, each with the key's path; no secrets."""
     lines = []
     for problem in problems:
@@ -134,7 +134,7 @@ def _plain(annotation: Any) -> Any:  # noqa: ANN401 - annotations have no common
     return annotation
 
 
-def _shown(problem: Problem, document: object, resolver: Resolver) -> str:
+def _shown(problem: Problem, document: object, resolver: Interpolator) -> str:
     """Quote the value, unless it is or might be a secret."""
     at = problem.at
     referenced = any(at[: len(path)] == path for path in resolver.values)

@@ -19,7 +19,7 @@ from ingestd.config.daemon import (
     MaintenanceSettings,
 )
 from ingestd.config.errors import Problem, describe, problems_of
-from ingestd.config.interpolation import KeyPath, Resolver
+from ingestd.config.interpolation import Interpolator, KeyPath
 from ingestd.config.redaction import Redactor, secrets_in_environment
 from ingestd.config.sources import SourceSettings
 from ingestd.model.errors import ConfigError
@@ -67,7 +67,7 @@ def load_config(
     shows no secret.
     """
     document = _read(path)
-    resolver = Resolver(path.parent, environ)
+    resolver = Interpolator(path.parent, environ)
     resolved = resolver.resolve(document)
     if not isinstance(resolved, dict):
         raise TypeError(resolved)
@@ -141,7 +141,7 @@ def _shared(sources: Mapping[str, SourceSettings]) -> list[Problem]:
     return problems
 
 
-def _hide(config: Config, resolver: Resolver, environ: Mapping[str, str]) -> None:
+def _hide(config: Config, resolver: Interpolator, environ: Mapping[str, str]) -> None:
     """Mask what came by reference in reprs, and tell the redactor every secret."""
     known = [secret for source in config.sources.values() for secret in source.secrets()]
     known += secrets_in_environment(environ)

@@ -14,7 +14,7 @@ KeyPath = tuple[str | int, ...]
 
 
 @dataclass(slots=True)
-class Resolver:
+class Interpolator:
     """Replaces references by what they stand for, and remembers where they were.
 
     `folder`: what relative file paths are relative to. `values`: the value found per key path;

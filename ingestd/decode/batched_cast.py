@@ -16,17 +16,17 @@ from numpy.typing import NDArray
 
 from ingestd.decode.change_batch import CastColumn, Tuples
 from ingestd.decode.values.cast import cast
-from ingestd.decode.values.text_column import Texts
+from ingestd.decode.values.text_column import TextColumn
 from ingestd.model.schema import Column
 
 Wanted = tuple[Tuples, Iterable[Column]]
 """Walked tuples, and the columns that are to be cast of them."""
 
-_Member = tuple[int, str, Texts]
+_Member = tuple[int, str, TextColumn]
 """Index of the tuples, name of the column, its values."""
 
 
-def cast_jointly(wanted: Sequence[Wanted]) -> list[Tuples]:
+def cast_batched(wanted: Sequence[Wanted]) -> list[Tuples]:
     """Give the tuples with the values of these columns, all of one source.
 
     Those that are masked are left to whoever builds the rows.
@@ -48,7 +48,7 @@ def cast_jointly(wanted: Sequence[Wanted]) -> list[Tuples]:
     ]
 
 
-def _cast(parts: Sequence[Texts], to: pa.DataType, *, is_override: bool) -> list[CastColumn]:
+def _cast(parts: Sequence[TextColumn], to: pa.DataType, *, is_override: bool) -> list[CastColumn]:
     """Cast them as one column, give each its part.
 
     In the order in which they lie in the source: where texts begin must grow.
@@ -73,7 +73,7 @@ def _cast(parts: Sequence[Texts], to: pa.DataType, *, is_override: bool) -> list
     return found
 
 
-def _joined(parts: Sequence[Texts]) -> tuple[Texts, NDArray[np.int64]]:
+def _joined(parts: Sequence[TextColumn]) -> tuple[TextColumn, NDArray[np.int64]]:
     """Give all values one after another, and where each part begins, and the last ends."""
     present = heads = None
     if any(part.present is not None for part in parts):
@@ -86,4 +86,4 @@ def _joined(parts: Sequence[Texts]) -> tuple[Texts, NDArray[np.int64]]:
     starts = np.concatenate([part.starts for part in parts])
     lengths = np.concatenate([part.lengths for part in parts])
     bounds = np.cumsum([0, *(len(part) for part in parts)])
-    return Texts(parts[0].source, starts, lengths, present, heads), bounds
+    return TextColumn(parts[0].source, starts, lengths, present, heads), bounds

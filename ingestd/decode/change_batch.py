@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ingestd.decode.values.cast import cast, raw_texts
 from ingestd.decode.values.masks import masked
-from ingestd.decode.values.text_column import Field, Texts
+from ingestd.decode.values.text_column import Field, TextColumn
 from ingestd.model.changes import TableBatch, change_schema
 from ingestd.model.schema import TIMESTAMP, Column, Table
 
@@ -23,7 +23,7 @@ _BEFORE = "_cdc_before."
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class CdcColumns:
     """The `_cdc_*` values that every row has, in row order; `xid` None for snapshot rows."""
 
     op: NDArray[np.uint8]
@@ -42,7 +42,7 @@ class CastColumn:
 
     array: pa.Array
     refused: Rows
-    texts: Texts
+    texts: TextColumn
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class _Raw:
     rows: list[Rows] = field(default_factory=list)
     values: list[pa.StringArray] = field(default_factory=list)
 
-    def add(self, key: str, refused: Texts, rows: Rows) -> None:
+    def add(self, key: str, refused: TextColumn, rows: Rows) -> None:
         self.keys.append(key)
         self.rows.append(rows)
         self.values.append(raw_texts(refused))
@@ -83,7 +83,7 @@ class _Raw:
 
 
 def table_batch(
-    table: Table, places: Places, new: Tuples, old: Tuples | None, nbytes: int
+    table: Table, places: CdcColumns, new: Tuples, old: Tuples | None, nbytes: int
 ) -> TableBatch:
     """Build a table's rows: `new` gives the columns, `old` the rows that have `_cdc_before`.
 
@@ -132,7 +132,7 @@ def _values(column: Column, tuples: Tuples) -> CastColumn | pa.Array | None:
     return cast_column(walked.texts, column)
 
 
-def cast_column(texts: Texts, column: Column) -> CastColumn:
+def cast_column(texts: TextColumn, column: Column) -> CastColumn:
     """Cast the texts to the column's type."""
     array, refused = cast(texts, column.type, is_override=column.is_override)
     return CastColumn(array, refused, texts[refused])

@@ -18,7 +18,7 @@ _VERSION = 3
 """Of what is below. Another one was compiled from another checkout, and is not used."""
 
 
-class Compiled(Protocol):
+class NativeFunctions(Protocol):
     """What `_native.c` has. Arrays are contiguous.
 
     Raises ValueError where arrays are too short, values lie outside their buffer, or there is no
@@ -65,13 +65,13 @@ class Compiled(Protocol):
         """Write the big-endian number of eight bytes at each offset; zeros follow the last byte."""
 
 
-def _load() -> Compiled | None:
+def _load() -> NativeFunctions | None:
     try:
         found = import_module("ingestd.decode._native")
     except ImportError:  # there was no C compiler, or no Python.h
         return None
     is_ours = getattr(found, "VERSION", None) == _VERSION
-    return cast("Compiled", found) if is_ours else None
+    return cast("NativeFunctions", found) if is_ours else None
 
 
 compiled = _load()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
 
-    from ingestd.testing.oracle.comparison import Comparison
+    from ingestd.testing.oracle.comparison import LakeComparison
 
 _LINE_EVERY_S = 5.0
 
@@ -60,7 +60,7 @@ class Screen:
             self.say(f"  rows in the lake: {rows or 'none yet'}")
 
 
-def print_comparisons(console: Console, comparisons: Sequence[Comparison]) -> None:
+def print_comparisons(console: Console, comparisons: Sequence[LakeComparison]) -> None:
     """Print what was compared, and what is wrong if anything is."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("table")

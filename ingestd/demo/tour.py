@@ -34,7 +34,7 @@ from spark_jobs.session import require_spark
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ingestd.testing.oracle.comparison import Comparison
+    from ingestd.testing.oracle.comparison import LakeComparison
 
 SOURCE, SLOT, DATABASE = "shop", "ingestd_shop", "shop"
 SPARK_TABLE, SPARK_KEY = TableId("public", "orders"), "id"
@@ -137,7 +137,7 @@ def _show_until(stage: _Stage, daemon: Daemon, until_s: float) -> None:
         time.sleep(min(_POLL_S, left_s))
 
 
-def _compare(stage: _Stage, transactions: int) -> Sequence[Comparison]:
+def _compare(stage: _Stage, transactions: int) -> Sequence[LakeComparison]:
     stage.screen.say(
         f"\nThe customers left after {transactions:,} transactions and the lake has caught up."
         " Every row of the source against the folded lake:\n"
@@ -152,7 +152,7 @@ def _compare(stage: _Stage, transactions: int) -> Sequence[Comparison]:
     return comparisons
 
 
-def _read_with_spark(stage: _Stage, comparisons: Sequence[Comparison]) -> bool:
+def _read_with_spark(stage: _Stage, comparisons: Sequence[LakeComparison]) -> bool:
     """Let PySpark stream-read a raw table; True also where there is no Spark to do it."""
     try:
         require_spark()

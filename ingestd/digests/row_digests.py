@@ -31,10 +31,10 @@ Given = Callable[[str], "pa.Array | None"]
 AsNewest = Callable[["pa.Array"], "tuple[pa.Array, Mapping[int, str]]"]
 """Gives values of an older type as the newest has them; texts of those it can't hold, by row."""
 Value = Any
-"""What Arrow gives for a value; a `RawText` for one that its column can't hold; None for null."""
+"""What Arrow gives for a value, a `DigestedText` for one its column can't hold, None for null."""
 
 
-class RawText(str):
+class DigestedText(str):
     """The source's text of a value that its column can't hold."""
 
     __slots__ = ()
@@ -141,9 +141,9 @@ def values_of(
             own = kept.to_pylist()
             found = [a if b is None else b for a, b in zip(found, own, strict=True)]
             for row, text in refused.items():
-                found[row] = RawText(text)
+                found[row] = DigestedText(text)
         for row, text in raw.texts(prefix + name).items():
-            found[row] = RawText(text)
+            found[row] = DigestedText(text)
     return found
 
 
@@ -161,10 +161,10 @@ def _as_last(
 
 def value_hashes(values: Sequence[Value], kind: pa.DataType) -> Hashes:
     """Hash values of a column, as `column_digests` does."""
-    plain = [None if isinstance(v, RawText) else v for v in values]
+    plain = [None if isinstance(v, DigestedText) else v for v in values]
     found = column_hashes(pa.array(plain, kind))
     for row, value in enumerate(values):
-        if isinstance(value, RawText):
+        if isinstance(value, DigestedText):
             found[row] = mixed(np.array([text_hash(value)]) ^ _RAW_SALT)[0]
     return found
 

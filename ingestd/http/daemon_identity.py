@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class MeantDaemon:
+class DaemonIdentity:
     """The daemon of a config, told without secrets, as /status does.
 
     `lake`: its URI as written, `claims`: what each source works by.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ingestd.config.units import Address
-    from ingestd.http.daemon_identity import MeantDaemon
+    from ingestd.http.daemon_identity import DaemonIdentity
 
     Status = Mapping[str, Any]
     """As `ingestd.observe.status_json.to_json` gives it."""
@@ -42,7 +42,7 @@ class TableProgress:
     is_over: bool
 
 
-class Display(Protocol):
+class SnapshotDisplay(Protocol):
     """Shows a person how far snapshots are."""
 
     def source(self, line: str) -> None:
@@ -60,7 +60,7 @@ def ask_for_snapshot(
     tables: Sequence[str],
     *,
     where: str | None = None,
-    meant: MeantDaemon | None = None,
+    meant: DaemonIdentity | None = None,
 ) -> Following:
     """Ask the daemon there to read tables anew, or the rows that `where` (SQL) holds for.
 
@@ -79,7 +79,7 @@ def ask_to_cancel(
     source: str,
     tables: Sequence[str],
     *,
-    meant: MeantDaemon | None = None,
+    meant: DaemonIdentity | None = None,
 ) -> Sequence[str]:
     """Ask the daemon there to give up snapshots of tables; gives their names.
 
@@ -99,7 +99,7 @@ def table_names(tables: Sequence[str]) -> list[str]:
         raise ConfigError(str(error)) from error
 
 
-def _status_of(address: Address, meant: MeantDaemon | None) -> Status:
+def _status_of(address: Address, meant: DaemonIdentity | None) -> Status:
     found = fetch_status(address)
     if found is None:
         raise OperatorError(
@@ -111,7 +111,9 @@ def _status_of(address: Address, meant: MeantDaemon | None) -> Status:
     return found
 
 
-def follow(address: Address, following: Following, limit_s: float, display: Display) -> None:
+def follow(
+    address: Address, following: Following, limit_s: float, display: SnapshotDisplay
+) -> None:
     """Show the progress until all rows are in the lake. Raises OperatorError, TransientError."""
     heard = time.monotonic()
     end = heard + limit_s

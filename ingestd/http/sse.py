@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from ingestd.http.status_diff import Redacted, Shown
-from ingestd.observe.history import INTERVAL_S, History
+from ingestd.http.status_diff import RedactionCache, StatusDiff
+from ingestd.observe.history import INTERVAL_S, SourceHistories
 
 if TYPE_CHECKING:
     from ingestd.config.redaction import Redactor
@@ -68,13 +68,13 @@ class EventsFeed:
         now: Callable[[], datetime] = _now,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.history = History()
+        self.history = SourceHistories()
         self._status = status
-        self._redacted = Redacted(redactor)
+        self._redacted = RedactionCache(redactor)
         self._now = now
         self._monotonic = monotonic
         self._readers: set[_Reader] = set()
-        self._shown = Shown(self._redacted)
+        self._shown = StatusDiff(self._redacted)
         self._sample_at = monotonic()
 
     @property
@@ -115,10 +115,10 @@ class EventsFeed:
         if self._readers:
             self._tell()  # so that what comes next is new to all of them
         else:
-            self._shown = Shown(self._redacted)
+            self._shown = StatusDiff(self._redacted)
             self._update(self._shown)
         reader = _Reader(request)
-        reader.put(_event("state", self._update(Shown(self._redacted))))
+        reader.put(_event("state", self._update(StatusDiff(self._redacted))))
         self._readers.add(reader)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         try:
@@ -131,7 +131,7 @@ class EventsFeed:
             self._readers.discard(reader)
         return response
 
-    def _update(self, shown: Shown) -> dict[str, object]:
+    def _update(self, shown: StatusDiff) -> dict[str, object]:
         return shown.update(self._status, self.history, self._now())
 
     def _tell(self) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from ingestd.config.redaction import Redactor
-    from ingestd.observe.history import History
+    from ingestd.observe.history import SourceHistories
     from ingestd.observe.status import DaemonStatus, SourceStatus, TableStatus
 
 _UNSHOWN = {"since", "snapshot_lsn", "snapshot_progress"}
@@ -22,7 +22,7 @@ _UNSHOWN = {"since", "snapshot_lsn", "snapshot_progress"}
 _REMEMBERED = 8192
 
 
-class Redacted:
+class RedactionCache:
     """Takes secrets out of what is told; the same names and times come again every second."""
 
     def __init__(self, redactor: Redactor) -> None:
@@ -34,7 +34,7 @@ class Redacted:
         return {k: self.text(v) if isinstance(v, str) else self.tree(v) for k, v in facts.items()}
 
 
-class Shown:
+class StatusDiff:
     """What was told so far. A new one was told nothing: its first `update` is all there is.
 
     What an update has of a source replaces, fact by fact, what was told before. Of a table it is
@@ -42,12 +42,14 @@ class Shown:
     comparison, and only what is told goes through the redactor.
     """
 
-    def __init__(self, redacted: Redacted) -> None:
+    def __init__(self, redacted: RedactionCache) -> None:
         self._redacted = redacted
         self._sources: dict[str, _ShownSource] = {}
         self._is_ready: bool | None = None
 
-    def update(self, status: DaemonStatus, history: History, now: datetime) -> dict[str, Any]:
+    def update(
+        self, status: DaemonStatus, history: SourceHistories, now: datetime
+    ) -> dict[str, Any]:
         """Give what is new, for JSON: ``sources`` has those only that have something new.
 
         ``removed``: those that are gone.
@@ -74,13 +76,13 @@ class Shown:
 
 
 class _ShownSource:
-    def __init__(self, redacted: Redacted) -> None:
+    def __init__(self, redacted: RedactionCache) -> None:
         self._redacted = redacted
         self._facts: dict[str, Any] = {}
         self._tables: dict[str, Hashable] = {}
         self._points = 0
 
-    def update(self, source: SourceStatus, history: History) -> dict[str, Any]:
+    def update(self, source: SourceStatus, history: SourceHistories) -> dict[str, Any]:
         facts = facts_to_json(source)
         changed = {k: v for k, v in facts.items() if k not in self._facts or v != self._facts[k]}
         self._facts = facts

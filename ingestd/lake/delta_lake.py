@@ -18,7 +18,7 @@ from ingestd.lake.delta.appender import AppendLog
 from ingestd.lake.delta.read import read_batches
 from ingestd.lake.epoch_writer import DeltaEpochWriter
 from ingestd.lake.epochs_table import EpochTable
-from ingestd.lake.fencing import Writer
+from ingestd.lake.fencing import WriterIdentity
 from ingestd.lake.layout import Layout
 from ingestd.lake.marker import note_source, read_marker, removed, require_marker, write_marker
 from ingestd.lake.opening import (
@@ -28,25 +28,25 @@ from ingestd.lake.opening import (
     notices_of,
     refuse_foreign,
 )
-from ingestd.lake.raw_table import Held, RawTable, raw_schema
+from ingestd.lake.raw_table import RawTable, RowRange, raw_schema
 from ingestd.lake.registry_table import RegistryTable
 from ingestd.lake.store.errors import storage_faults, table_fault, unreadable
 from ingestd.lake.store.fsync import Durability
 from ingestd.lake.store.pending_calls import StorageCalls
 from ingestd.lake.store.store import linked, open_store
 from ingestd.lake.table_folders import raw_tables
-from ingestd.lake.threads import Jobs, ahead
+from ingestd.lake.threads import WorkerThreads, ahead
 from ingestd.model.changes import RESERVED_PREFIX, CommittedEpoch, EpochSummary, TableInEpoch
 from ingestd.model.errors import FolderError, OperatorError, TableError, TransientError
 from ingestd.model.lake_state import (
     GONE,
-    Committed,
+    LakeState,
     Notice,
     RegisteredColumn,
     RegisteredTable,
     TableEvent,
     TableState,
-    Unlisted,
+    UnlistedRows,
 )
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Table, TableId, delta_type
@@ -99,7 +99,7 @@ class DeltaLake:
         durability: Durability | None = None,
         now: Callable[[], datetime] = _utc_now,
         before_commit: Callable[[str], None] = _go_on,
-        writer: Writer | None = None,
+        writer: WriterIdentity | None = None,
         is_claimed: bool = True,
         calls: StorageCalls | None = None,
     ) -> None:
@@ -112,10 +112,10 @@ class DeltaLake:
         self.before_commit = before_commit
         is_remote = not self.store.syncs
         self.look_every_s = REMOTE_LOOK_S if is_remote else LOCAL_LOOK_S
-        self.jobs = Jobs(at_once=STORE_WORKERS if is_remote else WORKERS)
-        self.file_jobs = Jobs(at_once=STORE_WORKERS if is_remote else FILE_WORKERS)
+        self.jobs = WorkerThreads(at_once=STORE_WORKERS if is_remote else WORKERS)
+        self.file_jobs = WorkerThreads(at_once=STORE_WORKERS if is_remote else FILE_WORKERS)
         self._checkpoints = self._checkpoint_threads()
-        self._writer = writer or Writer()
+        self._writer = writer or WriterIdentity()
         self._is_claimed = is_claimed
         self._own_logs = tuple(
             AppendLog(self.store, folder, self.layout.app_id(), self._later, writer=self._writer)
@@ -128,14 +128,14 @@ class DeltaLake:
         self._registry_lock = asyncio.Lock()
         self._raw: dict[TableId, RawTable] = {}
         self._damaged: dict[TableId, TableError] = {}
-        self._held: dict[TableId, Held] = {}
+        self._held: dict[TableId, RowRange] = {}
         self._writers: list[DeltaEpochWriter] = []
         self._is_open = False
         self._lake: str | None = None
 
     # --- the port ---------------------------------------------------------------------------
 
-    async def open(self) -> Committed:
+    async def open(self) -> LakeState:
         """Read what the lake holds; forget all that was not committed. Creates nothing.
 
         Raises OperatorError or TransientError (storage); OperatorError also if another took over
@@ -244,7 +244,7 @@ class DeltaLake:
                     yield batch
 
     async def last_claim(self) -> str | None:
-        """Name the claim of who wrote last, as `Writer.other_claim`. Reads `_epochs` alone.
+        """Name the claim of who wrote last, as `WriterIdentity.other_claim`. Reads `_epochs` alone.
 
         Raises OperatorError, TransientError.
         """
@@ -258,7 +258,7 @@ class DeltaLake:
     # --- loading ----------------------------------------------------------------------------
 
     async def load(
-        self, table: Table, fragments: Sequence[Fragment], watermark: Lsn, held: Held
+        self, table: Table, fragments: Sequence[Fragment], watermark: Lsn, held: RowRange
     ) -> None:
         """Append rows that others have written, in one commit.
 
@@ -395,7 +395,7 @@ class DeltaLake:
         at_once = CHECKPOINT_WORKERS if self.store.syncs else STORE_CHECKPOINT_WORKERS
         return ThreadPoolExecutor(at_once, "checkpoint")
 
-    def _load(self) -> Committed:
+    def _load(self) -> LakeState:
         mends = self._is_claimed
         self._lake = read_marker(self.store)
         self.store.needs_marker = self._lake is not None
@@ -422,7 +422,7 @@ class DeltaLake:
             for log in self._own_logs:
                 log.settle()
         has_something = self._epochs.exists or self._registry.exists or self._raw
-        return Committed(
+        return LakeState(
             removed=None if has_something else removed(self.store, self.layout.root, self._lake),
             epoch=self._epochs.last_epoch,
             position=self._epochs.position,
@@ -569,11 +569,11 @@ class DeltaLake:
         listed = self._epochs.listed() if absent else {}
         return frozenset(table for table in absent if str(table) in listed)
 
-    def _beyond(self) -> dict[TableId, Held]:
+    def _beyond(self) -> dict[TableId, RowRange]:
         """Look for rows of the next epoch, in tables that are complete up to the last one's end."""
         end, number = self._epochs.end_lsn, self._epochs.last_epoch + 1
 
-        def held(raw: RawTable) -> Held | None:
+        def held(raw: RawTable) -> RowRange | None:
             is_beyond = raw.watermark is not None and (end is None or raw.watermark >= end)
             return raw.held_of(number) if is_beyond else None
 
@@ -618,10 +618,12 @@ class DeltaLake:
             ]
 
 
-def _unlisted(held: Collection[Held]) -> Unlisted | None:
+def _unlisted(held: Collection[RowRange]) -> UnlistedRows | None:
     if not held:
         return None
-    return Unlisted(min(h.first for h in held), max(h.reach for h in held), max(h.at for h in held))
+    return UnlistedRows(
+        min(h.first for h in held), max(h.reach for h in held), max(h.at for h in held)
+    )
 
 
 def _id(entry: TableInEpoch) -> TableId:

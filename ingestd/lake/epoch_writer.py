@@ -14,7 +14,7 @@ import pyarrow as pa
 from ingestd.lake.parquet_writer import FragmentSink, FragmentWriter
 from ingestd.lake.raw_table import RawTable, statistics_columns
 from ingestd.lake.store.store import Store
-from ingestd.lake.threads import Jobs, together
+from ingestd.lake.threads import WorkerThreads, together
 from ingestd.model.changes import (
     EPOCH_FIELD,
     CommittedEpoch,
@@ -25,7 +25,7 @@ from ingestd.model.changes import (
 from ingestd.model.errors import FolderError, IngestdError, TableError, TransientError
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Table, TableId
-from ingestd.ports import Fragment, Stop
+from ingestd.ports import Fragment, StoppedTables
 from ingestd.process.memory import Trimming
 
 T = TypeVar("T")
@@ -36,12 +36,12 @@ _FOOTERS, _PARTS = 0.5, 1.5
 they are sent in parts, for those too."""
 
 
-class OwningLake(Protocol):
+class EpochHost(Protocol):
     """What an epoch needs of its lake."""
 
     store: Store
-    jobs: Jobs
-    file_jobs: Jobs
+    jobs: WorkerThreads
+    file_jobs: WorkerThreads
     buffer_bytes: int
     trimming: Trimming
     now: Callable[[], datetime]
@@ -74,7 +74,7 @@ class OwningLake(Protocol):
 
 
 @dataclass(slots=True)
-class _Part:
+class _TablePart:
     """A table's part of the epoch. `schema`: what the raw table must have to take it.
 
     `resume`: the newest of its batches, None if none has one.
@@ -91,12 +91,12 @@ class DeltaEpochWriter:
     """An epoch of a `DeltaLake`; `previous` is the one being committed when this began, if any."""
 
     def __init__(
-        self, lake: OwningLake, number: int, previous: DeltaEpochWriter | None = None
+        self, lake: EpochHost, number: int, previous: DeltaEpochWriter | None = None
     ) -> None:
         self._lake = lake
         self._number = number
         self._previous = previous
-        self._parts: dict[TableId, _Part] = {}
+        self._parts: dict[TableId, _TablePart] = {}
         self._taken: dict[TableId, int] = {}
         self._failed: list[TableError] = []
         self._unchecked_bytes = 0
@@ -132,7 +132,9 @@ class DeltaEpochWriter:
         schema = raw.admit(rows.schema)
         part = self._parts.get(table)
         if part is None:
-            part = self._parts[table] = _Part(raw, batch.table, schema, self._fragments(batch, raw))
+            part = self._parts[table] = _TablePart(
+                raw, batch.table, schema, self._fragments(batch, raw)
+            )
         part.table, part.schema = batch.table, schema
         if batch.resume is not None:
             part.resume = batch.resume
@@ -154,7 +156,9 @@ class DeltaEpochWriter:
             with contextlib.suppress(FolderError):  # files that no log names: VACUUM removes them
                 await part.sink.abort()
 
-    async def commit(self, summary: EpochSummary, stop: Stop | None = None) -> CommittedEpoch:
+    async def commit(
+        self, summary: EpochSummary, stop: StoppedTables | None = None
+    ) -> CommittedEpoch:
         """Make all tables' rows durable, then the epoch's row in `_epochs` (I1).
 
         An epoch all of whose tables failed has a row too, without tables and rows. Its number can't
@@ -255,20 +259,20 @@ class DeltaEpochWriter:
 
     # --- committing -------------------------------------------------------------------------
 
-    async def _finish(self) -> list[tuple[_Part, Sequence[Fragment]]]:
+    async def _finish(self) -> list[tuple[_TablePart, Sequence[Fragment]]]:
         parts = list(self._parts.values())
         finished = await together(self._unless_failed(p, p.sink.finish()) for p in parts)
         found = zip(parts, finished, strict=True)
         return [(part, files) for part, files in found if files is not None]
 
-    async def _of_table(self, part: _Part, work: Awaitable[T]) -> T:
+    async def _of_table(self, part: _TablePart, work: Awaitable[T]) -> T:
         """Do it; a fault at the table's folder is raised as the table's (I8)."""
         try:
             return await work
         except FolderError as error:
             raise self._lake.set_damaged(part.raw.id, error) from error
 
-    async def _unless_failed(self, part: _Part, work: Awaitable[T]) -> T | None:
+    async def _unless_failed(self, part: _TablePart, work: Awaitable[T]) -> T | None:
         """Do it; None, and the table is to be stopped, if it fails at the table's folder."""
         try:
             return await self._of_table(part, work)
@@ -280,7 +284,7 @@ class DeltaEpochWriter:
                 await part.sink.abort()
             return None
 
-    async def _finish_or_remove(self) -> list[tuple[_Part, Sequence[Fragment]]]:
+    async def _finish_or_remove(self) -> list[tuple[_TablePart, Sequence[Fragment]]]:
         """Finish the fragments; if that fails (a full disk) leave none behind."""
         try:
             return await self._finish()
@@ -301,7 +305,7 @@ class DeltaEpochWriter:
             )
 
     async def _commit_tables(
-        self, fragments: Sequence[tuple[_Part, Sequence[Fragment]]], summary: EpochSummary
+        self, fragments: Sequence[tuple[_TablePart, Sequence[Fragment]]], summary: EpochSummary
     ) -> tuple[TableInEpoch, ...]:
         await self._make_tables()
         tables = await together(
@@ -331,20 +335,20 @@ class DeltaEpochWriter:
             await self._lake.vouch()
 
     def _commit_table(
-        self, part: _Part, fragments: Sequence[Fragment], end_lsn: Lsn
+        self, part: _TablePart, fragments: Sequence[Fragment], end_lsn: Lsn
     ) -> TableInEpoch:
         self._lake.before_commit(str(part.raw.id))
         version = part.raw.commit(part.table, part.schema, fragments, end_lsn, part.resume)
         return TableInEpoch(part.raw.id, version, part.sink.rows)
 
 
-async def _refuse_or_stop(errors: Sequence[TableError], stop: Stop | None) -> None:
+async def _refuse_or_stop(errors: Sequence[TableError], stop: StoppedTables | None) -> None:
     if stop is None:
         raise errors[0]
     await stop(errors)
 
 
-async def _abort(parts: Iterable[_Part]) -> None:
+async def _abort(parts: Iterable[_TablePart]) -> None:
     """Remove what all of them wrote; if that fails for some, raise the first fault at the end."""
     fault: IngestdError | None = None
     for part in parts:

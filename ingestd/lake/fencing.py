@@ -13,7 +13,7 @@ _SLOT = re.compile(r"slot '([a-z0-9_]+)'")
 _ROLE = re.compile(r"""\Apolling as role (?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""")
 
 
-class Writer:
+class WriterIdentity:
     """One process's work on a source, from when it is built until it is built anew.
 
     `claim`: names the claim for people: the slot, then where its database is. `name`: what commits

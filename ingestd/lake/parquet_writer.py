@@ -18,7 +18,7 @@ from ingestd.failpoints import reach
 from ingestd.lake.delta.statistics import file_statistics
 from ingestd.lake.store.errors import storage_faults
 from ingestd.lake.store.store import Store
-from ingestd.lake.threads import Jobs
+from ingestd.lake.threads import WorkerThreads
 from ingestd.ports import Fragment
 
 T = TypeVar("T")
@@ -231,12 +231,16 @@ class FragmentSink:
     """
 
     def __init__(
-        self, writer: FragmentWriter, *, buffer_bytes: int = 64 << 20, jobs: Jobs | None = None
+        self,
+        writer: FragmentWriter,
+        *,
+        buffer_bytes: int = 64 << 20,
+        jobs: WorkerThreads | None = None,
     ) -> None:
         self._writer = writer
         self._buffer_bytes = buffer_bytes
         self._waiting: list[pa.RecordBatch] = []
-        self._jobs = Jobs(at_once=1, within=jobs)
+        self._jobs = WorkerThreads(at_once=1, within=jobs)
         self._ahead: asyncio.Task[None] | None = None
         self._is_over = False
         self._queued_bytes = 0

@@ -51,7 +51,7 @@ def statistics_columns(table: Table) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class RowRange:
     """Rows of one epoch: how many, lowest and highest `_cdc_lsn`, the latest `_cdc_ts` (aware)."""
 
     rows: int
@@ -59,9 +59,9 @@ class Held:
     reach: Lsn
     at: datetime
 
-    def with_more(self, other: Held) -> Held:
+    def with_more(self, other: RowRange) -> RowRange:
         """Give both together."""
-        return Held(
+        return RowRange(
             self.rows + other.rows,
             min(self.first, other.first),
             max(self.reach, other.reach),
@@ -99,12 +99,12 @@ class RawTable:
         self.watermark = None if version is None else Lsn(version)
         self.resume = self.log.resume()
 
-    def held_of(self, epoch: int) -> Held | None:
+    def held_of(self, epoch: int) -> RowRange | None:
         """Look for the rows that the lake has of an epoch; None if it has none. Blocks.
 
         By the files' statistics, where a file has rows of one epoch only: a load may be large.
         """
-        found: list[Held] = []
+        found: list[RowRange] = []
 
         def is_to_be_read(statistics: Mapping[str, Any]) -> bool:
             low, high = statistics.get("minValues", {}), statistics.get("maxValues", {})
@@ -116,7 +116,7 @@ class RawTable:
             if first < last or not {"_cdc_lsn", "_cdc_ts"} <= high.keys() & low.keys():
                 return True
             lsns = Lsn(low["_cdc_lsn"]), Lsn(high["_cdc_lsn"])
-            found.append(Held(statistics["numRecords"], *lsns, _time(high["_cdc_ts"])))
+            found.append(RowRange(statistics["numRecords"], *lsns, _time(high["_cdc_ts"])))
             return False
 
         present = self.log.schema()
@@ -127,10 +127,10 @@ class RawTable:
             rows = part.filter(pc.equal(part[_EPOCH], epoch))
             if rows.num_rows:
                 lsns = Lsn(pc.min(rows["_cdc_lsn"]).as_py()), Lsn(pc.max(rows["_cdc_lsn"]).as_py())
-                found.append(Held(rows.num_rows, *lsns, pc.max(rows["_cdc_ts"]).as_py()))
+                found.append(RowRange(rows.num_rows, *lsns, pc.max(rows["_cdc_ts"]).as_py()))
         if not found:
             return None
-        return reduce(Held.with_more, found)
+        return reduce(RowRange.with_more, found)
 
     def files(self) -> frozenset[str]:
         """Give the paths of its data files. Blocks."""

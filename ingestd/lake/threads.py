@@ -17,13 +17,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Jobs:
+class WorkerThreads:
     """Work begun by one owner, from one event loop, in at most `at_once` threads of its own.
 
     `within`: another's threads instead, whose `settle` waits for this work too.
     """
 
-    def __init__(self, *, at_once: int, within: Jobs | None = None) -> None:
+    def __init__(self, *, at_once: int, within: WorkerThreads | None = None) -> None:
         self._running: set[asyncio.Future[Any]] = set()
         self._slots = asyncio.Semaphore(at_once)
         self._at_once = at_once

@@ -144,7 +144,7 @@ def registered(event: TableEvent, before: RegisteredTable | None) -> RegisteredT
 
 
 @dataclass(frozen=True, slots=True)
-class Unlisted:
+class UnlistedRows:
     """Rows that the lake has beyond its last epoch: no row of `_epochs` says so yet.
 
     `first`, `reach`: the lowest and the highest position (`_cdc_lsn`) among them; `at`: the latest
@@ -170,7 +170,7 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class LakeState:
     """What the lake durably holds of a source.
 
     `epoch`: number of the last epoch, 0 if none. `position`: where streaming goes on: the end_lsn
@@ -189,7 +189,7 @@ class Committed:
     watermarks: Mapping[TableId, Lsn] = field(default_factory=dict)
     tables: Mapping[TableId, RegisteredTable] = field(default_factory=dict)
     origin: str | None = None
-    unlisted: Unlisted | None = None
+    unlisted: UnlistedRows | None = None
     gone: frozenset[TableId] = frozenset()
     damaged: Mapping[TableId, TableError] = field(default_factory=dict)
     notices: tuple[Notice, ...] = ()

@@ -20,7 +20,7 @@ _XIDS = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
-class Visibility:
+class PgSnapshot:
     """A snapshot, by 64-bit transaction ids: seen is what is below `xmax` and not in `running`.
 
     `running`: ids of transactions below `xmax` that have not ended for this snapshot, however far
@@ -33,7 +33,7 @@ class Visibility:
     running: frozenset[int] = frozenset()
 
     @classmethod
-    def parse(cls, text: str) -> Visibility:
+    def parse(cls, text: str) -> PgSnapshot:
         """Read the text of a pg_snapshot: ``xmin:xmax:xip,xip``. Raises ValueError."""
         xmin, xmax, running = text.split(":")
         return cls(int(xmin), int(xmax), frozenset(int(x) for x in running.split(",") if x))

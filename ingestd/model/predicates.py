@@ -25,7 +25,7 @@ Operator = Literal["=", "<>", "<", "<=", ">", ">="]
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ColumnPredicate:
     """`column` `operator` `value`."""
 
     column: str
@@ -55,7 +55,7 @@ class NotNull:
     column: str
 
 
-Predicate = Comparison | OneOf | IsNull | NotNull
+Predicate = ColumnPredicate | OneOf | IsNull | NotNull
 
 _COMPARE: Mapping[Operator, Callable[[Any, Any], Any]] = MappingProxyType(
     {
@@ -85,7 +85,7 @@ def kept(rows: pa.RecordBatch, predicates: Sequence[Predicate]) -> pa.RecordBatc
 def _expression(predicate: Predicate) -> pc.Expression:
     field = pc.field(predicate.column)
     match predicate:
-        case Comparison(_, chosen, value):
+        case ColumnPredicate(_, chosen, value):
             return _COMPARE[chosen](field, value)
         case OneOf(_, values):
             nothing = pc.scalar(False)  # noqa: FBT003 - SQL's false

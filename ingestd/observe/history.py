@@ -21,7 +21,7 @@ _MEASURED = {SourceState.SNAPSHOTTING, SourceState.STREAMING}
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class HistoryPoint:
     """A source at one time. None where it was not measured, or nothing happened to measure.
 
     `rows_per_s`, and the quantiles of freshness in seconds, are those since the point before.
@@ -39,7 +39,7 @@ class Point:
 class SourceHistory:
     """The points of one source, oldest first; `added`: how many there ever were."""
 
-    points: deque[Point] = field(default_factory=lambda: deque(maxlen=POINTS_KEPT))
+    points: deque[HistoryPoint] = field(default_factory=lambda: deque(maxlen=POINTS_KEPT))
     added: int = 0
     _before: tuple[datetime, int, int] | None = None
 
@@ -56,7 +56,7 @@ class SourceHistory:
             p99 = source.freshness.quantile_since(seen, 0.99)
         self._before = (now, source.rows, source.freshness.seen)
         self.points.append(
-            Point(
+            HistoryPoint(
                 now,
                 source.lag_bytes if is_measured else None,
                 source.lag_seconds if is_measured else None,
@@ -67,13 +67,13 @@ class SourceHistory:
         )
         self.added += 1
 
-    def since(self, added: int) -> list[Point]:
+    def since(self, added: int) -> list[HistoryPoint]:
         """Give the points that came after the first `added`, as far as they are kept."""
         new = min(self.added - added, len(self.points))
         return list(self.points)[len(self.points) - new :]
 
 
-class History:
+class SourceHistories:
     """The histories of all sources, by name. One event loop calls all of it."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class History:
         return self._sources.setdefault(source, SourceHistory())
 
 
-def columns(points: Iterable[Point]) -> dict[str, list[float | None]]:
+def columns(points: Iterable[HistoryPoint]) -> dict[str, list[float | None]]:
     """Give points for JSON, a list for each figure; `at`: milliseconds since 1970 UTC."""
     held = list(points)
     return {

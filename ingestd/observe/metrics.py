@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics import MetricWrapperBase
 
     from ingestd.model.lsn import Lsn
-    from ingestd.ports import Lag
+    from ingestd.ports import CaptureLag
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -101,14 +101,14 @@ class Metrics:
 
     # --- positions ---
 
-    def lag(self, source: str, lag: Lag, lag_seconds: float | None) -> None:
+    def lag(self, source: str, lag: CaptureLag, lag_seconds: float | None) -> None:
         """Take a measured lag; what the server does not tell becomes NaN."""
         self._lag_bytes.labels(source).set(_known(lag.lag_bytes))
         self._lag_seconds.labels(source).set(_known(lag_seconds))
         self._retained.labels(source).set(_known(lag.retained_bytes))
         self._safe.labels(source).set(_known(lag.safe_bytes))
 
-    def held(self, source: str, lag: Lag) -> None:
+    def held(self, source: str, lag: CaptureLag) -> None:
         """Take what is kept for a source that reads nothing: how old its changes are is not known.
 
         No series of that, so nothing that is about delivery is told by it.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ingestd.model.errors import IngestdError
     from ingestd.model.lake_state import Notice
     from ingestd.model.lsn import Lsn
-    from ingestd.ports import Lag
+    from ingestd.ports import CaptureLag
 
 
 DROPPED_SHOWN_FOR = timedelta(days=1)
@@ -254,7 +254,9 @@ class SourceStatus:
         """Take what the source was told it may discard."""
         self.confirmed_lsn = position
 
-    def measured(self, lag: Lag, lag_seconds: float | None, now: datetime | None = None) -> None:
+    def measured(
+        self, lag: CaptureLag, lag_seconds: float | None, now: datetime | None = None
+    ) -> None:
         """Take a measured lag."""
         self.lag_at = now
         self.lag_bytes = lag.lag_bytes

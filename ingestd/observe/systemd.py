@@ -62,7 +62,7 @@ class ServiceManager:
             sender.send("\n".join(assignments).encode())
 
 
-class Telling:
+class SystemdNotifier:
     """What was told and what is to be told; `now`: of a clock that only goes forward, seconds."""
 
     def __init__(
@@ -108,11 +108,11 @@ class Telling:
         return found
 
 
-class Reloads:
+class ReloadNotifier:
     """Tells when a reload begins and ends; to nobody where there is no service manager."""
 
     def __init__(
-        self, manager: ServiceManager | None = None, telling: Telling | None = None
+        self, manager: ServiceManager | None = None, telling: SystemdNotifier | None = None
     ) -> None:
         self._manager = manager
         self._telling = telling
@@ -142,26 +142,26 @@ async def telling_service_manager(
     *,
     paused: Callable[[], list[str]] = list,
     environment: Mapping[str, str] = os.environ,
-) -> AsyncIterator[Reloads]:
+) -> AsyncIterator[ReloadNotifier]:
     """Tell the service manager, if there is one, for as long as this is entered.
 
     `stop`: set when the daemon begins to stop. `paused`: what is paused, and means no fault.
     """
     manager = ServiceManager.of(environment, os.getpid())
     if manager is None:
-        yield Reloads()
+        yield ReloadNotifier()
         return
-    telling = Telling(readiness, redactor, time.monotonic(), paused=paused)
+    telling = SystemdNotifier(readiness, redactor, time.monotonic(), paused=paused)
     task = asyncio.create_task(_tell(manager, telling, stop), name="service manager")
     try:
-        yield Reloads(manager, telling)
+        yield ReloadNotifier(manager, telling)
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
 
 
-async def _tell(manager: ServiceManager, telling: Telling, stop: asyncio.Event) -> None:
+async def _tell(manager: ServiceManager, telling: SystemdNotifier, stop: asyncio.Event) -> None:
     log = structlog.get_logger("ingestd")
     sign = [] if manager.watchdog_s is None else ["WATCHDOG=1"]
     # systemd advises half of the period at the most

@@ -11,13 +11,13 @@ from ingestd.model.errors import TableChangedError, TableError, TableReplacedErr
 from ingestd.model.incomplete_rows import has_incomplete, incomplete_row
 from ingestd.model.lake_state import TableEvent, TableState
 from ingestd.model.lsn import ZERO, Lsn
-from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.schema import Table, TableId
-from ingestd.pipeline.dedup_window import Delivered, Touched
+from ingestd.pipeline.dedup_window import DedupWindow, RecentXids
 from ingestd.pipeline.filling_epoch import FillingEpoch
-from ingestd.pipeline.snapshot_queue import FromReader, Page, SplitGiven
-from ingestd.pipeline.table_set import TableBook, stopped
-from ingestd.pipeline.telemetry.source import Watch
+from ingestd.pipeline.snapshot_queue import Page, SnapshotWork, SplitDone
+from ingestd.pipeline.table_set import TableSet, stopped
+from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.ports import Sink
 
 ALTERED_LIMIT = 5
@@ -25,7 +25,7 @@ ALTERED_LIMIT = 5
 AGAIN_LIMIT_S = 30.0
 
 
-class Intake:
+class EpochAppender:
     """Appends to epochs, and records in `_tables` what becomes of the tables.
 
     `wanted` is set when a table is to be read anew. `delivered`: what the stream brought, until
@@ -33,25 +33,25 @@ class Intake:
     """
 
     def __init__(
-        self, sink: Sink, book: TableBook, watch: Watch, monotonic: Callable[[], float]
+        self, sink: Sink, book: TableSet, watch: SourceTelemetry, monotonic: Callable[[], float]
     ) -> None:
         self._sink = sink
         self._book = book
         self._watch = watch
         self._monotonic = monotonic
         self.wanted = asyncio.Event()
-        self._touched: dict[TableId, dict[int, Touched]] = {}
-        self.delivered = Delivered()
+        self._touched: dict[TableId, dict[int, DedupWindow]] = {}
+        self.delivered = RecentXids()
         self.hurry_to = ZERO
         self._done: dict[int, set[str]] = {}
 
-    async def take(self, epoch: FillingEpoch, work: Chunk | FromReader) -> None:
+    async def take(self, epoch: FillingEpoch, work: Chunk | SnapshotWork) -> None:
         """Append what the stream or the reader of a snapshot gave."""
         if isinstance(work, Chunk):
             await self._take_chunk(epoch, work)
         elif isinstance(work, Page):
             await self._take_page(epoch, work)
-        elif isinstance(work, SplitGiven):
+        elif isinstance(work, SplitDone):
             epoch.splits.append(work)
             self._pass_floor(work)
         else:
@@ -92,13 +92,13 @@ class Intake:
         self._watch.reading_failed(error, delay_s)
         asyncio.get_running_loop().call_later(delay_s, self.wanted.set)
 
-    def begin_chunks(self, table: Table, load: int, floor: Visibility) -> Touched:
+    def begin_chunks(self, table: Table, load: int, floor: PgSnapshot) -> DedupWindow:
         """Note from now on what the stream brings of a table, until the reading's `Loaded`."""
-        touched = Touched(table, floor, self.delivered.of(table.id))
+        touched = DedupWindow(table, floor, self.delivered.of(table.id))
         self._touched.setdefault(table.id, {})[load] = touched
         return touched
 
-    def _pass_floor(self, split: SplitGiven) -> None:
+    def _pass_floor(self, split: SplitDone) -> None:
         if split.oldest is not None:
             for readings in self._touched.values():
                 for load in readings.keys() & set(split.loads):

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from ingestd.model.changes import TRUNCATE, TableBatch
 from ingestd.model.keys import Key, key_rows, new_keys, old_keys
 from ingestd.model.lsn import Lsn
-from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.schema import Table, TableId
 
 Ints = NDArray[np.int64]
@@ -57,7 +57,7 @@ class _Changes:
         )
 
 
-class Touched:
+class DedupWindow:
     """One table's changes since its reading began, as far as chunks to come need them.
 
     `floor`: a snapshot older than any chunk's; what it sees every chunk sees. Memory: the keys of
@@ -66,7 +66,7 @@ class Touched:
     now, which can't be compared with those of before.
     """
 
-    def __init__(self, table: Table, floor: Visibility, before: Ints) -> None:
+    def __init__(self, table: Table, floor: PgSnapshot, before: Ints) -> None:
         self._key = table.identifying
         self._floor = floor
         self._before = before
@@ -105,7 +105,7 @@ class Touched:
             if self._unsent_rows > MOST_UNSENT:  # the same ones again and again, it may be
                 self._again |= self._take_unsent(sys.maxsize)
 
-    def is_settled(self, point: Lsn, seen: Visibility) -> bool:
+    def is_settled(self, point: Lsn, seen: PgSnapshot) -> bool:
         """Whether chunks may begin: this snapshot, and so each to come, sees all below `point`.
 
         And whatever was delivered before this began, of which the keys are not known.
@@ -117,14 +117,14 @@ class Touched:
         self._is_closed = True
         self._again |= self._take_unsent(sys.maxsize)
 
-    def pass_floor(self, seen: Visibility) -> None:
+    def pass_floor(self, seen: PgSnapshot) -> None:
         """Take that no chunk to come is older than this snapshot."""
         self._floor = seen
         changes, self._changes = self._changes, []
         for part in changes:
             self._keep(part.where(~seen.sees(part.xids)))
 
-    def overtaken(self, position: Lsn, seen: Visibility) -> set[Key]:
+    def overtaken(self, position: Lsn, seen: PgSnapshot) -> set[Key]:
         """Give the keys whose changes lie below `position` and are not seen there."""
         found: set[Key] = set()
         for part in self._changes:
@@ -133,7 +133,7 @@ class Touched:
                 found.update(part.where(mask).keys())
         return found
 
-    def fresh(self, page: TableBatch, position: Lsn, seen: Visibility) -> TableBatch:
+    def fresh(self, page: TableBatch, position: Lsn, seen: PgSnapshot) -> TableBatch:
         """Give rows that a chunk read, without those whose newer changes lie below them."""
         self.is_void |= page.table.identifying != self._key
         overtaken = self.overtaken(position, seen)
@@ -178,10 +178,10 @@ class Touched:
             self._changes.append(changes)
 
 
-class Delivered:
+class RecentXids:
     """Transactions that the stream has delivered of each table, until a snapshot sees them.
 
-    A table's reading must not begin before: `Touched` knows only what comes after its start.
+    A table's reading must not begin before: `DedupWindow` knows only what comes after its start.
     """
 
     def __init__(self) -> None:
@@ -199,7 +199,7 @@ class Delivered:
         """How many are remembered."""
         return sum(len(part) for parts in self._xids.values() for part in parts)
 
-    def forget(self, seen: Visibility) -> None:
+    def forget(self, seen: PgSnapshot) -> None:
         """Take that a snapshot sees what it sees, and all later ones do."""
         for name, parts in list(self._xids.items()):
             xids = np.unique(np.concatenate(parts))

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from ingestd.model.changes import Chunk, EpochSummary, TableBatch
 from ingestd.model.errors import TableError
-from ingestd.model.lake_state import Unlisted
+from ingestd.model.lake_state import UnlistedRows
 from ingestd.model.lsn import ZERO, Lsn
 from ingestd.model.schema import TableId
-from ingestd.pipeline.snapshot_queue import SplitGiven
+from ingestd.pipeline.snapshot_queue import SplitDone
 from ingestd.ports import EpochWriter
 
 COMMIT_TIMES_KEPT = 1 << 20
@@ -32,7 +32,7 @@ class EpochPolicy:
 
 
 @dataclass(slots=True)
-class Tally:
+class RowTally:
     """Rows of one table taken into an epoch: per `_cdc_op`; values per key of `_cdc_raw`.
 
     `raw_types`: the type of the column that could not hold them, per key.
@@ -92,13 +92,13 @@ class FillingEpoch:
     holds_rows_read: bool = False
     lists_more: bool = False
     loads: list[int] = field(default_factory=list)
-    splits: list[SplitGiven] = field(default_factory=list)
+    splits: list[SplitDone] = field(default_factory=list)
     awaits: set[int] = field(default_factory=set)
     patience_bytes: int = 0
     transactions: int = 0
     replicated: int = 0
     commit_times: list[NDArray[np.int64]] = field(default_factory=list)
-    tallies: dict[TableId, Tally] = field(default_factory=dict)
+    tallies: dict[TableId, RowTally] = field(default_factory=dict)
 
     async def append(self, batch: TableBatch, *, is_read: bool = False) -> None:
         """Give rows to the writer and count them. Raises TableError as the writer does."""
@@ -106,9 +106,9 @@ class FillingEpoch:
             await self.writer.append(batch, is_read=is_read)
         except TableError as error:
             if error.table != batch.table.id:  # the writer has these rows
-                self.tallies.setdefault(batch.table.id, Tally()).count(batch.rows)
+                self.tallies.setdefault(batch.table.id, RowTally()).count(batch.rows)
             raise
-        self.tallies.setdefault(batch.table.id, Tally()).count(batch.rows)
+        self.tallies.setdefault(batch.table.id, RowTally()).count(batch.rows)
 
     async def discard(self, table: TableId) -> None:
         """Forget the rows of a table."""
@@ -142,7 +142,7 @@ class FillingEpoch:
         if self.opened_at is None and self.has_rows:
             self.opened_at = now
 
-    def list_more(self, unlisted: Unlisted) -> None:
+    def list_more(self, unlisted: UnlistedRows) -> None:
         """Note rows that the lake has already and that are this epoch's."""
         self.lists_more = True
         self.first_lsn = unlisted.first

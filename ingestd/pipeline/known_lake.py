@@ -24,7 +24,7 @@ import asyncio
 from dataclasses import dataclass, field, replace
 
 from ingestd.model.errors import LakeLostError
-from ingestd.model.lake_state import Committed
+from ingestd.model.lake_state import LakeState
 from ingestd.model.lsn import Lsn
 from ingestd.ports import ChangeCapture, Continuity, LakeLost, Sink
 
@@ -48,7 +48,7 @@ class KnownLake:
     found: asyncio.Event = field(default_factory=asyncio.Event)
     lost: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def difference(self, committed: Committed) -> str | None:
+    def difference(self, committed: LakeState) -> str | None:
         """Say why this is not the lake that this process wrote; None if it may be."""
         if self.lake is not None and committed.lake not in {None, self.lake}:
             return f"it is another lake: its id is {committed.lake}, and was {self.lake}"
@@ -134,7 +134,7 @@ class LakeRoot:
         return [name for name, why in self._said.items() if why is not None and name != source]
 
 
-async def look(sink: Sink, capture: ChangeCapture) -> tuple[Committed, Continuity]:
+async def look(sink: Sink, capture: ChangeCapture) -> tuple[LakeState, Continuity]:
     """Read the lake, and ask the source about it. Changes nothing; needs no claim.
 
     Without a claim, or before the fence, somebody may commit and confirm between the two: then the

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from ingestd.model.changes import CommittedEpoch
 from ingestd.model.errors import IngestdError
-from ingestd.pipeline.telemetry.maintenance import MaintenanceWatch, Totals
+from ingestd.pipeline.telemetry.maintenance import MaintenanceTelemetry, Totals
 from ingestd.ports import LakeMaintenance
 
 CLEAN_INTERVAL_S = 3600.0
@@ -51,7 +51,7 @@ class Maintainer:
         self,
         lake: LakeMaintenance,
         schedule: MaintenanceSchedule,
-        watch: MaintenanceWatch,
+        watch: MaintenanceTelemetry,
         turn: asyncio.Semaphore,
         *,
         monotonic: Callable[[], float] = time.monotonic,

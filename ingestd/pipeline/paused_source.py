@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ingestd.model.errors import IngestdError
 from ingestd.pipeline.pipeline import MONITOR_INTERVAL_S
-from ingestd.pipeline.telemetry.source import Watch
+from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.ports import ChangeCapture, Sink
 
 RETRY_S = 15.0
@@ -27,7 +27,7 @@ class Paused:
         self,
         make_capture: Callable[[], ChangeCapture],
         make_sink: Callable[[], Sink],
-        watch: Watch,
+        watch: SourceTelemetry,
     ) -> None:
         self._make_capture = make_capture
         self._make_sink = make_sink

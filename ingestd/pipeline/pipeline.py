@@ -9,7 +9,7 @@ An epoch that is being committed is finished first, unless that takes too long: 
 lost with what failed (a failover), nothing brings again what some tables lack of it. It is not
 confirmed: a connection that is made now may be to another server, which has not got all of it.
 
-Two tasks give work to one bounded queue: `_feed` the stream's chunks, the `Follower` the rows of
+Two tasks give work to one bounded queue: `_feed` the stream's chunks, the `TableSync` the rows of
 tables that are to be read. The loop in `_stream` alone takes from it, appends to the epoch that
 fills and closes it.
 
@@ -43,19 +43,19 @@ from ingestd.model.errors import (
     TableError,
     TransientError,
 )
-from ingestd.model.lake_state import GONE, Committed, TableState
+from ingestd.model.lake_state import GONE, LakeState, TableState
 from ingestd.model.lsn import ZERO, Lsn
 from ingestd.model.schema import TableId
 from ingestd.observe.status import SourceState
-from ingestd.pipeline.appender import Intake
+from ingestd.pipeline.appender import EpochAppender
 from ingestd.pipeline.filling_epoch import EpochPolicy, FillingEpoch
 from ingestd.pipeline.known_lake import KnownLake, LakeRoot, lake_lost, look
-from ingestd.pipeline.slow_waits import patiently
-from ingestd.pipeline.snapshot_queue import FromReader, Gate
+from ingestd.pipeline.slow_waits import warn_if_slow
+from ingestd.pipeline.snapshot_queue import SnapshotWork, StreamBarrier
 from ingestd.pipeline.start_refusals import refuse_behind, refuse_gone, refuse_lost
-from ingestd.pipeline.table_set import TableBook
-from ingestd.pipeline.table_sync import Follower
-from ingestd.pipeline.telemetry.source import Watch
+from ingestd.pipeline.table_set import TableSet
+from ingestd.pipeline.table_sync import TableSync
+from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.ports import ChangeCapture, Continuity, Fresh, LakeLost, Lost, Resumed, Sink
 
 MONITOR_INTERVAL_S = 5.0
@@ -65,7 +65,7 @@ CLAIM_WITHIN_S = 1.0
 QUEUED = 2
 """Chunks and pages that wait to be appended."""
 
-Work = Chunk | FromReader
+Work = Chunk | SnapshotWork
 
 
 T = TypeVar("T")
@@ -104,7 +104,7 @@ class Pipeline:
         capture: ChangeCapture,
         sink: Sink,
         policy: PipelinePolicy,
-        watch: Watch,
+        watch: SourceTelemetry,
         *,
         known: KnownLake | None = None,
         root: LakeRoot | None = None,
@@ -123,8 +123,8 @@ class Pipeline:
         self._idle_s = policy.idle_interval_s
         self._is_streaming = False
         self._may_confirm = True
-        self._follower: Follower | None = None
-        self._gate = Gate()
+        self._follower: TableSync | None = None
+        self._gate = StreamBarrier()
         self._epoch: FillingEpoch | None = None
         self._committing: FillingEpoch | None = None
         self._commit: asyncio.Task[None] | None = None
@@ -192,7 +192,7 @@ class Pipeline:
         """
         self._start(self._started().cancel(tables))
 
-    def _started(self) -> Follower:
+    def _started(self) -> TableSync:
         if self._follower is None:
             raise TransientError(
                 f"source {self._watch.source}: is starting", reason="starting", remedy="ask again"
@@ -233,9 +233,9 @@ class Pipeline:
         end = committed.position or ZERO
         committed = self._judged(committed, verdict)
         self._durable = committed.position or ZERO
-        book = TableBook(committed, self._policy.resnapshot_rewritten)
+        book = TableSet(committed, self._policy.resnapshot_rewritten)
         book.update(discovery)
-        intake = Intake(self._sink, book, self._watch, self._monotonic)
+        intake = EpochAppender(self._sink, book, self._watch, self._monotonic)
         self._watch.discovered(committed, discovery)
         if isinstance(verdict, Lost):
             # Before the server is adopted and the slot made anew: a next start sees neither.
@@ -255,14 +255,14 @@ class Pipeline:
         preparing = self._capture.prepare(discovery.tables, renew=renew)
         names = [table.id for table in discovery.tables]
         # Where a slot is made, that begins when all who write now have ended.
-        book.prepared(await patiently(preparing, lambda: self._watch.reading_waits(names)))
+        book.prepared(await warn_if_slow(preparing, lambda: self._watch.reading_waits(names)))
         self._start(self._monitor())
         epoch = FillingEpoch(self._sink.begin(), floor=committed.floor or ZERO)
         epoch.start = self._durable
         if committed.unlisted is not None:
             epoch.list_more(committed.unlisted)
         self._epoch = epoch
-        follower = Follower(
+        follower = TableSync(
             self._capture,
             self._sink,
             book,
@@ -290,7 +290,7 @@ class Pipeline:
         self._gate = follower.gate
         await self._stream(epoch, work, book, intake, stop)
 
-    async def _opened(self) -> Committed:
+    async def _opened(self) -> LakeState:
         """Read the lake; from here on nobody who did before commits to it (I5).
 
         Nothing is written if it is not the source's: see `ingestd.pipeline.known_lake`.
@@ -320,7 +320,7 @@ class Pipeline:
             raise lake_lost(self._watch.source, why)
         self._given_up_lake = LakeLost(why)
 
-    def _agreed(self, committed: Committed, verdict: Continuity) -> Continuity:
+    def _agreed(self, committed: LakeState, verdict: Continuity) -> Continuity:
         """Give the verdict, or what it is after a lake was given up. Raises LakeLostError."""
         if self._given_up_lake is None and isinstance(verdict, LakeLost):
             self._give_up_lake(verdict.reason)  # it was moved, or the lake committed to, meanwhile
@@ -355,17 +355,17 @@ class Pipeline:
         finally:
             await _cancel(task)
 
-    def _refuse_gone(self, committed: Committed) -> None:
+    def _refuse_gone(self, committed: LakeState) -> None:
         """Refuse where raw tables are gone and may not be read anew."""
         refuse_gone(self._watch.source, committed, may_read=self._policy.may_read)
 
-    def _judged(self, committed: Committed, verdict: Continuity) -> Committed:
+    def _judged(self, committed: LakeState, verdict: Continuity) -> LakeState:
         """Take what the lake holds as the verdict has it; say what it says."""
         if isinstance(verdict, Lost):
             return self._give_up_position(committed, verdict)
         return committed
 
-    def _give_up_position(self, committed: Committed, verdict: Lost) -> Committed:
+    def _give_up_position(self, committed: LakeState, verdict: Lost) -> LakeState:
         """Treat every table as not read yet: the old rows serve until the new ones are in."""
         is_agreed = self._policy.resnapshot_when_lost or self._given_up_lake is not None
         may_read = is_agreed and self._policy.snapshot
@@ -386,8 +386,8 @@ class Pipeline:
         self,
         epoch: FillingEpoch,
         work: asyncio.Queue[Work],
-        book: TableBook,
-        intake: Intake,
+        book: TableSet,
+        intake: EpochAppender,
         stop: asyncio.Event,
     ) -> None:
         self._start(_until(stop))
@@ -439,7 +439,7 @@ class Pipeline:
             return max(0.0, self._idle_until - now) if epoch.position > self._durable else None
         return epoch.wait_s(now, self._policy.epoch)
 
-    async def _close_if_due(self, epoch: FillingEpoch, intake: Intake) -> FillingEpoch:
+    async def _close_if_due(self, epoch: FillingEpoch, intake: EpochAppender) -> FillingEpoch:
         """Commit the epoch in the background if it is due; give the one to fill."""
         if self._commit is not None:
             return epoch
@@ -461,7 +461,7 @@ class Pipeline:
             self._idle_until = now + self._idle_s
         return epoch
 
-    async def _commit_epoch(self, epoch: FillingEpoch, intake: Intake) -> None:
+    async def _commit_epoch(self, epoch: FillingEpoch, intake: EpochAppender) -> None:
         started = self._monotonic()
         self._committing = epoch
 
@@ -493,7 +493,7 @@ class Pipeline:
         await self._capture.confirm(position)
         self._watch.confirmed(position)
 
-    async def _drain(self, epoch: FillingEpoch, intake: Intake) -> None:
+    async def _drain(self, epoch: FillingEpoch, intake: EpochAppender) -> None:
         """Finish what can be: the epoch being committed, then the open one."""
         commit, self._commit = self._commit, None
         if commit is not None:
@@ -526,7 +526,7 @@ class Pipeline:
         self._background.append(asyncio.create_task(work))
 
 
-def _was_given_up(committed: Committed, name: TableId, verdict: Lost) -> bool:
+def _was_given_up(committed: LakeState, name: TableId, verdict: Lost) -> bool:
     known = committed.tables.get(name)
     return known is not None and known.reason == verdict.reason
 

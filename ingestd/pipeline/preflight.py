@@ -11,14 +11,14 @@ from dataclasses import replace
 
 from ingestd.model.check import CheckLine, Level
 from ingestd.model.errors import IngestdError, TableError, TransientError
-from ingestd.model.lake_state import Committed
+from ingestd.model.lake_state import LakeState
 from ingestd.model.schema import TableId
 from ingestd.pipeline.pipeline import PipelinePolicy
 from ingestd.pipeline.start_refusals import refuse_behind, refuse_gone, refuse_lost
 from ingestd.ports import ChangeCapture, Lost, Sink
 
 
-class Rehearsal:
+class StartRehearsal:
     """One start of one source.
 
     `claimed_by`: the session that holds its claim, None if none. `placed`: where the lake has a
@@ -78,7 +78,7 @@ class Rehearsal:
         if self._claimed_by is None:
             await self._compare(committed)
 
-    async def _compare(self, committed: Committed) -> None:
+    async def _compare(self, committed: LakeState) -> None:
         verdict = await self._capture.continuity(committed)
         if isinstance(verdict, Lost):
             refuse_lost(self._source, verdict, may_read=self._policy.may_read)

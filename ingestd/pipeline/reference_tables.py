@@ -28,7 +28,7 @@ from ingestd.model.changes import RESERVED_PREFIX
 from ingestd.model.errors import IngestdError, OperatorError, TransientError
 from ingestd.model.schema import TableId, in_name_order
 from ingestd.pipeline.retry import retry_delay_s
-from ingestd.pipeline.telemetry.reference import ReferenceWatch
+from ingestd.pipeline.telemetry.reference import ReferenceTelemetry
 from ingestd.ports import ReferenceSink, ReferenceState, ReferenceTableSource
 
 SHARE_OF_TIME = 0.2
@@ -40,7 +40,7 @@ RETRY_S = 5.0
 Monotonic = Callable[[], float]
 
 
-class Keeper(Protocol):
+class ReferenceJob(Protocol):
     """Keeps one table current."""
 
     is_asked: bool
@@ -57,7 +57,7 @@ class Keeper(Protocol):
         ...
 
 
-class Reread:
+class FullRefresh:
     """Reads all rows: every `refresh_s`, or (None) only once and when asked for."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Reread:
         table: TableId,
         source: Callable[[], ReferenceTableSource],
         sink: ReferenceSink,
-        watch: ReferenceWatch,
+        watch: ReferenceTelemetry,
         refresh_s: float | None,
         *,
         monotonic: Monotonic = time.monotonic,
@@ -125,7 +125,7 @@ class Reread:
         await self._sink.close()
 
 
-class Followed:
+class IncrementalRefresh:
     """Puts in what changed since; all rows where that does not do.
 
     `source`: makes one that goes on after a position, None for one that begins anew.
@@ -138,7 +138,7 @@ class Followed:
         table: TableId,
         source: Callable[[int | None], ReferenceTableSource],
         sink: ReferenceSink,
-        watch: ReferenceWatch,
+        watch: ReferenceTelemetry,
         *,
         monotonic: Monotonic = time.monotonic,
     ) -> None:
@@ -244,8 +244,8 @@ class References:
 
     def __init__(
         self,
-        keepers: Mapping[TableId, Keeper],
-        watch: ReferenceWatch,
+        keepers: Mapping[TableId, ReferenceJob],
+        watch: ReferenceTelemetry,
         asked: frozenset[TableId],
         *,
         jitter: Callable[[], float] = random.random,
@@ -283,7 +283,7 @@ class References:
         for event in self._woken.values():
             event.set()
 
-    async def _keep(self, table: TableId, keeper: Keeper) -> None:
+    async def _keep(self, table: TableId, keeper: ReferenceJob) -> None:
         woken = self._woken[table]
         attempt = 0
         try:
@@ -307,7 +307,7 @@ class References:
                     await self._pause(table, woken, delay_s)
                 elif delay_s == 0.0:
                     await asyncio.sleep(0)
-                elif isinstance(keeper, Followed):
+                elif isinstance(keeper, IncrementalRefresh):
                     await asyncio.sleep(delay_s or 0.0)
                     await woken.wait()
                 else:

@@ -12,7 +12,7 @@ WAITING_S = 5.0
 T = TypeVar("T")
 
 
-async def patiently(work: Coroutine[Any, Any, T], tell: Callable[[], None]) -> T:
+async def warn_if_slow(work: Coroutine[Any, Any, T], tell: Callable[[], None]) -> T:
     """Do the work, and `tell` once if it takes long. It has ended when this returns or raises."""
     task = asyncio.ensure_future(work)
     try:

@@ -15,11 +15,11 @@ from datetime import datetime
 from ingestd.model.changes import TableBatch
 from ingestd.model.errors import TableError
 from ingestd.model.lsn import ZERO, Lsn
-from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.schema import TableId
 
 
-class Gate:
+class StreamBarrier:
     """Lets through whoever waits for a position, once the stream has reached it."""
 
     def __init__(self) -> None:
@@ -50,11 +50,11 @@ class Page:
     at: datetime
     load: int
     position: Lsn = ZERO
-    seen: Visibility | None = None
+    seen: PgSnapshot | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class SplitGiven:
+class SplitDone:
     """The pages of a split of `table` have all been given before this.
 
     `left`: writes what is left of the reading when some splits are durable (`Snapshot.left`).
@@ -66,15 +66,15 @@ class SplitGiven:
     load: int
     where: str
     left: Callable[[TableId, Collection[str]], str]
-    oldest: Visibility | None = None
+    oldest: PgSnapshot | None = None
     loads: Collection[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class SnapshotDone:
     """The pages of a reading have all been given before this."""
 
     load: int
 
 
-FromReader = Page | SplitGiven | Loaded
+SnapshotWork = Page | SplitDone | SnapshotDone

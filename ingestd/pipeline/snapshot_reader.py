@@ -2,13 +2,13 @@
 
 At one point L: the tables' `t` at (L, -1), their rows at (L, 0). In chunks, the states of a table::
 
-    recorded   from P0 on the intake notes what the stream brings of it (`Touched`)
+    recorded   from P0 on the intake notes what the stream brings of it (`DedupWindow`)
     settled    the stream has passed L0, and whatever it brought below L0 is seen by all
     read       chunk by chunk, each given when the stream has passed its W
     completed  rows that lack values which were not sent have been read by their keys
     given      the `t` at (L0, -1), of a table that the lake had rows of; else that was first
 
-What an earlier run left (`TableBook.left`) is read in chunks, whichever way that run read.
+What an earlier run left (`TableSet.left`) is read in chunks, whichever way that run read.
 """
 
 from __future__ import annotations
@@ -35,12 +35,18 @@ from ingestd.model.errors import OperatorError, TableError, TableReplacedError
 from ingestd.model.lake_state import TableEvent, TableState
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Table, TableId
-from ingestd.pipeline.appender import Intake
-from ingestd.pipeline.dedup_window import Touched
-from ingestd.pipeline.slow_waits import patiently
-from ingestd.pipeline.snapshot_queue import FromReader, Gate, Loaded, Page, SplitGiven
-from ingestd.pipeline.table_set import TableBook, stopped
-from ingestd.pipeline.telemetry.source import Watch
+from ingestd.pipeline.appender import EpochAppender
+from ingestd.pipeline.dedup_window import DedupWindow
+from ingestd.pipeline.slow_waits import warn_if_slow
+from ingestd.pipeline.snapshot_queue import (
+    Page,
+    SnapshotDone,
+    SnapshotWork,
+    SplitDone,
+    StreamBarrier,
+)
+from ingestd.pipeline.table_set import TableSet, stopped
+from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.ports import (
     ChangeCapture,
     Sink,
@@ -51,7 +57,7 @@ from ingestd.ports import (
     TableRead,
 )
 
-Give = Callable[[FromReader], Awaitable[None]]
+Give = Callable[[SnapshotWork], Awaitable[None]]
 
 AT_ONCE = 2
 """How many readings go on at once: a new small table need not wait for a large one."""
@@ -80,7 +86,7 @@ def _writing() -> Iterator[None]:
 
 
 @dataclass(slots=True)
-class Reading:
+class SnapshotRun:
     """Tables that are read together, by the numbers of their readings in the TableBook.
 
     `give` takes what is read, in its order. `is_partial`: some rows of a table that stays as it is.
@@ -91,7 +97,7 @@ class Reading:
     loads: Mapping[TableId, int]
     is_partial: bool = False
     tables: dict[TableId, Table] = field(default_factory=dict)
-    touched: dict[TableId, Touched] = field(default_factory=dict)
+    touched: dict[TableId, DedupWindow] = field(default_factory=dict)
     ended: set[TableId] = field(default_factory=set)
     marked: set[TableId] = field(default_factory=set)
 
@@ -103,7 +109,7 @@ class Reading:
     async def end(self, table: TableId) -> None:
         """Give the end of a table."""
         self.ended.add(table)
-        await self.give(Loaded(self.loads[table]))
+        await self.give(SnapshotDone(self.loads[table]))
 
     async def fail(self, error: TableError) -> None:
         """Give why a table can't be read, and its end."""
@@ -111,20 +117,20 @@ class Reading:
         await self.end(error.table)
 
 
-Way = Callable[[Reading], Coroutine[Any, Any, None]]
+Way = Callable[[SnapshotRun], Coroutine[Any, Any, None]]
 
 
-class Reader:
+class SnapshotReader:
     """Reads for one pipeline. `durable` gives the position up to which the lake is durable."""
 
     def __init__(  # noqa: PLR0917 - all parts of one pipeline
         self,
         capture: ChangeCapture,
         sink: Sink,
-        book: TableBook,
-        intake: Intake,
-        watch: Watch,
-        gate: Gate,
+        book: TableSet,
+        intake: EpochAppender,
+        watch: SourceTelemetry,
+        gate: StreamBarrier,
         durable: Callable[[], Lsn],
     ) -> None:
         self._capture = capture
@@ -148,7 +154,7 @@ class Reader:
         self._book.read_at(self._book.being_read(loads), snapshot.point)
         return snapshot
 
-    async def read_at_point(self, reading: Reading) -> None:
+    async def read_at_point(self, reading: SnapshotRun) -> None:
         """Read tables at one point."""
         # What the discovery tells holds from there on: the stream has to be as far.
         await self._gate.reached(self._book.lsn)
@@ -158,17 +164,17 @@ class Reader:
             snapshot = await self.begin_at_point(reading.loads, self._gate.position)
             await self._read_begun(reading, snapshot)
 
-    async def read_begun(self, reading: Reading, snapshot: Snapshot) -> None:
+    async def read_begun(self, reading: SnapshotRun, snapshot: Snapshot) -> None:
         """Read tables at the point of a snapshot that has been taken."""
         async with self._places:
             await self._read_begun(reading, snapshot)
 
-    async def _read_begun(self, reading: Reading, snapshot: Snapshot) -> None:
+    async def _read_begun(self, reading: SnapshotRun, snapshot: Snapshot) -> None:
         async with _closing(snapshot):
             await self._gate.reached(snapshot.point)
             await self._read(reading, self._book.being_read(reading.loads), snapshot)
 
-    async def read_in_chunks(self, reading: Reading) -> None:
+    async def read_in_chunks(self, reading: SnapshotRun) -> None:
         """Read tables in chunks, from the start."""
         await self._gate.reached(self._book.lsn)
         tables = self._book.being_read(reading.loads)
@@ -188,7 +194,7 @@ class Reader:
             await self._settle(reading, snapshot)
             await self._read(reading, tables, snapshot)
 
-    async def read_rest(self, reading: Reading) -> None:
+    async def read_rest(self, reading: SnapshotRun) -> None:
         """Read what an earlier run left of one table."""
         await self._gate.reached(self._book.lsn)
         tables = self._book.being_read(reading.loads)
@@ -223,7 +229,7 @@ class Reader:
         """Record that tables are being read."""
         await self._intake.enter(self._book.latest(tables), TableState.SNAPSHOTTING, at_lsn)
 
-    async def read_partial(self, reading: Reading, where: str) -> None:
+    async def read_partial(self, reading: SnapshotRun, where: str) -> None:
         """Read rows of one table for which `where` holds; it stays as it is."""
         await self._gate.reached(self._book.lsn)
         [(name, load)] = reading.loads.items()
@@ -268,13 +274,13 @@ class Reader:
 
     # --- chunks ------------------------------------------------------------------------------
 
-    async def _record(self, reading: Reading, tables: Sequence[Table]) -> None:
+    async def _record(self, reading: SnapshotRun, tables: Sequence[Table]) -> None:
         floor = await self._capture.seen()
         for table in tables:
             load = reading.loads[table.id]
             reading.touched[table.id] = self._intake.begin_chunks(table, load, floor)
 
-    async def _settle(self, reading: Reading, snapshot: Snapshot) -> None:
+    async def _settle(self, reading: SnapshotRun, snapshot: Snapshot) -> None:
         """Wait until nothing that the stream brought below the point is hidden from chunks."""
         await self._passed(snapshot.point, snapshot)
         while any(self._book.is_read_by(n, load) for n, load in reading.loads.items()):
@@ -286,10 +292,10 @@ class Reader:
             await asyncio.sleep(PATIENCE_S)
 
     async def _patiently(
-        self, reading: Reading, beginning: Coroutine[Any, Any, Snapshot]
+        self, reading: SnapshotRun, beginning: Coroutine[Any, Any, Snapshot]
     ) -> Snapshot:
         """Wait for a snapshot to begin, and tell if that takes long."""
-        return await patiently(beginning, lambda: self._watch.reading_waits(list(reading.loads)))
+        return await warn_if_slow(beginning, lambda: self._watch.reading_waits(list(reading.loads)))
 
     async def _passed(self, position: Lsn, snapshot: Snapshot) -> None:
         """Wait until the stream has passed a position; on an idle server it has to be helped."""
@@ -310,7 +316,9 @@ class Reader:
 
     # --- reading -----------------------------------------------------------------------------
 
-    async def _read(self, reading: Reading, tables: Sequence[Table], snapshot: Snapshot) -> None:
+    async def _read(
+        self, reading: SnapshotRun, tables: Sequence[Table], snapshot: Snapshot
+    ) -> None:
         """Give what the tables' rows are, with their markers, and the end of each."""
         loads = reading.loads
         reading.tables = {t.id: t for t in tables if self._book.is_read_by(t.id, loads[t.id])}
@@ -333,7 +341,7 @@ class Reader:
                     moved_at = time.monotonic()
         await snapshot.move_on()
 
-    async def _take(self, reading: Reading, snapshot: Snapshot, item: SnapshotItem) -> None:
+    async def _take(self, reading: SnapshotRun, snapshot: Snapshot, item: SnapshotItem) -> None:
         if isinstance(item, SnapshotPage):
             name = item.batch.table.id
             await self._give_page(reading, snapshot, item)
@@ -342,7 +350,7 @@ class Reader:
         elif isinstance(item, SplitRead):
             name, load = item.table, reading.loads[item.table]
             loads, oldest = reading.loads.values(), snapshot.oldest()
-            await reading.give(SplitGiven(name, load, item.where, snapshot.left, oldest, loads))
+            await reading.give(SplitDone(name, load, item.where, snapshot.left, oldest, loads))
             self._watch.snapshot_progress(name, snapshot.progress(name))
             touched = reading.touched.get(name)
             owed = sys.maxsize
@@ -354,7 +362,7 @@ class Reader:
         else:
             await reading.fail(item)
 
-    async def _end(self, reading: Reading, snapshot: Snapshot, name: TableId) -> None:
+    async def _end(self, reading: SnapshotRun, snapshot: Snapshot, name: TableId) -> None:
         touched = reading.touched.get(name)
         if touched is not None:
             touched.close()
@@ -367,7 +375,7 @@ class Reader:
             await reading.give(_marker(reading.tables[name], reading, snapshot))
         await reading.end(name)
 
-    async def _complete(self, reading: Reading, snapshot: Snapshot, name: TableId) -> None:
+    async def _complete(self, reading: SnapshotRun, snapshot: Snapshot, name: TableId) -> None:
         """Read rows by their keys that lack values which were not sent."""
         touched = reading.touched[name]
         keys = touched.take_unsent(KEYS_AT_ONCE)
@@ -379,7 +387,9 @@ class Reader:
                     again |= touched.overtaken(page.position, page.seen) & keys
         touched.owe_again(again)
 
-    async def _give_page(self, reading: Reading, snapshot: Snapshot, page: SnapshotPage) -> None:
+    async def _give_page(
+        self, reading: SnapshotRun, snapshot: Snapshot, page: SnapshotPage
+    ) -> None:
         if page.seen is not None:
             await self._passed(page.position, snapshot)
         if page.batch.rows.num_rows or page.batch.resume is not None:
@@ -391,7 +401,7 @@ def _of(item: SnapshotItem) -> TableId:
     return item.batch.table.id if isinstance(item, SnapshotPage) else item.table
 
 
-def _marker(table: Table, reading: Reading, snapshot: Snapshot) -> Page:
+def _marker(table: Table, reading: SnapshotRun, snapshot: Snapshot) -> Page:
     batch = marker_batch(table, snapshot.point, snapshot.at)
     return Page(batch, snapshot.at, reading.loads[table.id])
 

@@ -30,14 +30,14 @@ from ingestd.pipeline.known_lake import KnownLake
 from ingestd.pipeline.pipeline import Pipeline
 from ingestd.pipeline.reference_tables import References
 from ingestd.pipeline.retry import OPERATOR_DELAY_S, retry_delay_s
-from ingestd.pipeline.telemetry.source import Watch
+from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.ports import PauseMark
 
 SETTLED_S = 60.0
 """A pipeline that ran this long starts over with the first delay."""
 
 
-class Beside(Protocol):
+class BackgroundJob(Protocol):
     """What runs beside a pipeline, or instead of it, until it is cancelled."""
 
     async def run(self) -> None:
@@ -46,7 +46,7 @@ class Beside(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Supervised:
+class SourceSpec:
     """A source: how to make a pipeline for one attempt, what watches it, what runs beside it.
 
     `mark`: where it is kept that it is paused; None: it never is. `make_paused`: what runs while it
@@ -54,11 +54,11 @@ class Supervised:
     """
 
     make_pipeline: Callable[[], Pipeline]
-    watch: Watch
+    watch: SourceTelemetry
     references: References | None = None
-    maintainer: Beside | None = None
+    maintainer: BackgroundJob | None = None
     mark: PauseMark | None = None
-    make_paused: Callable[[], Beside] | None = None
+    make_paused: Callable[[], BackgroundJob] | None = None
     known: KnownLake | None = None
 
 
@@ -66,12 +66,12 @@ def _utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-class OneSource:
+class SourceRunner:
     """Runs one source until `end`. `pipeline`: the present attempt's."""
 
     def __init__(
         self,
-        source: Supervised,
+        source: SourceSpec,
         *,
         monotonic: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
@@ -190,7 +190,7 @@ class OneSource:
             self.source.watch.failed(error, delay_s)
             await _wait(over, delay_s)
 
-    async def _keep_beside(self, beside: Beside, over: asyncio.Event) -> None:
+    async def _keep_beside(self, beside: BackgroundJob, over: asyncio.Event) -> None:
         """Its faults are each table's own: what ends it all is none of these, and is logged."""
         while not over.is_set():
             error = await _until(over, beside)
@@ -201,7 +201,7 @@ class OneSource:
             self.source.watch.unknown(error)
             await _wait(over, OPERATOR_DELAY_S)
 
-    async def _keep_writing(self, beside: Beside, over: asyncio.Event) -> None:
+    async def _keep_writing(self, beside: BackgroundJob, over: asyncio.Event) -> None:
         """Run what writes to the lake too, while the lake is the source's."""
         known = self.source.known
         while not over.is_set():
@@ -233,7 +233,7 @@ class OneSource:
         return None
 
 
-async def _until(over: asyncio.Event, beside: Beside) -> BaseException | None:
+async def _until(over: asyncio.Event, beside: BackgroundJob) -> BaseException | None:
     """Run it until `over` is set or it ends by itself; give what it ended with."""
     running = asyncio.create_task(beside.run())
     ending = asyncio.create_task(over.wait())

@@ -7,11 +7,11 @@ tables again (`slot_lost`, `snapshot`).
 from __future__ import annotations
 
 from ingestd.model.errors import OperatorError
-from ingestd.model.lake_state import Committed
+from ingestd.model.lake_state import LakeState
 from ingestd.ports import Lost
 
 
-def refuse_gone(source: str, committed: Committed, *, may_read: bool) -> None:
+def refuse_gone(source: str, committed: LakeState, *, may_read: bool) -> None:
     """Raise OperatorError where raw tables are missing and may not be read again."""
     if committed.gone and not may_read:
         names = ", ".join(sorted(map(str, committed.gone)))

@@ -12,7 +12,7 @@ from ingestd.model.errors import OperatorError, TransientError
 from ingestd.model.schema import TableId
 from ingestd.pipeline.pipeline import Pipeline
 from ingestd.pipeline.reference_tables import refused
-from ingestd.pipeline.source_runner import OneSource, Supervised
+from ingestd.pipeline.source_runner import SourceRunner, SourceSpec
 
 
 class Supervisor:
@@ -20,7 +20,7 @@ class Supervisor:
 
     def __init__(
         self,
-        sources: Mapping[str, Supervised],
+        sources: Mapping[str, SourceSpec],
         *,
         monotonic: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
@@ -42,7 +42,7 @@ class Supervisor:
             for source in self._sources.values():
                 source.end()
 
-    def begin(self, name: str, source: Supervised) -> None:
+    def begin(self, name: str, source: SourceSpec) -> None:
         """Run one more source, unless all are being stopped."""
         self._sources[name] = self._one(source)
         self._start(name)
@@ -63,8 +63,8 @@ class Supervisor:
         for source in list(self._sources.values()):
             await source.look()
 
-    def _one(self, source: Supervised) -> OneSource:
-        return OneSource(source, monotonic=self._monotonic, jitter=self._jitter)
+    def _one(self, source: SourceSpec) -> SourceRunner:
+        return SourceRunner(source, monotonic=self._monotonic, jitter=self._jitter)
 
     def _start(self, name: str) -> None:
         if self._group is not None:
@@ -123,7 +123,7 @@ class Supervisor:
         self._pipeline(source).cancel_snapshot(tables)
         asked.watch.snapshot_cancelled(tables)
 
-    def _of(self, source: str) -> OneSource:
+    def _of(self, source: str) -> SourceRunner:
         found = self._sources.get(source)
         if found is None:
             raise TransientError(

@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from ingestd.model.errors import OperatorError, TableError, did_you_mean_table
 from ingestd.model.lake_state import (
-    Committed,
+    LakeState,
     RegisteredTable,
     TableEvent,
     TableState,
@@ -29,21 +29,21 @@ from ingestd.model.lake_state import (
 )
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Table, TableId
-from ingestd.pipeline.table_state import TableEntry
+from ingestd.pipeline.table_state import TrackedTable
 from ingestd.ports import Discovery, Prepared
 
 
 @dataclass(slots=True)
-class TableBook:
+class TableSet:
     """The tables of one pipeline run. Decides, does no I/O.
 
     `resnapshot_rewritten`: read a table anew whose rows were given other values without a change.
     """
 
-    committed: Committed
+    committed: LakeState
     resnapshot_rewritten: bool = True
     known: dict[TableId, RegisteredTable] = field(init=False)
-    _entries: dict[TableId, TableEntry] = field(init=False, default_factory=dict)
+    _entries: dict[TableId, TrackedTable] = field(init=False, default_factory=dict)
     _discovery: Discovery = field(init=False)
     _doubts: Mapping[TableId, str] = field(init=False, default_factory=dict)
     _is_recorded: bool = field(init=False, default=False)
@@ -72,7 +72,7 @@ class TableBook:
         for table in discovery.tables:
             entry = before.get(table.id)
             if entry is None or entry.table.oid != table.oid:
-                entry = TableEntry(table, is_new=bool(before))
+                entry = TrackedTable(table, is_new=bool(before))
                 entry.resume(self.known.get(table.id))
             elif entry.is_stopped and _definition(entry.table) != _definition(table):
                 entry.is_stopped = False
@@ -260,7 +260,7 @@ class TableBook:
         now = (registered_columns(table), table.replica_identity, table.storage)
         return then != now or self._entries[table.id].rewritten is not None
 
-    def _is_stale(self, entry: TableEntry) -> bool:
+    def _is_stale(self, entry: TrackedTable) -> bool:
         """Whether the stream has told of columns since the discovery: the next one tells more."""
         is_older = entry.is_told_after(self._discovery)
         return is_older and self._differs(entry.table, self.known.get(entry.table.id))
@@ -419,7 +419,7 @@ class TableBook:
         """Whether a table's rows are to be read, or are not durable yet."""
         return any(not (e.is_whole or e.is_stopped) for e in self._entries.values())
 
-    def _of(self, tables: Sequence[Table]) -> list[TableEntry]:
+    def _of(self, tables: Sequence[Table]) -> list[TrackedTable]:
         return [self._entries[t.id] for t in tables if t.id in self._entries]
 
     # --- the stream ---------------------------------------------------------------------------

@@ -32,7 +32,7 @@ def left_of(progress: str) -> str:
 
 
 @dataclass(slots=True)
-class TableEntry:
+class TrackedTable:
     """What a run knows of one table that the source offers.
 
     `is_wanted`: its rows are to be read. `load`: which reading of them is not durable yet, None if

@@ -29,11 +29,11 @@ from ingestd.model.errors import (
 from ingestd.model.lake_state import TableState
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Table, TableId
-from ingestd.pipeline.appender import Intake
-from ingestd.pipeline.snapshot_queue import Gate, Page
-from ingestd.pipeline.snapshot_reader import Give, LakeFault, Reader, Reading, Way
-from ingestd.pipeline.table_set import TableBook
-from ingestd.pipeline.telemetry.source import Watch
+from ingestd.pipeline.appender import EpochAppender
+from ingestd.pipeline.snapshot_queue import Page, StreamBarrier
+from ingestd.pipeline.snapshot_reader import Give, LakeFault, SnapshotReader, SnapshotRun, Way
+from ingestd.pipeline.table_set import TableSet
+from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.ports import ChangeCapture, Sink, Snapshot
 
 READINGS = 8
@@ -62,16 +62,16 @@ Loads = Mapping[TableId, int]
 """The numbers of tables' readings in the TableBook."""
 
 
-class Follower:
+class TableSync:
     """See above. `durable` gives the position up to which the lake is durable."""
 
     def __init__(  # noqa: PLR0917 - all parts of one pipeline
         self,
         capture: ChangeCapture,
         sink: Sink,
-        book: TableBook,
-        intake: Intake,
-        watch: Watch,
+        book: TableSet,
+        intake: EpochAppender,
+        watch: SourceTelemetry,
         durable: Callable[[], Lsn],
         *,
         reads: bool,
@@ -85,10 +85,10 @@ class Follower:
         self._reads = reads
         self._monotonic = monotonic
         self._requested = intake.wanted
-        self.gate = Gate()
+        self.gate = StreamBarrier()
         self._first: tuple[Loads, Snapshot] | None = None
         self._partial: list[tuple[TableId, str]] = []
-        self._reader = Reader(capture, sink, book, intake, watch, self.gate, durable)
+        self._reader = SnapshotReader(capture, sink, book, intake, watch, self.gate, durable)
         self._readings: set[asyncio.Task[None]] = set()
         self._not_before_s = 0.0
         self._is_held_up = False
@@ -211,7 +211,7 @@ class Follower:
         first, self._first = self._first, None
         if first is not None:
             loads, snapshot = first
-            reading = Reading(give, loads)
+            reading = SnapshotRun(give, loads)
             self._begin(self._guarded(reading, self._reader.read_begun(reading, snapshot)))
         if self._monotonic() < self._not_before_s:
             return
@@ -219,7 +219,7 @@ class Follower:
             while len(self._readings) < READINGS and self._partial:
                 table, where = self._partial.pop(0)
                 loads = {table: self._book.begin_partial(table)}
-                reading = Reading(give, loads, is_partial=True)
+                reading = SnapshotRun(give, loads, is_partial=True)
                 work = self._reader.read_partial(reading, where)
                 self._begin(self._guarded_partial(reading, work))
             while len(self._readings) < READINGS and self._book.to_read():
@@ -230,7 +230,7 @@ class Follower:
                     continue
                 for table_ in tables:  # it may be asked for while it is read
                     self._reader.abandon(table_.id)
-                reading = Reading(give, self._book.begin(tables))
+                reading = SnapshotRun(give, self._book.begin(tables))
                 self._begin(self._guarded(reading, way(reading)))
         except TransientError as error:
             self._pass_or_raise(error)
@@ -251,7 +251,7 @@ class Follower:
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         self._readings.add(asyncio.create_task(work))
 
-    async def _guarded(self, reading: Reading, work: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, reading: SnapshotRun, work: Coroutine[Any, Any, None]) -> None:
         """Read; what passes by itself is tried again, what needs a person stops the tables."""
         try:
             await work
@@ -269,7 +269,7 @@ class Follower:
         for name in reading.unended:
             await reading.end(name)
 
-    async def _guarded_partial(self, reading: Reading, work: Coroutine[Any, Any, None]) -> None:
+    async def _guarded_partial(self, reading: SnapshotRun, work: Coroutine[Any, Any, None]) -> None:
         """Read some rows; whatever is in the way, the tables go on and who asked is told."""
         try:
             await work

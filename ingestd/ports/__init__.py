@@ -18,11 +18,11 @@ All async methods may be cancelled at any await and leave nothing half done that
 """
 
 from ingestd.ports.capture import (
+    CaptureLag,
     ChangeCapture,
     Continuity,
     Discovery,
     Fresh,
-    Lag,
     LakeLost,
     Lost,
     Prepared,
@@ -46,7 +46,7 @@ from ingestd.ports.connector import (
     SplitManager,
     TableInfo,
 )
-from ingestd.ports.demand import Demand, Room
+from ingestd.ports.demand import ServerCapacity, ServerDemand
 from ingestd.ports.pause import PauseMark
 from ingestd.ports.reference import ReferenceSink, ReferenceState, ReferenceTableSource
 from ingestd.ports.sink import (
@@ -56,10 +56,11 @@ from ingestd.ports.sink import (
     MaintainedTable,
     PageSink,
     Sink,
-    Stop,
+    StoppedTables,
 )
 
 __all__ = [
+    "CaptureLag",
     "ChangeCapture",
     "ChangeLog",
     "ColumnInfo",
@@ -67,12 +68,10 @@ __all__ = [
     "ConnectorFactory",
     "Continuity",
     "Coverage",
-    "Demand",
     "Discovery",
     "EpochWriter",
     "Fragment",
     "Fresh",
-    "Lag",
     "LakeLost",
     "LakeMaintenance",
     "Lost",
@@ -87,7 +86,8 @@ __all__ = [
     "ReferenceTableSource",
     "Refused",
     "Resumed",
-    "Room",
+    "ServerCapacity",
+    "ServerDemand",
     "Sink",
     "Snapshot",
     "SnapshotItem",
@@ -95,7 +95,7 @@ __all__ = [
     "Split",
     "SplitManager",
     "SplitRead",
-    "Stop",
+    "StoppedTables",
     "TableInfo",
     "TableRead",
 ]

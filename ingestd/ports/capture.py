@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     from ingestd.model.changes import Chunk, TableBatch
     from ingestd.model.keys import Key
-    from ingestd.model.lake_state import Committed, Notice, RegisteredTable
+    from ingestd.model.lake_state import LakeState, Notice, RegisteredTable
     from ingestd.model.lsn import Lsn
-    from ingestd.model.pg_snapshot import Visibility
+    from ingestd.model.pg_snapshot import PgSnapshot
     from ingestd.model.schema import Table, TableId
 
 
@@ -62,7 +62,7 @@ class Discovery:
     interrupted: Mapping[TableId, str] = field(default_factory=dict)
     rewritten: Mapping[TableId, str] = field(default_factory=dict)
     lsn: Lsn = ZERO
-    seen: Visibility | None = None
+    seen: PgSnapshot | None = None
     doubts: Mapping[TableId, str] = field(default_factory=dict)
     departed: frozenset[tuple[int, TableId]] = frozenset()
     notices: tuple[Notice, ...] = ()
@@ -106,7 +106,7 @@ Continuity = Fresh | Resumed | Lost | LakeLost
 
 
 @dataclass(frozen=True, slots=True)
-class Lag:
+class CaptureLag:
     """How far the source is ahead. Bytes of WAL; None where the server does not tell.
 
     `current_lsn`: the server's own position. `lag_bytes`: from the confirmed position to there.
@@ -135,7 +135,7 @@ class SnapshotPage:
 
     batch: TableBatch
     position: Lsn
-    seen: Visibility | None = None
+    seen: PgSnapshot | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ class Snapshot(Protocol):
         """
         ...
 
-    def oldest(self) -> Visibility | None:
+    def oldest(self) -> PgSnapshot | None:
         """A snapshot that is older than that of any page which comes after what was given last.
 
         None where pages do not say what was seen.
@@ -270,7 +270,7 @@ class ChangeCapture(Protocol):
         """Return when the tables may be others than `discover` last said. Cancel it freely."""
         ...
 
-    async def continuity(self, committed: Committed) -> Continuity:
+    async def continuity(self, committed: LakeState) -> Continuity:
         """Say whether streaming can go on where the lake ends. Changes nothing."""
         ...
 
@@ -330,7 +330,7 @@ class ChangeCapture(Protocol):
         """
         ...
 
-    async def seen(self) -> Visibility:
+    async def seen(self) -> PgSnapshot:
         """What a snapshot taken now sees; every chunk that begins later sees that as well."""
         ...
 
@@ -346,7 +346,7 @@ class ChangeCapture(Protocol):
         """
         ...
 
-    async def lag(self) -> Lag:
+    async def lag(self) -> CaptureLag:
         """Measure the lag, on a connection of its own: works while `live` is blocked."""
         ...
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ingestd.model.schema import Table, TableId
     from ingestd.ports.capture import ChangeCapture, Refused
     from ingestd.ports.change_log import ChangeLog
-    from ingestd.ports.demand import Demand
+    from ingestd.ports.demand import ServerDemand
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class Connector(Protocol):
         """Look for everything that would make a run fail. Changes nothing."""
         ...
 
-    async def demand(self) -> Demand:
+    async def demand(self) -> ServerDemand:
         """Return what a run of this source needs of its server, and what the server has left.
 
         Raises OperatorError, TransientError.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class ServerCapacity:
     """How many of something a server allows, how many are in use, what to do if none is left."""
 
     total: int
@@ -21,7 +21,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class ServerDemand:
     """What a run of a source would take of its server beyond what is in use.
 
     `server`: the same for sources on one server. `claimed_by`: the session that holds the source's
@@ -31,4 +31,4 @@ class Demand:
     server: str
     claimed_by: str | None = None
     needed: Mapping[str, int] = field(default_factory=dict)
-    room: Mapping[str, Room] = field(default_factory=dict)
+    room: Mapping[str, ServerCapacity] = field(default_factory=dict)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ingestd.model.changes import CommittedEpoch, EpochSummary, TableBatch
     from ingestd.model.errors import IngestdError, TableError
-    from ingestd.model.lake_state import Committed, TableEvent
+    from ingestd.model.lake_state import LakeState, TableEvent
     from ingestd.model.lsn import Lsn
     from ingestd.model.schema import Table, TableId
 
@@ -46,7 +46,7 @@ class PageSink(Protocol):
         ...
 
 
-class Stop(Protocol):
+class StoppedTables(Protocol):
     """Records tables as stopped, and takes nothing more of them."""
 
     async def __call__(self, errors: Sequence[TableError], /) -> None: ...
@@ -80,7 +80,9 @@ class EpochWriter(Protocol):
         """Forget the table's rows of this epoch: it was stopped. Files that stay are orphans."""
         ...
 
-    async def commit(self, summary: EpochSummary, stop: Stop | None = None) -> CommittedEpoch:
+    async def commit(
+        self, summary: EpochSummary, stop: StoppedTables | None = None
+    ) -> CommittedEpoch:
         """Make all tables' rows durable, then the epoch's row in `_epochs`.
 
         `stop` is called before that row is written, if the raw tables of some can't be written:
@@ -90,7 +92,7 @@ class EpochWriter(Protocol):
         Closed to `append` from the call on, before its first await.
         Epochs are committed in the order of their numbers; the next may be filled meanwhile, and
         numbered, before this one is durable. After any error the sink must be opened anew: the
-        lake then holds any subset of the tables' commits, which `Committed.watermarks` tells.
+        lake then holds any subset of the tables' commits, which `LakeState.watermarks` tells.
         Raises TransientError (storage), OperatorError (disk full, another writer: I5).
         """
         ...
@@ -139,7 +141,7 @@ class Sink(ChangeLog, Protocol):
     @property
     def look_every_s(self) -> float: ...
 
-    async def open(self) -> Committed:
+    async def open(self) -> LakeState:
         """Read what the lake holds; forget all that was not committed. Creates nothing.
 
         A sink that this process has fenced before may raise OperatorError: another has taken over
@@ -170,7 +172,7 @@ class Sink(ChangeLog, Protocol):
         Once after `open`, before anything is written and before the source is asked where it
         stands: what `open` gave stays true. Raises TransientError if somebody committed since; who
         then opens it again, and fences, finds nothing new. Returns the tables whose raw table can't
-        be written, which are now as those in `Committed.damaged`.
+        be written, which are now as those in `LakeState.damaged`.
         """
         ...
 

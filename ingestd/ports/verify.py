@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ingestd.digests.row_digests import ComparedColumn, Value
     from ingestd.digests.value_hashes import Hashes
     from ingestd.model.errors import IngestdError
-    from ingestd.model.pg_snapshot import Visibility
+    from ingestd.model.pg_snapshot import PgSnapshot
     from ingestd.model.schema import Table
     from ingestd.ports import Split
 
@@ -42,7 +42,7 @@ _RECENT_BYTES = 1 << 36
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class VerifyPoint:
     """When the source is compared: all that its snapshot sees lies below `lsn`.
 
     `seen`: what it sees of that; None: all of it. `is_exact` is False where the lake's changes
@@ -50,7 +50,7 @@ class Point:
     """
 
     lsn: Lsn
-    seen: Visibility | None = None
+    seen: PgSnapshot | None = None
     is_exact: bool = True
 
     def sees(
@@ -111,7 +111,7 @@ class VerifiedSource(Protocol):
     """The source at `point`. Raises TableChangedError for a table that was altered meanwhile."""
 
     @property
-    def point(self) -> Point:
+    def point(self) -> VerifyPoint:
         """When it is."""
         ...
 
@@ -142,7 +142,9 @@ class VerifiedLake(Protocol):
         """
         ...
 
-    async def survey(self, described: Digested, point: Point, *, most_linked: int) -> Digested:
+    async def survey(
+        self, described: Digested, point: VerifyPoint, *, most_linked: int
+    ) -> Digested:
         """Look at a table's changes below `point`, which the lake has.
 
         Raises TableError as before, and for more than `most_linked` linked keys.
@@ -162,7 +164,7 @@ class VerifiedLake(Protocol):
         ...
 
 
-class State(StrEnum):
+class VerifyState(StrEnum):
     """How a table's verification ended."""
 
     EQUAL = "equal"
@@ -197,11 +199,11 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class VerifyOutcome:
     """A table's. `counts`: rows that differ, by how. `fault`: why it was not compared."""
 
     table: str
-    state: State
+    state: VerifyState
     source_rows: int = 0
     lake_rows: int = 0
     changes: int = 0
@@ -211,7 +213,7 @@ class Outcome:
     fault: IngestdError | None = None
 
 
-class Progress(Protocol):
+class VerifyProgress(Protocol):
     """What is told while it goes on."""
 
     def waiting(self, lake: Lsn | None, until: Lsn) -> None:

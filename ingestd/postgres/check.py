@@ -10,7 +10,7 @@ from ingestd.model.lake_state import Notice
 from ingestd.model.schema import Table, delta_type
 
 
-class Findings:
+class CheckFindings:
     """Collects the lines of one source."""
 
     def __init__(self, source: str) -> None:

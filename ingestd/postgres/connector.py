@@ -13,7 +13,7 @@ from ingestd.model.lake_state import RegisteredTable
 from ingestd.model.predicates import Predicate
 from ingestd.model.row_limit import row_limit_bytes
 from ingestd.model.schema import TableId
-from ingestd.ports import Coverage, Demand, Metadata, PageSource, Split, SplitManager
+from ingestd.ports import Coverage, Metadata, PageSource, ServerDemand, Split, SplitManager
 from ingestd.postgres.captured.coverage import coverage_of
 from ingestd.postgres.catalog.metadata import DEFAULT_TIMEOUT_S, PostgresMetadata
 from ingestd.postgres.connection.errors import classify
@@ -47,7 +47,7 @@ class PostgresConnector(ABC):
     ) -> Coverage:
         """Say what is captured. Raises psycopg.Error, IngestdError."""
 
-    async def demand(self) -> Demand:
+    async def demand(self) -> ServerDemand:
         """Ask the server."""
         try:
             async with await connect(self._dsn, reads_names=True) as connection:
@@ -56,7 +56,7 @@ class PostgresConnector(ABC):
             raise classify(error, f"source {self._source}, check", self._dsn) from error
 
     @abstractmethod
-    async def _demand(self, connection: AsyncConnection[Any]) -> Demand:
+    async def _demand(self, connection: AsyncConnection[Any]) -> ServerDemand:
         """Say what a run takes of the server. Raises psycopg.Error."""
 
     def splits(self, *, resumable: bool = False) -> SplitManager:

@@ -44,7 +44,7 @@ from ingestd.postgres.snapshot.ctid_splits import read_error, splits_seen
 from ingestd.postgres.snapshot.page_reader import TablePages
 from ingestd.postgres.snapshot.read_probe import LOCK_TIMEOUT_S as PROBE_TIMEOUT_S
 from ingestd.postgres.snapshot.read_probe import read_fault
-from ingestd.postgres.snapshot.read_view import ExportedView, Place
+from ingestd.postgres.snapshot.read_view import ExportedView, RowOrigin
 
 LOCK_TIMEOUT_S = 10.0
 """How long it waits for a table that somebody alters: so long others wait behind."""
@@ -164,7 +164,7 @@ class CopiedReferenceSource:
         assert row is not None
         snapshot = row[0]
         splits = await splits_seen(keeper, table, snapshot, self._split_bytes)
-        view = ExportedView(self._dsn, snapshot, Place(ZERO, datetime.now(UTC)))
+        view = ExportedView(self._dsn, snapshot, RowOrigin(ZERO, datetime.now(UTC)))
         total = sum(s.estimated_bytes for s in splits)
         done = 0
         for split in splits:

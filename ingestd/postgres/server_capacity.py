@@ -12,8 +12,8 @@ from psycopg import AsyncConnection
 from psycopg.rows import dict_row
 
 from ingestd.model.check import CheckLine
-from ingestd.ports import Demand, Room
-from ingestd.postgres.check import Findings
+from ingestd.ports import ServerCapacity, ServerDemand
+from ingestd.postgres.check import CheckFindings
 from ingestd.postgres.connection.claim_session import claim_holder
 from ingestd.postgres.connection.errors import FREE_A_CONNECTION, FREE_A_SENDER, FREE_A_SLOT
 
@@ -55,7 +55,7 @@ SELECT (SELECT system_identifier::text FROM pg_catalog.pg_control_system())
 
 async def demand_of(
     connection: AsyncConnection[Any], claim: str, needed: Mapping[str, int]
-) -> Demand:
+) -> ServerDemand:
     """Return what a source needs beyond what is in use; nothing if a daemon works on it.
 
     `needed`: slots and walsenders, of one that does not run. Raises psycopg.Error.
@@ -66,22 +66,26 @@ async def demand_of(
     assert found is not None
     holder = await claim_holder(connection, claim)
     room = {
-        SLOTS: Room(found["slots"], found["used_slots"], FREE_A_SLOT),
-        SENDERS: Room(found["senders"], found["used_senders"], FREE_A_SENDER),
-        CONNECTIONS: Room(found["connections"], found["used_connections"], FREE_A_CONNECTION),
+        SLOTS: ServerCapacity(found["slots"], found["used_slots"], FREE_A_SLOT),
+        SENDERS: ServerCapacity(found["senders"], found["used_senders"], FREE_A_SENDER),
+        CONNECTIONS: ServerCapacity(
+            found["connections"], found["used_connections"], FREE_A_CONNECTION
+        ),
     }
     sessions = LEAST_CONNECTIONS + needed.get(SENDERS, 0)
     every = {**needed, CONNECTIONS: LEAST_CONNECTIONS}
     for kind in ("role", "database"):
         if found[f"of_{kind}"] >= 0:
             name = f"CONNECTION LIMIT of {kind} {found[kind]}"
-            room[name] = Room(found[f"of_{kind}"], found[f"used_of_{kind}"], FREE_A_CONNECTION)
+            room[name] = ServerCapacity(
+                found[f"of_{kind}"], found[f"used_of_{kind}"], FREE_A_CONNECTION
+            )
             every[name] = sessions
     claimed_by = None if holder is None else str(holder)
-    return Demand(found["server"], claimed_by, {} if holder else every, room)
+    return ServerDemand(found["server"], claimed_by, {} if holder else every, room)
 
 
-def room_lines(demands: Mapping[str, Demand]) -> list[CheckLine]:
+def room_lines(demands: Mapping[str, ServerDemand]) -> list[CheckLine]:
     """Return what does not add up over these sources, by server; a line for each source of it."""
     found: list[CheckLine] = []
     for server in dict.fromkeys(demand.server for demand in demands.values()):
@@ -95,8 +99,10 @@ def room_lines(demands: Mapping[str, Demand]) -> list[CheckLine]:
     return found
 
 
-def _lines(source: str, limit: str, takers: list[str], needed: int, room: Room) -> list[CheckLine]:
-    finding = Findings(source)
+def _lines(
+    source: str, limit: str, takers: list[str], needed: int, room: ServerCapacity
+) -> list[CheckLine]:
+    finding = CheckFindings(source)
     together = f", by sources {', '.join(takers)}" if len(takers) > 1 else ""
     if needed > room.free:
         what = f"{room.used} of {room.total} are in use, and {needed} more needed{together}"

@@ -22,10 +22,10 @@ import pyarrow as pa
 from psycopg import AsyncConnection
 
 from ingestd.model.errors import TableChangedError, TableError, TransientError
-from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.schema import Table
 from ingestd.ports import Split
-from ingestd.ports.verify import Point
+from ingestd.ports.verify import VerifyPoint
 from ingestd.postgres.connection.errors import classify
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.connection.wal_position import insert_position, is_standby
@@ -40,7 +40,7 @@ from ingestd.postgres.snapshot.ctid_splits import (
     splits_seen,
 )
 from ingestd.postgres.snapshot.page_reader import TablePages
-from ingestd.postgres.snapshot.read_view import ExportedView, Place
+from ingestd.postgres.snapshot.read_view import ExportedView, RowOrigin
 from ingestd.postgres.wal.slots.create import temporary_point
 from ingestd.postgres.wal.slots.slot import ExportedPoint
 
@@ -54,7 +54,7 @@ Files = Mapping[int, Mapping[int, int]]
 """The files of tables, by OID, and of their partitions."""
 
 
-class Pace:
+class ReadThrottle:
     """Lets so many bytes a second pass; None: as many as come."""
 
     def __init__(self, bytes_per_s: float | None) -> None:
@@ -78,10 +78,10 @@ class SourceAtPoint:
         settings: PostgresSettings,
         held: AsyncConnection[Any] | ExportedPoint,
         exported: str,
-        point: Point,
+        point: VerifyPoint,
         at: datetime,
         files: Files,
-        pace: Pace,
+        pace: ReadThrottle,
         row_limit_bytes: int,
     ) -> None:
         self._settings = settings
@@ -100,7 +100,7 @@ class SourceAtPoint:
         where: str,
         settings: PostgresSettings,
         tables: Sequence[Table],
-        pace: Pace,
+        pace: ReadThrottle,
         *,
         row_limit_bytes: int,
     ) -> Self:
@@ -117,7 +117,7 @@ class SourceAtPoint:
             if takes_slot:
                 assert isinstance(settings, WalSettings)
                 slot = await _slot(where, settings)
-                point = Point(slot.point)
+                point = VerifyPoint(slot.point)
                 return cls(
                     settings, slot, slot.snapshot, point, slot.at, files, pace, row_limit_bytes
                 )
@@ -127,7 +127,7 @@ class SourceAtPoint:
 
     @classmethod
     async def _at_snapshot(
-        cls, settings: PostgresSettings, files: Files, pace: Pace, row_limit_bytes: int
+        cls, settings: PostgresSettings, files: Files, pace: ReadThrottle, row_limit_bytes: int
     ) -> Self:
         keeper = await connect(settings.dsn.get_secret_value(), autocommit=False)
         try:
@@ -140,7 +140,7 @@ class SourceAtPoint:
             await keeper.close()
             raise
         is_exact = not isinstance(settings, PollingSettings)
-        point = Point(lsn, Visibility.parse(seen) if is_exact else None, is_exact)
+        point = VerifyPoint(lsn, PgSnapshot.parse(seen) if is_exact else None, is_exact)
         return cls(settings, keeper, exported, point, at, files, pace, row_limit_bytes)
 
     async def splits(self, table: Table) -> Sequence[Split]:
@@ -159,7 +159,7 @@ class SourceAtPoint:
 
     async def batches(self, split: Split) -> AsyncGenerator[pa.RecordBatch, None]:
         """Read a split by COPY."""
-        view = ExportedView(self._dsn, self._exported, Place(self.point.lsn, self._at))
+        view = ExportedView(self._dsn, self._exported, RowOrigin(self.point.lsn, self._at))
         rows = TablePages(self._dsn, split, view, row_limit_bytes=self._row_limit_bytes)
         async with contextlib.aclosing(rows.pages()) as pages:
             try:

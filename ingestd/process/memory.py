@@ -38,7 +38,7 @@ _CHOICES = (
 )
 
 
-def give_back_early() -> None:
+def configure_allocators() -> None:
     """Choose the allocators. Before numpy, pyarrow and deltalake, which read the environment.
 
     What that says already stays. Leaves the heap alone where the C library is not glibc.
@@ -55,7 +55,7 @@ def give_back_early() -> None:
 
 
 @contextlib.contextmanager
-def keeping_all() -> Iterator[None]:
+def gc_frozen() -> Iterator[None]:
     """Look for no garbage meanwhile, nor ever among what was made: for imports.
 
     They take 0.58 s instead of 0.63, at the daemon's start.

@@ -14,7 +14,7 @@ _WAITING = "the lake"
 
 
 class Untold:
-    """Tells nothing. See `ingestd.ports.verify.Progress`."""
+    """Tells nothing. See `ingestd.ports.verify.VerifyProgress`."""
 
     def __enter__(self) -> Self:
         return self

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.model.changes import EpochSummary
 from ingestd.model.errors import IngestdError, OperatorError, TableError, TransientError
-from ingestd.model.lake_state import Committed, TableState
+from ingestd.model.lake_state import LakeState, TableState
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import TableId
 from ingestd.pipeline.known_lake import lake_lost, look
-from ingestd.pipeline.table_set import TableBook
+from ingestd.pipeline.table_set import TableSet
 from ingestd.pipeline.table_state import left_of
 from ingestd.ports import (
     ChangeCapture,
@@ -31,15 +31,15 @@ from ingestd.ports import (
     LakeLost,
     Lost,
 )
-from ingestd.postgres.snapshot.resume import Unread
+from ingestd.postgres.snapshot.resume import SnapshotRemainder
 from spark_jobs.backfills.plan import BackfillPolicy, BackfillReading, SplitRunner
 from spark_jobs.backfills.record import Record
 from spark_jobs.backfills.table import Filled, TableBackfill
-from spark_jobs.backfills.task import SplitReader
+from spark_jobs.backfills.task import BackfillReader
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class BackfillOutcome:
     """What became of the tables that were asked for.
 
     `present`: those that needed nothing. `is_listed`: `_epochs` has what was filled.
@@ -61,7 +61,7 @@ class Backfill:
         self,
         connector: Connector,
         lake: DeltaLake,
-        reader: SplitReader,
+        reader: BackfillReader,
         runner: SplitRunner,
         policy: BackfillPolicy,
         *,
@@ -78,7 +78,7 @@ class Backfill:
             connector, lake, reader, runner, policy, tell=tell, reached=reached
         )
 
-    async def run(self, names: Sequence[TableId]) -> Outcome:
+    async def run(self, names: Sequence[TableId]) -> BackfillOutcome:
         """Read these tables into the lake.
 
         Raises OperatorError for a table that is not captured, a slot that was lost, a source that a
@@ -91,7 +91,7 @@ class Backfill:
             await self._lake.close()
             await capture.close()
 
-    async def _run(self, capture: ChangeCapture, names: Sequence[TableId]) -> Outcome:
+    async def _run(self, capture: ChangeCapture, names: Sequence[TableId]) -> BackfillOutcome:
         await self._claim(capture)
         committed, verdict = await look(self._lake, capture)
         self._refuse_lost_lake(verdict)
@@ -130,7 +130,7 @@ class Backfill:
                 is_listed = await self._position(committed, tables, is_all=not failed)
             await self._hand_over(tables)
         filled = tuple(table.filled() for table in tables)
-        return Outcome(filled, tuple(present), tuple(failed), is_listed)
+        return BackfillOutcome(filled, tuple(present), tuple(failed), is_listed)
 
     def _refuse_lost_lake(self, verdict: Continuity) -> None:
         if isinstance(verdict, LakeLost):
@@ -151,10 +151,10 @@ class Backfill:
     # --- which tables ------------------------------------------------------------------------
 
     def _wanted(
-        self, names: Sequence[TableId], committed: Committed, discovery: Discovery
+        self, names: Sequence[TableId], committed: LakeState, discovery: Discovery
     ) -> list[TableId]:
         """Give those that are to be read. Raises OperatorError for one that is not captured."""
-        book = TableBook(committed, self._policy.resnapshot_rewritten)
+        book = TableSet(committed, self._policy.resnapshot_rewritten)
         book.update(discovery)
         unread = {table.id for table in book.to_read()}
         book.request(names)
@@ -162,7 +162,7 @@ class Backfill:
             return list(names)
         return [n for n in names if n in unread and not _is_handed_over(committed, n)]
 
-    async def _read_to(self, names: Sequence[TableId], committed: Committed) -> Lsn | None:
+    async def _read_to(self, names: Sequence[TableId], committed: LakeState) -> Lsn | None:
         """Give the greatest point at which earlier runs read what is not live yet; None if none."""
         begun = {n for n, t in committed.tables.items() if t.state is TableState.SNAPSHOTTING}
         records = [
@@ -196,7 +196,7 @@ class Backfill:
     # --- committing --------------------------------------------------------------------------
 
     async def _load(
-        self, capture: ChangeCapture, committed: Committed, tables: Sequence[TableBackfill]
+        self, capture: ChangeCapture, committed: LakeState, tables: Sequence[TableBackfill]
     ) -> None:
         for table in tables:
             if not table.is_loaded:
@@ -220,7 +220,7 @@ class Backfill:
             )
 
     async def _position(
-        self, committed: Committed, tables: Sequence[TableBackfill], *, is_all: bool
+        self, committed: LakeState, tables: Sequence[TableBackfill], *, is_all: bool
     ) -> bool:
         """Of a lake without live tables: record where it goes on, and list what it has.
 
@@ -249,13 +249,13 @@ class Backfill:
         self._reached("cleared")
 
 
-def _is_handed_over(committed: Committed, name: TableId) -> bool:
+def _is_handed_over(committed: LakeState, name: TableId) -> bool:
     """Whether all of it is read, and the daemon has to finish it."""
     known = committed.tables.get(name)
     if known is None or known.state is not TableState.SNAPSHOTTING:
         return False
     try:
-        return not Unread.parse(left_of(known.progress)).left
+        return not SnapshotRemainder.parse(left_of(known.progress)).left
     except (ValueError, KeyError, TypeError):
         return False
 

@@ -10,14 +10,14 @@ from typing import Protocol
 
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.model.errors import TableError
-from ingestd.model.lake_state import Committed, TableState
+from ingestd.model.lake_state import LakeState, TableState
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import ChangeCapture, Connector, Discovery, Split
 from ingestd.postgres.wal.slots.snapshot import TableSnapshot
 from spark_jobs.backfills.record import Note, Plan, PlannedSplit, definition_of, run_name
-from spark_jobs.backfills.resume import Standing, are_there, why_void
+from spark_jobs.backfills.resume import BackfillStanding, are_there, why_void
 from spark_jobs.backfills.table import TableBackfill, event_of, write_marker
-from spark_jobs.backfills.task import Failure, Order, SplitReader
+from spark_jobs.backfills.task import BackfillReader, Failure, SplitOrder
 
 LOOK_EVERY_S = 5.0
 """How often it is seen to that the claim still holds while splits are read."""
@@ -30,7 +30,7 @@ MOST_SPLITS = 10_000
 class SplitRunner(Protocol):
     """Runs tasks somewhere."""
 
-    def run(self, reader: SplitReader, orders: Sequence[Order]) -> list[Note | Failure]:
+    def run(self, reader: BackfillReader, orders: Sequence[SplitOrder]) -> list[Note | Failure]:
         """Give what each order came to, in their order. Blocks.
 
         Raises IngestdError if tasks can't run.
@@ -59,7 +59,7 @@ class BackfillReading:
         self,
         connector: Connector,
         lake: DeltaLake,
-        reader: SplitReader,
+        reader: BackfillReader,
         runner: SplitRunner,
         policy: BackfillPolicy,
         *,
@@ -79,7 +79,7 @@ class BackfillReading:
     async def take_up(
         self,
         capture: ChangeCapture,
-        committed: Committed,
+        committed: LakeState,
         discoveries: Sequence[Discovery],
         tables: Sequence[TableBackfill],
     ) -> None:
@@ -97,7 +97,7 @@ class BackfillReading:
             is_loaded = bool(paths & files)
             if not is_loaded:
                 notes = await asyncio.to_thread(table.record.with_files, notes)
-            standing = Standing(
+            standing = BackfillStanding(
                 table=table.table.id,
                 committed=committed,
                 origin=discoveries[-1].origin,
@@ -122,7 +122,7 @@ class BackfillReading:
     async def read(
         self,
         capture: ChangeCapture,
-        committed: Committed,
+        committed: LakeState,
         origin: str,
         tables: Sequence[TableBackfill],
     ) -> None:
@@ -136,7 +136,7 @@ class BackfillReading:
         snapshot = await capture.snapshot([t.table for t in reading])
         try:
             assert isinstance(snapshot, TableSnapshot)
-            orders: list[tuple[TableBackfill, Order]] = []
+            orders: list[tuple[TableBackfill, SplitOrder]] = []
             for table in reading:
                 try:
                     await self._plan(committed, origin, snapshot, table)
@@ -152,7 +152,7 @@ class BackfillReading:
 
     async def _plan(
         self,
-        committed: Committed,
+        committed: LakeState,
         origin: str,
         snapshot: TableSnapshot,
         table: TableBackfill,
@@ -197,7 +197,7 @@ class BackfillReading:
         return await manager.splits(table, snapshot, max(larger, self._policy.split_bytes))
 
     async def _run_orders(
-        self, capture: ChangeCapture, orders: Sequence[tuple[TableBackfill, Order]]
+        self, capture: ChangeCapture, orders: Sequence[tuple[TableBackfill, SplitOrder]]
     ) -> None:
         if not orders:
             return
@@ -219,11 +219,11 @@ class BackfillReading:
                 table.error = outcome.error()
 
 
-def _orders(snapshot: TableSnapshot, table: TableBackfill) -> list[Order]:
+def _orders(snapshot: TableSnapshot, table: TableBackfill) -> list[SplitOrder]:
     """Give what of a table is to be read under a snapshot."""
     plan = table.agreed
     return [
-        Order(
+        SplitOrder(
             split=Split(table.table, snapshot.exported, split.where, split.nbytes),
             number=number,
             point=snapshot.point,

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from ingestd.lake.raw_table import Held, raw_schema
+from ingestd.lake.raw_table import RowRange, raw_schema
 from ingestd.lake.store.errors import storage_faults
 from ingestd.lake.store.store import Store
 from ingestd.model.lsn import ZERO, Lsn
@@ -60,9 +60,9 @@ class Note:
         )
 
     @property
-    def held(self) -> Held:
+    def held(self) -> RowRange:
         """What its files add to the lake."""
-        return Held(self.rows, self.point, self.point, self.at)
+        return RowRange(self.rows, self.point, self.point, self.at)
 
 
 @dataclass(frozen=True, slots=True)

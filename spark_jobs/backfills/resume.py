@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ingestd.model.lake_state import Committed
+from ingestd.model.lake_state import LakeState
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import TableId
 from ingestd.postgres.catalog.block_range import BlockRange
@@ -13,7 +13,7 @@ from spark_jobs.backfills.record import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class BackfillStanding:
     """How lake, source and table are now.
 
     `origin`: of the source. `changed`: what the discovery tells of the table since it was
@@ -24,7 +24,7 @@ class Standing:
     """
 
     table: TableId
-    committed: Committed
+    committed: LakeState
     origin: str
     changed: str | None
     definition: str
@@ -35,7 +35,7 @@ class Standing:
     is_resumable: bool
 
 
-def why_void(plan: Plan, now: Standing) -> str | None:  # noqa: PLR0911 - a list of reasons
+def why_void(plan: Plan, now: BackfillStanding) -> str | None:  # noqa: PLR0911 - a list of reasons
     """Say why a plan is of no use any more; None if it may be gone on with."""
     if plan.origin != now.origin:
         return "the source is another server, or on another timeline"
@@ -54,7 +54,7 @@ def why_void(plan: Plan, now: Standing) -> str | None:  # noqa: PLR0911 - a list
     return None
 
 
-def _is_untouched(plan: Plan, now: Standing) -> bool:
+def _is_untouched(plan: Plan, now: BackfillStanding) -> bool:
     """Whether nobody but backfills has written since the plan was made."""
     lake = now.committed
     expected = {plan.point, plan.complete_to} if now.is_loaded else {plan.watermark}

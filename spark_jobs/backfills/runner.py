@@ -15,7 +15,7 @@ from pyspark.sql.functions import udf
 from ingestd.model.errors import OperatorError, TransientError
 from ingestd.model.schema import TableId
 from spark_jobs.backfills.record import Note
-from spark_jobs.backfills.task import Failure, Order, SplitReader
+from spark_jobs.backfills.task import BackfillReader, Failure, SplitOrder
 from spark_jobs.spark_errors import meaning_of
 
 AT_ONCE = 2_000
@@ -36,7 +36,7 @@ class SparkTasks:
         self._session = session
         self._tag = f"ingestd-backfill-{uuid.uuid4().hex}"
 
-    def run(self, reader: SplitReader, orders: Sequence[Order]) -> list[Note | Failure]:
+    def run(self, reader: BackfillReader, orders: Sequence[SplitOrder]) -> list[Note | Failure]:
         """Read splits, each in a task of its own."""
         self._session.addTag(self._tag)
         try:
@@ -50,7 +50,7 @@ class SparkTasks:
         finally:
             self._session.removeTag(self._tag)
 
-    def _run(self, reader: SplitReader, orders: Sequence[Order]) -> list[Note | Failure]:
+    def _run(self, reader: BackfillReader, orders: Sequence[SplitOrder]) -> list[Note | Failure]:
         waiting = list(orders)
 
         def read_split(number: int) -> str:

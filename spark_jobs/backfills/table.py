@@ -12,7 +12,7 @@ import pyarrow as pa
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.epoch_writer import with_epoch
 from ingestd.lake.parquet_writer import FragmentWriter
-from ingestd.lake.raw_table import Held, raw_schema, statistics_columns
+from ingestd.lake.raw_table import RowRange, raw_schema, statistics_columns
 from ingestd.model.changes import marker_batch
 from ingestd.model.errors import IngestdError
 from ingestd.model.lake_state import TableEvent, TableState
@@ -82,12 +82,12 @@ class TableBackfill:
         found = [f for _, note in sorted(self.notes.items()) for f in note.fragments]
         return [self.agreed.marker, *found] if is_marked else found
 
-    def held(self, *, is_marked: bool) -> Held | None:
+    def held(self, *, is_marked: bool) -> RowRange | None:
         """Say what those files hold."""
         parts = [note.held for note in self.notes.values() if note.rows]
         if is_marked:
-            parts.append(Held(1, self.agreed.point, self.agreed.point, self.agreed.at))
-        return reduce(Held.with_more, parts) if parts else None
+            parts.append(RowRange(1, self.agreed.point, self.agreed.point, self.agreed.at))
+        return reduce(RowRange.with_more, parts) if parts else None
 
     async def load(self, lake: DeltaLake, *, has_rows: bool) -> None:
         """Commit its files. `has_rows`: the lake has older ones.

@@ -40,7 +40,7 @@ _FOR_GOOD = frozenset({"snapshot_gone"})
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class SplitOrder:
     """A split to be read: `number` of its table's plan, at `point`, its rows of `epoch`.
 
     `folder`: the raw table's in the lake; `run_folder`: where the note goes.
@@ -82,7 +82,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class SplitReader:
+class BackfillReader:
     """Reads splits of a source in any process that it is sent to; has its secrets, shows none.
 
     `lake`: absolute, or a URI.
@@ -99,14 +99,14 @@ class SplitReader:
         factory = FACTORIES[self.settings.kind]
         return factory.create(self.source, self.settings, memory_bytes=self.memory_bytes // 2)
 
-    def read(self, order: Order) -> Note | Failure:
+    def read(self, order: SplitOrder) -> Note | Failure:
         """Read a split to durable files and a durable note. Blocks; must not be in an event loop.
 
         What passes by itself is tried again for a while, from the start.
         """
         return asyncio.run(self._read_patiently(order))
 
-    async def _read_patiently(self, order: Order) -> Note | Failure:
+    async def _read_patiently(self, order: SplitOrder) -> Note | Failure:
         for attempt in range(ATTEMPTS):
             try:
                 return await self._read(order)
@@ -119,7 +119,7 @@ class SplitReader:
             await asyncio.sleep(delay_s * random.uniform(0.5, 1))  # noqa: S311 - only to spread them
         raise AssertionError
 
-    async def _read(self, order: Order) -> Note:
+    async def _read(self, order: SplitOrder) -> Note:
         store = await asyncio.to_thread(open_store, self.lake, self.storage_options)
         connector = self.connector()
         try:
@@ -129,7 +129,7 @@ class SplitReader:
         await asyncio.to_thread(write_note, store, order.run_folder, note)
         return note
 
-    async def _write(self, order: Order, connector: Connector, store: Store) -> Note:
+    async def _write(self, order: SplitOrder, connector: Connector, store: Store) -> Note:
         table = order.split.table
         writer = FragmentWriter(store, order.folder, statistics_columns(table))
         sink = FragmentSink(writer, buffer_bytes=self.memory_bytes // 4)
@@ -148,7 +148,7 @@ class SplitReader:
         return Note(order.number, order.point, order.at, sink.rows, nbytes, tuple(fragments))
 
 
-def snapshot_rows(table: Table, batch: pa.RecordBatch, order: Order) -> pa.RecordBatch:
+def snapshot_rows(table: Table, batch: pa.RecordBatch, order: SplitOrder) -> pa.RecordBatch:
     """Give a page's rows as the raw table has them: `r` at (point, 0).
 
     `batch`: the table's columns by their lake names, and `_cdc_raw`.

@@ -89,7 +89,7 @@ class Signature:
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class JobCommit:
     """A version of a table. `signature`: None if no job of ours made it."""
 
     version: int
@@ -195,7 +195,7 @@ def delta_log(session: SparkSession, path: str) -> Any:  # noqa: ANN401 - a Scal
     return logs.forTable(session._jsparkSession, path)  # noqa: SLF001
 
 
-def commits_above(session: SparkSession, path: str, version: int) -> list[Commit]:
+def commits_above(session: SparkSession, path: str, version: int) -> list[JobCommit]:
     """Give the commits of a table above a version, newest first. No Spark job.
 
     At most HISTORY_LIMIT, and none of those whose log entries have been cleaned up.
@@ -210,12 +210,12 @@ def commits_above(session: SparkSession, path: str, version: int) -> list[Commit
     return found
 
 
-def _commit(session: SparkSession, path: str, version: int) -> Commit | None:
+def _commit(session: SparkSession, path: str, version: int) -> JobCommit | None:
     entries = log_entries(session, path, version)
     if entries is None:
         return None
     info: dict[str, Any] = next((e["commitInfo"] for e in entries if "commitInfo" in e), {})
-    return Commit(version, info.get("operation", ""), Signature.parse(info.get("userMetadata")))
+    return JobCommit(version, info.get("operation", ""), Signature.parse(info.get("userMetadata")))
 
 
 def log_entries(session: SparkSession, path: str, version: int) -> list[dict[str, Any]] | None:

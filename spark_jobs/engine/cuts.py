@@ -60,7 +60,7 @@ _SOURCE, _EPOCHS = "ingestd.source", "ingestd.epochs"
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class EpochCut:
     """A row of the log.
 
     `tables`: the Delta version of each table, by its text; `schemas`: the version of its schema in
@@ -74,7 +74,7 @@ class Cut:
     schemas: Mapping[str, int]
 
     @classmethod
-    def of(cls, row: Any) -> Cut:  # noqa: ANN401 - a pyspark Row
+    def of(cls, row: Any) -> EpochCut:  # noqa: ANN401 - a pyspark Row
         """Take a row of the log."""
         tables = {t["table"]: t["version"] for t in row["tables"]}
         schemas = {t["table"]: t["schema_version"] for t in row["tables"]}
@@ -118,14 +118,14 @@ class CutLog:
             )
         return epochs_id, False
 
-    def last(self) -> Cut | None:
+    def last(self) -> EpochCut | None:
         """Give the newest cut, None if there is none. Spark job, unless the log tells it."""
         self._version = current_version(self._session, self.path)
         found = newest_cut(self._session, self.path, self._name)
         self._newest = None if found is None else self._added(found.epoch, self._version)
         return found
 
-    def append(self, cut: Cut, *, replace: bool) -> None:
+    def append(self, cut: EpochCut, *, replace: bool) -> None:
         """Add a cut; one that is there stays. `replace`: in the place of that of the same epoch."""
         tables = [
             {"table": name, "version": version, "schema_version": cut.schemas[name]}
@@ -197,7 +197,7 @@ def _app_id(name: str) -> str:
     return f"ingestd-{name}/cuts"
 
 
-def newest_cut(session: SparkSession, path: str, name: str) -> Cut | None:
+def newest_cut(session: SparkSession, path: str, name: str) -> EpochCut | None:
     """Give the newest cut, None if there is none. Raises OperatorError where there is no log.
 
     `name`: of the job that adds them. Spark job, unless the log's newest entries tell it.
@@ -207,10 +207,10 @@ def newest_cut(session: SparkSession, path: str, name: str) -> Cut | None:
     if newest is None or not set(_ARROW_SCHEMA.names).issubset(newest.column_names):
         return find_cut(session, path)
     row = max(newest.to_pylist(), key=lambda row: row["epoch"])
-    return Cut.of(row | {"last_commit_ts": as_spark_gives(row["last_commit_ts"])})
+    return EpochCut.of(row | {"last_commit_ts": as_spark_gives(row["last_commit_ts"])})
 
 
-def find_cut(session: SparkSession, path: str, epoch: int | None = None) -> Cut | None:
+def find_cut(session: SparkSession, path: str, epoch: int | None = None) -> EpochCut | None:
     """Give the newest cut (at or below `epoch`) by Spark. Raises as `newest_cut`."""
     try:
         rows = CheckedTables().rows(session, path)
@@ -223,4 +223,4 @@ def find_cut(session: SparkSession, path: str, epoch: int | None = None) -> Cut 
     if epoch is not None:
         rows = rows.where(f.col("epoch") <= epoch)
     newest = rows.orderBy(f.desc("epoch")).limit(1).collect()
-    return Cut.of(newest[0]) if newest else None
+    return EpochCut.of(newest[0]) if newest else None

@@ -41,11 +41,11 @@ from ingestd.model.errors import (
 from ingestd.model.lake_state import TableState
 from ingestd.model.schema import TableId
 from spark_jobs.delta_log.commits import current_version
-from spark_jobs.engine.cuts import Cut, CutLog
+from spark_jobs.engine.cuts import CutLog, EpochCut
 from spark_jobs.engine.epoch_cache import EpochMemory
 from spark_jobs.engine.epoch_query import EpochQuery
 from spark_jobs.engine.table_mover import TableMover
-from spark_jobs.engine.table_position import At, Owner
+from spark_jobs.engine.table_position import Owner, TablePosition
 from spark_jobs.lake.source_lake import Epoch, SourceLake
 from spark_jobs.lake.targets import table_path
 from spark_jobs.spark_errors import meaning_of
@@ -86,8 +86,8 @@ class EpochStream:
     settings: Mapping[str, str] = field(default_factory=dict)
     after_commit: Callable[[str], None] = lambda _: None
     stopped: dict[str, TableError] = field(default_factory=dict)
-    _at: dict[str, At] = field(default_factory=dict, init=False)
-    _last: Cut | None = field(default=None, init=False)
+    _at: dict[str, TablePosition] = field(default_factory=dict, init=False)
+    _last: EpochCut | None = field(default=None, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _pool: ThreadPoolExecutor = field(init=False)
     _epochs: EpochMemory = field(init=False)
@@ -164,10 +164,10 @@ class EpochStream:
     def _checkpoint(self) -> str:
         return f"{self.target}/{self.log_name}_checkpoint"
 
-    def _as_left(self, cut: Cut) -> dict[str, At]:
+    def _as_left(self, cut: EpochCut) -> dict[str, TablePosition]:
         """Say where tables are; without those that are not as a cut has them, nor ahead of it."""
         at = {
-            table: At(version, cut.epoch, cut.schemas[table])
+            table: TablePosition(version, cut.epoch, cut.schemas[table])
             for table, version in cut.tables.items()
         }
         chosen = [table for table in at if self._is_chosen(table)]
@@ -201,7 +201,7 @@ class EpochStream:
             others = [t for t in self._last.tables if t in self.stopped or not self._is_chosen(t)]
             tables |= {t: self._last.tables[t] for t in others}
             schemas |= {t: self._last.schemas[t] for t in others}
-        cut = Cut(through.number, through.end_lsn, through.last_commit_ts, tables, schemas)
+        cut = EpochCut(through.number, through.end_lsn, through.last_commit_ts, tables, schemas)
         if cut == self._last:
             return
         self._cuts.append(cut, replace=not epochs)

@@ -18,7 +18,7 @@ from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
 from spark_jobs.delta_log.commits import commits_above
 from spark_jobs.delta_log.missing_files import gone_files
-from spark_jobs.engine.table_position import At, Owner, moved
+from spark_jobs.engine.table_position import Owner, TablePosition, moved
 from spark_jobs.lake.targets import table_path
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class TableMover:
     after_commit: Callable[[str], None]
     _sessions: threading.local = field(default_factory=threading.local, init=False)
 
-    def is_left(self, table: str, at: At) -> bool:
+    def is_left(self, table: str, at: TablePosition) -> bool:
         """Whether it is as a cut has it, or ahead; else its own commits say more than the cut."""
         session, path = self.lake.session, table_path(self.target, table)
         try:
@@ -103,10 +103,10 @@ class TableMover:
         self,
         table: str,
         definition: Definition,
-        known: At | None,
+        known: TablePosition | None,
         epochs: EpochMemory,
         through: Epoch,
-    ) -> At:
+    ) -> TablePosition:
         """Bring a table to the end of `through`; give where it is then.
 
         `known`: where it was seen last. Raises TableError if it can't be moved.

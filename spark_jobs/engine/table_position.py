@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class At:
+class TablePosition:
     """Where a table is: its version, the epoch it holds, the version of its schema."""
 
     version: int
@@ -46,9 +46,9 @@ class Owner:
         session: SparkSession,
         table: str,
         path: str,
-        known: At | None,
+        known: TablePosition | None,
         rebuild: Collection[str],
-    ) -> At | None:
+    ) -> TablePosition | None:
         """See where a table is; `known` is what was seen last. None: there is none yet.
 
         Raises TableError if somebody else made or changed it, unless it is to be rebuilt.
@@ -81,7 +81,7 @@ class Owner:
         if own is None:
             return None if known is None else replace(known, version=version)
         assert own.signature is not None
-        return At(version, own.signature.epoch, own.signature.schema_version)
+        return TablePosition(version, own.signature.epoch, own.signature.schema_version)
 
     def _ensure_ours(
         self, table: str, path: str, found: Signature, rebuild: Collection[str]
@@ -101,10 +101,10 @@ def moved(
     table: str,
     path: str,
     signature: Signature,
-    before: At | None,
+    before: TablePosition | None,
     *,
     above: int,
-) -> At:
+) -> TablePosition:
     """Give where a table is after a step. Raises TableError if another job moved it meanwhile.
 
     `signature`: of the step's last commit; `above`: the epoch that it began with.
@@ -121,4 +121,4 @@ def moved(
                 f" {commit.operation}) while it was moved to epoch {signature.epoch}",
                 remedy="let only one job write to a target",
             )
-    return At(version, signature.epoch, signature.schema_version)
+    return TablePosition(version, signature.epoch, signature.schema_version)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ingestd.model.changes import DELETE, TRUNCATE, UPDATE
 from spark_jobs.fold.arrow_keys import are_compared, numbered
-from spark_jobs.fold.plain import CARRIED, DELETED, KEPT, Folded, before_column, fold_changes
+from spark_jobs.fold.plain import CARRIED, DELETED, KEPT, FoldedKey, before_column, fold_changes
 
 MAX_SINGLY = 50_000
 """So many rows are folded one by one at most."""
@@ -26,14 +26,14 @@ _Ints = NDArray[np.int64]
 _Mask = NDArray[np.bool_]
 
 
-def fold(changes: pa.Table, columns: Sequence[str], key: Sequence[str]) -> Folded | None:
+def fold(changes: pa.Table, columns: Sequence[str], key: Sequence[str]) -> FoldedKey | None:
     """Do as `fold_changes`, the outcomes in any order; None: too many rows to be folded here."""
     changes = changes.combine_chunks()
     if not changes.num_rows or not are_compared(changes, key):
         return fold_changes(changes, columns, key) if changes.num_rows <= MAX_SINGLY else None
     numbers, is_single = _keys(changes, key)
     if not is_single.any():
-        return Folded(_by_arrow(changes, numbers, columns), [])
+        return FoldedKey(_by_arrow(changes, numbers, columns), [])
     singles = changes.filter(pa.array(is_single))
     if singles.num_rows > MAX_SINGLY:
         return None
@@ -43,7 +43,7 @@ def fold(changes: pa.Table, columns: Sequence[str], key: Sequence[str]) -> Folde
     others = changes.filter(pa.array(~is_single)).combine_chunks()
     outcomes = _by_arrow(others, numbers[~is_single], columns)
     # (the first stay the first: `borrowed` has their numbers)
-    return Folded(pa.concat_tables([folded.outcomes, outcomes]), folded.borrowed)
+    return FoldedKey(pa.concat_tables([folded.outcomes, outcomes]), folded.borrowed)
 
 
 def above_truncate(changes: pa.Table) -> pa.Table:

@@ -53,7 +53,7 @@ class Merge:
 
 
 def merge(old: pa.Table, outcomes: pa.Table, key: Sequence[str], schema: pa.Schema) -> Merge | None:
-    """Tell what becomes of rows by these outcomes (see `spark_jobs.fold.plain.Folded.outcomes`).
+    """Tell what becomes of rows by these outcomes (see `spark_jobs.fold.plain.FoldedKey.outcomes`).
 
     `old`: the rows before, of the columns of `schema` at least the key, the position, `_cdc_raw`
     and those that outcomes keep; `schema`: of the mirror. Of two rows of one key the one of the

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import functions as f
 
-from spark_jobs.fold.plain import Folded, RawText, keys_of
+from spark_jobs.fold.plain import FoldedKey, SourceText, keys_of
 from spark_jobs.lake.columns import RAW, col, same_key
 
 if TYPE_CHECKING:
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from spark_jobs.lake.tables import LakeColumn
 
 
-def borrow(folded: Folded, mirror: Callable[[], DataFrame], key: Sequence[LakeColumn]) -> pa.Table:
+def borrow(
+    folded: FoldedKey, mirror: Callable[[], DataFrame], key: Sequence[LakeColumn]
+) -> pa.Table:
     """Give the outcomes with the values that other keys' rows in the mirror have.
 
     `mirror` gives its rows. Two Spark jobs, none if nothing is borrowed. What is not in the mirror
@@ -70,7 +72,7 @@ def _rows_of(
 
 
 def _raw_text(value: object) -> str | None:
-    return value.text if isinstance(value, RawText) else None
+    return value.text if isinstance(value, SourceText) else None
 
 
 def _plain(value: object) -> object:
@@ -94,7 +96,7 @@ def _chunks(values: pa.Array | pa.ChunkedArray) -> list[pa.Array]:
 
 
 def _with_texts(
-    outcomes: pa.Table, folded: Folded, found: pa.Table, place: dict[Key, int]
+    outcomes: pa.Table, folded: FoldedKey, found: pa.Table, place: dict[Key, int]
 ) -> pa.Table:
     """Put in the texts of borrowed values that their columns can't hold."""
     raws = found[RAW].to_pylist()

@@ -30,7 +30,7 @@ Key = tuple[Hashable, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class RawText:
+class SourceText:
     """A value that its column can't hold, as the source's text."""
 
     text: str
@@ -55,7 +55,7 @@ class _Gone:
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
+class FoldedKey:
     """One row per key that the changes touch.
 
     `outcomes`: the source columns, `_cdc_raw`, CARRIED, DELETED, KEPT. `borrowed`: values that the
@@ -66,7 +66,7 @@ class Folded:
     borrowed: Sequence[tuple[int, str, Key]]
 
 
-def fold_changes(changes: pa.Table, columns: Sequence[str], key: Sequence[str]) -> Folded:
+def fold_changes(changes: pa.Table, columns: Sequence[str], key: Sequence[str]) -> FoldedKey:
     """Fold rows of a raw table, in any order and without `t`, to one outcome per key.
 
     `columns`: the source columns, all in `changes`; `key` is among them.
@@ -115,7 +115,7 @@ def _key(
 ) -> Key:
     texts = [None if raw is None else raw.get(prefix + name) for name in names]
     return tuple(
-        _hashable(value) if text is None else RawText(text)
+        _hashable(value) if text is None else SourceText(text)
         for value, text in zip(values, texts, strict=True)
     )
 
@@ -195,7 +195,7 @@ def _outcomes(
     rows: Mapping[Key, _Row | _Gone],
     columns: Sequence[str],
     key: Sequence[str],
-) -> Folded:
+) -> FoldedKey:
     found = list(rows.items())
     newest = np.fromiter((row.at for _, row in found), np.int64, len(found))
     borrowed: list[tuple[int, str, Key]] = []
@@ -236,7 +236,7 @@ def _outcomes(
             KEPT: pa.array(kept, pa.list_(pa.string())),
         }
     )
-    return Folded(table, borrowed)
+    return FoldedKey(table, borrowed)
 
 
 def _take(

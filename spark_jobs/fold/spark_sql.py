@@ -146,7 +146,7 @@ def old_texts() -> Column:
 def fold_in_spark(
     changes: DataFrame, columns: Sequence[LakeColumn], key: Sequence[LakeColumn], seen: Survey
 ) -> DataFrame:
-    """Fold raw rows without `t` to outcomes (see `spark_jobs.fold.plain.Folded.outcomes`).
+    """Fold raw rows without `t` to outcomes (see `spark_jobs.fold.plain.FoldedKey.outcomes`).
 
     Of keys that `linked_changes` names the outcome is not to be used.
     """

@@ -16,7 +16,7 @@ from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
 from spark_jobs.histories.keyed import keyed_versions, keys_of
 from spark_jobs.histories.keyless import keyless_versions, rows_of
-from spark_jobs.histories.shape import Shape
+from spark_jobs.histories.shape import HistoryShape
 from spark_jobs.histories.table import GOES, HistoryTable, clash
 from spark_jobs.histories.versions import VERSION
 from spark_jobs.histories.window import RowsGoneError, Window, empty_window, raw_rows, read_window
@@ -38,7 +38,7 @@ SETTINGS: Mapping[str, str] = MappingProxyType(
 """Of the sessions that write histories."""
 
 
-class Histories:
+class HistoryJob:
     """The history job, for `spark_jobs.engine.epoch_stream.EpochStream`."""
 
     name = "history"
@@ -85,7 +85,7 @@ class Histories:
             _go_on(table, window, shape, step)
 
 
-def _shape(lake: SourceLake, step: Step) -> Shape:
+def _shape(lake: SourceLake, step: Step) -> HistoryShape:
     try:
         schema = lake.changes(step.table, above=step.above, through=step.through.number).schema
     except AnalysisException as error:
@@ -97,7 +97,7 @@ def _shape(lake: SourceLake, step: Step) -> Shape:
     for column in step.definition.columns:  # the raw table has new ones from their first row on
         if column.name not in schema.names:
             schema = schema.add(column.name, DataType.fromDDL(column.delta_type))
-    return Shape.of(schema, step.definition)
+    return HistoryShape.of(schema, step.definition)
 
 
 def _ensure_same_key(window: Window, lake: SourceLake, step: Step) -> None:
@@ -115,7 +115,7 @@ def _ensure_same_key(window: Window, lake: SourceLake, step: Step) -> None:
 
 
 def _begin(
-    table: HistoryTable, window: Window | None, shape: Shape, lake: SourceLake, step: Step
+    table: HistoryTable, window: Window | None, shape: HistoryShape, lake: SourceLake, step: Step
 ) -> None:
     if window is None:
         window = empty_window(raw_rows(lake, step.table, shape, above=0, through=0))
@@ -126,7 +126,7 @@ def _begin(
         window.close()
 
 
-def _go_on(table: HistoryTable, window: Window, shape: Shape, step: Step) -> None:
+def _go_on(table: HistoryTable, window: Window, shape: HistoryShape, step: Step) -> None:
     before = again = None
     try:
         made, touched = keyed_versions, keys_of
@@ -146,7 +146,7 @@ def _go_on(table: HistoryTable, window: Window, shape: Shape, step: Step) -> Non
         window.close()
 
 
-def _changed(versions: DataFrame, again: DataFrame | None, shape: Shape) -> DataFrame:
+def _changed(versions: DataFrame, again: DataFrame | None, shape: HistoryShape) -> DataFrame:
     """Give what is to be put in and, with `_cdc_goes`, what is to be taken out.
 
     Of a table without a key, equal rows that began and end together are one in what is taken out:

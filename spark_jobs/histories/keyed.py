@@ -14,7 +14,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import DoubleType, FloatType
 
 from ingestd.model.changes import TRUNCATE
-from spark_jobs.histories.shape import OF_BEFORE, UNCHANGED, Shape
+from spark_jobs.histories.shape import OF_BEFORE, UNCHANGED, HistoryShape
 from spark_jobs.histories.unchanged_values import filled
 from spark_jobs.histories.versions import (
     VERSION,
@@ -36,7 +36,7 @@ _BASE, _OPEN, _DELETE, _LEFT = "b", "o", "d", "x"
 _YES = f.lit
 
 
-def keyed_versions(window: Window, before: DataFrame | None, shape: Shape) -> DataFrame:
+def keyed_versions(window: Window, before: DataFrame | None, shape: HistoryShape) -> DataFrame:
     """Give the versions as they are after the window, those of `before` included.
 
     `before`: versions that began below the window and do not end there (`history_versions.stored`),
@@ -73,7 +73,7 @@ def keyed_versions(window: Window, before: DataFrame | None, shape: Shape) -> Da
     return with_missing(versions, shape)
 
 
-def keys_of(window: Window, shape: Shape) -> DataFrame:
+def keys_of(window: Window, shape: HistoryShape) -> DataFrame:
     """Give the parts of every key that the window's rows have or had, once each."""
     rows = window.rows.where(f.col("_cdc_op") != TRUNCATE)
     keys = rows.select(*shape.named_parts())
@@ -83,7 +83,7 @@ def keys_of(window: Window, shape: Shape) -> DataFrame:
     return keys.distinct()
 
 
-def _events(window: Window, shape: Shape) -> DataFrame:
+def _events(window: Window, shape: HistoryShape) -> DataFrame:
     rows = window.rows.where(f.col("_cdc_op") != TRUNCATE)
     has_moved = moved(rows, shape) if window.moves else f.expr("false")
     op = f.col("_cdc_op")
@@ -155,7 +155,7 @@ def _with_ends_by_snapshots(events: DataFrame, window: Window, over: WindowSpec)
 
 
 def _without_repeated_reads(
-    events: DataFrame, window: Window, shape: Shape, over: WindowSpec
+    events: DataFrame, window: Window, shape: HistoryShape, over: WindowSpec
 ) -> DataFrame:
     """Leave out `r` rows that are what was there: nothing changed.
 
@@ -193,7 +193,7 @@ def _without_repeated_reads(
     )
 
 
-def _values(shape: Shape) -> list[Column]:
+def _values(shape: HistoryShape) -> list[Column]:
     """Give what two rows may have in common; `v` and `t` with the column's number."""
     found: list[Column] = [f.coalesce(f.col(UNCHANGED), f.array()).alias("unchanged")]
     for number, (name, kind) in enumerate(shape.types.items()):
@@ -205,7 +205,7 @@ def _values(shape: Shape) -> list[Column]:
     return found
 
 
-def _is_same(shape: Shape) -> Column:
+def _is_same(shape: HistoryShape) -> Column:
     """Say of an event whether its row is that of `_cdc_then`, as that is by now; null equals null.
 
     By the columns that the source has where it lies. What came in between has its constant.

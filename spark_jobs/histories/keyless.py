@@ -14,7 +14,13 @@ from pyspark.sql import Window as Over
 from pyspark.sql import functions as f
 
 from ingestd.model.changes import DELETE, INSERT, SNAPSHOT, UPDATE
-from spark_jobs.histories.shape import OF_BEFORE, UNCHANGED, Shape, literal_position, position
+from spark_jobs.histories.shape import (
+    OF_BEFORE,
+    UNCHANGED,
+    HistoryShape,
+    literal_position,
+    position,
+)
 from spark_jobs.histories.versions import (
     VERSION,
     count_below,
@@ -32,7 +38,7 @@ if TYPE_CHECKING:
 _OPENS = "_cdc_opens"
 
 
-def keyless_versions(window: Window, before: DataFrame | None, shape: Shape) -> DataFrame:
+def keyless_versions(window: Window, before: DataFrame | None, shape: HistoryShape) -> DataFrame:
     """Give the versions as they are after the window, those of `before` included.
 
     `before`: as of `history_keyed.keyed_versions`; of all rows that the window ends, or of all.
@@ -74,12 +80,12 @@ def keyless_versions(window: Window, before: DataFrame | None, shape: Shape) -> 
     return with_missing(found, shape)
 
 
-def rows_of(window: Window, shape: Shape) -> DataFrame:
+def rows_of(window: Window, shape: HistoryShape) -> DataFrame:
     """Give the parts of every row that the window's changes put in or take away, once each."""
     return _changes(window, shape).select(*shape.part_names).distinct()
 
 
-def _old_rows(rows: DataFrame, shape: Shape) -> DataFrame:
+def _old_rows(rows: DataFrame, shape: HistoryShape) -> DataFrame:
     """Give the rows that were before; a column that the old row does not have is null."""
     fields = old_columns(rows)
     values = [
@@ -92,7 +98,7 @@ def _old_rows(rows: DataFrame, shape: Shape) -> DataFrame:
     return rows.select(*values, f.when(f.size(raw) > 0, raw).alias(RAW), *others)
 
 
-def _changes(window: Window, shape: Shape) -> DataFrame:
+def _changes(window: Window, shape: HistoryShape) -> DataFrame:
     """Give what opens a row, and what ends one, in the columns of versions."""
     op = f.col("_cdc_op")
     rows = window.rows
@@ -128,7 +134,7 @@ def _changes(window: Window, shape: Shape) -> DataFrame:
     )
 
 
-def _reads(window: Window, mark: Mark, shape: Shape) -> DataFrame:
+def _reads(window: Window, mark: Mark, shape: HistoryShape) -> DataFrame:
     """Give the rows that the snapshot of this mark read, as current versions."""
     is_its = (f.col("_cdc_op") == SNAPSHOT) & (f.col("_cdc_lsn") == mark.lsn)
     return window.rows.where(is_its).select(
@@ -146,7 +152,7 @@ def _reads(window: Window, mark: Mark, shape: Shape) -> DataFrame:
     )
 
 
-def _paired(events: DataFrame, truncates: Sequence[Mark], shape: Shape) -> DataFrame:
+def _paired(events: DataFrame, truncates: Sequence[Mark], shape: HistoryShape) -> DataFrame:
     """Give each opening with the ending of its row, the first with the first.
 
     An ending that finds no row is left out: only what was captured of a table that was not read yet
@@ -171,7 +177,9 @@ def _paired(events: DataFrame, truncates: Sequence[Mark], shape: Shape) -> DataF
     return events.where(_OPENS)
 
 
-def _counted_anew(versions: DataFrame, reads: DataFrame, mark: Mark, shape: Shape) -> DataFrame:
+def _counted_anew(
+    versions: DataFrame, reads: DataFrame, mark: Mark, shape: HistoryShape
+) -> DataFrame:
     """Hold what is there at a snapshot against what it read: as many copies stay."""
     columns = [*shape.columns, *VERSION, *shape.part_names]
     both = (

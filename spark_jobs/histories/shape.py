@@ -51,7 +51,7 @@ def is_clashing(columns: Sequence[str]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class HistoryShape:
     """A table's columns.
 
     `types`: every source column of the raw table. `versions`: for each of the columns that tell
@@ -67,7 +67,7 @@ class Shape:
     lives: tuple[LakeColumn, ...] = ()
 
     @classmethod
-    def of(cls, raw: t.StructType, definition: Definition) -> Shape:
+    def of(cls, raw: t.StructType, definition: Definition) -> HistoryShape:
         """`raw`: the raw table's schema."""
         types = {c.name: c.dataType for c in raw if not c.name.startswith(RESERVED_PREFIX)}
         present = tuple(c for c in definition.columns if c.name in types)

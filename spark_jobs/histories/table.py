@@ -11,7 +11,7 @@ from pyspark.sql import functions as f
 from ingestd.model.changes import UPDATE
 from spark_jobs.delta_log.checked_tables import CheckedTables
 from spark_jobs.delta_log.commits import TABLE_PROPERTIES, settings, signed, size_bytes
-from spark_jobs.histories.shape import ADDED, Shape, is_clashing
+from spark_jobs.histories.shape import ADDED, HistoryShape, is_clashing
 from spark_jobs.histories.versions import as_history, spanning, stored, with_missing
 from spark_jobs.lake.columns import RAW, col, needs_column_mapping, quoted
 from spark_jobs.lake.missing_values import lacks, missing_value, with_text
@@ -56,7 +56,7 @@ class HistoryTable:
         """Return the names of the history's columns."""
         return self.checked.columns(self.session, self.path)
 
-    def before(self, window: Window, shape: Shape, keys: DataFrame | None) -> DataFrame:
+    def before(self, window: Window, shape: HistoryShape, keys: DataFrame | None) -> DataFrame:
         """Give the versions that a window may change: those that do not end below it.
 
         Columns: `history_versions.stored`, and `_cdc_again`: the version begins in the window,
@@ -78,7 +78,7 @@ class HistoryTable:
             same = same & f.col(f"v.{name}").eqNullSafe(f.col(f"k.{name}"))
         return found.alias("v").join(keys.alias("k"), same, "left_semi")
 
-    def replace(self, versions: DataFrame, shape: Shape, signature: Signature) -> None:
+    def replace(self, versions: DataFrame, shape: HistoryShape, signature: Signature) -> None:
         """Make the history anew of these versions: one commit, a plain write."""
         prefix = _PREFIX if is_clashing(shape.columns) else ""
         rows = versions.select(as_history(shape, prefix))
@@ -93,7 +93,9 @@ class HistoryTable:
         with signed(self.session, signature, None):
             writer.save(self.path)
 
-    def merge(self, changes: DataFrame, window: Window, shape: Shape, signature: Signature) -> None:
+    def merge(
+        self, changes: DataFrame, window: Window, shape: HistoryShape, signature: Signature
+    ) -> None:
         """Take versions out and put versions in: one commit, skipped if it is there already.
 
         `changes`: versions, with the parts that tell them apart and `_cdc_goes`. Of one that goes,
@@ -123,7 +125,7 @@ class HistoryTable:
                 source.alias("s"), same
             ).whenMatchedDelete().whenNotMatchedInsert(~f.col(f"s.{GOES}"), put).execute()
 
-    def evolve(self, shape: Shape, signature: Signature) -> None:
+    def evolve(self, shape: HistoryShape, signature: Signature) -> None:
         """Add the columns that the history lacks; fill the versions that have them in the source.
 
         Where one was made again, the versions that were there end, and others go on.
@@ -160,7 +162,7 @@ class HistoryTable:
                 f.expr(where) & lacks(column, value, text), values
             )
 
-    def _split(self, where: str, shape: Shape, prefix: str, signature: Signature) -> None:
+    def _split(self, where: str, shape: HistoryShape, prefix: str, signature: Signature) -> None:
         """Put versions that were there when a column was made again in their own places, in two."""
         found = self.rows().where(where)
         if found.isEmpty():
@@ -183,7 +185,7 @@ class HistoryTable:
         self.session.sql(f"ALTER TABLE {table} ADD COLUMNS ({added})")
 
 
-def clash(shape: Shape, names: Sequence[str]) -> str | None:
+def clash(shape: HistoryShape, names: Sequence[str]) -> str | None:
     """Name a source column that is called as one of the history's own is; None if there is none."""
     if prefix_of(names):
         return None

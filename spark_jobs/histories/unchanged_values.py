@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window as Over
 from pyspark.sql import functions as f
 
-from spark_jobs.histories.shape import OF_BEFORE, UNCHANGED, Shape
+from spark_jobs.histories.shape import OF_BEFORE, UNCHANGED, HistoryShape
 from spark_jobs.histories.versions import kept_raw
 from spark_jobs.histories.window import BEFORE, Window, old_columns
 from spark_jobs.lake.columns import RAW, col
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _PLACE = ("_cdc_lsn", "_cdc_seq")
 
 
-def filled(events: DataFrame, window: Window, shape: Shape) -> DataFrame:
+def filled(events: DataFrame, window: Window, shape: HistoryShape) -> DataFrame:
     """Give events with what they lack; `_cdc_unchanged` names what is nowhere to be had.
 
     A row that got another key takes it from under its old one, through any number of keys: one
@@ -62,7 +62,7 @@ def _value(known: Column, value: Column, text: Column) -> Column:
     return f.struct(known.alias("known"), value.alias("value"), text.alias("text"))
 
 
-def _sent(name: str, shape: Shape, *, is_in_before: bool) -> Column:
+def _sent(name: str, shape: HistoryShape, *, is_in_before: bool) -> Column:
     """Give what an event tells of a column; null if it is what the event before tells."""
     is_unsent = f.coalesce(f.array_contains(UNCHANGED, name), f.expr("false"))
     own = _value(f.expr("true"), col(name), f.try_element_at(f.col(RAW), f.lit(name)))
@@ -79,7 +79,7 @@ def _sent(name: str, shape: Shape, *, is_in_before: bool) -> Column:
     return found.when(is_first, nothing)
 
 
-def _carried(events: DataFrame, shape: Shape, names: tuple[str, ...]) -> DataFrame:
+def _carried(events: DataFrame, shape: HistoryShape, names: tuple[str, ...]) -> DataFrame:
     over = (
         Over.partitionBy(*shape.part_names)
         .orderBy(*_PLACE)
@@ -90,7 +90,7 @@ def _carried(events: DataFrame, shape: Shape, names: tuple[str, ...]) -> DataFra
     )
 
 
-def _through_keys(events: DataFrame, shape: Shape, window: Window) -> DataFrame:
+def _through_keys(events: DataFrame, shape: HistoryShape, window: Window) -> DataFrame:
     names = window.unsent
     known, before = events, -1
     for rounds in range(1, window.moves_unsent + 1):

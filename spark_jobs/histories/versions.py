@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as f
 
 from ingestd.model.changes import UPDATE
-from spark_jobs.histories.shape import ADDED, OF_BEFORE, UNCHANGED, Shape
+from spark_jobs.histories.shape import ADDED, OF_BEFORE, UNCHANGED, HistoryShape
 from spark_jobs.lake.columns import RAW, RAW_TYPE, col
 from spark_jobs.lake.missing_values import missing_value
 
@@ -92,7 +92,7 @@ def kept_raw(
     return f.when(f.size(kept) > 0, kept)
 
 
-def stored(history: DataFrame, shape: Shape, prefix: str) -> DataFrame:
+def stored(history: DataFrame, shape: HistoryShape, prefix: str) -> DataFrame:
     """Give a history's rows as versions, with the parts that tell them apart."""
     name = {n: f.col(prefix + n) for n in ADDED}
     ends = end(name["valid_to_lsn"], name["valid_to_seq"], name["valid_to"])
@@ -111,7 +111,7 @@ def stored(history: DataFrame, shape: Shape, prefix: str) -> DataFrame:
     return rows.select("*", *shape.named_parts())
 
 
-def with_missing(versions: DataFrame, shape: Shape) -> DataFrame:
+def with_missing(versions: DataFrame, shape: HistoryShape) -> DataFrame:
     """Give versions that were there when a column came what the source has for them.
 
     Taken back from what `HistoryTable.evolve` filled, and a change told later had ended before.
@@ -147,7 +147,7 @@ def spanning(lsn: int, begins: str, ends_lsn: str, ends_seq: str) -> str:
     return f"{begins} < {lsn} AND ({ends_lsn} IS NULL OR {is_later})"
 
 
-def _split_at(versions: DataFrame, lsn: int, shape: Shape) -> DataFrame:
+def _split_at(versions: DataFrame, lsn: int, shape: HistoryShape) -> DataFrame:
     """End versions that were there at `lsn`; others, with what the source has, go on."""
     made = shape.made_at(lsn)
     spans = f.expr(spanning(lsn, "_cdc_lsn", "_cdc_to.lsn", "_cdc_to.seq"))
@@ -180,7 +180,7 @@ def _split_at(versions: DataFrame, lsn: int, shape: Shape) -> DataFrame:
     return versions.withColumns(changed).drop("_cdc_is_second")
 
 
-def as_history(shape: Shape, prefix: str) -> list[Column]:
+def as_history(shape: HistoryShape, prefix: str) -> list[Column]:
     """Give a history's columns, of versions."""
     ends = f.col("_cdc_to")
     added = {

@@ -16,7 +16,13 @@ from pyspark.sql import functions as f
 
 from ingestd.model.changes import DELETE, MARKER_SEQ, SNAPSHOT, TRUNCATE, UPDATE
 from spark_jobs.fold.spark_sql import with_keys
-from spark_jobs.histories.shape import OF_BEFORE, UNCHANGED, Shape, literal_position, position
+from spark_jobs.histories.shape import (
+    OF_BEFORE,
+    UNCHANGED,
+    HistoryShape,
+    literal_position,
+    position,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -80,7 +86,7 @@ class Window:
 def read_window(
     lake: SourceLake,
     table: str,
-    shape: Shape,
+    shape: HistoryShape,
     *,
     above: int,
     above_lsn: int,
@@ -106,7 +112,7 @@ def read_window(
             return None
         if count < rows:
             _ensure_nothing_counts(lake, table, found, through)
-        return _beginning(found, shape, key_since, count < rows)
+        return _beginning(found, shape, key_since, is_lacking=count < rows)
     if count < rows:
         if found is not None:
             found.close()
@@ -134,7 +140,9 @@ def _ensure_all_from(lake: SourceLake, table: str, lsn: int, through: int) -> No
         raise RowsGoneError(msg)
 
 
-def raw_rows(lake: SourceLake, table: str, shape: Shape, *, above: int, through: int) -> DataFrame:
+def raw_rows(
+    lake: SourceLake, table: str, shape: HistoryShape, *, above: int, through: int
+) -> DataFrame:
     """Give the raw rows of the epochs above one, through another, with all of the shape's columns.
 
     Parts of a key that an update did not send (stored apart, and unchanged) are those of before.
@@ -150,7 +158,9 @@ def raw_rows(lake: SourceLake, table: str, shape: Shape, *, above: int, through:
     return told.withColumn(UNCHANGED, f.when(f.size(UNCHANGED) > 0, f.col(UNCHANGED)))
 
 
-def _beginning(found: Window, shape: Shape, key_since: int, is_lacking: bool) -> Window | None:  # noqa: FBT001
+def _beginning(
+    found: Window, shape: HistoryShape, key_since: int, *, is_lacking: bool
+) -> Window | None:
     points = [(m.lsn, m.seq) for m in found.marks if m.is_snapshot]
     if not points:
         return found
@@ -173,7 +183,9 @@ def _ensure_nothing_counts(lake: SourceLake, table: str, found: Window, through:
         raise RowsGoneError(msg)
 
 
-def _measured(rows: DataFrame, shape: Shape, first: tuple[int, int] | None = None) -> Window | None:
+def _measured(
+    rows: DataFrame, shape: HistoryShape, first: tuple[int, int] | None = None
+) -> Window | None:
     rows = rows.persist()
     op, told = f.col("_cdc_op"), moved(rows, shape)
     mark = f.struct(
@@ -219,7 +231,7 @@ def empty_window(rows: DataFrame) -> Window:
     return Window(rows, 0, (0, 0), (), (), 0, 0, has_reads=False, lowest_read=None)
 
 
-def moved(rows: DataFrame, shape: Shape) -> Column:
+def moved(rows: DataFrame, shape: HistoryShape) -> Column:
     """Say of a raw row whether it changed its row's key."""
     nothing = f.expr("false")
     if not shape.is_keyed or not has_old_keys(rows, shape):
@@ -231,7 +243,7 @@ def moved(rows: DataFrame, shape: Shape) -> Column:
     return (f.col("_cdc_op") == UPDATE) & f.col(BEFORE).isNotNull() & differs
 
 
-def has_old_keys(rows: DataFrame, shape: Shape) -> bool:
+def has_old_keys(rows: DataFrame, shape: HistoryShape) -> bool:
     """Say whether `_cdc_before` has the key's columns."""
     there = old_columns(rows)
     return there.issuperset(name for names in shape.versions for name in names)

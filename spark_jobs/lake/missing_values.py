@@ -12,7 +12,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import DataType
 
 from ingestd.decode.values.cast import cast
-from ingestd.decode.values.text_column import Source, Texts
+from ingestd.decode.values.text_column import ByteBuffer, TextColumn
 from spark_jobs.lake.columns import RAW, RAW_TYPE, col
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def missing_value(column: LakeColumn) -> tuple[Column, str | None]:
     if column.missing is None:
         return f.lit(None).cast(column.delta_type), None
     buffer = column.missing.encode()
-    texts = Texts(Source(buffer), np.zeros(1, np.int64), np.full(1, len(buffer), np.int64))
+    texts = TextColumn(ByteBuffer(buffer), np.zeros(1, np.int64), np.full(1, len(buffer), np.int64))
     array, refused = cast(texts, to_arrow_type(DataType.fromDDL(column.delta_type), timezone="UTC"))
     if len(refused) or isinstance(array[0].as_py(), dict):
         return f.lit(None).cast(column.delta_type), column.missing

@@ -59,7 +59,7 @@ _POSITION = ("_cdc_lsn", "_cdc_seq")
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _FilePart:
     """A file of the mirror, of `total` rows. `rows`: those that are there, `numbers`: theirs."""
 
     add: Action
@@ -134,7 +134,7 @@ class DriverMerge:
         """Write what outcomes make of these files; give the actions of the commit."""
         kept = pc.unique(pc.list_flatten(outcomes[KEPT])).to_pylist()
         names = [f.name for f in schema if f.name in {*key, *kept, *_POSITION, "_cdc_raw"}]
-        parts: list[_Part] = []
+        parts: list[_FilePart] = []
         left = _MAX_NBYTES
         for add in touched:
             parts.append(self._read(add, outcomes.num_rows, schema, names, left))
@@ -148,7 +148,7 @@ class DriverMerge:
 
     def _read(
         self, add: Action, changes: int, schema: pa.Schema, names: Sequence[str], max_nbytes: int
-    ) -> _Part:
+    ) -> _FilePart:
         """Read a file: all of it if it may be written anew, else these columns."""
         gone = rows_gone(self.session, self.path, add)
         count = json.loads(add.get("stats") or "{}").get("numRecords", 0)
@@ -167,9 +167,11 @@ class DriverMerge:
             is_there = np.ones(total, bool)
             is_there[gone] = False
             read, numbers = read.filter(pa.array(is_there)), numbers[is_there]
-        return _Part(add, total, shaped(read, fields), numbers, is_whole)
+        return _FilePart(add, total, shaped(read, fields), numbers, is_whole)
 
-    def _written(self, parts: Sequence[_Part], merged: Merge, key: Sequence[str]) -> list[Action]:
+    def _written(
+        self, parts: Sequence[_FilePart], merged: Merge, key: Sequence[str]
+    ) -> list[Action]:
         are_joined = sum(_is_small(part.add) for part in parts) > _MAX_SMALL
         actions: list[Action] = []
         rows, vectors = [], []
@@ -196,7 +198,7 @@ class DriverMerge:
         return actions + self._new_files(pa.concat_tables(rows), key)
 
     def _with_vectors(
-        self, parts: Sequence[tuple[_Part, NDArray[np.bool_]]], now_ms: int
+        self, parts: Sequence[tuple[_FilePart, NDArray[np.bool_]]], now_ms: int
     ) -> list[Action]:
         """Write the vectors of files that lose rows; give their `add` actions."""
         if not parts:

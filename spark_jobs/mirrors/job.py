@@ -77,7 +77,7 @@ class _RowsGoneError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Mirroring:
+class MirrorJob:
     """The `spark_jobs.engine.table_mover.TableJob` that keeps mirrors."""
 
     soft_deletes: bool = False
@@ -207,7 +207,7 @@ class _Move(MirrorStep):
         void_below = -1 if seen.truncated is None else seen.truncated[0]
         lost = self.lake.epochs_lacking_rows(table, through, void_below, found=seen.rows)
         if lost:
-            raise Mirroring._raw_gone(  # noqa: SLF001 - one of its own
+            raise MirrorJob._raw_gone(  # noqa: SLF001 - one of its own
                 self.lake, self.step, f"rows of epoch {min(lost)} are not there any more"
             )
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from spark_jobs.reconciling.row_hashes import WEIGHT, Comparison
+from spark_jobs.reconciling.row_hashes import WEIGHT, ComparedTable
 
 MISSING, EXTRA, DIFFERENT = "missing", "extra", "different"
 """In the source only; in the mirror only (or there too often); in both, with other values."""
@@ -51,7 +51,7 @@ def total_rows(ranges: Ranges) -> int:
 
 
 def differences(
-    expected: DataFrame, there: DataFrame, ranges: Collection[int], comparison: Comparison
+    expected: DataFrame, there: DataFrame, ranges: Collection[int], comparison: ComparedTable
 ) -> DataFrame:
     """Give one row for each key (whole row, without a key) that differs in these ranges.
 
@@ -106,7 +106,7 @@ def _of(side: int, column: Column) -> Column:
     return f.any_value(f.when(f.col("side") == side, column), ignoreNulls=True)
 
 
-def _differing(comparison: Comparison) -> Column:
+def _differing(comparison: ComparedTable) -> Column:
     ours, theirs = f.col("hashes"), f.col("their_hashes")
     each = [
         f.when(ours[number] != theirs[number], f.lit(name))

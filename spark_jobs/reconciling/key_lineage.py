@@ -23,7 +23,7 @@ class Key(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class KeyMove:
     """A row that had the key `old` has the key `new` from `position` on."""
 
     old: Key
@@ -45,7 +45,7 @@ class Lineage:
     since: Position
 
 
-def lineages(moves: Iterable[Move]) -> list[Lineage]:
+def lineages(moves: Iterable[KeyMove]) -> list[Lineage]:
     """Give the lineages of all keys in these moves, in any order."""
     begun: dict[Key, list[tuple[Position, Key, Position]]] = {}
     for move in sorted(moves, key=lambda m: m.position):

@@ -28,7 +28,7 @@ _DIFFERENCES_SCHEMA = (
 )
 
 
-class State(StrEnum):
+class ReconcileState(StrEnum):
     """How a table's comparison ended."""
 
     EQUAL = "equal"
@@ -67,7 +67,7 @@ class TableResult:
     """
 
     table: str
-    state: State
+    state: ReconcileState
     epoch: int | None = None
     mirror_version: int | None = None
     source_rows: int = 0
@@ -88,7 +88,7 @@ class TableResult:
                 *(f"    {x}" for x in str(self.fault).split("\n")),
             ]
         what = f"{self.table}: {self.state}, {self.source_rows:,} rows"
-        if self.state is State.DIFFERENT:
+        if self.state is ReconcileState.DIFFERENT:
             found = {MISSING: self.missing, EXTRA: self.extra, DIFFERENT: self.different}
             told = ", ".join(f"{count:,} {kind}" for kind, count in found.items() if count)
             what = f"{self.table}: {told or self.state} of {self.source_rows:,} rows"
@@ -100,7 +100,7 @@ class TableResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Reconciliation:
     """One reconciliation: `at` (aware) and `lsn` say of when the source was."""
 
     id: str
@@ -113,7 +113,7 @@ def exit_code_of(results: Iterable[TableResult]) -> int:
     """0: all equal. 1: something differs, or somebody must act. 75: try again later."""
     codes = {EXIT_DONE}
     for result in results:
-        if result.state is State.DIFFERENT:
+        if result.state is ReconcileState.DIFFERENT:
             codes.add(EXIT_OPERATOR)
         elif result.fault is not None:
             will_pass = isinstance(result.fault, TableChangedError)
@@ -121,16 +121,16 @@ def exit_code_of(results: Iterable[TableResult]) -> int:
     return next(code for code in (EXIT_OPERATOR, EXIT_TRANSIENT, EXIT_DONE) if code in codes)
 
 
-def summary(run: Run, results: Sequence[TableResult]) -> str:
+def summary(run: Reconciliation, results: Sequence[TableResult]) -> str:
     """Write a run's outcome, each table on a line or more."""
     lines = [line for result in results for line in result.lines()]
-    counts = {state: sum(r.state is state for r in results) for state in State}
+    counts = {state: sum(r.state is state for r in results) for state in ReconcileState}
     told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     lines.append(f"source {run.source} at {run.lsn}: {told or 'no tables'}")
     return "\n".join(lines) + "\n"
 
 
-def append_differences(uri: str, run: Run, table: str, found: DataFrame) -> None:
+def append_differences(uri: str, run: Reconciliation, table: str, found: DataFrame) -> None:
     """Append a table's differences to `<uri>/differences`. Spark job."""
     head = _head(run, table)
     texts = f.lit(None).cast("map<string,string>")
@@ -144,7 +144,7 @@ def append_differences(uri: str, run: Run, table: str, found: DataFrame) -> None
 
 
 def append_tables(
-    session: SparkSession, uri: str, run: Run, results: Sequence[TableResult]
+    session: SparkSession, uri: str, run: Reconciliation, results: Sequence[TableResult]
 ) -> None:
     """Append what was found of each table to `<uri>/tables`. Spark job."""
     rows = [
@@ -167,7 +167,7 @@ def append_tables(
     frame.coalesce(1).write.format("delta").mode("append").save(f"{uri}/tables")
 
 
-def _head(run: Run, table: str) -> dict[str, Any]:
+def _head(run: Reconciliation, table: str) -> dict[str, Any]:
     return {
         "run": run.id,
         "at": run.at,

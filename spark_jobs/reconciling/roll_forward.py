@@ -16,11 +16,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.types import DataType, LongType, StructField, StructType
 
-from spark_jobs.reconciling.key_lineage import Key, Move, Position, lineages
+from spark_jobs.reconciling.key_lineage import Key, KeyMove, Position, lineages
 from spark_jobs.reconciling.row_hashes import (
     RAW,
     WEIGHT,
-    Comparison,
+    ComparedTable,
     Value,
     hashed,
     key_hashes,
@@ -33,7 +33,7 @@ _POSITION = ("_cdc_lsn", "_cdc_seq")
 
 
 @dataclass(frozen=True, slots=True)
-class MovedOn:
+class RolledForward:
     """The rows that are to be there, hashed (`row_hashes.hashed`); `close` it.
 
     `changes`: how many were taken into account.
@@ -49,14 +49,16 @@ class MovedOn:
             frame.unpersist()
 
 
-def moved_on(source: DataFrame, changes: DataFrame | None, comparison: Comparison) -> MovedOn:
+def moved_on(
+    source: DataFrame, changes: DataFrame | None, comparison: ComparedTable
+) -> RolledForward:
     """Move `source` on by `changes`: raw rows at or above its position; None: there are none.
 
     Only what the stream brought counts: a `t` or `r` of a snapshot changes nothing. One small Spark
     job, two where rows were changed that were not sent whole.
     """
     if changes is None:
-        return MovedOn(hashed(source, comparison))
+        return RolledForward(hashed(source, comparison))
     changes = changes.where("_cdc_seq > 0")
     if comparison.key:
         changes = _with_keys(changes, comparison)
@@ -67,10 +69,10 @@ def moved_on(source: DataFrame, changes: DataFrame | None, comparison: Compariso
         changes = changes.where(_position() > f.struct(lsn, seq))
     changes = changes.where("_cdc_op IN ('c', 'u', 'd')")
     if not seen.changes:
-        return MovedOn(hashed(source, comparison))
+        return RolledForward(hashed(source, comparison))
     if not comparison.key:
         rows = _recounted(source, changes, comparison)
-        return MovedOn(hashed(rows, comparison), seen.changes)
+        return RolledForward(hashed(rows, comparison), seen.changes)
     return _settled(source, changes, comparison, seen)
 
 
@@ -81,7 +83,7 @@ class _Survey:
     emptied: Position | None
     changes: int
     unsent: int
-    moves: list[Move]
+    moves: list[KeyMove]
 
 
 def _survey(changes: DataFrame, *, has_key: bool) -> _Survey:
@@ -97,7 +99,7 @@ def _survey(changes: DataFrame, *, has_key: bool) -> _Survey:
         moves.alias("moves"),
     ).collect()
     emptied = None if told["emptied"] is None else tuple(told["emptied"])
-    found = [Move(Key(r[2], r[3]), Key(r[0], r[1]), (r[4], r[5])) for r in told["moves"]]
+    found = [KeyMove(Key(r[2], r[3]), Key(r[0], r[1]), (r[4], r[5])) for r in told["moves"]]
     above = [move for move in found if emptied is None or move.position > emptied]
     return _Survey(emptied, told["changes"], told["unsent"], above)
 
@@ -109,7 +111,7 @@ def _position() -> Column:
 # --- whole rows ------------------------------------------------------------------------------
 
 
-def _recounted(source: DataFrame, changes: DataFrame, comparison: Comparison) -> DataFrame:
+def _recounted(source: DataFrame, changes: DataFrame, comparison: ComparedTable) -> DataFrame:
     """Each row counts as often as it was there or came, less how often it went."""
     came = changes.where("_cdc_op IN ('c', 'u')").select(
         *_rows([(n, _sent_or_old(changes, n, k)) for n, k in comparison.columns]),
@@ -164,7 +166,7 @@ _KEYS = ("_cdc_new1", "_cdc_new2", "_cdc_old1", "_cdc_old2")
 """Hashes of a change's key, and of its old one where the old row's was sent."""
 
 
-def _with_keys(changes: DataFrame, comparison: Comparison) -> DataFrame:
+def _with_keys(changes: DataFrame, comparison: ComparedTable) -> DataFrame:
     keys = comparison.key_columns
     new = key_hashes([_sent_or_old(changes, name, kind) for name, kind in keys])
     old = key_hashes([_old(changes, name, kind) for name, kind in keys])
@@ -174,8 +176,8 @@ def _with_keys(changes: DataFrame, comparison: Comparison) -> DataFrame:
 
 
 def _settled(
-    source: DataFrame, changes: DataFrame, comparison: Comparison, seen: _Survey
-) -> MovedOn:
+    source: DataFrame, changes: DataFrame, comparison: ComparedTable, seen: _Survey
+) -> RolledForward:
     touched = changes.selectExpr("_cdc_new1 AS h1", "_cdc_new2 AS h2").union(
         changes.where("_cdc_old1 IS NOT NULL").select("_cdc_old1", "_cdc_old2")
     )
@@ -186,10 +188,10 @@ def _settled(
         rows = rows.unionByName(_filled(last.where("_cdc_lacks"), source, comparison))
     ours = hashed(source, comparison).join(touched, ["h1", "h2"], "left_anti")
     expected = ours.unionByName(hashed(rows, comparison))
-    return MovedOn(expected, seen.changes, [touched, last])
+    return RolledForward(expected, seen.changes, [touched, last])
 
 
-def _last_values(changes: DataFrame, comparison: Comparison) -> DataFrame:
+def _last_values(changes: DataFrame, comparison: ComparedTable) -> DataFrame:
     """Give, for each row that is there at the end, each column's last sent value.
 
     A struct of value and raw text under each column's name, null if none was sent; `_cdc_lacks`:
@@ -222,7 +224,7 @@ _SPAN = ("key1", "key2", "from_lsn", "from_seq", "until_lsn", "until_seq")
 _KNOWN = ("first1", "first2", "since_lsn", "since_seq")
 
 
-def _with_lineage(changes: DataFrame, moves: Sequence[Move]) -> DataFrame:
+def _with_lineage(changes: DataFrame, moves: Sequence[KeyMove]) -> DataFrame:
     """Say of each change which row it is of: rows stay the same when their key changes."""
     new1, new2 = f.col("_cdc_new1"), f.col("_cdc_new2")
     own = dict(zip(_ROW, (new1, new2, f.lit(0).cast("long"), f.lit(0).cast("long")), strict=True))
@@ -249,7 +251,7 @@ def _with_lineage(changes: DataFrame, moves: Sequence[Move]) -> DataFrame:
     )
 
 
-def _as_rows(last: DataFrame, comparison: Comparison) -> DataFrame:
+def _as_rows(last: DataFrame, comparison: ComparedTable) -> DataFrame:
     return last.select(
         *_rows(
             [
@@ -260,7 +262,7 @@ def _as_rows(last: DataFrame, comparison: Comparison) -> DataFrame:
     )
 
 
-def _filled(lacking: DataFrame, source: DataFrame, comparison: Comparison) -> DataFrame:
+def _filled(lacking: DataFrame, source: DataFrame, comparison: ComparedTable) -> DataFrame:
     """Take what was not sent from the source's rows, which are read once more for it."""
     h1, h2 = key_hashes([value_of(name, kind) for name, kind in comparison.key_columns])
     there = source.select(

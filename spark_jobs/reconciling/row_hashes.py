@@ -27,7 +27,7 @@ WEIGHT = "_cdc_weight"
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ComparedTable:
     """What is compared of a table: columns by their lake names and types, in order.
 
     `key`: names of those that tell rows apart; none: whole rows do. `ranges`: into how many ranges
@@ -83,7 +83,7 @@ def key_hashes(values: Sequence[Value]) -> tuple[Column, Column]:
     return f.xxhash64(f.lit(1), *parts), f.xxhash64(f.lit(2), *parts)
 
 
-def hashed(rows: DataFrame, comparison: Comparison) -> DataFrame:
+def hashed(rows: DataFrame, comparison: ComparedTable) -> DataFrame:
     """Give one row for each: h1, h2, bucket, row, hashes, key, WEIGHT, and `texts` if asked for.
 
     `rows` has the compared columns and `_cdc_raw`; WEIGHT, if there, says how often each counts.
@@ -106,14 +106,14 @@ def hashed(rows: DataFrame, comparison: Comparison) -> DataFrame:
     return row.withColumns({"bucket": bucket.cast("long"), "row": f.xxhash64("h2", "hashes")})
 
 
-def _key_text(comparison: Comparison) -> Column:
+def _key_text(comparison: ComparedTable) -> Column:
     if not comparison.key:
         return f.lit(None).cast("string")
     keys = [value_of(name, kind).text().alias(name) for name, kind in comparison.key_columns]
     return f.to_json(f.struct(*keys))
 
 
-def _texts(comparison: Comparison, values: Sequence[Value]) -> list[Column]:
+def _texts(comparison: ComparedTable, values: Sequence[Value]) -> list[Column]:
     if not comparison.with_values:
         return []
     names = f.array(*map(f.lit, comparison.names))

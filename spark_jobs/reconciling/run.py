@@ -26,8 +26,8 @@ from spark_jobs.mirrors.position import (
     mirror_row,
 )
 from spark_jobs.reconciling.report import (
-    Run,
-    State,
+    ReconcileState,
+    Reconciliation,
     TableResult,
     append_tables,
     exit_code_of,
@@ -48,7 +48,7 @@ def reconcile(session: SparkSession, config: Config, chosen: argparse.Namespace)
 
 def compare(
     session: SparkSession, config: Config, chosen: argparse.Namespace
-) -> tuple[Run, list[TableResult]]:
+) -> tuple[Reconciliation, list[TableResult]]:
     """Compare the tables asked for, one after the other."""
     source, target = chosen.source, spark_uri(chosen.target)
     lake = SourceLake(session, spark_uri(config.lake.uri), source)
@@ -63,7 +63,7 @@ def compare(
     )
     known = known_tables(config, source)
     with SourcePoint(source, config.sources[source], known, slot_limit_s=chosen.wait) as point:
-        run = Run(uuid.uuid4().hex, datetime.now(UTC), source, point.lsn)
+        run = Reconciliation(uuid.uuid4().hex, datetime.now(UTC), source, point.lsn)
         tables, results = _asked_for(point, chosen.tables)
         around, row = _reached(lake, config, target, point.lsn, chosen.wait)
         comparison = TableComparison(
@@ -93,7 +93,8 @@ def _asked_for(
                 remedy=f"{hint}names are schema.table, as `ingestd tables` shows them",
             )
     results = [
-        TableResult(str(one.table.id), State.NOT_COMPARED, fault=one.error) for one in refused
+        TableResult(str(one.table.id), ReconcileState.NOT_COMPARED, fault=one.error)
+        for one in refused
     ]
     return tables, results
 

@@ -32,13 +32,13 @@ from spark_jobs.reconciling.differences import (
 )
 from spark_jobs.reconciling.report import (
     Example,
-    Run,
-    State,
+    ReconcileState,
+    Reconciliation,
     TableResult,
     append_differences,
 )
 from spark_jobs.reconciling.roll_forward import moved_on
-from spark_jobs.reconciling.row_hashes import RAW, Comparison, hashed, named
+from spark_jobs.reconciling.row_hashes import RAW, ComparedTable, hashed, named
 from spark_jobs.reconciling.source_point import SourcePoint
 from spark_jobs.source.schema import spark_type
 from spark_jobs.source.split_frame import snapshot_frame, task_fault
@@ -67,7 +67,7 @@ class TableComparison:
         around: EpochsAround,
         row: MirrorRow,
         settings: Settings,
-        run: Run,
+        run: Reconciliation,
     ) -> None:
         self._lake = lake
         self._session: SparkSession = lake.session
@@ -83,10 +83,10 @@ class TableComparison:
         try:
             return self._compare(table)
         except TableError as error:
-            return TableResult(str(table.id), State.NOT_COMPARED, fault=error)
+            return TableResult(str(table.id), ReconcileState.NOT_COMPARED, fault=error)
         except FolderError as error:
             fault = TableError(table.id, error.what, remedy=error.remedy)
-            return TableResult(str(table.id), State.NOT_COMPARED, fault=fault)
+            return TableResult(str(table.id), ReconcileState.NOT_COMPARED, fault=fault)
 
     def _compare(self, table: Table) -> TableResult:
         definition = self._definition(table)
@@ -102,7 +102,7 @@ class TableComparison:
                 raise
             raise fault from error
         self._point.ensure_unreplaced(table)
-        if result.state is not State.EQUAL:
+        if result.state is not ReconcileState.EQUAL:
             self._ensure_whole_still(table)
         epoch, version = (None, None) if found is None else (found.epoch, found.version)
         return replace(result, epoch=epoch, mirror_version=version, note=note)
@@ -143,7 +143,7 @@ class TableComparison:
             )
         return definition
 
-    def _columns(self, table: Table, definition: Definition) -> tuple[Comparison, str | None]:
+    def _columns(self, table: Table, definition: Definition) -> tuple[ComparedTable, str | None]:
         known = {c.name for c in definition.columns}
         compared = tuple(
             (c.lake_name, spark_type(c.type)) for c in table.columns if c.lake_name in known
@@ -153,10 +153,10 @@ class TableComparison:
         if new:
             note = f"not compared, because the lake has not heard of them yet: {', '.join(new)}"
         settings = self._settings
-        return Comparison(compared, definition.key, settings.ranges, settings.with_values), note
+        return ComparedTable(compared, definition.key, settings.ranges, settings.with_values), note
 
     def _mirror(
-        self, table: Table, comparison: Comparison
+        self, table: Table, comparison: ComparedTable
     ) -> tuple[MirrorVersion | None, DataFrame]:
         """Give the newest version of the mirror, and its rows; none where there is no mirror."""
         recorded = self._row.versions.get(str(table.id))
@@ -189,7 +189,7 @@ class TableComparison:
     def _held(
         self,
         table: Table,
-        comparison: Comparison,
+        comparison: ComparedTable,
         source: DataFrame,
         changes: DataFrame | None,
         there: DataFrame,
@@ -199,7 +199,7 @@ class TableComparison:
             ours, theirs = sums_by_range(expected.rows), sums_by_range(there)
             result = TableResult(
                 str(table.id),
-                State.EQUAL,
+                ReconcileState.EQUAL,
                 source_rows=total_rows(ours),
                 mirror_rows=total_rows(theirs),
                 changes=expected.changes,
@@ -222,7 +222,7 @@ class TableComparison:
         shown = found.orderBy("kind", "key", "row").limit(self._settings.shown)
         return replace(
             result,
-            state=State.DIFFERENT,
+            state=ReconcileState.DIFFERENT,
             missing=counts.get(MISSING, 0),
             extra=counts.get(EXTRA, 0),
             different=counts.get(DIFFERENT, 0),
@@ -238,14 +238,14 @@ class TableComparison:
             )
 
 
-def snapshot_schema(session: SparkSession, comparison: Comparison) -> DataFrame:
+def snapshot_schema(session: SparkSession, comparison: ComparedTable) -> DataFrame:
     """Give no rows, of the compared columns and `_cdc_raw`."""
     nothing = session.range(0)
     columns = [f.lit(None).cast(kind).alias(name) for name, kind in comparison.columns]
     return nothing.select(*columns, f.lit(None).cast("map<string,string>").alias(RAW))
 
 
-def _conformed(table: Table, rows: DataFrame, comparison: Comparison) -> DataFrame:
+def _conformed(table: Table, rows: DataFrame, comparison: ComparedTable) -> DataFrame:
     """Give the compared columns of a mirror; one that it lacks is null."""
     there = {field.name: field.dataType for field in rows.schema.fields}
     columns = []

@@ -19,7 +19,15 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.datasource import IsNull as SparkIsNull
 
-from ingestd.model.predicates import Comparison, IsNull, NotNull, OneOf, Operator, Predicate, Value
+from ingestd.model.predicates import (
+    ColumnPredicate,
+    IsNull,
+    NotNull,
+    OneOf,
+    Operator,
+    Predicate,
+    Value,
+)
 from ingestd.model.schema import Column
 from ingestd.postgres.snapshot.pushdown import condition
 
@@ -91,4 +99,4 @@ def _comparison(name: str, inner: Filter, *, is_negated: bool) -> Predicate | No
         if isinstance(inner, EqualNullSafe):  # true for null: another matter
             return None
         operator = _NEGATED[operator]
-    return Comparison(name, operator, value)
+    return ColumnPredicate(name, operator, value)

@@ -12,12 +12,12 @@ from playwright.sync_api import expect
 
 from ingestd.config.redaction import Redactor
 from ingestd.http.auth import Protection
-from ingestd.http.status_diff import Redacted, Shown
+from ingestd.http.status_diff import RedactionCache, StatusDiff
 from ingestd.model.errors import OperatorError
 from ingestd.model.lake_state import TableState
 from ingestd.model.lsn import Lsn
 from ingestd.observe.status import SourceState
-from ingestd.ports import Lag
+from ingestd.ports import CaptureLag
 from tests.browser.conftest import LIMIT_MS
 from tests.harness.page_server import PageServer
 from tests.harness.page_states import STATES, healthy, many, stopped
@@ -148,7 +148,7 @@ def test_a_source_that_is_paused_and_one_that_goes_are_shown(
     shop = served.status.sources["shop"]
     [other] = [name for name in served.status.sources if name != "shop"]
     page.goto(served.url)
-    lag = Lag(Lsn(2_000_000), Lsn(0), 2_000_000, 3_000_000, None)
+    lag = CaptureLag(Lsn(2_000_000), Lsn(0), 2_000_000, 3_000_000, None)
 
     def pause() -> None:
         shop.pause(datetime.now(UTC))
@@ -186,8 +186,8 @@ COUNT_SAID = """() => {
 }"""
 
 
-def _lag() -> Lag:
-    return Lag(Lsn(90), Lsn(50), 40, 60, 1000)
+def _lag() -> CaptureLag:
+    return CaptureLag(Lsn(90), Lsn(50), 40, 60, 1000)
 
 
 def test_a_daemon_that_has_gone_is_told_and_found_again(page: Page, served: PageServer) -> None:
@@ -388,6 +388,6 @@ def test_500_tables_that_all_change_each_second_stay_smooth(page: Page) -> None:
 
 
 def _state(served: PageServer) -> bytes:
-    shown = Shown(Redacted(Redactor()))
+    shown = StatusDiff(RedactionCache(Redactor()))
     found = shown.update(served.status, served.server._feed.history, datetime.now(UTC))
     return json.dumps(found, separators=(",", ":")).encode()

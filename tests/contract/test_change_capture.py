@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from ingestd.model.errors import TableError, TransientError
-from ingestd.model.lake_state import Committed, RegisteredTable, TableState
+from ingestd.model.lake_state import LakeState, RegisteredTable, TableState
 from ingestd.model.lsn import Lsn
 from ingestd.ports import ChangeCapture, Fresh, LakeLost, Lost, Resumed, SnapshotPage, TableRead
 from tests.contract.change_worlds import (
@@ -130,12 +130,12 @@ def ids(chunks: Sequence[Chunk], table: str | None = None) -> list[int]:
     return [row["id"] for row in changes_of(chunks, table)]
 
 
-def committed(tables: Sequence[Table], position: Lsn | None, origin: str | None) -> Committed:
+def committed(tables: Sequence[Table], position: Lsn | None, origin: str | None) -> LakeState:
     """A lake in which these tables are live."""
     registered = {
         t.id: RegisteredTable(t.id, t.oid, 1, TableState.LIVE, None, position) for t in tables
     }
-    return Committed(1, position, {}, registered, origin)
+    return LakeState(1, position, {}, registered, origin)
 
 
 async def assert_nothing_left(world: ChangeWorld) -> None:
@@ -180,16 +180,16 @@ async def test_continuity_tells_fresh_resumed_and_lost(stream_world: ChangeWorld
     capture = world.capture()
     await capture.claim()
     found = await capture.discover({})
-    assert await capture.continuity(Committed()) == Fresh()
+    assert await capture.continuity(LakeState()) == Fresh()
     await capture.prepare(found.tables)
     start = await world.confirmed()
     assert start is not None
     lake = committed(found.tables, start, found.origin)
     before = await world.state()
     assert await capture.continuity(lake) == Resumed()
-    assert await capture.continuity(Committed(position=start, origin=found.origin)) == Fresh()
-    assert await capture.continuity(Committed(origin=found.origin)) == Fresh()
-    for older in (committed(found.tables, Lsn(start - 1), found.origin), Committed()):
+    assert await capture.continuity(LakeState(position=start, origin=found.origin)) == Fresh()
+    assert await capture.continuity(LakeState(origin=found.origin)) == Fresh()
+    for older in (committed(found.tables, Lsn(start - 1), found.origin), LakeState()):
         lost = await capture.continuity(older)
         assert isinstance(lost, LakeLost)
         assert lost.reason
@@ -207,13 +207,13 @@ async def test_continuity_without_a_slot_goes_by_the_server(polled_world: Change
     capture = world.capture()
     await capture.claim()
     found = await capture.discover({})
-    assert await capture.continuity(Committed()) == Fresh()
+    assert await capture.continuity(LakeState()) == Fresh()
     await capture.prepare(found.tables)
     position, before = await world.current(), await world.state()
     for earlier in (position, Lsn(position - 1), Lsn(1)):
         lake = committed(found.tables, earlier, found.origin)
         assert await capture.continuity(lake) == Resumed()
-    assert await capture.continuity(Committed(position=position, origin=found.origin)) == Fresh()
+    assert await capture.continuity(LakeState(position=position, origin=found.origin)) == Fresh()
     system, timeline, kind = found.origin.split("/")
     origins = {
         f"{int(system) + 1}/{timeline}/{kind}": "another server",

@@ -16,8 +16,8 @@ from ingestd.lake.fold.plain import fold
 from ingestd.model.changes import marker_batch
 from ingestd.model.errors import TableReplacedError
 from ingestd.model.keys import new_keys
-from ingestd.model.pg_snapshot import Visibility
-from ingestd.pipeline.dedup_window import Touched
+from ingestd.model.pg_snapshot import PgSnapshot
+from ingestd.pipeline.dedup_window import DedupWindow
 from ingestd.ports import Snapshot, SnapshotPage, SplitRead, TableRead
 from tests.contract.change_worlds import (
     LIMIT_S,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ingestd.ports import ChangeCapture, SnapshotItem
 
 NOTE = "x" * 100
-NOTHING = Visibility(0, 0)
+NOTHING = PgSnapshot(0, 0)
 """Sees no transaction."""
 
 
@@ -151,7 +151,7 @@ async def test_snapshot_boundary_chunks_and_changes_are_the_table(world: ChangeW
         expected = await world.contents()
         await snapshot.close()
         await snapshot.close()
-    touched = Touched(stream.table, NOTHING, np.empty(0, np.int64))
+    touched = DedupWindow(stream.table, NOTHING, np.empty(0, np.int64))
     for batch in stream.batches:
         touched.take(batch)
     read = [touched.fresh(p.batch, p.position, p.seen) for p in pages_of(items) if p.seen]
@@ -204,7 +204,7 @@ async def test_no_page_is_older_than_the_oldest(world: ChangeWorld) -> None:
     """By that it is forgotten which changes a chunk may not have seen."""
     async with streaming(world) as stream:
         snapshot = await chunked(stream)
-        told: list[Visibility] = []
+        told: list[PgSnapshot] = []
         given = 0
         async for item in snapshot.items():
             if isinstance(item, SnapshotPage):

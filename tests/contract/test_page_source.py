@@ -8,7 +8,7 @@ import pytest
 
 from ingestd.model.changes import change_schema
 from ingestd.model.errors import TransientError
-from ingestd.model.predicates import Comparison, IsNull, NotNull, OneOf, kept
+from ingestd.model.predicates import ColumnPredicate, IsNull, NotNull, OneOf, kept
 
 if TYPE_CHECKING:
     from ingestd.model.predicates import Predicate
@@ -76,15 +76,15 @@ async def test_an_unknown_column_is_refused(world: TableWorld) -> None:
 @pytest.mark.parametrize(
     "predicates",
     [
-        [Comparison("id", ">", 100)],
-        [Comparison("id", "=", 3)],
-        [Comparison("name", "=", "row 4")],
-        [Comparison("name", "<>", "row 4")],
-        [Comparison("name", ">=", "row 4")],
+        [ColumnPredicate("id", ">", 100)],
+        [ColumnPredicate("id", "=", 3)],
+        [ColumnPredicate("name", "=", "row 4")],
+        [ColumnPredicate("name", "<>", "row 4")],
+        [ColumnPredicate("name", ">=", "row 4")],
         [OneOf("id", (2, 7, 1000))],
         [OneOf("id", ())],
         [IsNull("name")],
-        [NotNull("name"), Comparison("id", "<=", 8)],
+        [NotNull("name"), ColumnPredicate("id", "<=", 8)],
         [],
     ],
     ids=str,
@@ -106,7 +106,7 @@ async def test_what_it_applies_and_what_remains_leave_the_rows_asked_for(
 
 async def test_a_predicate_may_be_about_a_column_that_is_not_asked_for(world: TableWorld) -> None:
     world.insert(range(1, 11))
-    predicate = Comparison("id", ">", 8)
+    predicate = ColumnPredicate("id", ">", 8)
     async with world.snapshot() as snapshot:
         source = world.page_source(await whole(world, snapshot), ["name"], [predicate])
         names = [row["name"] for row in await read(source)]

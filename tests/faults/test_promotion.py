@@ -15,7 +15,7 @@ from ingestd.model.errors import TransientError
 from ingestd.model.lsn import Lsn
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal.capture import WalCapture
-from ingestd.postgres.wal.drain.drain import CatchUp, CatchUpPolicy
+from ingestd.postgres.wal.drain.drain import CatchUpPolicy, Drain
 from ingestd.postgres.wal.replication_stream import StreamLimits, open_stream
 from ingestd.postgres.wal.slots.advance import SlotAdvance
 from tests.harness.compare import assert_change_log_is_sound, assert_lake_equals_source, epochs
@@ -242,7 +242,7 @@ async def test_lossless_a_promoted_standby_is_not_taken_for_the_primary_by_new_c
             finally:
                 await advance.close()
             with pytest.raises(TransientError, match="another server"):
-                await CatchUp.begin(dsn, SLOT, SLOT, policy, 1 << 20, lineage=lineage)
+                await Drain.begin(dsn, SLOT, SLOT, policy, 1 << 20, lineage=lineage)
             with pytest.raises(TransientError, match="another server"):
                 await open_stream(
                     dsn, SLOT, SLOT, lake, lake, lineage=lineage, where="source s", limits=limits

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from ingestd.model.errors import TransientError
-from ingestd.postgres.connection.claim import Control
+from ingestd.postgres.connection.claim import ControlConnection
 from ingestd.postgres.connection.claim_session import LEASE, release_claim, take_claim
 from ingestd.postgres.connection.session import connect
 from tests.faults.test_polling import assert_log_makes_sense, await_equal
@@ -196,7 +196,10 @@ async def test_one_writer_a_stranger_keeps_no_daemon_from_its_source(
 ) -> None:
     """Whatever locks it takes: those that it sees, too."""
     theirs = database.server.dsn(database.name, user=stranger)
-    first, second = Control("source a", database.dsn), Control("source a", database.dsn)
+    first, second = (
+        ControlConnection("source a", database.dsn),
+        ControlConnection("source a", database.dsn),
+    )
     try:
         await first.claim("s", taken="taken", remedy="wait")
         with psycopg.connect(theirs, autocommit=True) as meddler:
@@ -229,7 +232,7 @@ async def test_one_writer_a_stranger_keeps_no_daemon_from_its_source(
 
 
 async def test_takeover_bounded_the_server_has_the_limits_of_a_claim(database: Database) -> None:
-    control = Control("source a", database.dsn)
+    control = ControlConnection("source a", database.dsn)
     try:
         await control.claim("s", taken="taken", remedy="wait")
         connection = await control.connection()
@@ -246,8 +249,8 @@ async def test_takeover_bounded_a_daemon_waits_for_no_half_open_connection_of_it
     database: Database,
 ) -> None:
     with FlakyNetwork(database.server.port) as network:
-        first = Control("source a", network.dsn(database.dsn))
-        second = Control("source a", database.dsn)
+        first = ControlConnection("source a", network.dsn(database.dsn))
+        second = ControlConnection("source a", database.dsn)
         try:
             await first.claim("s", taken="taken", remedy="wait")
             network.blackhole()
@@ -269,7 +272,7 @@ async def test_takeover_bounded_a_daemon_waits_for_no_half_open_connection_of_it
 
 @pytest.mark.thorough
 async def test_a_claim_outlasts_a_statement_that_takes_longer(database: Database) -> None:
-    control = Control("source a", database.dsn)
+    control = ControlConnection("source a", database.dsn)
     try:
         await control.claim("s", taken="taken", remedy="wait")
         connection = await control.connection()

@@ -18,10 +18,10 @@ from ingestd.decode.copy.columnar import ColumnarDecoder
 from ingestd.decode.copy.packing import Packing
 from ingestd.decode.copy.rows import CopyDecoder
 from ingestd.decode.pgoutput.backend_messages import Cutter, error_fields
-from ingestd.decode.pgoutput.decoder import StreamDecoder
+from ingestd.decode.pgoutput.decoder import PgoutputDecoder
 from ingestd.decode.pgoutput.frames import split_frames
 from ingestd.decode.pgoutput.relation import Relation, table_of
-from ingestd.decode.pgoutput.streamed_transactions import CommitOrder
+from ingestd.decode.pgoutput.streamed_transactions import StreamedTransactions
 from ingestd.decode.type_mapping import lake_type
 from ingestd.decode.values.cast import cast
 from ingestd.decode.values.text_column import texts_of
@@ -149,7 +149,7 @@ def stream(data: bytes) -> bool:
     feeds = feeds_of(data[1:])
     if any(message[:1] == b"L" for messages in feeds for message in messages):
         return False  # of our own making (`decode/pgoutput/shortening.py`)
-    decoder = StreamDecoder(resolve, hold_bytes=(0, 60, 300, 1 << 20)[data[0] & 3])
+    decoder = PgoutputDecoder(resolve, hold_bytes=(0, 60, 300, 1 << 20)[data[0] & 3])
     chunks: list[Chunk] = []
     try:
         for messages in feeds:
@@ -187,8 +187,8 @@ def streamed(data: bytes) -> bool:
     if any(message[:1] == b"L" for messages in feeds for message in messages):
         return False  # of our own making (`decode/pgoutput/shortening.py`)
     expected = _plain(lambda: _ordered_plainly(feeds))
-    order, found = CommitOrder(MemorySpool()), []
-    decoder = StreamDecoder(resolve, hold_bytes=300) if data[0] & 1 else None
+    order, found = StreamedTransactions(MemorySpool()), []
+    decoder = PgoutputDecoder(resolve, hold_bytes=300) if data[0] & 1 else None
     try:
         for messages in feeds:
             for buffer, starts, ends in order.feed(*laid_out(messages)):

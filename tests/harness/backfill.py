@@ -25,10 +25,10 @@ from spark_jobs.backfills.runner import of_text, to_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from spark_jobs.backfills.driver import Outcome
+    from spark_jobs.backfills.driver import BackfillOutcome
     from spark_jobs.backfills.plan import SplitRunner
     from spark_jobs.backfills.record import Note
-    from spark_jobs.backfills.task import Failure, Order, SplitReader
+    from spark_jobs.backfills.task import BackfillReader, Failure, SplitOrder
 
 SPLIT_BYTES = 300_000
 LIMIT_S = 60
@@ -41,9 +41,9 @@ class Threads:
         self._ended = ended
         self._at_once = at_once
         self._is_cancelled = False
-        self.orders: list[Order] = []
+        self.orders: list[SplitOrder] = []
 
-    def run(self, reader: SplitReader, orders: Sequence[Order]) -> list[Note | Failure]:
+    def run(self, reader: BackfillReader, orders: Sequence[SplitOrder]) -> list[Note | Failure]:
         self.orders = list(orders)
         outcomes = []
         with ThreadPoolExecutor(self._at_once) as pool:
@@ -66,7 +66,7 @@ def backfill(
     tell: Callable[[str], None] = lambda _: None,
     split_bytes: int = SPLIT_BYTES,
     again: bool = False,
-) -> Outcome:
+) -> BackfillOutcome:
     """Run a backfill in this process."""
     config = load_config(config_path, SETTINGS, os.environ)
     made = build(

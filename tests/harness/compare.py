@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ingestd.model.schema import TableId
-    from ingestd.testing.oracle.comparison import Comparison
+    from ingestd.testing.oracle.comparison import LakeComparison
     from tests.harness.databases import Database
 
 
@@ -36,7 +36,7 @@ def assert_lake_equals_source(
     *,
     slot: str | None = None,
     limit_s: float = 60.0,
-) -> list[Comparison]:
+) -> list[LakeComparison]:
     """Wait until the slot is confirmed up to now, then compare row by row; give what was compared.
 
     The writers must rest. `slot`: ``ingestd_<source>`` by default.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ingestd.testing.embedded.daemon import Daemon
-    from ingestd.testing.oracle.comparison import Comparison
+    from ingestd.testing.oracle.comparison import LakeComparison
     from tests.harness.databases import Database
 
 SOURCE = "shop"
@@ -220,7 +220,7 @@ class Lives:
 
     # --- looking -----------------------------------------------------------------------------
 
-    def compare(self) -> Sequence[Comparison]:
+    def compare(self) -> Sequence[LakeComparison]:
         """Start without failpoints, wait until the lake has all, compare. The daemon is left up."""
         self.start()
         self.daemon.await_ready(LIMIT_S)
@@ -228,7 +228,7 @@ class Lives:
         self.await_epoch()
         return self.compare_now()
 
-    def compare_now(self) -> Sequence[Comparison]:
+    def compare_now(self) -> Sequence[LakeComparison]:
         """I1 to I4, I6: nothing lost or doubled, epochs whole, versions right. All must rest."""
         with self.database.connect() as connection:
             found = compare_source(connection, str(self.lake), SOURCE)

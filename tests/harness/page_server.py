@@ -11,7 +11,7 @@ from ingestd.config.redaction import Redactor
 from ingestd.config.units import Address
 from ingestd.http.auth import OPEN, Protection
 from ingestd.http.server import HttpServer
-from ingestd.observe.history import History
+from ingestd.observe.history import SourceHistories
 from ingestd.observe.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -44,14 +44,14 @@ class PageServer:
     def __init__(
         self,
         status: DaemonStatus,
-        history: History | None = None,
+        history: SourceHistories | None = None,
         *,
         protection: Protection = OPEN,
         port: int = 0,
     ) -> None:
         self.status = status
         self.port = port
-        self._history = history or History()
+        self._history = history or SourceHistories()
         self._protection = protection
 
     def __enter__(self) -> Self:

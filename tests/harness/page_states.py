@@ -11,9 +11,9 @@ import numpy as np
 from ingestd.model.errors import OperatorError, TransientError
 from ingestd.model.lake_state import TableState
 from ingestd.model.lsn import Lsn
-from ingestd.observe.history import INTERVAL_S, POINTS_KEPT, History
+from ingestd.observe.history import INTERVAL_S, POINTS_KEPT, SourceHistories
 from ingestd.observe.status import DaemonStatus, ReferenceStatus, SourceState, SourceStatus
-from ingestd.ports import Lag
+from ingestd.ports import CaptureLag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,7 +49,7 @@ class Hour:
         self.source.enter(SourceState.STREAMING, self.begin)
         self.source.resumed(epoch=18_200, end_lsn=Lsn(0x3F_0000_0000))
         self.random = np.random.default_rng(seed)
-        self.history = History()
+        self.history = SourceHistories()
         for table in tables:
             self.source.table(table, TableState.LIVE, self.begin)
 
@@ -73,7 +73,7 @@ class Hour:
             held = behind + 30_000_000
             safe = None if safe_bytes is None else safe_bytes - held
             end = self.source.end_lsn or Lsn(0)
-            measured = Lag(Lsn(end + behind), end, behind, held, safe, wal_status="reserved")
+            measured = CaptureLag(Lsn(end + behind), end, behind, held, safe, wal_status="reserved")
             self.source.measured(measured, lag, at)
             self.history.observe({self.source.source: self.source}, at)
         return self
@@ -98,10 +98,10 @@ class Hour:
         )
 
 
-def daemon(*hours: Hour) -> tuple[DaemonStatus, History]:
+def daemon(*hours: Hour) -> tuple[DaemonStatus, SourceHistories]:
     """Put sources into one daemon."""
     status = DaemonStatus("0.1.0", hours[0].begin - timedelta(days=3, hours=7))
-    history = History()
+    history = SourceHistories()
     for hour in hours:
         status.sources[hour.source.source] = hour.source
         history._sources |= hour.history._sources
@@ -116,7 +116,7 @@ def _daily(minute: float) -> float:
     return 900 + 500 * math.sin(minute / 9) + (1500 if 30 < minute < 34 else 0)
 
 
-def healthy() -> tuple[DaemonStatus, History]:
+def healthy() -> tuple[DaemonStatus, SourceHistories]:
     shop = _shop().live(lambda m: 2.6 if 30 < m < 34 else 1.1, _daily)
     crm = Hour("crm", ["public.accounts", "public.contacts"], seed=2)
     crm.live(lambda _: 0.9, lambda m: 40 + 10 * math.sin(m / 4), safe_bytes=None)
@@ -126,7 +126,7 @@ def healthy() -> tuple[DaemonStatus, History]:
     return daemon(shop, crm)
 
 
-def lagging() -> tuple[DaemonStatus, History]:
+def lagging() -> tuple[DaemonStatus, SourceHistories]:
     def behind(minute: float) -> float:
         return 1.2 if minute < 35 else (minute - 35) * 22
 
@@ -146,7 +146,7 @@ def lagging() -> tuple[DaemonStatus, History]:
     return daemon(shop)
 
 
-def stopped() -> tuple[DaemonStatus, History]:
+def stopped() -> tuple[DaemonStatus, SourceHistories]:
     shop = _shop()
     at = shop.begin + timedelta(minutes=41)
     shop.source.table(
@@ -173,7 +173,7 @@ def stopped() -> tuple[DaemonStatus, History]:
     return daemon(shop, crm)
 
 
-def snapshotting() -> tuple[DaemonStatus, History]:
+def snapshotting() -> tuple[DaemonStatus, SourceHistories]:
     shop = Hour("shop", [f"public.{name}" for name in NAMES[6:]])
     for name in NAMES[:6]:
         shop.source.table(f"public.{name}", TableState.SNAPSHOTTING, shop.begin)
@@ -188,7 +188,7 @@ def snapshotting() -> tuple[DaemonStatus, History]:
     return daemon(shop)
 
 
-def many(count: int) -> tuple[DaemonStatus, History]:
+def many(count: int) -> tuple[DaemonStatus, SourceHistories]:
     """Give a source of that many tables, each of which changes all the time."""
     shop = Hour("shop", [f"public.table_{n:04}" for n in range(count)])
     return daemon(shop.live(lambda _: 1.1, _daily))

@@ -20,7 +20,7 @@ from ingestd.testing.oracle.comparison import (
     source_rows,
     source_tables,
 )
-from ingestd.testing.oracle.folding import Folded, fold
+from ingestd.testing.oracle.folding import FoldedTable, fold
 from ingestd.testing.oracle.schema_history import SchemaHistory
 
 if TYPE_CHECKING:
@@ -114,11 +114,11 @@ def compare(
 
 def _folded(
     lake: Path, table: TableId, columns: list[str], key: list[str], events: list[dict[str, Any]]
-) -> tuple[Folded, int]:
+) -> tuple[FoldedTable, int]:
     try:
         raw = read_raw(str(lake), SOURCE, table)
     except TableNotFoundError:
-        return Folded(), 0
+        return FoldedTable(), 0
     markers = raw["_cdc_seq"].to_pylist().count(-1)
     return fold(raw, columns, key, SchemaHistory.of(events, table)), markers
 

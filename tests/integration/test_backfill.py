@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from ingestd.testing.embedded.daemon import Daemon
     from spark_jobs.backfills.record import Note
-    from spark_jobs.backfills.task import Order, SplitReader
+    from spark_jobs.backfills.task import BackfillReader, SplitOrder
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 
@@ -368,7 +368,7 @@ class Failing(Threads):
         super().__init__()
         self._table = TableId.parse(table)
 
-    def run(self, reader: SplitReader, orders: Sequence[Order]) -> list[Note | Failure]:
+    def run(self, reader: BackfillReader, orders: Sequence[SplitOrder]) -> list[Note | Failure]:
         outcomes = super().run(reader, orders)
         last = Failure("connection lost", None, None, "connection_lost")
         for number, order in enumerate(orders):
@@ -407,7 +407,7 @@ class Meanwhile(Threads):
         super().__init__()
         self._happens = happens
 
-    def run(self, reader: SplitReader, orders: Sequence[Order]) -> list[Note | Failure]:
+    def run(self, reader: BackfillReader, orders: Sequence[SplitOrder]) -> list[Note | Failure]:
         self._happens()
         return super().run(reader, orders)
 

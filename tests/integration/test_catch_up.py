@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from psycopg import AsyncConnection
 
     from ingestd.model.lsn import Lsn
-    from ingestd.postgres.connection.liveness import WatchedConnection
-    from ingestd.postgres.wal.drain.parts import Part
+    from ingestd.postgres.connection.liveness import LivenessCheckedConnection
+    from ingestd.postgres.wal.drain.parts import WalSegment
     from ingestd.testing.embedded.postgres import PostgresServer
     from tests.harness.databases import Database
 
@@ -159,7 +159,7 @@ def make_parts_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     """What came before is durable meanwhile."""
     make_part = DrainSlot.make
 
-    async def make_slowly(slot: DrainSlot, part: Part, **options: bool) -> None:
+    async def make_slowly(slot: DrainSlot, part: WalSegment, **options: bool) -> None:
         await asyncio.sleep(0.3)
         await make_part(slot, part, **options)
 
@@ -182,7 +182,7 @@ async def test_a_backlog_comes_where_no_connection_is_free_for_more_than_a_strea
     own_postgres.share_password()
     attempts: list[str] = []
 
-    async def crowded(_: str, **more: Any) -> WatchedConnection:
+    async def crowded(_: str, **more: Any) -> LivenessCheckedConnection:
         attempts.append(refused.__name__)
         return await connect(own_postgres.dsn(user="crowded"), **more)
 
@@ -597,14 +597,14 @@ async def test_i1_where_the_slot_is_is_asked_before_the_server_is_told_anything(
 ) -> None:
     """16.2, say, moves a slot back that has skipped some: then it can't be seen any more."""
     told: list[Any] = []
-    ensure_not_moved = delivery.Delivery._ensure_not_moved
+    ensure_not_moved = delivery.ChangeStream._ensure_not_moved
 
-    async def look_first(self: delivery.Delivery, start: Lsn) -> None:
+    async def look_first(self: delivery.ChangeStream, start: Lsn) -> None:
         await asyncio.sleep(0.2)
         told.append(database.value(REPLY_TIME, database.name))
         await ensure_not_moved(self, start)
 
-    monkeypatch.setattr(delivery.Delivery, "_ensure_not_moved", look_first)
+    monkeypatch.setattr(delivery.ChangeStream, "_ensure_not_moved", look_first)
     database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
     capture = capture_of(database.dsn, database.name, CatchUpPolicy(above_bytes=1 << 30))
     try:

@@ -12,7 +12,7 @@ import pytest
 from ingestd.decode.pgoutput import reordered_drain as commits_ahead
 from ingestd.model.lsn import Lsn
 from ingestd.postgres.wal.drain import parts as backlog_parts
-from ingestd.postgres.wal.drain.drain import CatchUp, CatchUpPolicy, PartFailedError
+from ingestd.postgres.wal.drain.drain import CatchUpPolicy, Drain, PartFailedError
 from ingestd.postgres.wal.drain.parts import cut
 from tests.harness.databases import lineage_of
 from tests.harness.open_transactions import OpenWriters, given_in_segments, meanings
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ingestd.decode.pgoutput.decoder import StreamDecoder
+    from ingestd.decode.pgoutput.decoder import PgoutputDecoder
     from ingestd.model.changes import Chunk
     from tests.harness.databases import Database
 
@@ -107,9 +107,9 @@ async def drained(database: Database, policy: CatchUpPolicy) -> Messages:
     messages.range = begin, end
     lineage = await lineage_of(database.dsn)
     name = database.name
-    backlog = await CatchUp.begin(database.dsn, name, name, policy, end - begin, lineage=lineage)
+    backlog = await Drain.begin(database.dsn, name, name, policy, end - begin, lineage=lineage)
     try:
-        async for _ in backlog.chunks(begin, end, cast("StreamDecoder", messages)):
+        async for _ in backlog.chunks(begin, end, cast("PgoutputDecoder", messages)):
             pass
     finally:
         await backlog.close()

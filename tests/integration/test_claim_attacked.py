@@ -11,7 +11,7 @@ from psycopg.conninfo import make_conninfo
 
 from ingestd.model.errors import TransientError
 from ingestd.postgres.connection.advisory_locks import claim_key
-from ingestd.postgres.connection.claim import Control
+from ingestd.postgres.connection.claim import ControlConnection
 from ingestd.postgres.connection.claim_session import _half
 from tests.harness.config import polling_config, wal_config
 from tests.harness.databases import fresh_database
@@ -113,7 +113,10 @@ def attacker(database: Database, stranger: str) -> Iterator[Attacker]:
 async def test_one_writer_no_lock_of_a_stranger_counts(
     database: Database, attacker: Attacker, name: str
 ) -> None:
-    first, second = Control("source a", database.dsn), Control("source a", database.dsn)
+    first, second = (
+        ControlConnection("source a", database.dsn),
+        ControlConnection("source a", database.dsn),
+    )
     try:
         attacker.take(set(keys_of(name)))  # before there is a daemon
         await first.claim(name, taken="taken", remedy="wait")

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from ingestd import cli
 from ingestd.model.schema import TableId
-from ingestd.postgres.connection.claim import Control
+from ingestd.postgres.connection.claim import ControlConnection
 from ingestd.testing.oracle.comparison import compare_source
 from tests.harness.config import polling_config, wal_config
 from tests.harness.waiting import await_until
@@ -192,12 +192,12 @@ def test_a_session_that_takes_a_moment_to_end_is_not_taken_for_a_daemon(
     make(shop)
     lasting: list[AsyncConnection[Any]] = []
 
-    async def close_later(self: Control) -> None:
+    async def close_later(self: ControlConnection) -> None:
         if self._connection is not None:
             lasting.append(self._connection)
             self._connection = None
 
-    monkeypatch.setattr(Control, "close", close_later)
+    monkeypatch.setattr(ControlConnection, "close", close_later)
     done = drop(written(tmp_path, config(shop, lake)), "--yes")
     for connection in lasting:
         connection.pgconn.finish()

@@ -12,7 +12,7 @@ from psycopg.conninfo import make_conninfo
 from typer.testing import CliRunner
 
 from ingestd import cli
-from ingestd.postgres.connection.liveness import WatchedConnection
+from ingestd.postgres.connection.liveness import LivenessCheckedConnection
 from ingestd.postgres.connection.pinned_settings import SETTINGS
 from ingestd.postgres.connection.session import _pin, parameters_of
 from tests.conftest import HOSTILE
@@ -100,7 +100,7 @@ async def test_hostile_schema_a_session_whose_options_did_not_arrive(
 ) -> None:
     """As through a pooler: what pins the settings is itself parsed on the server's path."""
     parameters = {**parameters_of(dsn_of(shop)), "options": "", "autocommit": True}
-    async with await WatchedConnection.connect(**parameters) as connection:
+    async with await LivenessCheckedConnection.connect(**parameters) as connection:
         assert "hostile" in str(await (await connection.execute("SHOW search_path")).fetchone())
         connection.watch(parameters)
         names = await _pin(connection, SETTINGS, "", "claim", only_ours=not is_set)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ingestd.model.errors import TableError, TableReplacedError
-from ingestd.model.predicates import Comparison
+from ingestd.model.predicates import ColumnPredicate
 from ingestd.model.row_limit import UNLIMITED_BYTES
 from ingestd.model.schema import Mask
 from ingestd.postgres.snapshot.key_range import KeyRange
@@ -305,7 +305,7 @@ async def test_snapshot_boundary_a_rewrite_between_two_ranges_is_noticed(
 async def test_the_row_filter_and_predicates_hold_in_every_range(database: Database) -> None:
     make(database, "id int PRIMARY KEY", "i")
     table = replace(await table_named(database, "t"), row_filter="(number % 2) = 0 OR id < 5")
-    predicate = Comparison("id", "<=", 1000)
+    predicate = ColumnPredicate("id", "<=", 1000)
     found: list[Any] = []
     async with exported(database) as snapshot:
         for split in await cut(database, table, snapshot):

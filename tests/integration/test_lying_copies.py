@@ -12,14 +12,14 @@ import pytest
 from psycopg import sql
 
 from ingestd.decode.copy.rows import CopyRows
-from ingestd.decode.pgoutput.decoder import StreamDecoder
+from ingestd.decode.pgoutput.decoder import PgoutputDecoder
 from ingestd.decode.pgoutput.relation import table_of
-from ingestd.decode.pgoutput.streamed_transactions import CommitOrder
+from ingestd.decode.pgoutput.streamed_transactions import StreamedTransactions
 from ingestd.model.errors import IngestdError, OperatorError, ProtocolError, TransientError
 from ingestd.model.lsn import Lsn
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.transport.copy_out import CopyOut
-from ingestd.postgres.wal.block_decoder import BlockDecoding
+from ingestd.postgres.wal.block_decoder import BlockDecoder
 from ingestd.postgres.wal.replication_stream import StreamLimits, open_stream
 from tests.harness import lying_messages as honest
 from tests.harness.databases import lineage_of
@@ -203,7 +203,7 @@ async def test_an_error_of_any_bytes_is_told_in_short(
 async def streamed(liar: LyingServer, database: Database, sent: bytes) -> IngestdError | None:
     """Return what ends a stream of which this is sent, before its connection ends."""
     liar.answer = lambda query: sent if query.startswith(STREAM) else None
-    decoder, order = StreamDecoder(table_of), CommitOrder(MemorySpool())
+    decoder, order = PgoutputDecoder(table_of), StreamedTransactions(MemorySpool())
     try:
         async with asyncio.timeout(LIMIT_S):
             stream = await open_stream(
@@ -220,7 +220,7 @@ async def streamed(liar: LyingServer, database: Database, sent: bytes) -> Ingest
             )
             try:
                 while True:
-                    decoding = BlockDecoding(decoder, order, await stream.take())
+                    decoding = BlockDecoder(decoder, order, await stream.take())
                     while not decoding.is_done:
                         decoding.some()
                     if decoding.ended is not None:

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from ingestd.lake.delta import appender as append_log
 from ingestd.lake.delta.read import read_files, read_raw
 from ingestd.lake.delta_lake import DeltaLake
-from ingestd.lake.fencing import Writer
+from ingestd.lake.fencing import WriterIdentity
 from ingestd.lake.layout import Layout
 from ingestd.lake.maintenance.compaction import MaintenancePolicy, TableMaintenance
 from ingestd.lake.marker import (
@@ -203,7 +203,7 @@ async def test_exactly_once_where_the_store_does_a_commit_after_its_sender_gave_
 ) -> None:
     """I2, I3: it counts, or is refused; never beside another that was made in its place."""
     options = {**store.options, "max_retries": "0"}
-    lake = DeltaLake(store.uri, "shop", storage_options=options, writer=Writer("slot 'a'"))
+    lake = DeltaLake(store.uri, "shop", storage_options=options, writer=WriterIdentity("slot 'a'"))
     await lake.open()
     await lake.fence()
     await lake.adopt("7000000000000000001")

@@ -23,7 +23,7 @@ from ingestd.postgres.catalog.tables import describe, list_tables
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.snapshot.ctid_splits import CtidSplits
 from ingestd.postgres.snapshot.page_reader import TablePages
-from ingestd.postgres.snapshot.read_view import ExportedView, Place
+from ingestd.postgres.snapshot.read_view import ExportedView, RowOrigin
 from ingestd.testing.embedded.waiting import await_until
 from ingestd.testing.oracle.server_text import FLOAT_TEXTS, text_function
 from tests.harness.databases import Database
@@ -58,7 +58,7 @@ def pages_of(dsn: str, split: Split) -> TablePages:
     return TablePages(
         dsn,
         split,
-        ExportedView(dsn, split.snapshot, Place(POINT, AT)),
+        ExportedView(dsn, split.snapshot, RowOrigin(POINT, AT)),
         row_limit_bytes=UNLIMITED_BYTES,
     )
 

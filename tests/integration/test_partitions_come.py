@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from ingestd.postgres.connection.session import connect
-from ingestd.postgres.rewrites.fingerprint import Storage
+from ingestd.postgres.rewrites.fingerprint import TableFingerprint
 from ingestd.postgres.rewrites.fingerprint_queries import (
     difference,
     read_empty,
@@ -239,10 +239,10 @@ async def reason_after(database: Database, coming: Coming) -> str | None:
             return await difference(looking, oid, then, await stored(looking, oid))
 
 
-async def stored(looking: AsyncConnection[Any], oid: int) -> Storage:
+async def stored(looking: AsyncConnection[Any], oid: int) -> TableFingerprint:
     files, toast = await read_files(looking, [oid])
     places = await read_places(looking, [oid])
-    return Storage(
+    return TableFingerprint(
         (),
         files.get(oid, {}),
         places=places.get(oid, {}),

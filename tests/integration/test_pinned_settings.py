@@ -16,7 +16,7 @@ from ingestd.lake.delta.read import read_raw
 from ingestd.model.errors import OperatorError
 from ingestd.model.schema import TableId
 from ingestd.postgres.connection import session
-from ingestd.postgres.connection.liveness import WatchedConnection
+from ingestd.postgres.connection.liveness import LivenessCheckedConnection
 from ingestd.postgres.connection.pinned_settings import SETTINGS, WHERE_KNOWN
 from ingestd.postgres.connection.session import connect, parameters_of
 from ingestd.testing.embedded.installations import find_bindirs
@@ -167,13 +167,13 @@ WAYS = (
 
 
 @contextlib.asynccontextmanager
-async def ordinary(dsn: str, _: Database) -> AsyncIterator[WatchedConnection]:
+async def ordinary(dsn: str, _: Database) -> AsyncIterator[LivenessCheckedConnection]:
     async with await timed(dsn) as connection:
         yield connection
 
 
 @contextlib.asynccontextmanager
-async def in_transaction(dsn: str, _: Database) -> AsyncIterator[WatchedConnection]:
+async def in_transaction(dsn: str, _: Database) -> AsyncIterator[LivenessCheckedConnection]:
     """As readers of snapshots are."""
     async with await timed(dsn, autocommit=False) as connection:
         await connection.execute("SELECT")
@@ -182,13 +182,13 @@ async def in_transaction(dsn: str, _: Database) -> AsyncIterator[WatchedConnecti
 
 
 @contextlib.asynccontextmanager
-async def walsender(dsn: str, _: Database) -> AsyncIterator[WatchedConnection]:
+async def walsender(dsn: str, _: Database) -> AsyncIterator[LivenessCheckedConnection]:
     async with await timed(dsn, replication=True) as connection:
         yield connection
 
 
 @contextlib.asynccontextmanager
-async def pooled(dsn: str, database: Database) -> AsyncIterator[WatchedConnection]:
+async def pooled(dsn: str, database: Database) -> AsyncIterator[LivenessCheckedConnection]:
     user = f"u_{database.name}"
     with pooler_of(database, "session", ignored="extra_float_digits,options", user=user) as pooler:
         options = psycopg.conninfo.conninfo_to_dict(dsn).get("options", "")
@@ -204,7 +204,9 @@ KINDS = (ordinary, in_transaction, walsender, pooled)
 async def test_lossless_a_setting_holds_whatever_sets_it_otherwise(
     overridden: Database,
     monkeypatch: pytest.MonkeyPatch,
-    kind: Callable[[str, Database], contextlib.AbstractAsyncContextManager[WatchedConnection]],
+    kind: Callable[
+        [str, Database], contextlib.AbstractAsyncContextManager[LivenessCheckedConnection]
+    ],
     way: Callable[[Database, pytest.MonkeyPatch], str],
 ) -> None:
     options = way(overridden, monkeypatch)

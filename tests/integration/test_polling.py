@@ -12,7 +12,7 @@ import pytest
 from ingestd.lake.delta.read import read_raw
 from ingestd.lake.fold.plain import fold
 from ingestd.model.schema import TableId
-from ingestd.postgres.polling.progress import Progress
+from ingestd.postgres.polling.progress import PollProgress
 from ingestd.testing.oracle.comparison import compare_source
 from tests.harness.compare import assert_change_log_is_sound, await_listed, registry
 from tests.harness.config import polling_config, wal_config
@@ -119,7 +119,7 @@ def test_a_sweep_that_a_stop_cut_off_or_kept_from_beginning_is_made_at_the_start
 
     items.execute("UPDATE item SET note = 'after the sweep', at = now() WHERE id = 10")
     await_equal(items, lake)
-    progress = Progress.parse(_resume(lake))
+    progress = PollProgress.parse(_resume(lake))
     assert progress is not None
     assert time.time() - 3600 < progress.swept_at <= time.time()
 

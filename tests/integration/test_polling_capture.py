@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from ingestd.model.changes import marker_batch
-from ingestd.model.lake_state import Committed, RegisteredTable, TableState
+from ingestd.model.lake_state import LakeState, RegisteredTable, TableState
 from ingestd.model.lsn import ZERO, Lsn
 from ingestd.model.schema import TableId
 from ingestd.ports import Resumed, SnapshotPage
@@ -18,7 +18,7 @@ from ingestd.postgres.polling import scheduler as polls
 from ingestd.postgres.polling.capture import PollingCapture
 from ingestd.postgres.polling.keys import delete_sweep as sweep
 from ingestd.postgres.polling.keys import lake_keys
-from ingestd.postgres.polling.progress import Progress
+from ingestd.postgres.polling.progress import PollProgress
 from ingestd.postgres.settings import PollingSettings
 
 if TYPE_CHECKING:
@@ -52,11 +52,11 @@ class MemoryLake:
             whole = rows.append_column("_cdc_epoch", pa.repeat(pa.scalar(number), rows.num_rows))
             yield whole.select(columns)
 
-    def committed(self, table: Table, origin: str) -> Committed:
+    def committed(self, table: Table, origin: str) -> LakeState:
         known = RegisteredTable(
             T, table.oid, 1, TableState.LIVE, None, self.position, resume=self.resume
         )
-        return Committed(len(self.batches), self.position, {}, {T: known}, origin)
+        return LakeState(len(self.batches), self.position, {}, {T: known}, origin)
 
 
 class Source:
@@ -85,7 +85,7 @@ class Source:
         found = await self.capture.discover({})
         [self.table] = found.tables
         self.origin = found.origin
-        lake = self.lake.committed(self.table, self.origin) if self.lake.resume else Committed()
+        lake = self.lake.committed(self.table, self.origin) if self.lake.resume else LakeState()
         verdict = await self.capture.continuity(lake)
         assert isinstance(verdict, Resumed) == bool(self.lake.resume)
         await self.capture.prepare([self.table])
@@ -154,9 +154,9 @@ class Source:
         await self.capture.close()
 
 
-def part_of(lake: MemoryLake) -> lake_keys.Part:
+def part_of(lake: MemoryLake) -> lake_keys.KeyPartition:
     """What the lake says the sweep is at."""
-    progress = Progress.parse(lake.resume)
+    progress = PollProgress.parse(lake.resume)
     assert progress is not None
     return progress.part
 
@@ -238,10 +238,10 @@ async def test_every_row_is_a_u_where_keys_take_too_much_memory(
 async def test_a_sweep_of_many_passes_goes_on_over_a_start(
     source: Database, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun: list[lake_keys.Part] = []
+    begun: list[lake_keys.KeyPartition] = []
     parts_held = lake_keys.parts_held
 
-    def recorded(log: Any, table: Table, limit: int, first: lake_keys.Part) -> Any:
+    def recorded(log: Any, table: Table, limit: int, first: lake_keys.KeyPartition) -> Any:
         begun.append(first)
         return parts_held(log, table, limit, first)
 
@@ -272,7 +272,7 @@ async def test_what_a_poll_could_not_look_at_is_swept_again_soon(
     swept = {"public.t": {**options.get("table", {}).get("public.t", {}), "detect_deletes": "1h"}}
     lake = MemoryLake()
     await (await Source(source, lake, table=swept).start()).close()
-    progress = Progress.parse(lake.resume)
+    progress = PollProgress.parse(lake.resume)
     assert progress is not None
     lake.resume = replace(progress, swept_at=progress.swept_at - 7200).to_text()
     source.execute("DELETE FROM t WHERE id = 7")

@@ -10,12 +10,12 @@ import pytest
 
 from ingestd.model.row_limit import UNLIMITED_BYTES
 from ingestd.postgres.connection.session import connect
-from ingestd.postgres.polling.poll import Look, backend_of, begin, look_at
-from ingestd.postgres.polling.progress import Progress, Seen
+from ingestd.postgres.polling.poll import TablePoll, backend_of, begin, look_at
+from ingestd.postgres.polling.progress import PollProgress, SeenXids
 from tests.integration.test_polling_looks import described
 
 if TYPE_CHECKING:
-    from ingestd.postgres.connection.liveness import WatchedConnection
+    from ingestd.postgres.connection.liveness import LivenessCheckedConnection
     from ingestd.postgres.polling.polled_table import PolledTable
     from tests.harness.databases import Database
 
@@ -23,13 +23,13 @@ ROWS = 200_000
 
 
 async def rows_found(
-    connection: WatchedConnection, backend: int, polled: PolledTable, limit_s: float | None
+    connection: LivenessCheckedConnection, backend: int, polled: PolledTable, limit_s: float | None
 ) -> int:
     """Look at all of the table, and let go of its locks."""
     now = await begin(connection, backend)
     await connection.execute("SAVEPOINT a_table")
-    progress = Progress(Seen(), Seen())
-    look = Look(
+    progress = PollProgress(SeenXids(), SeenXids())
+    look = TablePoll(
         polled,
         progress,
         is_whole=True,
@@ -57,9 +57,9 @@ async def test_answers_are_those_of_their_queries_after_the_taker_of_rows_failed
     connection = await connect(database.dsn, autocommit=False)
     now = await begin(connection, await backend_of(connection))
     await connection.execute("SAVEPOINT a_table")
-    look = Look(
+    look = TablePoll(
         polled,
-        Progress(Seen(), Seen()),
+        PollProgress(SeenXids(), SeenXids()),
         is_whole=True,
         page_rows=1000,
         row_limit_bytes=UNLIMITED_BYTES,

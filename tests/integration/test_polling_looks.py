@@ -16,21 +16,21 @@ from ingestd.model.row_limit import UNLIMITED_BYTES
 from ingestd.model.schema import Column, Table, TableId
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.polling.poll import (
-    Look,
-    Now,
+    PollPoint,
+    TablePoll,
     backend_of,
     begin,
     first_progress,
     look_at,
 )
 from ingestd.postgres.polling.polled_table import Cursor, PolledTable
-from ingestd.postgres.polling.progress import Progress, Seen
-from ingestd.postgres.polling.rows import Place
+from ingestd.postgres.polling.progress import PollProgress, SeenXids
+from ingestd.postgres.polling.rows import PollRowOrigin
 
 if TYPE_CHECKING:
     import psycopg
 
-    from ingestd.postgres.connection.liveness import WatchedConnection
+    from ingestd.postgres.connection.liveness import LivenessCheckedConnection
     from tests.harness.databases import Database
 
 COLUMNS = [
@@ -45,14 +45,14 @@ STEPS = 300
 class Watcher:
     """Looks, and what they found: numbers of versions."""
 
-    connection: WatchedConnection
+    connection: LivenessCheckedConnection
     backend: int
     polled: PolledTable
-    progress: Progress | None = None
+    progress: PollProgress | None = None
     found: list[int] = field(default_factory=list)
     kinds: set[bool] = field(default_factory=set)
 
-    async def now(self) -> Now:
+    async def now(self) -> PollPoint:
         return await begin(self.connection, self.backend)
 
     async def look(self, *, is_whole: bool) -> None:
@@ -62,14 +62,14 @@ class Watcher:
             cursor = await self.connection.execute("SELECT version FROM public.t")
             self.found += [v for (v,) in await cursor.fetchall()]
         else:
-            look = Look(
+            look = TablePoll(
                 self.polled, self.progress, is_whole, page_rows=3, row_limit_bytes=UNLIMITED_BYTES
             )
             async with aclosing(look_at(self.connection, look, now)) as pages:
                 async for rows in pages:
-                    for batch in rows.changes(Place(Lsn(1), now.at), None):
+                    for batch in rows.changes(PollRowOrigin(Lsn(1), now.at), None):
                         self.found += batch.rows.column("version").to_pylist()
-            self.progress = Progress.parse(look.progress.to_text())
+            self.progress = PollProgress.parse(look.progress.to_text())
             self.kinds.add(look.is_whole)
         await self.connection.rollback()
 
@@ -165,10 +165,10 @@ async def test_every_version_that_stays_is_found_once(
 
 def test_what_was_seen_is_written_and_read() -> None:
     for xids in ([], [5], [5, 6, 9, 1 << 40]):
-        seen = Seen(4, np.array(xids, np.int64))
-        progress = Progress(seen, Seen(4), "2026-01-01 00:00:00+00", None, 7, "at", "gone")
-        assert Progress.parse(progress.to_text()) == progress
+        seen = SeenXids(4, np.array(xids, np.int64))
+        progress = PollProgress(seen, SeenXids(4), "2026-01-01 00:00:00+00", None, 7, "at", "gone")
+        assert PollProgress.parse(progress.to_text()) == progress
         assert progress.by("at") == progress
-        assert progress.by("id") == Progress(seen, seen, cursor="id", deleted="gone")
-    assert Progress.parse("{}") is None
-    assert Progress.parse("") is None
+        assert progress.by("id") == PollProgress(seen, seen, cursor="id", deleted="gone")
+    assert PollProgress.parse("{}") is None
+    assert PollProgress.parse("") is None

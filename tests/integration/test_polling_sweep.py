@@ -27,7 +27,7 @@ from ingestd.postgres.polling.keys import lake_keys
 from ingestd.postgres.polling.keys.delete_sweep import Sweep, absent
 from ingestd.postgres.polling.keys.key_pages import KeyPages
 from ingestd.postgres.polling.keys.key_set import KeySet
-from ingestd.postgres.polling.keys.lake_keys import Part
+from ingestd.postgres.polling.keys.lake_keys import KeyPartition
 from ingestd.postgres.settings import PollingSettings
 from ingestd.postgres.snapshot.page_source import CopyPageSource
 from ingestd.postgres.transport.copy_out import CopyOut
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from psycopg.sql import Composed
 
     from ingestd.model.schema import Table, TableId
-    from ingestd.postgres.connection.liveness import WatchedConnection
+    from ingestd.postgres.connection.liveness import LivenessCheckedConnection
     from ingestd.testing.embedded.postgres import PostgresServer
     from tests.harness.databases import Database
 
@@ -138,7 +138,7 @@ async def swept(database: Database, table: Table, log: Log) -> list[pa.RecordBat
 
 
 @asynccontextmanager
-async def snapshot_of(database: Database) -> AsyncGenerator[WatchedConnection, None]:
+async def snapshot_of(database: Database) -> AsyncGenerator[LivenessCheckedConnection, None]:
     async with await connect(database.dsn, autocommit=False) as connection:
         await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         await connection.execute("SELECT pg_current_snapshot()")
@@ -233,7 +233,9 @@ async def test_pages_follow_an_index(database: Database, case: str) -> None:
     assert "Sort" not in plan
 
 
-async def plan_of(connection: WatchedConnection, reader: KeyPages, place: Sequence[bytes]) -> str:
+async def plan_of(
+    connection: LivenessCheckedConnection, reader: KeyPages, place: Sequence[bytes]
+) -> str:
     """How the server finds the page that follows a place."""
     start, asked = CopyOut.start, []
 
@@ -303,7 +305,7 @@ async def test_a_sweep_goes_on_with_the_part_that_was_cut_off(database: Database
     table = await keyed(database)
     log = await lake_of(database, table)
     database.execute("DELETE FROM t WHERE number % 10 = 0")
-    begun: list[Part] = []
+    begun: list[KeyPartition] = []
 
     part_by_part = partial(in_parts, database, table, log, began=begun.append)
 

@@ -17,7 +17,7 @@ from ingestd.postgres.polling import preflight
 from ingestd.postgres.polling.connector import PollingFactory
 from ingestd.postgres.polling.discovery import PolledTables
 from ingestd.postgres.polling.polled_table import Cursor
-from ingestd.postgres.polling.progress import Progress, Seen
+from ingestd.postgres.polling.progress import PollProgress, SeenXids
 from ingestd.postgres.polling.server import inspect_polled_server
 from ingestd.postgres.settings import PollingSettings
 from tests.harness.poolers import pooler_of
@@ -58,7 +58,7 @@ async def look(
     return tables, await discover(tables, dsn)
 
 
-SOMEWHERE = Progress(Seen(3), Seen(3)).to_text()
+SOMEWHERE = PollProgress(SeenXids(3), SeenXids(3)).to_text()
 
 
 def recorded(tables: Iterable[Table], resume: str = SOMEWHERE) -> dict[TableId, RegisteredTable]:

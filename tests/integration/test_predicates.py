@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, get_args
 import pyarrow as pa
 import pytest
 
-from ingestd.model.predicates import Comparison, IsNull, NotNull, OneOf, Operator, kept
+from ingestd.model.predicates import ColumnPredicate, IsNull, NotNull, OneOf, Operator, kept
 from ingestd.model.row_limit import UNLIMITED_BYTES
 from ingestd.model.schema import Mask
 from ingestd.postgres.snapshot.ctid_splits import CtidSplits
@@ -133,7 +133,7 @@ def comparable(table: pa.Table, predicate: Predicate) -> bool:
 def predicates_of(name: str) -> list[Predicate]:
     _, _, values = COLUMNS[name]
     found: list[Predicate] = [IsNull(name), NotNull(name), OneOf(name, ())]
-    found += [Comparison(name, o, v) for v in values for o in get_args(Operator)]
+    found += [ColumnPredicate(name, o, v) for v in values for o in get_args(Operator)]
     return [*found, OneOf(name, tuple(values)), OneOf(name, tuple(values[:1]))]
 
 
@@ -162,7 +162,7 @@ async def test_what_both_understand_alike_is_applied(database: Database) -> None
     for name, (_, _, values) in COLUMNS.items():
         operators = APPLIED.get(name, set(get_args(Operator)))
         for operator in get_args(Operator):
-            predicate = Comparison(name, operator, values[0])
+            predicate = ColumnPredicate(name, operator, values[0])
             is_applied = name not in TO_THE_READER and operator in operators
             assert is_remaining(database, split, predicate) is not is_applied, predicate
 
@@ -175,20 +175,20 @@ async def test_what_may_mean_something_else_on_the_server_is_the_readers(
     async with exported(database) as snapshot:
         [split] = await CtidSplits(database.dsn).splits(table, snapshot, WHOLE)
     unsure: list[Predicate] = [
-        Comparison("t", "=", "é"),  # may not exist in the database's encoding
-        Comparison("t", "=", "\0"),
+        ColumnPredicate("t", "=", "é"),  # may not exist in the database's encoding
+        ColumnPredicate("t", "=", "\0"),
         OneOf("t", ("a", "é")),
         IsNull("t"),  # where the bytes are no UTF-8 the lake has null
-        Comparison("u", "=", UUID.upper()),
-        Comparison("f8", "=", NAN),
-        Comparison("d", "=", Decimal("NaN")),
-        Comparison("i4", "=", 1 << 70),
-        Comparison("i4", "=", value=True),
-        Comparison("i4", "=", 7.0),
-        Comparison("day", "=", NOON),
-        Comparison("ts", "=", NOON.replace(tzinfo=UTC)),
-        Comparison("tz", "=", NOON),
-        Comparison("tz", ">", EARLIEST.replace(tzinfo=timezone(timedelta(hours=1)))),
+        ColumnPredicate("u", "=", UUID.upper()),
+        ColumnPredicate("f8", "=", NAN),
+        ColumnPredicate("d", "=", Decimal("NaN")),
+        ColumnPredicate("i4", "=", 1 << 70),
+        ColumnPredicate("i4", "=", value=True),
+        ColumnPredicate("i4", "=", 7.0),
+        ColumnPredicate("day", "=", NOON),
+        ColumnPredicate("ts", "=", NOON.replace(tzinfo=UTC)),
+        ColumnPredicate("tz", "=", NOON),
+        ColumnPredicate("tz", ">", EARLIEST.replace(tzinfo=timezone(timedelta(hours=1)))),
     ]
     for predicate in unsure:
         assert is_remaining(database, split, predicate), predicate
@@ -213,7 +213,7 @@ async def test_nothing_hidden_or_of_a_chosen_type_is_compared_on_the_server(
     chosen = changed(table, "i4", type=pa.string(), is_override=True)
     async with exported(database) as snapshot:
         [split] = await CtidSplits(database.dsn).splits(table, snapshot, WHOLE)
-    predicates: list[Predicate] = [IsNull("i4"), Comparison("i4", "=", 7), OneOf("i4", (7,))]
+    predicates: list[Predicate] = [IsNull("i4"), ColumnPredicate("i4", "=", 7), OneOf("i4", (7,))]
     for other in (masked, hidden, chosen):
         source = CopyPageSource(
             database.dsn,
@@ -239,7 +239,7 @@ async def test_an_index_serves_an_equal_text(database: Database) -> None:
         "ANALYZE t",
     )
     table = await table_named(database, "t")
-    predicate = Comparison("name", "=", "n77")
+    predicate = ColumnPredicate("name", "=", "n77")
     applied = condition(table.column("name"), predicate)
     assert applied is not None
     plan = database.rows(f"EXPLAIN SELECT FROM t WHERE {applied.as_string(None)}")

@@ -23,7 +23,7 @@ from ingestd.postgres.connection.session import connect
 from ingestd.postgres.polling.keys.delete_sweep import absent
 from ingestd.postgres.polling.keys.key_pages import KeyPages
 from ingestd.postgres.polling.poll import (
-    Look,
+    TablePoll,
     backend_of,
     begin,
     first_progress,
@@ -31,11 +31,11 @@ from ingestd.postgres.polling.poll import (
     look_at,
 )
 from ingestd.postgres.polling.polled_table import Cursor, PolledTable
-from ingestd.postgres.polling.progress import Progress, Seen
+from ingestd.postgres.polling.progress import PollProgress, SeenXids
 from ingestd.postgres.rewrites.catalog_evidence import Doubt, Question
 from ingestd.postgres.rewrites.dependent_text_queries import holds
-from ingestd.postgres.rewrites.dependent_texts import Doubt as TextDoubt
-from ingestd.postgres.rewrites.dependent_texts import Use
+from ingestd.postgres.rewrites.dependent_texts import StaleText as TextDoubt
+from ingestd.postgres.rewrites.dependent_texts import TypeUse
 from ingestd.postgres.rewrites.fingerprint_queries import _holds
 from ingestd.postgres.snapshot.ctid_splits import CtidSplits
 from ingestd.postgres.snapshot.key_lookup import KeyedRelation
@@ -44,7 +44,7 @@ from ingestd.postgres.snapshot.key_splits import KeySplits
 from ingestd.postgres.snapshot.page_reader import TablePages
 from ingestd.postgres.snapshot.page_source import CopyPageSource
 from ingestd.postgres.snapshot.read_probe import read_fault
-from ingestd.postgres.snapshot.read_view import ExportedView, OwnView, Place
+from ingestd.postgres.snapshot.read_view import ExportedView, OwnView, RowOrigin
 from ingestd.postgres.snapshot.where import check_condition
 from ingestd.testing.embedded.waiting import await_until
 from tests.harness.hostile import CALLED, hostile_calls
@@ -111,8 +111,8 @@ async def read_pages(pages: TablePages) -> None:
             pass
 
 
-def place() -> Place:
-    return Place(Lsn(1), datetime.now(UTC))
+def place() -> RowOrigin:
+    return RowOrigin(Lsn(1), datetime.now(UTC))
 
 
 async def export(dsn: str, table: Table, snapshot: str) -> None:
@@ -173,8 +173,8 @@ async def polling(dsn: str) -> AsyncGenerator[tuple[Any, Any], None]:
 
 async def poll(dsn: str, table: Table, _: str, *, is_whole: bool = True) -> None:
     async with polling(dsn) as (connection, now):
-        progress = Progress(Seen(), Seen(), floor=None if is_whole else "2020-01-01")
-        look = Look(
+        progress = PollProgress(SeenXids(), SeenXids(), floor=None if is_whole else "2020-01-01")
+        look = TablePoll(
             await polled_of(table),
             progress,
             is_whole,
@@ -224,7 +224,7 @@ async def older_row(dsn: str, table: Table, _: str) -> None:
 
 async def texts(dsn: str, table: Table, _: str) -> None:
     async with await connect(dsn) as connection:
-        use = Use("regclass", "value", "r", 2205)
+        use = TypeUse("regclass", "value", "r", 2205)
         assert await holds(connection, table.oid, [use], [TextDoubt("regclass", is_total=True)])
 
 

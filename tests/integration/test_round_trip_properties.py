@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from psycopg import sql
 
-from ingestd.decode.pgoutput.decoder import StreamDecoder
+from ingestd.decode.pgoutput.decoder import PgoutputDecoder
 from ingestd.decode.type_mapping import Types, override_type
 from ingestd.model.changes import change_schema
 from ingestd.model.lsn import Lsn
@@ -29,7 +29,7 @@ from ingestd.postgres.catalog.tables import describe, list_tables, list_types
 from ingestd.postgres.connection.pinned_settings import SETTINGS
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.snapshot.page_reader import TablePages
-from ingestd.postgres.snapshot.read_view import ExportedView, Place
+from ingestd.postgres.snapshot.read_view import ExportedView, RowOrigin
 from tests.harness.databases import Database, fresh_database
 from tests.harness.generated_values import GENERATED
 from tests.harness.round_trip import Texts, row_faults, source_texts
@@ -109,7 +109,7 @@ def with_type(column: Column, chosen: Mapping[str, str], types: Types) -> Column
 
 
 def decoded(messages: Sequence[bytes], table: Table) -> list[TableBatch]:
-    decoder = StreamDecoder(lambda relation: table if relation.oid == table.oid else None)
+    decoder = PgoutputDecoder(lambda relation: table if relation.oid == table.oid else None)
     ends = np.cumsum([len(m) for m in messages], dtype=np.int64)
     starts = np.concatenate(([0], ends[:-1]))
     chunks = decoder.feed(b"".join(messages), starts, ends)
@@ -119,7 +119,7 @@ def decoded(messages: Sequence[bytes], table: Table) -> list[TableBatch]:
 async def pages(dsn: str, table: Table, snapshot: str, *, is_packed: bool) -> list[TableBatch]:
     """Read the table by packed columns or by rows, whichever the daemon would choose."""
     blocks = BlockRange(table.id.schema, table.id.name, is_packed=is_packed, oid=table.oid)
-    view = ExportedView(dsn, snapshot, Place(POINT, AT))
+    view = ExportedView(dsn, snapshot, RowOrigin(POINT, AT))
     reading = TablePages(
         dsn, Split(table, snapshot, blocks.to_text(), 0), view, row_limit_bytes=UNLIMITED_BYTES
     )

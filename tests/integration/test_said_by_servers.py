@@ -12,7 +12,7 @@ from psycopg import sql
 from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
 from ingestd.postgres.connection.errors import classify
-from ingestd.postgres.connection.server_messages import said
+from ingestd.postgres.connection.server_messages import loggable_message
 from ingestd.postgres.snapshot.ctid_splits import read_error
 from ingestd.postgres.snapshot.where import check_condition
 from tests.integration.test_pages import table_named
@@ -77,7 +77,7 @@ def test_no_cast_tells_the_value(database: Database) -> None:
                     raised.append((query, error))
     for query, fault in raised:
         for told in (
-            said(fault),
+            loggable_message(fault),
             str(classify(fault, "source shop", database.dsn)),
             str(read_error(fault, T, database.dsn)),
         ):
@@ -121,7 +121,7 @@ def test_words_of_another_server_are_not_told(database: Database) -> None:
                 database.rows(query)
             assert caught.value.sqlstate == code
             assert "Kanarien" in str(caught.value.diag.message_primary)
-            assert "anari" not in said(caught.value)
+            assert "anari" not in loggable_message(caught.value)
             assert "anari" not in str(classify(caught.value, "source shop", database.dsn))
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from ingestd.postgres.connection.liveness import WatchedConnection
+    from ingestd.postgres.connection.liveness import LivenessCheckedConnection
     from ingestd.postgres.transport.channels.channel import Channel
     from tests.harness.databases import Database
     from tests.harness.tls_servers import TlsServer
@@ -66,7 +66,7 @@ async def read_on(copy: CopyOut) -> list[bytes]:
     return found
 
 
-async def kind_of(connection: WatchedConnection) -> type[Channel]:
+async def kind_of(connection: LivenessCheckedConnection) -> type[Channel]:
     channel = await Channels(connection).open()
     channel.release()
     channel.close()

@@ -139,15 +139,15 @@ async def test_a_server_that_refuses_to_say_is_no_sign_of_its_end(
     user = f"u_{database.name}"
     database.execute(f"CREATE ROLE {user} LOGIN CONNECTION LIMIT 1")
     looks = 0
-    look = watched.WatchedConnection._look
+    look = watched.LivenessCheckedConnection._look
 
-    async def counted(self: watched.WatchedConnection, *when: float) -> watched._Doing:
+    async def counted(self: watched.LivenessCheckedConnection, *when: float) -> watched._Doing:
         nonlocal looks
         doing = await look(self, *when)
         looks += 1
         return doing
 
-    monkeypatch.setattr(watched.WatchedConnection, "_look", counted)
+    monkeypatch.setattr(watched.LivenessCheckedConnection, "_look", counted)
     try:
         async with await connect(database.server.dsn(database.name, user=user)) as connection:
             await connection.execute("SELECT pg_sleep(%s)", (6 * SHORT_S,))
@@ -268,13 +268,15 @@ async def test_what_another_server_says_counts_for_nothing(
 
 
 def test_a_server_is_known_by_when_it_was_started() -> None:
-    ours = watched.Server(started_us=100, place="10.0.0.1:5432", now_us=200)
+    ours = watched.ServerInstance(started_us=100, place="10.0.0.1:5432", now_us=200)
     elsewhere = "10.0.0.2:5432"
-    assert not ours.is_another(watched.Server(100, ours.place, 300))
-    assert not ours.is_another(watched.Server(100, elsewhere, 300))  # it has two addresses
-    assert not ours.is_another(watched.Server(250, ours.place, 300))  # was started anew
-    assert ours.is_another(watched.Server(50, ours.place, 300))  # containers with one address
-    assert ours.is_another(watched.Server(250, elsewhere, 300))
+    assert not ours.is_another(watched.ServerInstance(100, ours.place, 300))
+    assert not ours.is_another(watched.ServerInstance(100, elsewhere, 300))  # it has two addresses
+    assert not ours.is_another(watched.ServerInstance(250, ours.place, 300))  # was started anew
+    assert ours.is_another(
+        watched.ServerInstance(50, ours.place, 300)
+    )  # containers with one address
+    assert ours.is_another(watched.ServerInstance(250, elsewhere, 300))
 
 
 @pytest.mark.thorough

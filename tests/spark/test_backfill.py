@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from spark_jobs.backfills.record import Note
-    from spark_jobs.backfills.task import Failure, Order, SplitReader
+    from spark_jobs.backfills.task import BackfillReader, Failure, SplitOrder
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
 
@@ -157,7 +157,7 @@ class WithVictims(SparkTasks):
         self._lake = lake
         self._is_over = threading.Event()
 
-    def run(self, reader: SplitReader, orders: Sequence[Order]) -> list[Note | Failure]:
+    def run(self, reader: BackfillReader, orders: Sequence[SplitOrder]) -> list[Note | Failure]:
         with ThreadPoolExecutor(1) as pool:
             killing = pool.submit(self._kill)
             try:

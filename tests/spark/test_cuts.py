@@ -12,7 +12,7 @@ from py4j.protocol import Py4JError
 
 from spark_jobs.delta_log.driver_commit import commit
 from spark_jobs.engine import cuts
-from spark_jobs.engine.cuts import Cut, CutLog, find_cut
+from spark_jobs.engine.cuts import CutLog, EpochCut, find_cut
 from spark_jobs.epochs import latest
 from spark_jobs.lake.source_lake import SourceLake
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
-CUT = Cut(1, 100, AT, {"public.t": 3, "public.u": 4}, {"public.t": 1, "public.u": 2})
+CUT = EpochCut(1, 100, AT, {"public.t": 3, "public.u": 4}, {"public.t": 1, "public.u": 2})
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def log(spark: SparkSession, tmp_path: Path) -> CutLog:
     return made
 
 
-def cut(epoch: int) -> Cut:
+def cut(epoch: int) -> EpochCut:
     return replace(CUT, epoch=epoch, end_lsn=100 * epoch)
 
 

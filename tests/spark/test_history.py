@@ -20,7 +20,7 @@ from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Column
 from spark_jobs.delta_log.commits import Signature
 from spark_jobs.engine.table_mover import Step
-from spark_jobs.histories.job import SETTINGS, Histories
+from spark_jobs.histories.job import SETTINGS, HistoryJob
 from spark_jobs.history import as_of, as_of_lsn
 from spark_jobs.lake.source_lake import Epoch, SourceLake
 from tests.harness.history_logs import KeyedLog, KeylessLog, change
@@ -98,7 +98,7 @@ class Job:
             signature=Signature("history", "shop", "a lake", epoch, definition.schema_version),
             app_id=f"ingestd-history/shop/{self.table}",
         )
-        Histories().move(lake, step)
+        HistoryJob().move(lake, step)
         self.above, self.above_lsn = epoch, end_lsn
         self.schema_version = definition.schema_version
 

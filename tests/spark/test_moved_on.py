@@ -14,7 +14,7 @@ import pytest
 
 from spark_jobs.reconciling.differences import differences, differing_ranges, sums_by_range
 from spark_jobs.reconciling.roll_forward import moved_on
-from spark_jobs.reconciling.row_hashes import RAW, WEIGHT, Comparison, hashed
+from spark_jobs.reconciling.row_hashes import RAW, WEIGHT, ComparedTable, hashed
 from tests.harness.plain_mirror import Row, fold
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ def frame(spark: SparkSession, rows: list[Row], schema: pa.Schema = LOG) -> Data
     return spark.createDataFrame(pa.Table.from_pylist(made, schema))
 
 
-def comparison(rows: DataFrame, key: tuple[str, ...] = ("id", "h1"), **more: Any) -> Comparison:
+def comparison(rows: DataFrame, key: tuple[str, ...] = ("id", "h1"), **more: Any) -> ComparedTable:
     kinds = tuple((n, rows.schema[n].dataType) for n in NAMES)
-    return Comparison(kinds, key, ranges=16, **more)
+    return ComparedTable(kinds, key, ranges=16, **more)
 
 
 def counted(rows: DataFrame) -> Counter[tuple[int, int, int]]:
@@ -243,13 +243,13 @@ def test_values_that_differ_in_anything_have_other_hashes(spark: SparkSession) -
     rows = [{"id": 1, **row} for row in DISTINCT]
     made = spark.createDataFrame(pa.Table.from_pylist(rows, ODD))
     kinds = tuple((x.name, x.dataType) for x in made.schema.fields if x.name != RAW)
-    found = hashed(made, Comparison(kinds, ("id",), ranges=1)).select("row", "h1").collect()
+    found = hashed(made, ComparedTable(kinds, ("id",), ranges=1)).select("row", "h1").collect()
     assert len({row[0] for row in found}) == len(DISTINCT)
     assert len({row[1] for row in found}) == 1
     other = [(RAW, "_cdc_before.s", "x"), (RAW, "dropped", "y")]  # not of a compared column
     same = [{"id": 1}, *({"id": 1, name: [(key, text)]} for name, key, text in other)]
     made = spark.createDataFrame(pa.Table.from_pylist(same, ODD))
-    found = hashed(made, Comparison(kinds, ("id",), ranges=1)).select("row").collect()
+    found = hashed(made, ComparedTable(kinds, ("id",), ranges=1)).select("row").collect()
     assert len({row[0] for row in found}) == 1
 
 

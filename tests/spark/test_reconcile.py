@@ -18,7 +18,7 @@ from ingestd.testing.oracle.comparison import await_caught_up
 from spark_jobs import reconcile
 from spark_jobs.cli.arguments import require_config
 from spark_jobs.lake.targets import table_path
-from spark_jobs.reconciling.report import State, TableResult
+from spark_jobs.reconciling.report import ReconcileState, TableResult
 from spark_jobs.reconciling.run import compare
 from tests.harness.compare import registry
 from tests.harness.config import wal_config
@@ -159,7 +159,7 @@ def test_equal_under_writers_then_all_that_is_altered_is_named(
     ):
         found = shop.results()
     assert {name: result.state for name, result in found.items()} == dict.fromkeys(
-        WORKLOAD, State.EQUAL
+        WORKLOAD, ReconcileState.EQUAL
     ), found
     assert any(result.changes for result in found.values())
 
@@ -250,7 +250,7 @@ def test_types_partitions_hidden_and_changed_columns(
     shop.catch_up()
     found = shop.results()
     assert {name: result.state for name, result in found.items()} == dict.fromkeys(
-        NAMED, State.EQUAL
+        NAMED, ReconcileState.EQUAL
     ), found
     assert found["public.part"].source_rows == 3
     infinite = {"_cdc_raw": [("id", "0044-03-15 BC")]}

@@ -11,16 +11,16 @@ from textwrap import dedent
 import pytest
 from deltalake import _internal
 
-from ingestd.process.memory import Trimming, keeping_all
+from ingestd.process.memory import Trimming, gc_frozen
 
 IS_GLIBC = platform.libc_ver()[0] == "glibc"
 ON_GLIBC = pytest.mark.skipif(not IS_GLIBC, reason="the C library's heap is not glibc's")
-CHOSEN = "from ingestd.process.memory import *; give_back_early(); "
+CHOSEN = "from ingestd.process.memory import *; configure_allocators(); "
 
 GROWS_AND_SHRINKS = dedent("""
     import resource, sys, threading
-    from ingestd.process.memory import give_back_early
-    give_back_early()
+    from ingestd.process.memory import configure_allocators
+    configure_allocators()
     import numpy as np, pyarrow as pa
     print(pa.default_memory_pool().backend_name)
 
@@ -37,8 +37,8 @@ GROWS_AND_SHRINKS = dedent("""
     print(int(line.split()[1]) // 1024)
 """)
 LEAVES_HOLES = dedent("""
-    from ingestd.process.memory import Trimming, give_back_early, resident_bytes
-    give_back_early()
+    from ingestd.process.memory import Trimming, configure_allocators, resident_bytes
+    configure_allocators()
     trimming = Trimming(32 << 20)
     trimming.trim()
     print(trimming.is_due())
@@ -111,7 +111,7 @@ def test_no_thread_of_openblas_is_started() -> None:
 
 def test_garbage_is_looked_for_again_after_imports_that_fail() -> None:
     def fail() -> None:
-        with keeping_all():
+        with gc_frozen():
             assert not gc.isenabled()
             raise ImportError
 

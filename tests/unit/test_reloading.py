@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
-from ingestd.app.reload import Reloading, changes, share_bytes
+from ingestd.app.reload import ConfigReload, changes, share_bytes
 from ingestd.config import Config, load_config
 from ingestd.model.errors import ConfigError
 from ingestd.pipeline.supervisor import Supervisor
@@ -130,7 +130,7 @@ async def test_a_refused_file_changes_nothing(load: Load) -> None:
         msg = "epoch.max_dealy: unknown key\nlake.uri: is empty"
         raise ConfigError(msg)
 
-    reloading = Reloading(
+    reloading = ConfigReload(
         was, refuse, begun, Supervisor({}), lambda: told.append(1), lambda: told.append(2)
     )
     asked = asyncio.Event()
@@ -157,7 +157,7 @@ async def test_a_fault_of_a_reload_is_told_and_the_next_one_counts(load: Load) -
             raise ZeroDivisionError
         return was
 
-    reloading = Reloading(
+    reloading = ConfigReload(
         was, wanted, begun, Supervisor({}), lambda: told.append(1), lambda: told.append(2)
     )
     asked = asyncio.Event()
@@ -185,7 +185,7 @@ async def test_a_source_that_comes_begins_after_one_that_goes(load: Load) -> Non
     supervisor.end = end  # type: ignore[method-assign]
     was = load({"shop": SHOP})
     wanted = load({"store": SHOP})
-    reloading = Reloading(was, lambda: wanted, begun, supervisor, lambda: None, lambda: None)
+    reloading = ConfigReload(was, lambda: wanted, begun, supervisor, lambda: None, lambda: None)
     with capture_logs() as logged:
         await reloading.reload()
     assert begun.begun == ["end shop", "not shop", "store"]

@@ -23,7 +23,7 @@ from ingestd.model.errors import (
     TableError,
     TransientError,
 )
-from ingestd.model.lake_state import Committed, RegisteredTable, TableState
+from ingestd.model.lake_state import LakeState, RegisteredTable, TableState
 from ingestd.model.schema import Column, Mask, Table, TableId
 from ingestd.ports import ColumnInfo, Coverage, Refused, TableInfo
 from ingestd.testing.fakes.tables import FakeMetadata
@@ -93,10 +93,10 @@ class Shop:
             raise self._coverage
         return self._coverage
 
-    async def open(self) -> Committed:
+    async def open(self) -> LakeState:
         if isinstance(self._lake, IngestdError):
             raise self._lake
-        return Committed(tables=self._lake)
+        return LakeState(tables=self._lake)
 
 
 COVERAGE = Coverage((CAPTURED,), (REFUSED, MISSING))

@@ -19,7 +19,7 @@ from ingestd.model.lsn import Lsn
 from ingestd.model.printable_text import printable, printable_lines
 from ingestd.observe.status import DaemonStatus, SourceStatus, TableStatus
 from ingestd.observe.status_json import to_json
-from ingestd.ports.verify import Outcome, State
+from ingestd.ports.verify import VerifyOutcome, VerifyState
 from ingestd.terminal.check import print_checks
 from ingestd.terminal.status import print_status
 
@@ -63,7 +63,7 @@ def test_status() -> None:
 
 
 def test_verify() -> None:
-    outcome = Outcome(f"public.{NAME}", State.EQUAL, source_rows=1, lake_rows=1)
+    outcome = VerifyOutcome(f"public.{NAME}", VerifyState.EQUAL, source_rows=1, lake_rows=1)
     assert_plain("\n".join(VerifyReport("shop", Lsn(1), [outcome]).lines()))
 
 

@@ -9,18 +9,22 @@ from ingestd.model.errors import ConfigError, TableError, TransientError
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import TableId
 from ingestd.ports import Coverage, Refused
-from ingestd.ports.verify import Difference, Kind, Outcome, State
+from ingestd.ports.verify import Difference, Kind, VerifyOutcome, VerifyState
 from ingestd.postgres.settings import WalSettings
 from tests.unit.sink.rows import make_table
 
 ORDERS = TableId("public", "orders")
-EQUAL = Outcome("public.a", State.EQUAL, 1000, 1000)
-LEFT_OUT = Outcome("public.b", State.NOT_COMPARED, note="only its current rows are kept")
-REFUSED = Outcome("public.c", State.NOT_COMPARED, fault=TableError(ORDERS, "is stopped"))
-LATE = Outcome("public.d", State.NOT_REACHED, fault=TransientError("late", reason="x"))
-WRONG = Outcome(
+EQUAL = VerifyOutcome("public.a", VerifyState.EQUAL, 1000, 1000)
+LEFT_OUT = VerifyOutcome(
+    "public.b", VerifyState.NOT_COMPARED, note="only its current rows are kept"
+)
+REFUSED = VerifyOutcome(
+    "public.c", VerifyState.NOT_COMPARED, fault=TableError(ORDERS, "is stopped")
+)
+LATE = VerifyOutcome("public.d", VerifyState.NOT_REACHED, fault=TransientError("late", reason="x"))
+WRONG = VerifyOutcome(
     "public.e",
-    State.DIFFERENT,
+    VerifyState.DIFFERENT,
     10,
     11,
     counts={Kind.EXTRA: 3, Kind.DIFFERENT: 1},
@@ -44,7 +48,7 @@ WRONG = Outcome(
         ([REFUSED, LATE], 75),
     ],
 )
-def test_the_exit_code_is_that_of_the_worst(outcomes: list[Outcome], code: int) -> None:
+def test_the_exit_code_is_that_of_the_worst(outcomes: list[VerifyOutcome], code: int) -> None:
     assert VerifyReport("shop", Lsn(16), outcomes).exit_code == code
 
 

@@ -3,11 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ingestd.model.pg_snapshot import Visibility, is_before
+from ingestd.model.pg_snapshot import PgSnapshot, is_before
 
 
 def sees(text: str, *xids: int) -> list[bool]:
-    found: list[bool] = Visibility.parse(text).sees(np.array(xids, np.int64)).tolist()
+    found: list[bool] = PgSnapshot.parse(text).sees(np.array(xids, np.int64)).tolist()
     return found
 
 
@@ -37,12 +37,12 @@ def test_ids_that_wrapped_around_lie_above() -> None:
 @pytest.mark.parametrize("text", ["", "1:2", "a:b:c", "1:2:3:4"])
 def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"unpack|invalid"):
-        Visibility.parse(text)
+        PgSnapshot.parse(text)
 
 
 def test_age_orders_snapshots_by_when_they_were_taken() -> None:
     texts = ["10:12:10,11", "10:12:10", "12:12:", "12:15:12,14", "15:15:"]
-    ages = [Visibility.parse(text).age for text in texts]
+    ages = [PgSnapshot.parse(text).age for text in texts]
     assert ages == sorted(ages)
 
 

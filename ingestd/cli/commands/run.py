@@ -12,7 +12,7 @@ from ingestd.cli import completion
 from ingestd.cli.errors import reporting
 from ingestd.cli.options import ConfigFile, Debug
 from ingestd.process.fast_imports import sparing
-from ingestd.process.memory import give_back_early, keeping_all
+from ingestd.process.memory import configure_allocators, gc_frozen
 
 
 def run(
@@ -39,9 +39,9 @@ def run(
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os._exit(0))
-    give_back_early()
+    configure_allocators()
     with reporting(debug=debug, config=config):
-        with keeping_all(), sparing():
+        with gc_frozen(), sparing():
             from ingestd.app import daemon  # noqa: PLC0415
 
         raise typer.Exit(daemon.run(config, frozenset(accept_empty_lake or ())))

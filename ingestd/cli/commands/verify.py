@@ -10,7 +10,7 @@ import typer
 from ingestd.cli import completion
 from ingestd.cli.errors import EXIT_INTERRUPTED, redactor_of, reporting
 from ingestd.cli.options import AsJson, ConfigFile, Debug, SourceName, duration_in, size_in
-from ingestd.process.memory import give_back_early
+from ingestd.process.memory import configure_allocators
 
 
 def verify(
@@ -49,7 +49,7 @@ def verify(
     wait_s = duration_in(wait, "--wait")
     rate = None if limit_rate is None else size_in(limit_rate.removesuffix("/s"), "--limit-rate")
     memory_bytes = None if memory is None else size_in(memory, "--memory")
-    give_back_early()
+    configure_allocators()
     with reporting(debug=debug, config=config):
         from ingestd.app import verify as verifying  # noqa: PLC0415
         from ingestd.terminal.verify import verify_progress  # noqa: PLC0415

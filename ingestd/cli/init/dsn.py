@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from ingestd.config.interpolation import Resolver
+from ingestd.config.interpolation import Interpolator
 from ingestd.model.errors import ConfigError
 from ingestd.postgres.settings import SECRET_PARTS
 
@@ -60,7 +60,7 @@ class GivenDsn:
 
 def given_dsn(text: str, folder: Path, environ: Mapping[str, str]) -> GivenDsn:
     """Resolve it. Raises ConfigError, which never quotes it."""
-    resolver = Resolver(folder, environ)
+    resolver = Interpolator(folder, environ)
     value = str(resolver.resolve(text, ("--dsn",)))
     for why in resolver.errors.values():
         raise ConfigError(f"--dsn: {why}")

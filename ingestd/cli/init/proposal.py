@@ -11,7 +11,7 @@ import psycopg
 from pydantic import ValidationError
 
 from ingestd.app.connectors import FACTORIES
-from ingestd.app.table_report import Findings
+from ingestd.app.table_report import SourceFindings
 from ingestd.config.errors import problems_of
 from ingestd.model.check import CheckLine
 from ingestd.model.errors import ConfigError, OperatorError
@@ -150,7 +150,7 @@ async def _tried(
         lines = await connector.check()
     finally:
         await connector.close()
-    tables = Findings(asked, database.tables, coverage, {}).tables(None)
+    tables = SourceFindings(asked, database.tables, coverage, {}).tables(None)
     return Proposal(
         settings,
         way,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ingestd.http.client import Endpoint
-    from ingestd.http.daemon_identity import MeantDaemon
+    from ingestd.http.daemon_identity import DaemonIdentity
     from ingestd.ports import PauseMark
 
 LOOK_EVERY_S = 0.2
@@ -35,7 +35,7 @@ class PauseCommand:
 
     address: Endpoint | None
     source: str
-    meant: MeantDaemon | None
+    meant: DaemonIdentity | None
     open_mark: Callable[[], PauseMark] | None
     daemon: str
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ingestd.http.client import Endpoint
-    from ingestd.http.daemon_identity import MeantDaemon
+    from ingestd.http.daemon_identity import DaemonIdentity
 
 EXIT_INTERRUPTED = 130
 """The shells' code for an end by Ctrl-C."""
@@ -34,7 +34,7 @@ class SnapshotCommand:
     address: Endpoint
     source: str
     tables: Sequence[str]
-    meant: MeantDaemon | None
+    meant: DaemonIdentity | None
     daemon: str
 
     def cancel(self) -> None:

@@ -15,14 +15,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ingestd.decode.change_batch import Places, Tuples, table_batch
+from ingestd.decode.change_batch import CdcColumns, Tuples, table_batch
 from ingestd.decode.copy.fields import CopyFields, Span
 from ingestd.decode.copy.fixed_arrays import FixedArray, fixed_array
 from ingestd.decode.copy.packing import (
     ABSENT,
     BETWEEN,
-    Fixed,
-    Form,
+    ColumnForm,
+    FixedType,
     Packing,
     fields_of,
     fixed,
@@ -32,7 +32,7 @@ from ingestd.decode.copy.packing import (
 from ingestd.decode.values.calendar import date_text, timestamp_text
 from ingestd.decode.values.dates import END_US, FIRST_DAY, FIRST_US
 from ingestd.decode.values.encodings import Encoding
-from ingestd.decode.values.text_column import Field, Source, Texts, bitmap, texts_of
+from ingestd.decode.values.text_column import ByteBuffer, Field, TextColumn, bitmap, texts_of
 from ingestd.model.changes import SNAPSHOT, SNAPSHOT_SEQ, TableBatch
 from ingestd.model.errors import ProtocolError
 from ingestd.model.lsn import Lsn
@@ -139,13 +139,13 @@ class ColumnarDecoder:
 
     def _rows(self, buffer: bytes, runs: Sequence[_Run], nbytes: int) -> TableBatch:
         table, count = self._table, sum(run.rows for run in runs)
-        source = Source(buffer, self._encoding)
+        source = ByteBuffer(buffer, self._encoding)
         fields: dict[str, Field] = {}
         arrays: dict[str, pa.Array] = {}
         at = 0
         for column in table.columns:
             form = form_of(column)
-            if form is Form.FIXED:
+            if form is ColumnForm.FIXED:
                 numbers, absent = self._numbers(buffer, runs, at, column)
                 array, refused = _fixed_array(column, numbers, absent)
                 arrays[column.lake_name] = array
@@ -153,12 +153,12 @@ class ColumnarDecoder:
                     fields[column.name] = Field(refused)
             elif column.mask is None or column.mask.kind != "null":
                 texts = self._texts(source, runs, at, column)
-                if form is Form.TEXT:
+                if form is ColumnForm.TEXT:
                     fields[column.name] = Field(texts)
                 else:
                     arrays[column.lake_name] = texts.gather()
             at += width(column, self._packing)
-        places = Places(
+        places = CdcColumns(
             np.full(count, ord(SNAPSHOT), np.uint8),
             np.full(count, self._point),
             np.full(count, SNAPSHOT_SEQ),
@@ -194,7 +194,7 @@ class ColumnarDecoder:
             raise self._malformed(str(error)) from error
 
     def _marked(
-        self, buffer: bytes, run: _Run, field: int, column: Column, kind: Fixed
+        self, buffer: bytes, run: _Run, field: int, column: Column, kind: FixedType
     ) -> FixedArray:
         at, nbytes = run.fields[field]
         if nbytes != run.rows * kind.size:
@@ -218,18 +218,20 @@ class ColumnarDecoder:
             raise self._malformed("another number of values than rows")
         return count
 
-    def _texts(self, source: Source, runs: Sequence[_Run], field: int, column: Column) -> Texts:
+    def _texts(
+        self, source: ByteBuffer, runs: Sequence[_Run], field: int, column: Column
+    ) -> TextColumn:
         """Give the values of a column that has no fixed size; nothing is copied."""
-        is_marked = self._packing is Packing.MARKED and form_of(column) is Form.TEXT
+        is_marked = self._packing is Packing.MARKED and form_of(column) is ColumnForm.TEXT
         if is_marked:
             parts = [self._separated(source, run, field, column) for run in runs]
         else:
             parts = [self._measured(source, run, field) for run in runs]
         starts, lengths, present = zip(*parts, strict=True)
         kept = _all_of(present, runs, otherwise=True)
-        return Texts(source, np.concatenate(starts), np.concatenate(lengths), kept)
+        return TextColumn(source, np.concatenate(starts), np.concatenate(lengths), kept)
 
-    def _separated(self, source: Source, run: _Run, field: int, column: Column) -> _Places:
+    def _separated(self, source: ByteBuffer, run: _Run, field: int, column: Column) -> _Places:
         at, nbytes = run.fields[field]
         count = self._count(source.buffer, run, field + 1)
         if nbytes < 0:
@@ -247,7 +249,7 @@ class ColumnarDecoder:
             raise self._ambiguous(column)
         return starts, np.where(absent, 0, lengths), ~absent
 
-    def _measured(self, source: Source, run: _Run, field: int) -> _Places:
+    def _measured(self, source: ByteBuffer, run: _Run, field: int) -> _Places:
         at, nbytes = run.fields[field]
         found = self._array(source.buffer, run, field + 1, np.dtype(">i4"))
         lengths = found.numbers.astype(np.int64)
@@ -276,7 +278,7 @@ def _all_of(
 
 def _fixed_array(
     column: Column, numbers: NDArray[Any], absent: NDArray[np.bool_] | None
-) -> tuple[pa.Array, Texts | None]:
+) -> tuple[pa.Array, TextColumn | None]:
     """Give the column; and the texts of what it can't hold, absent elsewhere."""
     to = column.type
     if pa.types.is_boolean(to):
@@ -300,7 +302,9 @@ def _fixed_array(
     return pa.array(numbers + numbers.dtype.type(shift), mask=absent).view(to), texts
 
 
-def _texts_of_refused(column: Column, numbers: NDArray[Any], refused: NDArray[np.bool_]) -> Texts:
+def _texts_of_refused(
+    column: Column, numbers: NDArray[Any], refused: NDArray[np.bool_]
+) -> TextColumn:
     """Write those values as the server would; a few distinct ones, so each is written once."""
     distinct, index = np.unique(numbers[refused], return_inverse=True)
     written = pa.array([_text(column, int(n), numbers.dtype) for n in distinct], pa.string())

@@ -4,7 +4,7 @@ Each row of the COPY stands for a run of the table's rows, some thousands::
 
     first block   int8
     rows          int4
-    each column   one field or two, by its `Form` and the `Packing`
+    each column   one field or two, by its `ColumnForm` and the `Packing`
 
 So values are found without a step for each of them (MEASURED: but for nulls).
 """
@@ -23,7 +23,7 @@ BETWEEN, ABSENT = b"\x0e", b"\x0f"
 """What stands between texts, and for one that is null: characters that databases have no use of."""
 
 
-class Form(Enum):
+class ColumnForm(Enum):
     """How the values of a column come."""
 
     FIXED = 1
@@ -51,7 +51,7 @@ class Packing(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class FixedType:
     """A type of fixed size: the numpy type of its binary form, the function that writes that.
 
     `mark`: stands for a null; of no value of the type, or a rare one.
@@ -68,36 +68,36 @@ class Fixed:
 
 
 _FIXED = {
-    16: Fixed("|u1", "boolsend", b"\x02"),
-    20: Fixed(">i8", "int8send", b"\x9d\x3c\x6b\x1f\xa5\xe2\xc4\x71"),
-    21: Fixed(">i2", "int2send", b"\x9d\x3c"),
-    23: Fixed(">i4", "int4send", b"\x9d\x3c\x6b\x1f"),
-    26: Fixed(">u4", "oidsend", b"\xff\xff\x9d\x3c"),
-    700: Fixed(">f4", "float4send", b"\xff\xc5\x9d\x3c"),  # NaN, but not the server's
-    701: Fixed(">f8", "float8send", b"\xff\xf8\x9d\x3c\x6b\x1f\xa5\xe2"),
+    16: FixedType("|u1", "boolsend", b"\x02"),
+    20: FixedType(">i8", "int8send", b"\x9d\x3c\x6b\x1f\xa5\xe2\xc4\x71"),
+    21: FixedType(">i2", "int2send", b"\x9d\x3c"),
+    23: FixedType(">i4", "int4send", b"\x9d\x3c\x6b\x1f"),
+    26: FixedType(">u4", "oidsend", b"\xff\xff\x9d\x3c"),
+    700: FixedType(">f4", "float4send", b"\xff\xc5\x9d\x3c"),  # NaN, but not the server's
+    701: FixedType(">f8", "float8send", b"\xff\xf8\x9d\x3c\x6b\x1f\xa5\xe2"),
     # Below the first one, next to -infinity:
-    1082: Fixed(">i4", "date_send", b"\x80\0\0\x01"),
-    1114: Fixed(">i8", "timestamp_send", b"\x80\0\0\0\0\0\0\x01"),
-    1184: Fixed(">i8", "timestamptz_send", b"\x80\0\0\0\0\0\0\x01"),
+    1082: FixedType(">i4", "date_send", b"\x80\0\0\x01"),
+    1114: FixedType(">i8", "timestamp_send", b"\x80\0\0\0\0\0\0\x01"),
+    1184: FixedType(">i8", "timestamptz_send", b"\x80\0\0\0\0\0\0\x01"),
 }
 _BYTEA = 17
 
 
-def form_of(column: Column) -> Form:
+def form_of(column: Column) -> ColumnForm:
     """Say how a column comes: as text if its lake type is not the usual one of its type.
 
     So do masked values, whose text is hashed.
     """
     if column.mask is not None or column.is_override:
-        return Form.TEXT
+        return ColumnForm.TEXT
     if column.type != lake_type(column.type_oid, column.typmod):
-        return Form.TEXT
+        return ColumnForm.TEXT
     if column.type_oid in _FIXED:
-        return Form.FIXED
-    return Form.BYTES if column.type_oid == _BYTEA else Form.TEXT
+        return ColumnForm.FIXED
+    return ColumnForm.BYTES if column.type_oid == _BYTEA else ColumnForm.TEXT
 
 
-def fixed(column: Column) -> Fixed:
+def fixed(column: Column) -> FixedType:
     """Give what a column of form FIXED is."""
     return _FIXED[column.type_oid]
 
@@ -119,5 +119,7 @@ def fields_of(table: Table, packing: Packing) -> int:
 
 def width(column: Column, packing: Packing) -> int:
     """Give the number of fields of a column."""
-    is_one = form_of(column) is Form.FIXED and (packing is Packing.MEASURED or not column.nullable)
+    is_one = form_of(column) is ColumnForm.FIXED and (
+        packing is Packing.MEASURED or not column.nullable
+    )
     return 1 if is_one else 2

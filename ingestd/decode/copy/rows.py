@@ -13,10 +13,10 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 from numpy.typing import NDArray
 
-from ingestd.decode.change_batch import Places, Tuples, table_batch
+from ingestd.decode.change_batch import CdcColumns, Tuples, table_batch
 from ingestd.decode.pgoutput.tuples import walk_copy_rows
 from ingestd.decode.values.encodings import Encoding
-from ingestd.decode.values.text_column import Field, Source, Texts
+from ingestd.decode.values.text_column import ByteBuffer, Field, TextColumn
 from ingestd.model.changes import SNAPSHOT, SNAPSHOT_SEQ, TableBatch
 from ingestd.model.errors import ProtocolError
 from ingestd.model.lsn import Lsn
@@ -34,7 +34,7 @@ class CopiedRows:
 
     count: int
     nbytes: int
-    columns: list[Texts]
+    columns: list[TextColumn]
 
 
 class CopyRows:
@@ -82,7 +82,7 @@ class CopyRows:
             starts, ends = starts[:-1], ends[:-1]
         if not len(starts):
             return None
-        columns = walk_copy_rows(Source(buffer, self._encoding), starts, ends, self._columns)
+        columns = walk_copy_rows(ByteBuffer(buffer, self._encoding), starts, ends, self._columns)
         return CopiedRows(len(starts), int((ends - starts).sum()), columns)
 
     def finish(self) -> None:
@@ -115,7 +115,7 @@ class CopyDecoder:
             return None
         count = rows.count
         fields = {c.name: Field(t) for c, t in zip(self._table.columns, rows.columns, strict=True)}
-        places = Places(
+        places = CdcColumns(
             np.full(count, ord(SNAPSHOT), np.uint8),
             np.full(count, self._point),
             np.full(count, SNAPSHOT_SEQ),

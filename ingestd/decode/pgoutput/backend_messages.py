@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingestd.decode import native
-from ingestd.decode.pgoutput.shortening import Passed, Shortener
+from ingestd.decode.pgoutput.shortening import DroppedMessage, Shortener
 from ingestd.model.errors import ProtocolError
 
 Ints = NDArray[np.int64]
@@ -62,7 +62,7 @@ _CHAIN = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class CutMessages:
     """The whole messages of a buffer.
 
     `starts`, `ends` (int64): contents of the CopyData messages. `used`: where the first message
@@ -79,7 +79,7 @@ class Cut:
     begun: tuple[tuple[int, int], ...] = ()
 
 
-def cut(buffer: bytes) -> Cut:
+def cut(buffer: bytes) -> CutMessages:
     """Find the messages; the buffer begins with one. Raises ProtocolError."""
     compiled = native.compiled
     chains: _Chains = _Likely(buffer) if compiled is None else _Followed(buffer, compiled)
@@ -105,7 +105,7 @@ def cut(buffer: bytes) -> Cut:
         elif buffer[at] in _ENDS:
             last = buffer[at], buffer[content:end]
         at = end
-    return Cut(np.concatenate(starts), np.concatenate(ends), at, last, begun=tuple(begun))
+    return CutMessages(np.concatenate(starts), np.concatenate(ends), at, last, begun=tuple(begun))
 
 
 class _Chains(Protocol):
@@ -119,7 +119,7 @@ class _Chains(Protocol):
 class _Followed:
     """Finds every message from the one before it, by the compiled part."""
 
-    def __init__(self, buffer: bytes, compiled: native.Compiled) -> None:
+    def __init__(self, buffer: bytes, compiled: native.NativeFunctions) -> None:
         self._buffer = buffer
         self._compiled = compiled
         self._starts, self._ends = np.empty(_CHAIN, np.int64), np.empty(_CHAIN, np.int64)
@@ -187,7 +187,7 @@ class Cutter:
     """
 
     def __init__(
-        self, limit_bytes: int = MOST_BYTES, shortener: Callable[[], Shortener] = Passed
+        self, limit_bytes: int = MOST_BYTES, shortener: Callable[[], Shortener] = DroppedMessage
     ) -> None:
         self._before = QUERY
         self._limit_bytes = limit_bytes
@@ -197,7 +197,7 @@ class Cutter:
         self._needed = 0
         self._passing: _Passing | None = None
 
-    def feed(self, pieces: Sequence[bytes]) -> tuple[bytes, Cut]:
+    def feed(self, pieces: Sequence[bytes]) -> tuple[bytes, CutMessages]:
         """Give a buffer and its whole messages. Raises ProtocolError.
 
         A message is not looked for again before it is whole, however many pieces it takes.
@@ -210,10 +210,10 @@ class Cutter:
             self._held = self._passing.take(self._held)
             self._held_bytes = sum(map(len, self._held))
             if not self._passing.is_whole:
-                return b"", Cut(_NONE, _NONE, 0, passed_bytes=passed_bytes)
+                return b"", CutMessages(_NONE, _NONE, 0, passed_bytes=passed_bytes)
             self._passing, self._needed = None, 0
         if self._held_bytes < self._needed:
-            return b"", Cut(_NONE, _NONE, 0, passed_bytes=passed_bytes)
+            return b"", CutMessages(_NONE, _NONE, 0, passed_bytes=passed_bytes)
         buffer = b"".join(self._held)
         found = cut(buffer)
         self._check_order(found)
@@ -228,7 +228,7 @@ class Cutter:
             passed_bytes = max(passed_bytes, self._passing.row_bytes)
         return buffer, replace(found, passed_bytes=passed_bytes)
 
-    def _check_order(self, found: Cut) -> None:
+    def _check_order(self, found: CutMessages) -> None:
         """Note what came. Raises ProtocolError for what may not follow what came before."""
         count = 0
         for kind, data_before in found.begun:
@@ -260,7 +260,7 @@ class Cutter:
         elif kind == ERROR:
             shortener = _Beginning()
         elif kind in ASIDES:
-            shortener = Passed()
+            shortener = DroppedMessage()
         else:
             msg = f"message {rest[:1]!r} says that it has {self._needed - 1} bytes"
             raise ProtocolError(msg)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ingestd.decode.batched_cast import Wanted, cast_jointly
-from ingestd.decode.change_batch import Fields, Places, Tuples, table_batch
+from ingestd.decode.batched_cast import Wanted, cast_batched
+from ingestd.decode.change_batch import CdcColumns, Fields, Tuples, table_batch
 from ingestd.decode.pgoutput.messages import (
     DELETE,
     INSERT,
@@ -25,8 +25,8 @@ from ingestd.decode.pgoutput.messages import (
 )
 from ingestd.decode.pgoutput.native_tuples import walk_typed
 from ingestd.decode.pgoutput.relation import Relation
-from ingestd.decode.pgoutput.tuples import Part, walk_tuples
-from ingestd.decode.values.text_column import Field, Source
+from ingestd.decode.pgoutput.tuples import TupleRange, walk_tuples
+from ingestd.decode.values.text_column import ByteBuffer, Field
 from ingestd.model.changes import TableBatch
 from ingestd.model.errors import ProtocolError
 from ingestd.model.schema import Column, Table
@@ -43,7 +43,7 @@ for _type, _op in ((INSERT, "c"), (UPDATE, "u"), (DELETE, "d"), (TRUNCATE, "t"))
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class TableChanges:
     """Captured changes of one table: message of each (ascending), and its place in transaction."""
 
     relation: Relation
@@ -52,14 +52,16 @@ class Changes:
     seq: Ints
 
 
-def change_batch(messages: Messages, transactions: Transactions, changes: Changes) -> TableBatch:
+def change_batch(
+    messages: Messages, transactions: Transactions, changes: TableChanges
+) -> TableBatch:
     """Decode the changes of a table. Raises ProtocolError."""
     [walked] = _walk_changes(messages, transactions, [changes], may_copy=True)
     return walked.batch()
 
 
 def change_batches(
-    messages: Messages, transactions: Transactions, changes: Sequence[Changes]
+    messages: Messages, transactions: Transactions, changes: Sequence[TableChanges]
 ) -> list[TableBatch]:
     """Decode the few changes that each of these tables has, together. Raises ProtocolError."""
     walked = _walk_changes(messages, transactions, changes, may_copy=False)
@@ -68,7 +70,7 @@ def change_batches(
         wanted.append((each.new, each.table.columns))
         if each.old is not None:
             wanted.append((each.old, each.table.before_columns))
-    found = iter(cast_jointly(wanted))
+    found = iter(cast_batched(wanted))
     return [
         replace(w, new=next(found), old=None if w.old is None else next(found)).batch()
         for w in walked
@@ -80,7 +82,7 @@ class _Walked:
     """One table's changes, their columns found: `new` and `old` as in `table_batch`."""
 
     table: Table
-    places: Places
+    places: CdcColumns
     new: Tuples
     old: Tuples | None
     nbytes: int
@@ -90,7 +92,11 @@ class _Walked:
 
 
 def _walk_changes(
-    messages: Messages, transactions: Transactions, changes: Sequence[Changes], *, may_copy: bool
+    messages: Messages,
+    transactions: Transactions,
+    changes: Sequence[TableChanges],
+    *,
+    may_copy: bool,
 ) -> list[_Walked]:
     """Find the columns; `may_copy`: see `Messages.only`, not for several tables."""
     rows = [_tuple_rows(messages.types[each.messages]) for each in changes]
@@ -123,9 +129,9 @@ def _among(tuples: Tuples, rows: Ints | None) -> Tuples:
     return replace(tuples, rows=rows if tuples.rows is None else rows[tuples.rows])
 
 
-def _places(messages: Messages, transactions: Transactions, changes: Changes) -> Places:
+def _places(messages: Messages, transactions: Transactions, changes: TableChanges) -> CdcColumns:
     of = transactions.of.take(changes.messages)
-    return Places(
+    return CdcColumns(
         _ops.take(messages.types.take(changes.messages)),
         transactions.commit_lsns.take(of),
         changes.seq,
@@ -158,7 +164,7 @@ def captured_bytes(messages: Messages, index: int, is_captured: Sequence[bool]) 
     return total
 
 
-def _walk(parts: Sequence[tuple[Messages, Changes]]) -> list[tuple[Tuples, Tuples | None]]:
+def _walk(parts: Sequence[tuple[Messages, TableChanges]]) -> list[tuple[Tuples, Tuples | None]]:
     """Give the main tuples (new ones; of deletes, old ones), and those for `_cdc_before`.
 
     The messages of all parts are of one source.
@@ -175,7 +181,7 @@ def _walk(parts: Sequence[tuple[Messages, Changes]]) -> list[tuple[Tuples, Tuple
     return found
 
 
-def _walk_main(source: Source, starts: Sequence[_TupleStarts]) -> list[tuple[Tuples, Ints]]:
+def _walk_main(source: ByteBuffer, starts: Sequence[_TupleStarts]) -> list[tuple[Tuples, Ints]]:
     """Give the main tuples, and where each stops; of one relation's, values may be cast."""
     parts = [start.main_part() for start in starts]
     if len(starts) == 1:
@@ -186,7 +192,7 @@ def _walk_main(source: Source, starts: Sequence[_TupleStarts]) -> list[tuple[Tup
     return [(Tuples(_named(s.relation, fields)), stops) for s, (fields, stops) in walked]
 
 
-def _walk_old(source: Source, starts: Sequence[_TupleStarts]) -> None:
+def _walk_old(source: ByteBuffer, starts: Sequence[_TupleStarts]) -> None:
     """Note what `_cdc_before` is to have, and where updates go on."""
     parts = [start.old_part() for start in starts]
     if len(starts) == 1:
@@ -195,7 +201,7 @@ def _walk_old(source: Source, starts: Sequence[_TupleStarts]) -> None:
         if whole is not None:
             sent = start.take_stops(whole.stops)
             if len(sent):
-                part = Part(part.at[sent], part.ends[sent], part.columns)
+                part = TupleRange(part.at[sent], part.ends[sent], part.columns)
                 typed = walk_typed(source, part, start.wanted(start.table.before_columns))
                 assert typed is not None  # it was walked before
                 start.before = Tuples(typed.fields, start.old[sent], typed.values)
@@ -224,7 +230,7 @@ class _TupleStarts:
     before: Tuples | None = None
 
     @classmethod
-    def of(cls, messages: Messages, changes: Changes) -> _TupleStarts:
+    def of(cls, messages: Messages, changes: TableChanges) -> _TupleStarts:
         types = messages.types
         kinds = (messages.heads >> 16).astype(np.uint8)
         is_new = kinds == _NEW
@@ -242,12 +248,12 @@ class _TupleStarts:
         by_name = {column.name: column for column in columns}
         return [by_name.get(column.name) for column in self.relation.columns]
 
-    def old_part(self) -> Part:
+    def old_part(self) -> TupleRange:
         ends = self.messages.ends[self.old]
-        return Part(self.main[self.old], ends, len(self.relation.columns))
+        return TupleRange(self.main[self.old], ends, len(self.relation.columns))
 
-    def main_part(self) -> Part:
-        return Part(self.main, self.messages.ends, len(self.relation.columns))
+    def main_part(self) -> TupleRange:
+        return TupleRange(self.main, self.messages.ends, len(self.relation.columns))
 
     def take_stops(self, stops: Ints) -> Ints:
         """Note where the new tuples of updates follow; give which of `old` `_cdc_before` has."""

@@ -13,7 +13,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ingestd.decode.pgoutput.changes import Changes, captured_bytes, change_batch, change_batches
+from ingestd.decode.pgoutput.changes import (
+    TableChanges,
+    captured_bytes,
+    change_batch,
+    change_batches,
+)
 from ingestd.decode.pgoutput.logical_messages import TellMessage, tell_messages
 from ingestd.decode.pgoutput.messages import (
     BEGIN,
@@ -70,7 +75,7 @@ class _Found:
     rank: Ints
 
 
-class StreamDecoder:
+class PgoutputDecoder:
     """Decodes one stream from its start. After a ProtocolError it can't go on.
 
     Messages after a feed's last Commit wait for their transaction's end, so that chunks end with
@@ -454,11 +459,11 @@ def _batches(
 ) -> tuple[TableBatch, ...]:
     """Decode each table's changes; `reached` is the last `_cdc_seq` given with each message."""
     batches: list[TableBatch | None] = []
-    small: list[Changes] = []
+    small: list[TableChanges] = []
     for part in found:
         at = part.messages
         seq = reached[at] - counts[at] + part.rank + 1
-        changes = Changes(part.relation, part.table, at, seq)
+        changes = TableChanges(part.relation, part.table, at, seq)
         if len(at) <= SMALL_ROWS and messages.nbytes(at) <= _SMALL_BYTES:
             small.append(changes)
             batches.append(None)
@@ -472,9 +477,9 @@ def _batches(
     return tuple(next(together) if batch is None else batch for batch in batches)
 
 
-def _groups(messages: Messages, small: Sequence[Changes]) -> Iterator[list[Changes]]:
+def _groups(messages: Messages, small: Sequence[TableChanges]) -> Iterator[list[TableChanges]]:
     """Part the tables; a part ends with the table by which it has enough values or bytes."""
-    group: list[Changes] = []
+    group: list[TableChanges] = []
     values = nbytes = 0
     for changes in small:
         group.append(changes)

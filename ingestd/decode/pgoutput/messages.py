@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ingestd.decode.pgoutput.frames import POSTGRES_EPOCH_US
 from ingestd.decode.pgoutput.shortening import LEFT_OUT
 from ingestd.decode.values.encodings import Encoding
-from ingestd.decode.values.text_column import Source, Texts
+from ingestd.decode.values.text_column import ByteBuffer, TextColumn
 from ingestd.model.errors import ProtocolError
 from ingestd.model.lsn import Lsn
 
@@ -60,7 +60,7 @@ class Messages:
     `heads`: the first eight bytes of each as a number.
     """
 
-    source: Source
+    source: ByteBuffer
     starts: Ints
     ends: Ints
     types: NDArray[np.uint8]
@@ -84,8 +84,8 @@ class Messages:
         starts, ends = self.starts[at], self.ends[at]
         source, lengths = self.source, ends - starts
         if may_copy and 0 < SPARSE * int(lengths.sum()) < len(source.buffer):
-            content = Texts(source, starts, lengths).gather().buffers()[2].to_pybytes()
-            source = Source(content, source.encoding)
+            content = TextColumn(source, starts, lengths).gather().buffers()[2].to_pybytes()
+            source = ByteBuffer(content, source.encoding)
             ends = np.cumsum(lengths)
             starts = ends - lengths
         return Messages(source, starts, ends, self.types[at], self.heads[at])
@@ -108,7 +108,7 @@ def read_messages(
     buffer: bytes, starts: Ints, ends: Ints, encoding: Encoding | None = None
 ) -> Messages:
     """Check that these are messages of known types. Raises ProtocolError."""
-    source = Source(buffer, encoding)
+    source = ByteBuffer(buffer, encoding)
     heads = source.int64_at(starts)
     types = (heads >> 56).astype(np.uint8)
     least, lengths = _least.take(types), ends - starts

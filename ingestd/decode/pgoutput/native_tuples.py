@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from ingestd.decode import native
 from ingestd.decode.change_batch import CastColumn
-from ingestd.decode.pgoutput.tuples import Part
-from ingestd.decode.values.text_column import Field, Source, Texts, bitmap
+from ingestd.decode.pgoutput.tuples import TupleRange
+from ingestd.decode.values.text_column import ByteBuffer, Field, TextColumn, bitmap
 from ingestd.model.schema import TIMESTAMP, TIMESTAMP_NTZ, Column
 
 # as in _native.c
@@ -25,7 +25,7 @@ _TEXT, _INTEGER, _BOOLEAN, _DATE, _TIMESTAMP, _INSTANT, _DECIMAL = range(7)
 _PRESENT, _ABSENT, _UNSENT, _ODD = range(4)
 
 _NONE: NDArray[np.int64] = np.empty(0, np.int64)
-_NONE_REFUSED = _NONE, Texts(Source(b""), _NONE, _NONE)
+_NONE_REFUSED = _NONE, TextColumn(ByteBuffer(b""), _NONE, _NONE)
 
 _MOST_DIGITS = 18
 """Of a decimal: 64 bits hold them."""
@@ -50,7 +50,9 @@ class TypedTuples:
     values: dict[str, CastColumn] = field(default_factory=dict)
 
 
-def walk_typed(source: Source, part: Part, wanted: Sequence[Column | None]) -> TypedTuples | None:
+def walk_typed(
+    source: ByteBuffer, part: TupleRange, wanted: Sequence[Column | None]
+) -> TypedTuples | None:
     """Walk all tuples; `wanted` has each column of the relation, None where nobody asks for it.
 
     None if nothing is compiled, or a tuple is malformed, of which `walk_tuples` tells more.
@@ -65,7 +67,7 @@ def walk_typed(source: Source, part: Part, wanted: Sequence[Column | None]) -> T
     unsent = [n for n, output in typed.items() if output.has(_UNSENT)]
     odd = [n for n, output in typed.items() if output.has(_ODD) and not output.has(_UNSENT)]
     rows = _rows_with([typed[n].states == _ODD for n in odd])
-    some = Part(part.at[rows], part.ends[rows], part.columns)
+    some = TupleRange(part.at[rows], part.ends[rows], part.columns)
     texts = _fields(native.compiled, source, part, unsent)
     refusable = _fields(native.compiled, source, some, odd)
     found = TypedTuples(stops)
@@ -112,10 +114,10 @@ class _Output:
     def present(self) -> NDArray[np.bool_] | None:
         return None if self.seen <= 1 << _PRESENT else self.states == _PRESENT
 
-    def field(self, source: Source) -> Field:
+    def field(self, source: ByteBuffer) -> Field:
         assert self.lengths is not None
         unchanged = self.states == _UNSENT if self.has(_UNSENT) else None
-        return Field(Texts(source, self.values, self.lengths, self.present), unchanged)
+        return Field(TextColumn(source, self.values, self.lengths, self.present), unchanged)
 
     def array(self, to: pa.DataType) -> pa.Array:
         present = self.present
@@ -145,7 +147,10 @@ def _texts(rows: int) -> _Output:
 
 
 def _walk(
-    compiled: native.Compiled, source: Source, part: Part, outputs: Sequence[_Output | None]
+    compiled: native.NativeFunctions,
+    source: ByteBuffer,
+    part: TupleRange,
+    outputs: Sequence[_Output | None],
 ) -> NDArray[np.int64] | None:
     """Fill the outputs, and give where each tuple ends; None if one is malformed."""
     at = np.ascontiguousarray(part.at, np.int64)
@@ -162,7 +167,7 @@ def _walk(
 
 
 def _fields(
-    compiled: native.Compiled, source: Source, part: Part, columns: Sequence[int]
+    compiled: native.NativeFunctions, source: ByteBuffer, part: TupleRange, columns: Sequence[int]
 ) -> dict[int, Field]:
     """Give these columns' texts, of tuples that were walked before."""
     if not columns:

@@ -13,7 +13,7 @@ it, before its first message, and need not keep any. States::
     between segments --Stream Start--> in a segment; --Stream Commit--> given
     given --span from its commit to the next, or to the end--> ordinary
 
-What leaves `CommitsAhead` is what the same call would have given without streaming. What of a
+What leaves `ReorderedDrain` is what the same call would have given without streaming. What of a
 transaction is undone: messages before the abort of a sub-transaction with its id or a later one;
 see `streamed.py` why, and which RELATION messages hold.
 """
@@ -172,7 +172,7 @@ class _Ahead:
             self._newest.clear()
 
 
-class CommitsAhead:
+class ReorderedDrain:
     """One result. After a ProtocolError it can't go on. One thread at a time."""
 
     def __init__(self) -> None:

@@ -48,7 +48,7 @@ class Shortener(Protocol):
         ...
 
 
-class Passed:
+class DroppedMessage:
     """Keeps nothing of a message."""
 
     def feed(self, piece: memoryview) -> None:

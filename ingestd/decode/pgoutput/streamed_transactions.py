@@ -7,7 +7,7 @@ maybe_send_schema and cleanup_rel_sync_cache, for what RELATION messages mean.
 With `streaming 'on'` the server sends segments of transactions that are still open once they exceed
 logical_decoding_work_mem. A change's row needs the commit's LSN, so the segments wait in a `Spool`
 until Stream Commit; then they are given as an ordinary transaction: Begin, messages, Commit. What
-leaves `CommitOrder` is what the same slot would have sent without streaming, so whoever decodes it
+leaves `StreamedTransactions` is what the slot would have sent without streaming, so the decoder
 knows nothing of all this. States::
 
     outside --Stream Start--> in a segment of xid --Stream Stop--> outside
@@ -190,7 +190,7 @@ class StreamCommit:
         return _joined(*newer, last)
 
 
-class CommitOrder:
+class StreamedTransactions:
     """One stream from its start. After a ProtocolError it can't go on. One thread at a time."""
 
     def __init__(self, spool: Spool) -> None:

@@ -13,14 +13,14 @@ from itertools import accumulate, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from ingestd.decode.values.text_column import Field, Source, Texts
+from ingestd.decode.values.text_column import ByteBuffer, Field, TextColumn
 from ingestd.model.errors import ProtocolError
 
 _TEXT, _NULL, _UNCHANGED = ord("t"), ord("n"), ord("u")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TupleRange:
     """Tuples of one relation: where each begins, where its message ends, how many columns."""
 
     at: NDArray[np.int64]
@@ -29,7 +29,7 @@ class Part:
 
 
 def walk_tuples(
-    source: Source, parts: Sequence[Part]
+    source: ByteBuffer, parts: Sequence[TupleRange]
 ) -> list[tuple[list[Field], NDArray[np.int64]]]:
     """Read TupleData, all columns; give for each part the fields, and where each tuple stops.
 
@@ -58,13 +58,13 @@ def walk_tuples(
     return [(fields, at[rows_of[n]]) for n, fields in enumerate(found)]
 
 
-def _walk_column(source: Source, at: NDArray[np.int64]) -> Field:
+def _walk_column(source: ByteBuffer, at: NDArray[np.int64]) -> Field:
     heads = source.int64_at(at)  # the kind, the length, the first three bytes
     lengths = heads << 8
     lengths >>= 32
     starts = at + 5
     if (heads >> 48 == _TEXT << 8).all():  # each a text shorter than 16 MB
-        return Field(Texts(source, starts, lengths, heads=heads))
+        return Field(TextColumn(source, starts, lengths, heads=heads))
     kinds = heads >> 56
     is_text = kinds == _TEXT
     unchanged = kinds == _UNCHANGED
@@ -73,13 +73,13 @@ def _walk_column(source: Source, at: NDArray[np.int64]) -> Field:
         raise ProtocolError(msg)
     lengths = np.where(is_text, lengths, 0)
     _check_lengths(lengths)
-    texts = Texts(source, np.where(is_text, starts, at + 1), lengths, is_text, heads)
+    texts = TextColumn(source, np.where(is_text, starts, at + 1), lengths, is_text, heads)
     return Field(texts, unchanged if unchanged.any() else None)
 
 
 def walk_copy_rows(
-    source: Source, at: NDArray[np.int64], ends: NDArray[np.int64], columns: int
-) -> list[Texts]:
+    source: ByteBuffer, at: NDArray[np.int64], ends: NDArray[np.int64], columns: int
+) -> list[TextColumn]:
     """Read rows of COPY in binary format, which must end at `ends`. Raises ProtocolError."""
     at = _check_counts(source, at, columns)
     found = []
@@ -91,7 +91,7 @@ def walk_copy_rows(
             present = lengths != -1
             lengths = np.where(present, lengths, 0)
             _check_lengths(lengths)
-        found.append(Texts(source, at + 4, lengths, present, words >> 8))
+        found.append(TextColumn(source, at + 4, lengths, present, words >> 8))
         at = at + (lengths + 4)
     if (at != ends).any():
         msg = "row's values do not fill its message"
@@ -100,7 +100,7 @@ def walk_copy_rows(
 
 
 def _check_counts(
-    source: Source, at: NDArray[np.int64], columns: int | NDArray[np.int64]
+    source: ByteBuffer, at: NDArray[np.int64], columns: int | NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Every tuple must have its relation's number of columns; give where the first begins."""
     counts = source.int16_at(at)

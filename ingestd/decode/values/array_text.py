@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ingestd.decode.values.text_column import Source, Texts
+from ingestd.decode.values.text_column import ByteBuffer, TextColumn
 
 Flags = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -54,12 +54,12 @@ RECORD = Dialect(ord("("), ord(")"), _table(b'"\\,()' + _SPACES), is_array=False
 class Elements:
     """The elements of all values, one after the other; `counts` of each value, 0 if refused."""
 
-    texts: Texts
+    texts: TextColumn
     counts: Ints
     refused: Flags
 
 
-def elements_of(texts: Texts, dialect: Dialect) -> Elements:
+def elements_of(texts: TextColumn, dialect: Dialect) -> Elements:
     """Take the values apart. Absent ones have no elements and are not refused."""
     refused = _odd_outline(texts, dialect)
     kept = texts.without(refused)
@@ -72,7 +72,7 @@ def elements_of(texts: Texts, dialect: Dialect) -> Elements:
     return _split(found, content, bounds, dialect, refused)
 
 
-def _odd_outline(texts: Texts, dialect: Dialect) -> Flags:
+def _odd_outline(texts: TextColumn, dialect: Dialect) -> Flags:
     """Find what does not begin and end with the brackets."""
     odd: Flags = texts.lengths < 2  # noqa: PLR2004 - the brackets
     ends = texts.starts + np.maximum(texts.lengths, 1)
@@ -174,7 +174,7 @@ def _split(
     marks: _Marks, content: bytes, bounds: Ints, dialect: Dialect, refused: Flags
 ) -> Elements:
     """Cut at the commas, take the quotes off; refuse what is not as the server writes it."""
-    source = Source(content)
+    source = ByteBuffer(content)
     comma = (marks.letters == _COMMA) & ~marks.inside & ~refused[marks.row]
     sizes = np.diff(bounds)
     filled = ~refused & (sizes > (2 if dialect.is_array else 0))
@@ -207,7 +207,7 @@ def _split(
     if marks.dropped.any():
         source, starts, ends = _without(marks.at[marks.dropped], content, starts, ends)
     lengths = np.where(present, ends - starts, 0)
-    texts = Texts(source, starts, lengths, None if present.all() else present)
+    texts = TextColumn(source, starts, lengths, None if present.all() else present)
     return Elements(texts, counts, refused)
 
 
@@ -243,7 +243,7 @@ def _need_quotes(marks: _Marks, ends: Ints, without_elements: Flags) -> Flags:
     return needed
 
 
-def _nulls(source: Source, starts: Ints, ends: Ints) -> tuple[Flags, Flags]:
+def _nulls(source: ByteBuffer, starts: Ints, ends: Ints) -> tuple[Flags, Flags]:
     """Find what reads ``NULL``; and what does in any mixture of cases."""
     is_null = np.zeros(len(starts), np.bool_)
     looks_null = is_null.copy()
@@ -255,10 +255,12 @@ def _nulls(source: Source, starts: Ints, ends: Ints) -> tuple[Flags, Flags]:
     return is_null, looks_null
 
 
-def _without(dropped: Ints, content: bytes, starts: Ints, ends: Ints) -> tuple[Source, Ints, Ints]:
+def _without(
+    dropped: Ints, content: bytes, starts: Ints, ends: Ints
+) -> tuple[ByteBuffer, Ints, Ints]:
     """Leave these bytes out."""
     kept = np.ones(len(content), np.bool_)
     kept[dropped] = False
-    source = Source(np.frombuffer(content, np.uint8)[kept].tobytes())
+    source = ByteBuffer(np.frombuffer(content, np.uint8)[kept].tobytes())
     starts = starts - np.searchsorted(dropped, starts)
     return source, starts, ends - np.searchsorted(dropped, ends)

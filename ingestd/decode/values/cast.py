@@ -23,11 +23,11 @@ from ingestd.decode.values.encodings import Encoding, recoded
 from ingestd.decode.values.floats import exact_floats, floats
 from ingestd.decode.values.kernels import Flags, any_within, parse
 from ingestd.decode.values.nested import lists, structs
-from ingestd.decode.values.text_column import Texts, bitmap
+from ingestd.decode.values.text_column import TextColumn, bitmap
 from ingestd.decode.values.utf8 import not_utf8
 from ingestd.model.schema import TIMESTAMP, TIMESTAMP_NTZ
 
-Caster = Callable[[Texts, pa.DataType], tuple[pa.Array, Flags | None]]
+Caster = Callable[[TextColumn, pa.DataType], tuple[pa.Array, Flags | None]]
 """Gives the array and a mask of what it refused (None for nothing); absent values may be in it."""
 
 _HEX_PREFIX = int.from_bytes(b"\\x", "big")
@@ -35,7 +35,7 @@ _DIGITS_AT_ONCE = 1 << 16
 
 
 def cast(
-    texts: Texts, to: pa.DataType, *, is_override: bool = False
+    texts: TextColumn, to: pa.DataType, *, is_override: bool = False
 ) -> tuple[pa.Array, NDArray[np.int64]]:
     """Give the values as an array of type `to`, and the rows of those refused (ascending).
 
@@ -68,7 +68,7 @@ def raw_text(value: bytes, encoding: Encoding | None = None) -> str:
         return f"\\x{value.hex()}"
 
 
-def raw_texts(refused: Texts) -> pa.StringArray:
+def raw_texts(refused: TextColumn) -> pa.StringArray:
     """Give refused values' texts for `_cdc_raw`."""
     values, encoding = refused.gather(), refused.source.encoding
     if encoding is not None:
@@ -92,14 +92,14 @@ def _caster(to: pa.DataType, *, is_override: bool) -> Caster:
     return _CASTERS.get(to, _unknown)
 
 
-def _unknown(texts: Texts, to: pa.DataType) -> tuple[pa.Array, Flags]:
+def _unknown(texts: TextColumn, to: pa.DataType) -> tuple[pa.Array, Flags]:
     return pa.nulls(len(texts), to), np.ones(len(texts), np.bool_)
 
 
 # --- types -----------------------------------------------------------------------------------
 
 
-def _strings(texts: Texts, to: pa.DataType) -> tuple[pa.Array, Flags | None]:
+def _strings(texts: TextColumn, to: pa.DataType) -> tuple[pa.Array, Flags | None]:
     values = texts.gather()
     try:
         return values.cast(to), None
@@ -107,7 +107,7 @@ def _strings(texts: Texts, to: pa.DataType) -> tuple[pa.Array, Flags | None]:
         return parse(texts, to, np.zeros(len(texts), np.bool_), not_utf8)
 
 
-def _booleans(texts: Texts, _: pa.DataType) -> tuple[pa.Array, Flags]:
+def _booleans(texts: TextColumn, _: pa.DataType) -> tuple[pa.Array, Flags]:
     letters = texts.first()
     true = letters == ord("t")
     odd = (texts.lengths != 1) | ~(true | (letters == ord("f")))
@@ -115,7 +115,7 @@ def _booleans(texts: Texts, _: pa.DataType) -> tuple[pa.Array, Flags]:
     return pa.BooleanArray.from_buffers(pa.bool_(), len(texts), [kept.validity, bitmap(true)]), odd
 
 
-def _bytes(texts: Texts, _: pa.DataType) -> tuple[pa.Array, Flags]:
+def _bytes(texts: TextColumn, _: pa.DataType) -> tuple[pa.Array, Flags]:
     if native.compiled is not None:
         offsets, data, odd = texts.unhex(native.compiled)
         buffers = [texts.without(odd).validity, offsets, data]
@@ -130,10 +130,10 @@ def _bytes(texts: Texts, _: pa.DataType) -> tuple[pa.Array, Flags]:
     return array, odd
 
 
-def _unhex(texts: Texts) -> tuple[pa.Array, Flags | None]:
+def _unhex(texts: TextColumn) -> tuple[pa.Array, Flags | None]:
     """Read pairs of hex digits after the prefix; on a wrong digit also tell the values with one."""
     lengths = np.maximum(texts.lengths - 2, 0)
-    digits = Texts(texts.source, texts.starts + 2 * (texts.lengths > 0), lengths).gather()
+    digits = TextColumn(texts.source, texts.starts + 2 * (texts.lengths > 0), lengths).gather()
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     data = np.frombuffer((digits.buffers()[2] if len(digits) else None) or b"", np.uint8)
     data = data[: offsets[-1]]

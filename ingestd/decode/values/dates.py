@@ -7,7 +7,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ingestd.decode.values.kernels import Bytes, Flags, Offsets, blanked, foreign, numbers, parse
-from ingestd.decode.values.text_column import Texts
+from ingestd.decode.values.text_column import TextColumn
 from ingestd.model.schema import TIMESTAMP_NTZ
 
 FIRST_DAY = -719_162
@@ -25,21 +25,21 @@ _LAST_HOUR, _LAST_MINUTE = 23, 59
 _foreign = foreign(b"0123456789-: .")
 
 
-def dates(texts: Texts, to: pa.DataType) -> tuple[pa.Array, Flags]:
+def dates(texts: TextColumn, to: pa.DataType) -> tuple[pa.Array, Flags]:
     """Cast ``YYYY-MM-DD``."""
     array, odd = parse(texts, to, texts.lengths != len(_DATE), _no_date)
     odd |= numbers(array, np.int32).astype(np.int64) < FIRST_DAY
     return blanked(array, odd), odd
 
 
-def timestamps(texts: Texts, to: pa.DataType) -> tuple[pa.Array, Flags]:
+def timestamps(texts: TextColumn, to: pa.DataType) -> tuple[pa.Array, Flags]:
     """Cast ``YYYY-MM-DD HH:MM:SS[.ffffff]``, the fraction without trailing zeros."""
     array, odd = parse(texts, to, _odd_timestamp(texts), _no_timestamp)
     odd |= numbers(array, np.int64).astype(np.int64) < FIRST_US
     return blanked(array, odd), odd
 
 
-def instants(texts: Texts, to: pa.DataType) -> tuple[pa.Array, Flags]:
+def instants(texts: TextColumn, to: pa.DataType) -> tuple[pa.Array, Flags]:
     """Cast timestamps with ``+00``, which Arrow does not take: cut off, the rest is UTC."""
     source, ends = texts.source, texts.starts + texts.lengths
     odd = (texts.lengths <= len(_SECONDS)) | (
@@ -47,11 +47,13 @@ def instants(texts: Texts, to: pa.DataType) -> tuple[pa.Array, Flags]:
     )
     kept = texts.without(odd)
     lengths = np.maximum(kept.lengths - 3, 0)
-    array, odd_rest = timestamps(Texts(source, kept.starts, lengths, kept.present), TIMESTAMP_NTZ)
+    array, odd_rest = timestamps(
+        TextColumn(source, kept.starts, lengths, kept.present), TIMESTAMP_NTZ
+    )
     return array.view(to), odd | odd_rest
 
 
-def _odd_timestamp(texts: Texts) -> Flags:
+def _odd_timestamp(texts: TextColumn) -> Flags:
     source, lengths = texts.source, texts.lengths
     odd: Flags = (lengths < len(_SECONDS)) | (lengths == len(_SECONDS) + 1)
     odd |= source.bytes_at(texts.starts + len(_DATE)) != ord(" ")

@@ -16,7 +16,7 @@ from ingestd.decode.values.kernels import (
     numbers,
     parse,
 )
-from ingestd.decode.values.text_column import Source, Texts, texts_of
+from ingestd.decode.values.text_column import ByteBuffer, TextColumn, texts_of
 
 _MINUS, _POINT, _ZERO = (ord(c) for c in "-.0")
 _NINE = 9
@@ -25,7 +25,7 @@ _NO_DIGIT = ~byte_table(b"0123456789")
 _DECIMAL_BYTES = byte_table(b"0123456789.-")
 
 
-def integers(texts: Texts, to: pa.DataType) -> tuple[pa.Array, Flags]:
+def integers(texts: TextColumn, to: pa.DataType) -> tuple[pa.Array, Flags]:
     """Cast whole numbers without a plus or leading zeros."""
     largest = (1 << to.bit_width - 1) - 1
 
@@ -45,13 +45,13 @@ def _no_integer(data: Bytes, offsets: Offsets, largest: int) -> Flags:
     found: Flags = any_within(no_digit, offsets) | (digits > most)
     at = np.flatnonzero((digits == most) & ~found)
     if len(at):
-        longest = Texts(Source(data.tobytes()), starts[at] + negative[at], digits[at])
+        longest = TextColumn(ByteBuffer(data.tobytes()), starts[at] + negative[at], digits[at])
         values = longest.gather().cast(pa.string()).cast(pa.uint64()).to_numpy()
         found[at] = values > np.uint64(largest) + negative[at].astype(np.uint64)
     return found
 
 
-def _odd_start(texts: Texts, scale: int) -> Flags:
+def _odd_start(texts: TextColumn, scale: int) -> Flags:
     """Find leading zeros, and what has no digit before the point. Not ``-0.00``."""
     first = texts.first()
     negative = first == _MINUS
@@ -68,7 +68,7 @@ def _odd_start(texts: Texts, scale: int) -> Flags:
     return odd
 
 
-def _odd_decimal(texts: Texts, scale: int) -> Flags:
+def _odd_decimal(texts: TextColumn, scale: int) -> Flags:
     """Find what has not exactly `scale` digits after the point, or leading zeros."""
     odd = _odd_start(texts, scale)
     if scale:
@@ -77,12 +77,12 @@ def _odd_decimal(texts: Texts, scale: int) -> Flags:
     return odd
 
 
-def decimals(texts: Texts, to: pa.DataType) -> tuple[pa.Array, Flags]:
+def decimals(texts: TextColumn, to: pa.DataType) -> tuple[pa.Array, Flags]:
     """Cast numbers that have exactly the decimal's digits after the point."""
     return (_short if to.precision <= _INT64_DIGITS else _long)(texts, to)
 
 
-def _short(texts: Texts, to: pa.DataType) -> tuple[pa.Array, Flags]:
+def _short(texts: TextColumn, to: pa.DataType) -> tuple[pa.Array, Flags]:
     """Up to 18 digits: read the digits without the point as an integer."""
     odd = _odd_decimal(texts, to.scale)
     kept = texts.without(odd)
@@ -121,7 +121,7 @@ def _short(texts: Texts, to: pa.DataType) -> tuple[pa.Array, Flags]:
     return pa.Array.from_buffers(to, len(texts), buffers), odd
 
 
-def _long(texts: Texts, to: pa.DataType) -> tuple[pa.Array, Flags]:
+def _long(texts: TextColumn, to: pa.DataType) -> tuple[pa.Array, Flags]:
     """Any precision: Arrow's kernel, after what it would take wrongly (exponents) is out."""
     odd = _odd_decimal(texts, to.scale)
     data, bounds = contents(texts.without(odd).gather())
@@ -133,14 +133,14 @@ def _long(texts: Texts, to: pa.DataType) -> tuple[pa.Array, Flags]:
     return _no_negative_zero(texts, array, odd)
 
 
-def _no_negative_zero(texts: Texts, array: pa.Array, odd: Flags) -> tuple[pa.Array, Flags]:
+def _no_negative_zero(texts: TextColumn, array: pa.Array, odd: Flags) -> tuple[pa.Array, Flags]:
     negative = texts.first() == _MINUS
     words = np.frombuffer(array.buffers()[1], np.int64, 2 * len(array)).reshape(-1, 2)
     odd = odd | negative & (words == 0).all(axis=1)
     return blanked(array, odd), odd
 
 
-def exact_decimals(texts: Texts, to: pa.DataType) -> tuple[pa.Array, Flags]:
+def exact_decimals(texts: TextColumn, to: pa.DataType) -> tuple[pa.Array, Flags]:
     """Cast numbers that the decimal holds exactly, with however many digits after the point.
 
     As numeric_out writes numbers: no plus, no exponent, no leading zeros.
@@ -166,6 +166,6 @@ def exact_decimals(texts: Texts, to: pa.DataType) -> tuple[pa.Array, Flags]:
     end = np.minimum(ends, point + (1 + to.scale if to.scale else 0))
     past = np.flatnonzero((data != _ZERO) & (data != _POINT))
     odd |= np.searchsorted(past, ends) > np.searchsorted(past, end)
-    cut = Texts(source, starts, end - starts, flat.present)
+    cut = TextColumn(source, starts, end - starts, flat.present)
     array, odd = parse(cut, to, odd)
     return _no_negative_zero(cut, array, odd)

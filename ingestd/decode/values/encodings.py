@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ingestd.decode.values.kernels import Flags, any_at
-from ingestd.decode.values.text_column import Source, Texts, texts_of
+from ingestd.decode.values.text_column import ByteBuffer, TextColumn, texts_of
 
 _ASCII_END = 0x80
 _STEP = 1 << 18
@@ -246,7 +246,7 @@ def told_apart(names: Sequence[str]) -> list[str]:
     return found
 
 
-def recoded(texts: Texts) -> tuple[Texts, Flags]:
+def recoded(texts: TextColumn) -> tuple[TextColumn, Flags]:
     """Return the texts as UTF-8, and flags for those that can't be converted (absent there)."""
     encoding = texts.source.encoding
     assert encoding is not None
@@ -254,14 +254,14 @@ def recoded(texts: Texts) -> tuple[Texts, Flags]:
     values = texts.gather()
     data = _bytes_of(values)
     if not (data >= _ASCII_END).any():
-        return Texts(texts.source.plain, *_places(texts)), none
+        return TextColumn(texts.source.plain, *_places(texts)), none
     if encoding.is_single:
         return _by_table(values, data, texts, encoding)
     return _by_value(values, data, encoding)
 
 
 def _places(
-    texts: Texts,
+    texts: TextColumn,
 ) -> tuple[
     NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_] | None, NDArray[np.int64] | None
 ]:
@@ -280,8 +280,8 @@ def _bounds(values: pa.BinaryArray) -> NDArray[np.int64]:
 
 
 def _by_table(
-    values: pa.BinaryArray, data: NDArray[np.uint8], texts: Texts, encoding: Encoding
-) -> tuple[Texts, Flags]:
+    values: pa.BinaryArray, data: NDArray[np.uint8], texts: TextColumn, encoding: Encoding
+) -> tuple[TextColumn, Flags]:
     table, lengths = encoding.utf8
     bounds = _bounds(values)
     widths = lengths[data]
@@ -291,13 +291,13 @@ def _by_table(
         some = slice(at, at + _STEP)
         parts.append(table[data[some]][np.arange(3) < widths[some, None]].tobytes())
     moved = np.concatenate(([0], np.cumsum(widths, dtype=np.int64)))[bounds]
-    found = Texts(Source(b"".join(parts)), moved[:-1], np.diff(moved), texts.present)
+    found = TextColumn(ByteBuffer(b"".join(parts)), moved[:-1], np.diff(moved), texts.present)
     return found.without(bad), bad
 
 
 def _by_value(
     values: pa.BinaryArray, data: NDArray[np.uint8], encoding: Encoding
-) -> tuple[Texts, Flags]:
+) -> tuple[TextColumn, Flags]:
     odd = any_at(np.flatnonzero(data >= _ASCII_END), _bounds(values))
     at = np.flatnonzero(odd)
     converted: list[bytes | None] = []

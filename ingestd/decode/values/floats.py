@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ingestd.decode.values.kernels import Flags, blanked, foreign, numbers, parse
-from ingestd.decode.values.text_column import Texts
+from ingestd.decode.values.text_column import TextColumn
 
 _SPECIAL = pa.array([b"0", b"-0", b"NaN", b"Infinity", b"-Infinity"], pa.binary())
 _SUSPECTS = foreign(b"0123456789+-.eE", b"NaN", b"Infinity")
@@ -22,7 +22,7 @@ _LEAST_FIXED = 1e-4
 _END_FIXED = {pa.float64(): 1e15, pa.float32(): 1e6}
 
 
-def floats(texts: Texts, to: pa.DataType) -> tuple[pa.Array, Flags]:
+def floats(texts: TextColumn, to: pa.DataType) -> tuple[pa.Array, Flags]:
     """Take the nearest number: the server's shortest-precise text gives it and it gives the text.
 
     What rounds to infinity or zero without saying so is refused. Other spellings of the same
@@ -39,7 +39,7 @@ def floats(texts: Texts, to: pa.DataType) -> tuple[pa.Array, Flags]:
     return array, odd
 
 
-def exact_floats(texts: Texts, to: pa.DataType) -> tuple[pa.Array, Flags]:
+def exact_floats(texts: TextColumn, to: pa.DataType) -> tuple[pa.Array, Flags]:
     """Take only what the server would write for the number: the text may be any column's."""
     array, odd = floats(texts, to)
     kind = np.float32 if to == pa.float32() else np.float64
@@ -59,7 +59,7 @@ def _text(number: float, *, is_fixed: bool) -> bytes:
     return write(number, unique=True, trim="-").encode()
 
 
-def _odd(texts: Texts) -> Flags:
+def _odd(texts: TextColumn) -> Flags:
     """Find what begins with a plus, a point or a leading zero, or ends with a point."""
     texts = texts.headed()
     first, second = texts.first(), texts.second()

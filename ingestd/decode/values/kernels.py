@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ingestd.decode.values.text_column import Texts
+from ingestd.decode.values.text_column import TextColumn
 
 Flags = NDArray[np.bool_]
 Bytes = NDArray[np.uint8]
@@ -20,7 +20,7 @@ Looked for only when it has refused some."""
 
 
 def parse(
-    texts: Texts, to: pa.DataType, odd: Flags, suspects: Suspects | None = None
+    texts: TextColumn, to: pa.DataType, odd: Flags, suspects: Suspects | None = None
 ) -> tuple[pa.Array, Flags]:
     """Cast all but the odd ones with Arrow; what it refuses is added to the odd (a copy)."""
     values = texts.without(odd).gather()

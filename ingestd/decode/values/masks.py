@@ -10,7 +10,7 @@ import hmac
 import pyarrow as pa
 
 from ingestd.decode.values.encodings import Encoding
-from ingestd.decode.values.text_column import Texts
+from ingestd.decode.values.text_column import TextColumn
 from ingestd.model.schema import Mask
 
 
@@ -21,7 +21,7 @@ def masked_text(text: str | None, mask: Mask) -> str | None:
     return _digest(text.encode(), mask)
 
 
-def masked(texts: Texts, mask: Mask) -> pa.StringArray:
+def masked(texts: TextColumn, mask: Mask) -> pa.StringArray:
     """Hide a column's values; null stays null. Equal values are hashed once."""
     if mask.kind == "null":
         return pa.nulls(len(texts), pa.string())
@@ -32,7 +32,7 @@ def masked(texts: Texts, mask: Mask) -> pa.StringArray:
     return pa.array(hidden, pa.string()).take(values.indices)
 
 
-def _masked_each(texts: Texts, mask: Mask, encoding: Encoding) -> pa.StringArray:
+def _masked_each(texts: TextColumn, mask: Mask, encoding: Encoding) -> pa.StringArray:
     """Hide values of another encoding: their UTF-8, or the bytes that are no text."""
     values = texts.gather().dictionary_encode()
     hidden = []

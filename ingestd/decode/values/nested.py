@@ -9,11 +9,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ingestd.decode.values.array_text import ARRAY, RECORD, elements_of
-from ingestd.decode.values.text_column import Texts, bitmap
+from ingestd.decode.values.text_column import TextColumn, bitmap
 
 Flags = NDArray[np.bool_]
 Rows = NDArray[np.int64]
-Cast = Callable[[Texts, pa.DataType], tuple[pa.Array, Rows]]
+Cast = Callable[[TextColumn, pa.DataType], tuple[pa.Array, Rows]]
 """Casts the elements: see `ingestd.decode.values.cast.cast`."""
 
 _PIECE_BYTES = 1 << 18
@@ -21,12 +21,12 @@ _PIECE_BYTES = 1 << 18
 room as they, and fits the processor's cache so."""
 
 
-def lists(texts: Texts, to: pa.ListType, cast: Cast) -> tuple[pa.Array, Flags]:
+def lists(texts: TextColumn, to: pa.ListType, cast: Cast) -> tuple[pa.Array, Flags]:
     """Cast texts of arrays. A value with an element that its type can't hold is refused."""
     return _in_pieces(texts, to, cast, _lists)
 
 
-def structs(texts: Texts, to: pa.StructType, cast: Cast) -> tuple[pa.Array, Flags]:
+def structs(texts: TextColumn, to: pa.StructType, cast: Cast) -> tuple[pa.Array, Flags]:
     """Cast texts of composite values: a null is a null struct, ``(,)`` a struct of nulls.
 
     A value with another number of fields (the type has been altered) is refused.
@@ -35,10 +35,10 @@ def structs(texts: Texts, to: pa.StructType, cast: Cast) -> tuple[pa.Array, Flag
 
 
 def _in_pieces(
-    texts: Texts,
+    texts: TextColumn,
     to: pa.DataType,
     cast: Cast,
-    take_apart: Callable[[Texts, pa.DataType, Cast], tuple[pa.Array, Flags]],
+    take_apart: Callable[[TextColumn, pa.DataType, Cast], tuple[pa.Array, Flags]],
 ) -> tuple[pa.Array, Flags]:
     found = [take_apart(piece, to, cast) for piece in _pieces(texts)]
     if len(found) == 1:
@@ -46,7 +46,7 @@ def _in_pieces(
     return pa.concat_arrays([a for a, _ in found]), np.concatenate([r for _, r in found])
 
 
-def _pieces(texts: Texts) -> Iterator[Texts]:
+def _pieces(texts: TextColumn) -> Iterator[TextColumn]:
     reached = np.cumsum(texts.lengths)
     start = 0
     while start < len(texts):
@@ -57,7 +57,7 @@ def _pieces(texts: Texts) -> Iterator[Texts]:
         start = end
 
 
-def _lists(texts: Texts, to: pa.ListType, cast: Cast) -> tuple[pa.Array, Flags]:
+def _lists(texts: TextColumn, to: pa.ListType, cast: Cast) -> tuple[pa.Array, Flags]:
     elements = elements_of(texts, ARRAY)
     refused, counts = elements.refused, elements.counts
     values, odd = cast(elements.texts, to.value_type)
@@ -72,7 +72,7 @@ def _lists(texts: Texts, to: pa.ListType, cast: Cast) -> tuple[pa.Array, Flags]:
     return pa.Array.from_buffers(to, len(texts), buffers, children=[values]), refused
 
 
-def _structs(texts: Texts, to: pa.StructType, cast: Cast) -> tuple[pa.Array, Flags]:
+def _structs(texts: TextColumn, to: pa.StructType, cast: Cast) -> tuple[pa.Array, Flags]:
     elements = elements_of(texts, RECORD)
     refused, counts, found = elements.refused, elements.counts, elements.texts
     width = to.num_fields
@@ -96,6 +96,6 @@ def _structs(texts: Texts, to: pa.StructType, cast: Cast) -> tuple[pa.Array, Fla
     return pa.Array.from_buffers(to, len(texts), buffers, children=children), refused
 
 
-def _validity(texts: Texts, refused: Flags) -> pa.Buffer | None:
+def _validity(texts: TextColumn, refused: Flags) -> pa.Buffer | None:
     there = ~refused if texts.present is None else texts.present & ~refused
     return None if there.all() else bitmap(there)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _WORD = 8
 
 
-class Source:
+class ByteBuffer:
     """A buffer to read from: as bytes, as unaligned big-endian integers, as Arrow sees it.
 
     The view of integers has one item for each byte, so an offset is an index; to read eight bytes
@@ -40,9 +40,9 @@ class Source:
         self._words = np.ndarray((len(padded) - (_WORD - 1),), ">i8", padded, 0, (1,))
 
     @property
-    def plain(self) -> Source:
+    def plain(self) -> ByteBuffer:
         """The same bytes, as UTF-8."""
-        return Source(self.buffer)
+        return ByteBuffer(self.buffer)
 
     def bytes_at(self, offsets: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Bytes at these offsets."""
@@ -70,14 +70,14 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
+class TextColumn:
     """One column's values: `lengths` bytes from `starts` (int64), which grow.
 
     `present` is False where there is no value (length 0 there); None: all present. `heads`: numbers
     whose three lowest bytes are what lies at the starts of those that are present, if it was read.
     """
 
-    source: Source
+    source: ByteBuffer
     starts: NDArray[np.int64]
     lengths: NDArray[np.int64]
     present: NDArray[np.bool_] | None = None
@@ -86,10 +86,10 @@ class Texts:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def __getitem__(self, rows: NDArray[np.int64] | slice) -> Texts:
+    def __getitem__(self, rows: NDArray[np.int64] | slice) -> TextColumn:
         present = None if self.present is None else self.present[rows]
         heads = None if self.heads is None else self.heads[rows]
-        return Texts(self.source, self.starts[rows], self.lengths[rows], present, heads)
+        return TextColumn(self.source, self.starts[rows], self.lengths[rows], present, heads)
 
     def at(self, row: int) -> bytes:
         """One value."""
@@ -108,12 +108,12 @@ class Texts:
         """And the one after that."""
         return self._near(2)
 
-    def headed(self) -> Texts:
+    def headed(self) -> TextColumn:
         """Give these with `heads`."""
         if self.heads is not None:
             return self
         heads = self.source.int64_at(self.starts) >> 40
-        return Texts(self.source, self.starts, self.lengths, self.present, heads)
+        return TextColumn(self.source, self.starts, self.lengths, self.present, heads)
 
     def _near(self, offset: int) -> NDArray[np.uint8]:
         if self.heads is None:
@@ -125,12 +125,14 @@ class Texts:
         """Arrow's bitmap of the present values."""
         return None if self.present is None else bitmap(self.present)
 
-    def without(self, odd: NDArray[np.bool_]) -> Texts:
+    def without(self, odd: NDArray[np.bool_]) -> TextColumn:
         """Make these values absent."""
         if not odd.any():
             return self
         present = ~odd if self.present is None else self.present & ~odd
-        return Texts(self.source, self.starts, np.where(odd, 0, self.lengths), present, self.heads)
+        return TextColumn(
+            self.source, self.starts, np.where(odd, 0, self.lengths), present, self.heads
+        )
 
     def gather(self) -> pa.BinaryArray:
         """Copy the values to an array of their own; it shares nothing with the buffer."""
@@ -154,7 +156,9 @@ class Texts:
             pa.binary(), rows, [self.validity, *values.buffers()[1:]]
         )
 
-    def unhex(self, compiled: native.Compiled) -> tuple[pa.Buffer, pa.Buffer, NDArray[np.bool_]]:
+    def unhex(
+        self, compiled: native.NativeFunctions
+    ) -> tuple[pa.Buffer, pa.Buffer, NDArray[np.bool_]]:
         """Give offsets and bytes that texts of bytea stand for, and which are no such texts."""
         offsets = np.empty(len(self.starts) + 1, np.int32)
         odd = np.empty(len(self.starts), np.bool_)
@@ -164,7 +168,7 @@ class Texts:
         compiled.unhex(self.source.buffer, starts, lengths, offsets, odd, data)
         return pa.py_buffer(offsets), data, odd
 
-    def _copied(self, compiled: native.Compiled) -> tuple[pa.Buffer, pa.Buffer]:
+    def _copied(self, compiled: native.NativeFunctions) -> tuple[pa.Buffer, pa.Buffer]:
         """Give offsets and bytes of the values."""
         offsets = np.empty(len(self.starts) + 1, np.int32)
         data = pa.allocate_buffer(int(self.lengths.sum()))
@@ -174,7 +178,7 @@ class Texts:
         return pa.py_buffer(offsets), data
 
 
-def texts_of(values: pa.BinaryArray) -> Texts:
+def texts_of(values: pa.BinaryArray) -> TextColumn:
     """Make texts of an array without offset."""
     _, offsets, data = values.buffers()
     bounds = np.frombuffer(offsets, np.int32, len(values) + 1).astype(np.int64)
@@ -182,7 +186,7 @@ def texts_of(values: pa.BinaryArray) -> Texts:
     if values.null_count:
         present = np.asarray(values.is_valid().to_numpy(zero_copy_only=False), np.bool_)
     content = b"" if data is None else data.to_pybytes()
-    return Texts(Source(content), bounds[:-1], np.diff(bounds), present)
+    return TextColumn(ByteBuffer(content), bounds[:-1], np.diff(bounds), present)
 
 
 def bitmap(mask: NDArray[np.bool_]) -> pa.Buffer:
@@ -194,7 +198,7 @@ def bitmap(mask: NDArray[np.bool_]) -> pa.Buffer:
 class Field:
     """One column of the tuples: its texts, and where an unchanged TOAST value was not sent."""
 
-    texts: Texts
+    texts: TextColumn
     unchanged: NDArray[np.bool_] | None = None
 
     def __getitem__(self, rows: NDArray[np.int64] | slice) -> Field:

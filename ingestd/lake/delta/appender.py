@@ -31,7 +31,7 @@ from ingestd.lake.delta.actions import FENCE, HOLDS, RESUME, TOKEN, WRITER, comm
 from ingestd.lake.delta.commit import Commit, Interposed, commit_path
 from ingestd.lake.delta.log import RESUMES, GiveUp, TableLog, arrow_schema
 from ingestd.lake.delta.log_files import ensure_plain_log
-from ingestd.lake.fencing import Writer
+from ingestd.lake.fencing import WriterIdentity
 from ingestd.lake.store.errors import storage_fault, storage_faults
 from ingestd.lake.store.store import Store
 from ingestd.model.errors import FolderError, IngestdError, OperatorError, TransientError
@@ -101,10 +101,10 @@ class AppendLog(TableLog):
         app_id: str,
         later: Later = _at_once,
         *,
-        writer: Writer | None = None,
+        writer: WriterIdentity | None = None,
     ) -> None:
         super().__init__(store, folder, app_id)
-        self._writer = writer or Writer()
+        self._writer = writer or WriterIdentity()
         self._later = later
         self._commits = 0
         self._turn = turn_of(folder)

@@ -27,7 +27,7 @@ RESUMES = "ingestd.resumes"
 
 
 @dataclass(frozen=True, slots=True)
-class _State:
+class _TableState:
     """What of a version has to be known to append to it."""
 
     schema: pa.Schema
@@ -54,7 +54,7 @@ class TableLog:
         self.folder = folder
         self.app_id = app_id
         self._table: DeltaTable | None = None
-        self._state: _State | None = None
+        self._state: _TableState | None = None
         self._app_version: int | None = None
         self._knows_app_version = False
         self._version = -1
@@ -214,7 +214,7 @@ class TableLog:
             self._state = None
             return
         with storage_faults(self.uri):
-            self._state = _State(
+            self._state = _TableState(
                 pa.schema(table.schema().to_arrow()),
                 dict(table.metadata().configuration),
                 find_obstacle(_traits(table), removes_rows=self.removes_rows),

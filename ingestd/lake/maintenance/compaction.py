@@ -39,7 +39,7 @@ from ingestd.lake.delta.log_files import open_table
 from ingestd.lake.delta.log_paths import OWN_FILE
 from ingestd.lake.delta.read import conform, list_actions, open_parquet
 from ingestd.lake.delta.statistics import has_statistics
-from ingestd.lake.maintenance.log_cleanup import Cleaned, LogCleaner
+from ingestd.lake.maintenance.log_cleanup import CleanupResult, LogCleaner
 from ingestd.lake.maintenance.plan import DataFile, pieces, small_files
 from ingestd.lake.parquet_writer import ROW_GROUP_BYTES, FragmentWriter
 from ingestd.lake.store.errors import storage_fault, storage_faults
@@ -66,14 +66,14 @@ class MaintenancePolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Maintained:
+class MaintenanceResult:
     """What was done to a table, and what is left: small files that were not joined."""
 
     small_files: int = 0
     joined_files: int = 0
     written_files: int = 0
     written_bytes: int = 0
-    cleaned: Cleaned = field(default_factory=Cleaned)
+    cleaned: CleanupResult = field(default_factory=CleanupResult)
     gave_way: int = 0
 
 
@@ -116,16 +116,16 @@ class TableMaintenance:
         self._step = step
         self._log = AppendLog(store, folder, "")
 
-    def run(self, *, joins: bool = True, cleans: bool = True) -> Maintained:
+    def run(self, *, joins: bool = True, cleans: bool = True) -> MaintenanceResult:
         """Do all that is due; small files are counted in any case.
 
         Raises what `storage_fault` makes of an error.
         """
         self._log.load()
         if not self._log.is_writable or self._is_anothers():
-            return Maintained()
+            return MaintenanceResult()
         target = self._policy.target_bytes
-        done = Maintained()
+        done = MaintenanceResult()
         if target is not None:
             done = self._join(target) if joins else self._counted(target)
         retention_s = self._policy.retention_s
@@ -155,12 +155,12 @@ class TableMaintenance:
                 for path, statistics, size, written_ms in list_actions(self._log.handle)
             ]
 
-    def _counted(self, target_bytes: int) -> Maintained:
-        return Maintained(small_files=len(small_files(self._files(), target_bytes)))
+    def _counted(self, target_bytes: int) -> MaintenanceResult:
+        return MaintenanceResult(small_files=len(small_files(self._files(), target_bytes)))
 
     # --- joining files ----------------------------------------------------------------------
 
-    def _join(self, target_bytes: int) -> Maintained:
+    def _join(self, target_bytes: int) -> MaintenanceResult:
         # Other names may be written in the log in another way than here, where they are removed.
         files = [file for file in self._files() if OWN_FILE.match(file.path)]
         small = len(small_files(files, target_bytes))
@@ -178,7 +178,7 @@ class TableMaintenance:
         if joined:
             self._log.checkpoint()
             self._log.load()
-        return Maintained(small, joined, written, nbytes, gave_way=gave_way)
+        return MaintenanceResult(small, joined, written, nbytes, gave_way=gave_way)
 
     def _join_piece(self, piece: Sequence[DataFile], target_bytes: int) -> Sequence[Fragment]:
         """Write a piece anew and exchange it; none if it gave way."""
@@ -326,8 +326,8 @@ class _Seen:
     is_taken: bool
 
 
-def _with(done: Maintained, cleaned: Cleaned) -> Maintained:
-    return Maintained(
+def _with(done: MaintenanceResult, cleaned: CleanupResult) -> MaintenanceResult:
+    return MaintenanceResult(
         done.small_files,
         done.joined_files,
         done.written_files,

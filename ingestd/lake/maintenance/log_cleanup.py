@@ -50,7 +50,7 @@ _SIDECARS = "_sidecars"
 
 
 @dataclass(frozen=True, slots=True)
-class Cleaned:
+class CleanupResult:
     """What went: commits and checkpoints, data files."""
 
     log_files: int = 0
@@ -73,7 +73,7 @@ class LogCleaner:
         self._before_s = written_before_s
         self._began_s = began_s
 
-    def clean(self, live: frozenset[str]) -> Cleaned:
+    def clean(self, live: frozenset[str]) -> CleanupResult:
         """Remove what may go; `live`: the files of the newest version.
 
         Raises what `storage_fault` makes of an error.
@@ -96,7 +96,7 @@ class LogCleaner:
             if cut is not None:
                 left += self._remove_of_others(found, cut)
             data += self._remove_orphans(live)
-            return Cleaned(len(commits) + len(checkpoints) + left, data)
+            return CleanupResult(len(commits) + len(checkpoints) + left, data)
 
     def _newest_looked_for(self, log: LogFiles) -> int:
         for number in range(log.newest, -1, -1):

@@ -25,7 +25,11 @@ from typing import IO, Any
 from ingestd import failpoints
 from ingestd.lake.delta.appender import AppendLog
 from ingestd.lake.layout import Layout
-from ingestd.lake.maintenance.compaction import Maintained, MaintenancePolicy, TableMaintenance
+from ingestd.lake.maintenance.compaction import (
+    MaintenancePolicy,
+    MaintenanceResult,
+    TableMaintenance,
+)
 from ingestd.lake.marker import read_marker
 from ingestd.lake.registry_table import RegistryTable
 from ingestd.lake.store.errors import reference_fault, storage_faults, table_fault, unreadable
@@ -233,7 +237,7 @@ def _remedy(error: IngestdError, layout: Layout, folder: str, uri: str) -> str |
     return table_fault(error, layout.source, found, uri).remedy
 
 
-def _line(done: Maintained, *, knows_small: bool) -> dict[str, Any]:
+def _line(done: MaintenanceResult, *, knows_small: bool) -> dict[str, Any]:
     return {
         "small_files": done.small_files if knows_small else None,
         "joined_files": done.joined_files,

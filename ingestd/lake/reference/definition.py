@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from ingestd.decode.lake_columns import allocate
 from ingestd.decode.values.cast import cast
-from ingestd.decode.values.text_column import Source, Texts
+from ingestd.decode.values.text_column import ByteBuffer, TextColumn
 from ingestd.lake.delta.types import arrow_type
 from ingestd.model.errors import TableError
 from ingestd.model.lake_state import TableState
@@ -89,7 +89,7 @@ class ReferenceDefinition:
         if column.missing is None:
             return pa.nulls(1, column.type)
         text = column.missing.encode()
-        texts = Texts(Source(text), np.zeros(1, np.int64), np.full(1, len(text), np.int64))
+        texts = TextColumn(ByteBuffer(text), np.zeros(1, np.int64), np.full(1, len(text), np.int64))
         array, refused = cast(texts, column.type)
         if len(refused):
             raise self.refusal(column.raw)

@@ -38,7 +38,7 @@ from ingestd.lake.registry_table import SCHEMA as TABLES_SCHEMA
 from ingestd.lake.store.errors import table_fault
 from ingestd.lake.store.pending_calls import StorageCalls
 from ingestd.lake.store.store import open_store
-from ingestd.lake.threads import Jobs
+from ingestd.lake.threads import WorkerThreads
 from ingestd.model.changes import TRUNCATE, field_of
 from ingestd.model.errors import FolderError, TableError, TransientError, reading_anew
 from ingestd.model.schema import TableId
@@ -90,7 +90,7 @@ class RawReferenceSource:
         self._raw = TableLog(self._store, layout.raw(table), layout.app_id(table))
         self._tables = TableLog(self._store, layout.tables, layout.app_id())
         self._epochs = EpochEnd(TableLog(self._store, layout.epochs, layout.app_id()))
-        self._jobs = Jobs(at_once=1)
+        self._jobs = WorkerThreads(at_once=1)
         self._definition: ReferenceDefinition | None = None
         self._plan: _Plan | None = None
         self._batches: Iterator[pa.RecordBatch] | None = None

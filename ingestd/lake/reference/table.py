@@ -24,7 +24,7 @@ from ingestd.lake.store.errors import reference_fault, storage_faults, unreadabl
 from ingestd.lake.store.fsync import Durability
 from ingestd.lake.store.pending_calls import StorageCalls
 from ingestd.lake.store.store import open_store
-from ingestd.lake.threads import Jobs
+from ingestd.lake.threads import WorkerThreads
 from ingestd.model.changes import RESERVED_PREFIX
 from ingestd.model.errors import DamagedError, FolderError
 from ingestd.model.schema import TableId, delta_type, in_name_order
@@ -81,7 +81,7 @@ class DeltaReferenceTable:
         self._file_bytes = file_bytes
         self._monotonic = monotonic
         self._step = step
-        self._jobs = Jobs(at_once=1)
+        self._jobs = WorkerThreads(at_once=1)
         self._vacuumed_s = monotonic()
 
     async def open(self) -> ReferenceState | None:

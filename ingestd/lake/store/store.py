@@ -52,7 +52,7 @@ _PIECE_BYTES = 128 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FolderEntry:
     """What a folder has under a name; `odd`: what it is if it is no regular file."""
 
     name: str
@@ -132,7 +132,7 @@ class Store(Protocol):
         """Whether a symbolic link stands there."""
         ...
 
-    def entries(self, path: str, above: str) -> list[Entry]:
+    def entries(self, path: str, above: str) -> list[FolderEntry]:
         """List what has a name above this one in a local folder, whatever it is; else nothing.
 
         An object store has no pipes and no links, and a log there takes a request for each 1,000
@@ -271,7 +271,7 @@ class LocalStore:
             return False
 
     @timed
-    def entries(self, path: str, above: str) -> list[Entry]:
+    def entries(self, path: str, above: str) -> list[FolderEntry]:
         """List what has a name above this one in a folder."""
         found = []
         with contextlib.suppress(FileNotFoundError), self._scanned(path) as entries:
@@ -280,7 +280,7 @@ class LocalStore:
                     continue
                 with contextlib.suppress(FileNotFoundError):  # it went meanwhile
                     status = entry.stat(follow_symlinks=False)
-                    found.append(Entry(entry.name, status.st_size, kind_of(status.st_mode)))
+                    found.append(FolderEntry(entry.name, status.st_size, kind_of(status.st_mode)))
         return found
 
     @timed
@@ -435,7 +435,7 @@ class ObjectStore:
         """Return False: there are no links."""
         return False
 
-    def entries(self, path: str, above: str) -> list[Entry]:  # noqa: ARG002 - as of all stores
+    def entries(self, path: str, above: str) -> list[FolderEntry]:  # noqa: ARG002 - as of all stores
         """Return nothing."""
         return []
 

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from ingestd.decode.values.cast import cast
-from ingestd.decode.values.text_column import Source, Texts
-from ingestd.digests.row_digests import ComparedColumn, RawText, Value
+from ingestd.decode.values.text_column import ByteBuffer, TextColumn
+from ingestd.digests.row_digests import ComparedColumn, DigestedText, Value
 from ingestd.lake.fold.older_types import as_newest
 from ingestd.model.errors import FolderError, TableChangedError, TableError, reading_anew
 from ingestd.model.lake_state import TableState
@@ -154,9 +154,9 @@ def _since(name: str, described: Sequence[Event]) -> tuple[int, str | None]:
 
 def _typed(text: str, column: Column) -> Value:
     data = text.encode()
-    texts = Texts(Source(data), np.zeros(1, np.int64), np.full(1, len(data), np.int64))
+    texts = TextColumn(ByteBuffer(data), np.zeros(1, np.int64), np.full(1, len(data), np.int64))
     array, refused = cast(texts, column.type, is_override=column.is_override)
-    return RawText(text) if len(refused) else array[0].as_py()
+    return DigestedText(text) if len(refused) else array[0].as_py()
 
 
 def _source(column: Mapping[str, Any]) -> str:

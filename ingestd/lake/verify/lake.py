@@ -24,7 +24,7 @@ from ingestd.lake.registry_table import SCHEMA as TABLES_SCHEMA
 from ingestd.lake.registry_table import RegistryTable
 from ingestd.lake.store.errors import table_fault
 from ingestd.lake.store.store import open_store
-from ingestd.lake.threads import Jobs, ahead
+from ingestd.lake.threads import WorkerThreads, ahead
 from ingestd.lake.verify.change_digests import (
     UNCHANGED,
     change_keys,
@@ -45,7 +45,7 @@ from ingestd.lake.verify.columns import (
 from ingestd.lake.verify.visible_changes import (
     PLACE,
     POSITION,
-    Looked,
+    PinnedChanges,
     batches_of,
     counting,
     least_lsn,
@@ -56,7 +56,7 @@ from ingestd.model.errors import FolderError, TableChangedError, TableError
 from ingestd.model.lake_state import RegisteredTable, TableState
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Table, TableId
-from ingestd.ports.verify import Digested, Matrix, Point, Rows
+from ingestd.ports.verify import Digested, Matrix, Rows, VerifyPoint
 
 _RELEASED_EVERY = 8
 """Batches: what was allocated for them and freed elsewhere is given back to the system."""
@@ -72,10 +72,10 @@ class DeltaVerifiedLake:
         self._store = open_store(uri, storage_options)
         self._epochs = TableLog(self._store, self._layout.epochs, self._layout.app_id())
         self._tables = AppendLog(self._store, self._layout.tables, self._layout.app_id())
-        self._jobs = Jobs(at_once=1)
+        self._jobs = WorkerThreads(at_once=1)
         self._events: Mapping[str, Sequence[Event]] = {}
         self._read: tuple[int, Mapping[str, Sequence[Event]]] = (-1, {})
-        self._looked: dict[TableId, Looked] = {}
+        self._looked: dict[TableId, PinnedChanges] = {}
 
     async def known(self) -> Mapping[TableId, RegisteredTable]:
         """Give what the lake has of the tables, and remember how they stood."""
@@ -89,7 +89,9 @@ class DeltaVerifiedLake:
         """Go by `_tables`, and by how many rows the files have."""
         return await self._jobs.run(self._describe, table)
 
-    async def survey(self, described: Digested, point: Point, *, most_linked: int) -> Digested:
+    async def survey(
+        self, described: Digested, point: VerifyPoint, *, most_linked: int
+    ) -> Digested:
         """Pin the table's files, and go through their changes once."""
         return await self._jobs.run(self._survey, described, point, most_linked)
 
@@ -160,7 +162,7 @@ class DeltaVerifiedLake:
         rows = sum(statistics.get("numRecords") or 0 for _, statistics in files)
         return replace(found, changes=rows)
 
-    def _survey(self, described: Digested, point: Point, most_linked: int) -> Digested:
+    def _survey(self, described: Digested, point: VerifyPoint, most_linked: int) -> Digested:
         table = described.table
         schema, files = self._raw(table, self._events[str(table.id)])
         files = [f for f in files if not point.is_exact or least_lsn(f) <= point.lsn]
@@ -168,7 +170,7 @@ class DeltaVerifiedLake:
         events = self._read_events().get(str(table.id), ())
         before = self._events[str(table.id)]
         folder = self._layout.raw(table.id)
-        looked = Looked(self._store, folder, files, schema, before, point, (-1, -2))
+        looked = PinnedChanges(self._store, folder, files, schema, before, point, (-1, -2))
         self._looked[table.id] = looked
         self._ensure_whole(table)
         now = _described(table, events)
@@ -202,7 +204,9 @@ class DeltaVerifiedLake:
             uri = self._store.uri(self._layout.raw(table.id))
             raise table_fault(error, self._layout.source, table.id, uri) from error
 
-    def _gone_through(self, looked: Looked, digested: Digested, most_linked: int) -> Digested:
+    def _gone_through(
+        self, looked: PinnedChanges, digested: Digested, most_linked: int
+    ) -> Digested:
         void, lazy = looked.void, set[int]()
         changes = 0
         for batch in batches_of(looked, (*PLACE, UNCHANGED)):

@@ -19,7 +19,7 @@ from ingestd.lake.store.store import Store
 from ingestd.lake.verify.change_digests import BEFORE, UNCHANGED
 from ingestd.lake.verify.columns import Event
 from ingestd.model.changes import TRUNCATE
-from ingestd.ports.verify import Digested, Point
+from ingestd.ports.verify import Digested, VerifyPoint
 
 BATCH_ROWS = 1 << 16
 _BATCH_BYTES = 32 << 20
@@ -32,7 +32,7 @@ POSITION = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class PinnedChanges:
     """A table's raw files, pinned; the events of `_tables` then; what of the rows counts.
 
     `schema`: the raw table's.
@@ -43,7 +43,7 @@ class Looked:
     files: Sequence[File]
     schema: pa.Schema
     events: Sequence[Event]
-    point: Point
+    point: VerifyPoint
     void: tuple[int, int]
 
 
@@ -59,7 +59,7 @@ def names_of(digested: Digested, numbers: Collection[int]) -> tuple[str, ...]:
     return (*own, *PLACE, BEFORE, UNCHANGED, "_cdc_raw")
 
 
-def batches_of(looked: Looked, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def batches_of(looked: PinnedChanges, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Give the rows that the point sees, above what is void; columns that are there.
 
     Raises DamagedError for a file that has a column of a type that the table's can't hold.
@@ -93,7 +93,7 @@ def _batch_rows(metadata: Any) -> int:  # noqa: ANN401 - pyarrow has no types
     return max(1, min(BATCH_ROWS, _BATCH_BYTES // max(1, row_bytes)))
 
 
-def _seen(batch: pa.RecordBatch, looked: Looked) -> pa.RecordBatch:
+def _seen(batch: pa.RecordBatch, looked: PinnedChanges) -> pa.RecordBatch:
     lsn: NDArray[np.int64] = batch.column("_cdc_lsn").to_numpy()
     xids: Any = batch.column("_cdc_xid")
     seq: NDArray[np.int64] = batch.column("_cdc_seq").to_numpy()

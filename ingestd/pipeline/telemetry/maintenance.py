@@ -10,7 +10,7 @@ from structlog.typing import FilteringBoundLogger
 
 from ingestd.model.errors import IngestdError
 from ingestd.observe.metrics import Metrics
-from ingestd.pipeline.telemetry.source import Watch
+from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.ports import MaintainedTable
 
 
@@ -33,10 +33,10 @@ class Totals:
         self.error = self.error or table.error
 
 
-class MaintenanceWatch:
+class MaintenanceTelemetry:
     """Tells of one source's. Synchronous, called from the event loop."""
 
-    def __init__(self, metrics: Metrics, log: FilteringBoundLogger, watch: Watch) -> None:
+    def __init__(self, metrics: Metrics, log: FilteringBoundLogger, watch: SourceTelemetry) -> None:
         self.watch = watch
         self._metrics = metrics
         self._log = log.bind(source=watch.source)

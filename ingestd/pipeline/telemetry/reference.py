@@ -18,7 +18,7 @@ from ingestd.observe.status import (
     SourceStatus,
     TableStatus,
 )
-from ingestd.pipeline.telemetry.source import Watch
+from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.ports import ReferenceState
 
 
@@ -26,7 +26,7 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-class ReferenceWatch:
+class ReferenceTelemetry:
     """Keeps what is shown of reference tables; `kinds`: the config's `reference` of each.
 
     A table that is not streamed is shown among the source's tables too, in the state of its rows.
@@ -38,7 +38,7 @@ class ReferenceWatch:
         status: SourceStatus,
         metrics: Metrics,
         log: FilteringBoundLogger,
-        watch: Watch,
+        watch: SourceTelemetry,
         kinds: Mapping[TableId, str],
         *,
         now: Callable[[], datetime] = _now,

@@ -17,16 +17,16 @@ from structlog.typing import FilteringBoundLogger
 
 from ingestd.model.changes import Chunk, CommittedEpoch
 from ingestd.model.errors import IngestdError, LakeLostError, OperatorError, TransientError
-from ingestd.model.lake_state import Committed, Notice, TableState
+from ingestd.model.lake_state import LakeState, Notice, TableState
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import TableId
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.recent_events import note_error
 from ingestd.observe.status import SourceState, SourceStatus
-from ingestd.pipeline.filling_epoch import FillingEpoch, Tally
+from ingestd.pipeline.filling_epoch import FillingEpoch, RowTally
 from ingestd.pipeline.telemetry.raw_values import hint
-from ingestd.pipeline.telemetry.table import TableWatch, utc_now
-from ingestd.ports import Discovery, Lag
+from ingestd.pipeline.telemetry.table import TableTelemetry, utc_now
+from ingestd.ports import CaptureLag, Discovery
 from ingestd.process.file_limit import none_left
 
 _RUNNING = {SourceState.SNAPSHOTTING, SourceState.STREAMING}
@@ -34,7 +34,7 @@ REMIND_EVERY = timedelta(hours=1)
 """How often the log tells what a paused source costs."""
 
 
-class Watch(TableWatch):
+class SourceTelemetry(TableTelemetry):
     """Keeps one source's status and metrics: see TableWatch.
 
     `epoch_listeners`: called with each epoch that has become durable.
@@ -101,7 +101,7 @@ class Watch(TableWatch):
         self._log.info("source.resumed", paused_s=round(paused_s, 1))
         self.enter(SourceState.STARTING)
 
-    def held(self, lag: Lag) -> None:
+    def held(self, lag: CaptureLag) -> None:
         """Take what is kept for a paused source: told in the log at once, then every hour."""
         self._is_measured = True
         self._forget_dropped()
@@ -126,7 +126,7 @@ class Watch(TableWatch):
         """Whether this daemon has read, or written, what the source's lake holds."""
         return self._status.end_lsn is not None or bool(self._status.epoch)
 
-    def found(self, committed: Committed) -> None:
+    def found(self, committed: LakeState) -> None:
         """Take what the lake holds of a source that was paused before this daemon was started."""
         self._status.resumed(epoch=committed.epoch, end_lsn=committed.position)
         for known in committed.tables.values():
@@ -234,7 +234,7 @@ class Watch(TableWatch):
         note_error(self._status.last_errors, self._now(), reason, remedy)
         self._metrics.restarted(self.source, "slot_lost")
 
-    def discovered(self, committed: Committed, discovery: Discovery) -> None:
+    def discovered(self, committed: LakeState, discovery: Discovery) -> None:
         """Take what the lake holds and what the source offers."""
         self._status.resumed(epoch=committed.epoch, end_lsn=committed.position)
         self.offered(discovery)
@@ -314,7 +314,7 @@ class Watch(TableWatch):
             listener(committed)
         self._tell()
 
-    def _raw_values(self, table: TableId, tally: Tally) -> None:
+    def _raw_values(self, table: TableId, tally: RowTally) -> None:
         """Count what is kept as text; the log names each column once."""
         self._metrics.raw_values(self.source, str(table), tally.raw_values)
         for column, count in tally.raw_columns.items():
@@ -330,7 +330,7 @@ class Watch(TableWatch):
         self._status.confirmed(position)
         self._metrics.confirmed(self.source, position)
 
-    def measured(self, lag: Lag, oldest_us: int | None) -> None:
+    def measured(self, lag: CaptureLag, oldest_us: int | None) -> None:
         """Take a lag; `oldest_us`: commit time of the oldest change that is not durable."""
         self._is_measured = True
         self._forget_dropped()

@@ -12,7 +12,7 @@ from ingestd.observe.status import DaemonStatus, StorageWait
 LOOK_INTERVAL_S = 1.0
 
 
-class StorageWatch:
+class StorageTelemetry:
     """Of all sources of `status`. /readyz and /status ask for themselves."""
 
     def __init__(self, status: DaemonStatus, log: FilteringBoundLogger) -> None:

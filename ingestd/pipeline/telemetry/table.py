@@ -22,7 +22,7 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-class TableWatch:
+class TableTelemetry:
     """Keeps the status and metrics of one source's tables. Synchronous, called from the event loop.
 
     `kept`: tables that are not streamed: others tell of them. `listeners`: called when the source's

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingestd.digests.value_hashes import Hashes, mixed
-from ingestd.pipeline.verify.fold import Folded
+from ingestd.pipeline.verify.fold import FoldedHashes
 from ingestd.ports.verify import KEY, ROW, SPLIT, Kind, Matrix
 
 KINDS = (Kind.DIFFERENT, Kind.DOUBLED, Kind.EXTRA, Kind.MISSING)
@@ -32,7 +32,7 @@ class Differing:
 
 
 @dataclass(slots=True)
-class Comparison:
+class TableCompared:
     """What was found of a table, part by part."""
 
     source_rows: int = 0
@@ -45,7 +45,7 @@ class Comparison:
         """Whether nothing differs."""
         return not self.counts.total()
 
-    def take(self, source: Matrix, folded: Folded, *, has_key: bool) -> None:
+    def take(self, source: Matrix, folded: FoldedHashes, *, has_key: bool) -> None:
         """Compare the rows of a part."""
         self.source_rows += len(source)
         self.lake_rows += len(folded.keys)
@@ -109,7 +109,7 @@ def _totals(rows: Matrix) -> Mapping[Kind, int]:
     }
 
 
-def _keyed(source: Matrix, folded: Folded) -> list[Matrix]:
+def _keyed(source: Matrix, folded: FoldedHashes) -> list[Matrix]:
     source = source[np.argsort(source[:, KEY], kind="stable")]
     keys = source[:, KEY]
     at, is_there = _find(folded.keys, keys)
@@ -125,7 +125,7 @@ def _keyed(source: Matrix, folded: Folded) -> list[Matrix]:
     ]
 
 
-def _multiset(source: Matrix, folded: Folded) -> list[Matrix]:
+def _multiset(source: Matrix, folded: FoldedHashes) -> list[Matrix]:
     keys, first, counts = np.unique(source[:, KEY], return_index=True, return_counts=True)
     own, own_counts = np.unique(folded.keys, return_counts=True)
     every = np.union1d(keys, own)

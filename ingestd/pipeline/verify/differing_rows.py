@@ -23,7 +23,7 @@ from ingestd.digests.row_digests import (
     values_of,
 )
 from ingestd.digests.value_hashes import Hashes
-from ingestd.pipeline.verify.compare import Comparison, Differing
+from ingestd.pipeline.verify.compare import Differing, TableCompared
 from ingestd.ports import Split
 from ingestd.ports.verify import (
     Difference,
@@ -37,7 +37,7 @@ from ingestd.ports.verify import (
 MASKED = "(masked)"
 
 
-class Naming:
+class DifferingRows:
     """Names differences of a table. `splits`: the pieces that its rows were read by."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Naming:
         self._splits = splits
         self._with_values = with_values
 
-    async def named(self, comparison: Comparison, limit: int) -> tuple[Difference, ...]:
+    async def named(self, comparison: TableCompared, limit: int) -> tuple[Difference, ...]:
         """Look at the first differences; what is equal after all is dropped."""
         digested = self._digested
         shown = comparison.some(limit)

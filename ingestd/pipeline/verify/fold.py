@@ -24,7 +24,7 @@ _LINKED_BYTES = 150
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
+class FoldedHashes:
     """Rows that are there: hashes of their keys, sorted, and of themselves.
 
     Of a multiset both are the same, and each stands as often as the row is there. `doubled`: the
@@ -35,32 +35,32 @@ class Folded:
     rows: Hashes
     doubled: Hashes
 
-    def among(self, is_in: Callable[[Hashes], Flags]) -> Folded:
+    def among(self, is_in: Callable[[Hashes], Flags]) -> FoldedHashes:
         """Give those whose keys are in some part."""
         flags = is_in(self.keys)
-        return Folded(self.keys[flags], self.rows[flags], self.doubled[is_in(self.doubled)])
+        return FoldedHashes(self.keys[flags], self.rows[flags], self.doubled[is_in(self.doubled)])
 
-    def plus(self, other: Folded) -> Folded:
+    def plus(self, other: FoldedHashes) -> FoldedHashes:
         """Put in the rows of other keys."""
         if not len(other.keys):
-            return Folded(self.keys, self.rows, np.append(self.doubled, other.doubled))
+            return FoldedHashes(self.keys, self.rows, np.append(self.doubled, other.doubled))
         keys = np.concatenate([self.keys, other.keys])
         order = np.argsort(keys, kind="stable")
         rows = np.concatenate([self.rows, other.rows])
-        return Folded(keys[order], rows[order], np.append(self.doubled, other.doubled))
+        return FoldedHashes(keys[order], rows[order], np.append(self.doubled, other.doubled))
 
 
-NOTHING = Folded(*(np.empty(0, np.uint64) for _ in range(3)))
+NOTHING = FoldedHashes(*(np.empty(0, np.uint64) for _ in range(3)))
 
 
-def fold_digests(changes: Matrix, digested: Digested) -> Folded:
+def fold_digests(changes: Matrix, digested: Digested) -> FoldedHashes:
     """Fold a part of the changes of a table: all of each key that is in it, and none is linked."""
     if not len(changes):
         return NOTHING
     return _fold_keyed(changes, digested) if digested.key else _fold_multiset(changes)
 
 
-def _fold_keyed(changes: Matrix, digested: Digested) -> Folded:
+def _fold_keyed(changes: Matrix, digested: Digested) -> FoldedHashes:
     order = _order(changes)
     keys = changes[order, KEY]
     is_new = _differs(keys)
@@ -71,7 +71,7 @@ def _fold_keyed(changes: Matrix, digested: Digested) -> Folded:
     if digested.lazy:
         begins = np.flatnonzero(is_new)[is_there]
         rows += _unsent_parts(changes, order, digested, begins, last)
-    return Folded(keys[last], rows, keys[_is_repeated(changes, order)])
+    return FoldedHashes(keys[last], rows, keys[_is_repeated(changes, order)])
 
 
 def _unsent_parts(
@@ -97,7 +97,7 @@ def linked_bytes(width: int) -> int:
     return 2 * width * _BYTES + _LINKED_BYTES
 
 
-def fold_linked(changes: Matrix, digested: Digested) -> Folded:
+def fold_linked(changes: Matrix, digested: Digested) -> FoldedHashes:
     """Fold the changes of all keys that are linked, together: rows go from one to another."""
     if not len(changes):
         return NOTHING
@@ -117,7 +117,7 @@ def fold_linked(changes: Matrix, digested: Digested) -> Folded:
         own = hashes[at[last]]
         rows += salted(np.where(own == UNSENT, NULL, own), number)
     order = np.argsort(changes[last, KEY], kind="stable")
-    return Folded(changes[last[order], KEY], rows[order], doubled)
+    return FoldedHashes(changes[last[order], KEY], rows[order], doubled)
 
 
 def _followed(changes: Matrix) -> tuple[Places, Places]:
@@ -144,7 +144,7 @@ def _followed(changes: Matrix) -> tuple[Places, Places]:
     return last[last >= 0], came_from
 
 
-def _fold_multiset(changes: Matrix) -> Folded:
+def _fold_multiset(changes: Matrix) -> FoldedHashes:
     order = _order(changes)
     keys = changes[order, KEY]
     begins = np.flatnonzero(_differs(keys))
@@ -156,7 +156,7 @@ def _fold_multiset(changes: Matrix) -> Folded:
     counts = sums[np.append(begins[1:], len(keys)) - 1] - lowest
     is_repeated = _is_repeated(changes, order) & (changes[order, SEQ] > 0)
     found = np.repeat(keys[begins], counts)
-    return Folded(found, found, keys[is_repeated])
+    return FoldedHashes(found, found, keys[is_repeated])
 
 
 def _order(changes: Matrix) -> Places:

@@ -18,16 +18,16 @@ from ingestd.digests.value_hashes import Hashes
 from ingestd.model.errors import FolderError, IngestdError, TableError, TransientError
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Table, TableId
-from ingestd.pipeline.verify.compare import KEPT, Comparison
+from ingestd.pipeline.verify.compare import KEPT, TableCompared
 from ingestd.pipeline.verify.table import TableVerification, VerifySettings, together
 from ingestd.ports.verify import (
     Kind,
-    Outcome,
-    Point,
-    Progress,
-    State,
     VerifiedLake,
     VerifiedSource,
+    VerifyOutcome,
+    VerifyPoint,
+    VerifyProgress,
+    VerifyState,
 )
 
 POLL_S, _MAX_POLL_S = 0.125, 2.0
@@ -41,7 +41,7 @@ OpenPoint = Callable[[Sequence[Table]], AbstractAsyncContextManager[VerifiedSour
 
 
 @dataclass(frozen=True, slots=True)
-class Looks:
+class PollingTolerance:
     """How often a polled table is looked at: while it is quiet; for deletes, None for never."""
 
     poll_s: float
@@ -61,9 +61,9 @@ class Verification:
         open_point: OpenPoint,
         lake: VerifiedLake,
         settings: VerifySettings,
-        progress: Progress,
+        progress: VerifyProgress,
         *,
-        looks: Mapping[TableId, Looks],
+        looks: Mapping[TableId, PollingTolerance],
     ) -> None:
         self._where = where
         self._open_point = open_point
@@ -73,13 +73,13 @@ class Verification:
         self._looks = looks
         self._prints: dict[TableId, Hashes] = {}
         self._stayed: dict[TableId, Hashes] = {}
-        self._outcomes: dict[TableId, Outcome] = {}
+        self._outcomes: dict[TableId, VerifyOutcome] = {}
         self._now = asyncio.get_running_loop().time
         self._began = self._now()
         self._at: Table | None = None
-        self.point: Point | None = None
+        self.point: VerifyPoint | None = None
 
-    async def run(self, tables: Sequence[Table]) -> list[Outcome]:
+    async def run(self, tables: Sequence[Table]) -> list[VerifyOutcome]:
         """Verify them. A fault ends it: what was found until then is given all the same.
 
         Raises OperatorError, TransientError if nothing was begun.
@@ -123,13 +123,17 @@ class Verification:
             return
         at = left[0] if self._at is None or self._at not in left else self._at
         # What needs a person is not to be tried again as it is.
-        state = State.NOT_REACHED if isinstance(fault, TransientError) else State.NOT_COMPARED
+        state = (
+            VerifyState.NOT_REACHED
+            if isinstance(fault, TransientError)
+            else VerifyState.NOT_COMPARED
+        )
         for table in left:
             note = f"the verification ended at table {at.id}"
-            self._outcomes[table.id] = Outcome(str(table.id), state, note=note)
-        self._outcomes[at.id] = Outcome(str(at.id), state, fault=fault)
+            self._outcomes[table.id] = VerifyOutcome(str(table.id), state, note=note)
+        self._outcomes[at.id] = VerifyOutcome(str(at.id), state, fault=fault)
 
-    async def _await_lake(self, point: Point, limit: float) -> None:
+    async def _await_lake(self, point: VerifyPoint, limit: float) -> None:
         began = self._now()
         first = await self._lake.position()
         position, rest_s = first, POLL_S
@@ -143,7 +147,9 @@ class Verification:
             began = self._now()
             position = await self._lake.position()
 
-    def _behind(self, first: Lsn | None, position: Lsn | None, point: Point) -> TransientError:
+    def _behind(
+        self, first: Lsn | None, position: Lsn | None, point: VerifyPoint
+    ) -> TransientError:
         moved = "it did not move meanwhile" if first == position else f"it was at {first} before"
         remedy = "give it longer: --wait"
         quiet_s = min((looks.poll_s for looks in self._looks.values()), default=0.0)
@@ -161,7 +167,7 @@ class Verification:
 
     async def _verify(
         self, source: VerifiedSource, table: Table, limit: float, late: float
-    ) -> Outcome | None:
+    ) -> VerifyOutcome | None:
         """Compare a table; None if it has to be compared once more: never from `late` on."""
         with TableVerification(source, self._lake, table, self._settings, self._progress) as one:
             try:
@@ -185,12 +191,12 @@ class Verification:
                         notes.append(self._without_early(table, comparison, taken_s))
                 differences = () if comparison.is_equal else await one.named(comparison)
             except (TableError, FolderError) as error:
-                return Outcome(str(table.id), State.NOT_COMPARED, fault=error)
+                return VerifyOutcome(str(table.id), VerifyState.NOT_COMPARED, fault=error)
             found = replace(_outcome(table, comparison), differences=differences)
             note = "; ".join(filter(None, notes))
             return replace(found, changes=one.digested.changes, note=note or None)
 
-    def _settle(self, table: Table, comparison: Comparison) -> bool:
+    def _settle(self, table: Table, comparison: TableCompared) -> bool:
         """Leave the differences that were there before, just the same; say whether that can be.
 
         It can't where more differ than are kept: the others may have been there, too. What is among
@@ -207,16 +213,16 @@ class Verification:
         self._prints[table.id] = comparison.prints()
         return before is not None
 
-    def _unsettled(self, table: Table) -> Outcome:
+    def _unsettled(self, table: Table) -> VerifyOutcome:
         fault = TransientError(
             f"table {table.id}: more than {KEPT:,} rows differ each time, of those that are kept"
             " other ones each time: whether any stays different can't be told",
             reason="not_settled",
             remedy="compare it while less is written, or when the daemon keeps up with it",
         )
-        return Outcome(str(table.id), State.NOT_REACHED, fault=fault)
+        return VerifyOutcome(str(table.id), VerifyState.NOT_REACHED, fault=fault)
 
-    def _without_unswept(self, table: Table, comparison: Comparison) -> str | None:
+    def _without_unswept(self, table: Table, comparison: TableCompared) -> str | None:
         """Leave out what only the lake has, if nobody looks for deletes; give a note of it."""
         extra = comparison.counts.get(Kind.EXTRA, 0)
         looks = self._looks.get(table.id)
@@ -228,7 +234,7 @@ class Verification:
             " read (detect_deletes is off)"
         )
 
-    def _without_early(self, table: Table, comparison: Comparison, taken_s: float) -> str | None:
+    def _without_early(self, table: Table, comparison: TableCompared, taken_s: float) -> str | None:
         """Leave out of what differs what a sweep may yet find to be gone; give a note of it."""
         extra = comparison.counts.get(Kind.EXTRA, 0)
         looks = self._looks.get(table.id)
@@ -241,7 +247,9 @@ class Verification:
             f" (detect_deletes: {every_s:g} s)"
         )
 
-    def _too_early(self, table: Table, comparison: Comparison, taken_s: float) -> Outcome | None:
+    def _too_early(
+        self, table: Table, comparison: TableCompared, taken_s: float
+    ) -> VerifyOutcome | None:
         """Give what is to be told where the next poll, or sweep, may find what differs.
 
         `taken_s`: from when the verification began to when the lake was taken as it is.
@@ -265,7 +273,7 @@ class Verification:
             )
         else:
             return None
-        return Outcome(str(table.id), State.NOT_REACHED, fault=fault)
+        return VerifyOutcome(str(table.id), VerifyState.NOT_REACHED, fault=fault)
 
 
 def rest_between(rest_s: float, *, took_s: float) -> float:
@@ -276,10 +284,10 @@ def rest_between(rest_s: float, *, took_s: float) -> float:
     return max(min(2 * rest_s, _MAX_POLL_S), _RESTS_TO_LOOKS * took_s)
 
 
-def _outcome(table: Table, comparison: Comparison) -> Outcome:
-    return Outcome(
+def _outcome(table: Table, comparison: TableCompared) -> VerifyOutcome:
+    return VerifyOutcome(
         str(table.id),
-        State.EQUAL if comparison.is_equal else State.DIFFERENT,
+        VerifyState.EQUAL if comparison.is_equal else VerifyState.DIFFERENT,
         comparison.source_rows,
         comparison.lake_rows,
         counts=dict(comparison.counts),

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from ingestd.digests.row_digests import digests_of
 from ingestd.model.errors import TableError
 from ingestd.model.schema import Table
-from ingestd.pipeline.verify.compare import Comparison
-from ingestd.pipeline.verify.differing_rows import Naming
-from ingestd.pipeline.verify.fold import Folded, fold_digests, fold_linked, linked_bytes
+from ingestd.pipeline.verify.compare import TableCompared
+from ingestd.pipeline.verify.differing_rows import DifferingRows
+from ingestd.pipeline.verify.fold import FoldedHashes, fold_digests, fold_linked, linked_bytes
 from ingestd.pipeline.verify.spill import NumberParts, part_of, parts_for
 from ingestd.ports import Split
 from ingestd.ports.verify import (
@@ -30,9 +30,9 @@ from ingestd.ports.verify import (
     Difference,
     Digested,
     Matrix,
-    Progress,
     VerifiedLake,
     VerifiedSource,
+    VerifyProgress,
 )
 
 _SOURCE_WIDTH = 3
@@ -70,7 +70,7 @@ class TableVerification:
         lake: VerifiedLake,
         table: Table,
         settings: VerifySettings,
-        progress: Progress,
+        progress: VerifyProgress,
     ) -> None:
         self._source = source
         self._lake = lake
@@ -113,13 +113,13 @@ class TableVerification:
         await self._read_source(digested)
         await self._source.ensure_unreplaced(self._table)
 
-    async def compare(self) -> Comparison:
+    async def compare(self) -> TableCompared:
         """Compare all rows with the lake, which is there now. Raises TableError and others."""
         point, described = self._source.point, self.digested
         count, memory_bytes = self._rows.count, self._settings.memory_bytes
         most = self._linked_limit_bytes() // linked_bytes(described.width)
         digested = self._digested = await self._lake.survey(described, point, most_linked=most)
-        comparison = Comparison()
+        comparison = TableCompared()
         with NumberParts(count + 1, digested.width, memory_bytes // 4) as changes:
             async with contextlib.aclosing(self._lake.changes(digested)) as matrices:
                 async for matrix in matrices:
@@ -149,17 +149,17 @@ class TableVerification:
         )
 
     def _compare(
-        self, comparison: Comparison, number: int, changes: NumberParts, linked: Folded
+        self, comparison: TableCompared, number: int, changes: NumberParts, linked: FoldedHashes
     ) -> None:
         folded = fold_digests(changes.take(number), self.digested)
         own = linked.among(lambda keys: part_of(keys, self._rows.count) == number)
         has_key = bool(self.digested.key)
         comparison.take(self._rows.take(number), folded.plus(own), has_key=has_key)
 
-    async def named(self, comparison: Comparison) -> tuple[Difference, ...]:
+    async def named(self, comparison: TableCompared) -> tuple[Difference, ...]:
         """Look at the first differences; what is equal after all is dropped."""
         settings = self._settings
-        naming = Naming(
+        naming = DifferingRows(
             self._source, self._lake, self.digested, self._splits, with_values=settings.with_values
         )
         found = await naming.named(comparison, settings.shown)

@@ -19,7 +19,7 @@ from ingestd.decode.pgoutput.relation import Relation
 from ingestd.decode.type_mapping import BUILT_IN, PgType
 from ingestd.model.lake_state import RegisteredColumn, RegisteredTable, registered_columns
 from ingestd.model.lsn import Lsn
-from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.schema import Table, TableId, with_before
 from ingestd.postgres.captured.columns import as_published, controlled, refuse_shown
 from ingestd.postgres.captured.departed_tables import (
@@ -38,7 +38,7 @@ from ingestd.postgres.catalog.publication import (
     published,
 )
 from ingestd.postgres.catalog.relation_kinds import NotTable, find_not_tables
-from ingestd.postgres.catalog.replica_identity import Partition, Sending, list_partitions
+from ingestd.postgres.catalog.replica_identity import Partition, PublishedIdentity, list_partitions
 from ingestd.postgres.catalog.tables import (
     ColumnRow,
     TableRow,
@@ -54,8 +54,8 @@ from ingestd.postgres.catalog.user_types import TypeParts, read_type_parts
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.connection.wal_position import insert_position
 from ingestd.postgres.rewrites.dependent_text_queries import read_texts, read_uses
-from ingestd.postgres.rewrites.dependent_texts import NO_TEXTS, TableTexts, Use, refuse_key
-from ingestd.postgres.rewrites.fingerprint import KeyMark, Storage, StoredColumn, digest
+from ingestd.postgres.rewrites.dependent_texts import NO_TEXTS, TableTexts, TypeUse, refuse_key
+from ingestd.postgres.rewrites.fingerprint import KeyMark, StoredColumn, TableFingerprint, digest
 from ingestd.postgres.rewrites.fingerprint_queries import read_files, read_homes, read_places
 from ingestd.postgres.rewrites.tracker import LOCK_TIMEOUT_S
 from ingestd.postgres.settings import PostgresSettings
@@ -70,7 +70,7 @@ class Catalog:
 
     `is_streamed`: a publication sends the changes. `present`: every table, asked for or not.
     `others`: what the config names as a table, and is none.
-    `columns`, `files`, `toast`, `places` and `homes` (see `Storage`) by OID, `types` by theirs;
+    `columns`, `files`, `toast`, `places`, `homes` (see `TableFingerprint`) by OID, `types` by its;
     `structs`: by OID, the columns that the lake has as structs; `published` by name; `generated`:
     such columns, sent or not, by OID of the table; `minds_unsent`: the server refuses UPDATE and
     DELETE where an identity has one that is not sent (18+). `partitions`: see `list_partitions`, by
@@ -98,17 +98,17 @@ class Catalog:
     partitions: Mapping[int, tuple[Partition, ...]] = field(default_factory=dict)
     indexes: Mapping[int, tuple[IndexRow, ...]] = field(default_factory=dict)
     hiding: frozenset[int] = frozenset()
-    uses: Mapping[int, tuple[Use, ...]] = field(default_factory=dict)
+    uses: Mapping[int, tuple[TypeUse, ...]] = field(default_factory=dict)
     texts: Mapping[int, TableTexts] = field(default_factory=dict)
     lsn: Lsn = field(default=Lsn(0), compare=False)
-    seen: Visibility = field(default=Visibility(0, 0), compare=False)
+    seen: PgSnapshot = field(default=PgSnapshot(0, 0), compare=False)
 
-    def sending(self, row: TableRow) -> Sending:
+    def sending(self, row: TableRow) -> PublishedIdentity:
         """Give what beside a table's own replica identity decides which changes can come."""
         sent = self.published.get(row.id, WHOLE).generated
         unsent = {n: c for n, c in self.generated.get(row.oid, {}).items() if c not in sent}
         named = row.identity_key or () if row.replica_identity in {"d", "i"} else ()
-        return Sending(
+        return PublishedIdentity(
             frozenset(unsent.values()),
             frozenset(unsent[n] for n in named if n in unsent),
             self.partitions.get(row.oid, ()),
@@ -116,7 +116,7 @@ class Catalog:
             not_validated=row.not_validated,
         )
 
-    def storage(self, row: TableRow) -> Storage:
+    def storage(self, row: TableRow) -> TableFingerprint:
         """Give how a table's rows are stored."""
         described = self.columns.get(row.oid, ())
         columns = tuple(
@@ -143,7 +143,7 @@ class Catalog:
         present = {c.number for c in columns} | generated.keys()
         dropped = frozenset(range(1, row.numbered + 1)) - present
         unlisted = {c.number for c in described if how.columns and c.name not in how.columns}
-        return Storage(
+        return TableFingerprint(
             columns,
             self.files.get(row.oid, {}),
             digest(how.row_filter),
@@ -222,7 +222,7 @@ async def _with_texts(
 ) -> Catalog:
     """Return it with what texts of values depend on, of columns that are captured."""
     uses = await read_uses(connection, types)
-    used: dict[int, tuple[Use, ...]] = {}
+    used: dict[int, tuple[TypeUse, ...]] = {}
     for row in catalog.rows if uses else ():
         excluded = settings.controls(row.id).exclude_columns
         found = [
@@ -284,7 +284,7 @@ async def _with_indexes(
     )
 
 
-class Definitions:
+class TableDefinitions:
     """Describes tables. Used on the event loop only."""
 
     def __init__(self, settings: PostgresSettings) -> None:
@@ -298,7 +298,7 @@ class Definitions:
         self._present: dict[TableId, dict[str, RegisteredColumn]] = {}
         self._hidden: dict[int, dict[int, str]] = {}
         self._partitioned: set[int] = set()
-        self._uses: Mapping[int, tuple[Use, ...]] = {}
+        self._uses: Mapping[int, tuple[TypeUse, ...]] = {}
         self._departed: Departed = {}
 
     async def take(
@@ -343,7 +343,11 @@ class Definitions:
         names = {digest(name): name for name in self._settings.controls(row.id).hidden}
         if not names:
             return
-        then = Storage.parse(known.storage) if known is not None and known.oid == row.oid else None
+        then = (
+            TableFingerprint.parse(known.storage)
+            if known is not None and known.oid == row.oid
+            else None
+        )
         seen = [(c.number, c.name) for c in (() if then is None else then.columns)]
         seen += [(c.number, digest(c.name)) for c in self._columns.get(row.oid, ())]
         hidden = self._hidden.setdefault(row.oid, {})

@@ -82,7 +82,7 @@ class Partition:
 
 
 @dataclass(frozen=True, slots=True)
-class Sending:
+class PublishedIdentity:
     """What beside a table's own replica identity decides which changes of it can come.
 
     `unsent`: generated columns that are not sent; `unsent_key`: those in the replica identity's
@@ -98,7 +98,7 @@ class Sending:
     not_validated: str | None = None
 
 
-NOTHING_ELSE = Sending()
+NOTHING_ELSE = PublishedIdentity()
 
 
 async def list_partitions(
@@ -115,7 +115,7 @@ async def list_partitions(
 
 
 def only_inserts(
-    table: Table, found: Published | None, sending: Sending = NOTHING_ELSE
+    table: Table, found: Published | None, sending: PublishedIdentity = NOTHING_ELSE
 ) -> str | None:
     """Say why the server refuses UPDATE and DELETE of this table once published; None if not.
 
@@ -138,7 +138,7 @@ def only_inserts(
     return None
 
 
-def _refused_for_unsent(table: Table, sending: Sending) -> str | None:
+def _refused_for_unsent(table: Table, sending: PublishedIdentity) -> str | None:
     """Say which identity has a generated column that is not sent, where the server minds."""
     if not sending.minds_unsent:
         return None
@@ -154,21 +154,21 @@ def _refused_for_unsent(table: Table, sending: Sending) -> str | None:
     return None
 
 
-def _gives_whole_rows(table: Table, sending: Sending) -> bool:
+def _gives_whole_rows(table: Table, sending: PublishedIdentity) -> bool:
     """Whether whole old rows come of any of it."""
     if sending.partitions:
         return any(partition.whole for partition in sending.partitions)
     return table.replica_identity == "f"
 
 
-def only_keys(table: Table, sending: Sending) -> Partition | None:
+def only_keys(table: Table, sending: PublishedIdentity) -> Partition | None:
     """Give a partition of which keys come where the table's identity is the whole row, if any."""
     if table.replica_identity != "f":
         return None
     return next((p for p in sending.partitions if not p.whole), None)
 
 
-def _unlogged(table: Table, sending: Sending) -> TableError | None:
+def _unlogged(table: Table, sending: PublishedIdentity) -> TableError | None:
     """Refuse a table of which the WAL has not all changes."""
     for partition in sending.partitions:
         quoted = _quoted(partition.id)
@@ -185,7 +185,7 @@ def _unlogged(table: Table, sending: Sending) -> TableError | None:
     return None
 
 
-def _insufficient(table: Table, sending: Sending) -> str | None:
+def _insufficient(table: Table, sending: PublishedIdentity) -> str | None:
     """Return what the old rows will lack; None if they find their rows."""
     if sending.not_validated is not None:
         return f"constraint {sending.not_validated!r} of its replica identity is NOT VALID"
@@ -211,7 +211,7 @@ def identify(
     table: Table,
     name: str = "",
     found: Published | None = None,
-    sending: Sending = NOTHING_ELSE,
+    sending: PublishedIdentity = NOTHING_ELSE,
 ) -> str:
     """Write what gives the table an identity, or publication `name` the columns of it."""
     if sending.not_validated is not None:
@@ -230,7 +230,7 @@ def identify(
     return _add_identity(table, sending)
 
 
-def _add_identity(table: Table, sending: Sending) -> str:
+def _add_identity(table: Table, sending: PublishedIdentity) -> str:
     if table.replica_identity in {"n", "i"} and table.key:
         return _alter(table, "DEFAULT", sending)
     whole = whole_rows(table, sending)
@@ -242,7 +242,7 @@ def incomplete(
     found: Published | None,
     *,
     manage: bool,
-    sending: Sending = NOTHING_ELSE,
+    sending: PublishedIdentity = NOTHING_ELSE,
 ) -> TableError | None:
     """Refuse a table of which changes would not come, or find no row, or be refused by the server.
 
@@ -274,21 +274,21 @@ def _quoted(table: TableId) -> str:
     return printed(sql.Identifier(table.schema, table.name))
 
 
-def _alter(table: Table, identity: LiteralString, sending: Sending) -> str:
+def _alter(table: Table, identity: LiteralString, sending: PublishedIdentity) -> str:
     """Write what gives a table this identity, and its partitions."""
     if sending.partitions:
         return _for_tree(table, identity, "")
     return f"ALTER TABLE {_quoted(table.id)} REPLICA IDENTITY {identity};"
 
 
-def _alter_partitions(table: Table, sending: Sending) -> str:
+def _alter_partitions(table: Table, sending: PublishedIdentity) -> str:
     """Write what gives the partitions an identity that serves as the table's."""
     if table.key and table.replica_identity in {"d", "f"}:
         return _for_tree(table, "DEFAULT", _LEAVES)
     return whole_rows(table, sending, _LEAVES)
 
 
-def whole_rows(table: Table, sending: Sending, which: LiteralString = "") -> str:
+def whole_rows(table: Table, sending: PublishedIdentity, which: LiteralString = "") -> str:
     """Write what has whole rows sent; where the server would refuse that, what is left to do."""
     if not (sending.minds_unsent and sending.unsent):
         if which:

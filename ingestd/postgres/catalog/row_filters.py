@@ -11,7 +11,7 @@ from typing import Any
 from psycopg import AsyncConnection
 
 from ingestd.model.schema import Table
-from ingestd.postgres.catalog.replica_identity import Sending, only_keys
+from ingestd.postgres.catalog.replica_identity import PublishedIdentity, only_keys
 
 MAY_STOP = "an UPDATE that moves a row there without its large values stops the table"
 
@@ -31,7 +31,7 @@ async def with_toast(connection: AsyncConnection[Any], tables: Sequence[int]) ->
     return {oid for (oid,) in await cursor.fetchall()}
 
 
-def may_lack_values(table: Table, sending: Sending, toasted: set[int]) -> bool:
+def may_lack_values(table: Table, sending: PublishedIdentity, toasted: set[int]) -> bool:
     """Whether an UPDATE that moves a row into the row filter may leave values out."""
     is_whole = table.replica_identity == "f" and only_keys(table, sending) is None
     return table.row_filter is not None and not is_whole and table.oid in toasted

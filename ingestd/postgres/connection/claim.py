@@ -21,8 +21,8 @@ from ingestd.postgres.connection.claim_session import (
     take_claim,
 )
 from ingestd.postgres.connection.errors import classify
-from ingestd.postgres.connection.liveness import WatchedConnection
-from ingestd.postgres.connection.server_messages import said
+from ingestd.postgres.connection.liveness import LivenessCheckedConnection
+from ingestd.postgres.connection.server_messages import loggable_message
 from ingestd.postgres.connection.session import connect
 
 LOST = "claim_lost"
@@ -31,7 +31,7 @@ _SILENT = {"57P05", "25P03"}
 """What the server ends a silent session with: idle_session_timeout, or in a transaction."""
 
 
-class Control:
+class ControlConnection:
     """One source's control connection; made when first needed. `close` it always.
 
     `where` begins an error's text. Once it holds the claim it is not made again: the claim went
@@ -41,7 +41,7 @@ class Control:
     def __init__(self, where: str, dsn: str) -> None:
         self._where = where
         self._dsn = dsn
-        self._connection: WatchedConnection | None = None
+        self._connection: LivenessCheckedConnection | None = None
         self._ended: asyncio.Future[IngestdError] | None = None  # of the claim, once there is one
         self._beating: asyncio.Task[None] | None = None
         self._asked = asyncio.Event()
@@ -130,7 +130,9 @@ class Control:
                 self._set_ended(fault)
             raise fault from error
 
-    async def _beat(self, connection: WatchedConnection, ended: asyncio.Future[Any]) -> None:
+    async def _beat(
+        self, connection: LivenessCheckedConnection, ended: asyncio.Future[Any]
+    ) -> None:
         """Have the server hear of the session until it has ended."""
         try:
             while True:
@@ -155,7 +157,11 @@ class Control:
         except psycopg.errors.InsufficientPrivilege as error:
             remedy = f"SELECT pg_catalog.pg_terminate_backend({pid});  as a role that may"
             log.warning(
-                "claim.not_ended", source=source, pid=pid, reason=said(error), remedy=remedy
+                "claim.not_ended",
+                source=source,
+                pid=pid,
+                reason=loggable_message(error),
+                remedy=remedy,
             )
         except psycopg.Error as error:
             raise self._fault(error, "claim") from error
@@ -193,7 +199,7 @@ class Control:
         )
 
 
-async def _say_something(connection: WatchedConnection) -> None:
+async def _say_something(connection: LivenessCheckedConnection) -> None:
     """Send an empty statement, which needs no snapshot, and no transaction that is in order.
 
     Raises psycopg.Error: of the server, or that no answer comes within `GIVES_UP_S`.

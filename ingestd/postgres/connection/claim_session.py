@@ -89,7 +89,7 @@ _UNLOCK = "SELECT pg_catalog.pg_advisory_unlock_all()"
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class ClaimHolder:
     """A session that has the claim; `address` is empty for a unix socket, or where not shown."""
 
     pid: int
@@ -104,14 +104,14 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
+class ClaimStatus:
     """Who has the claim, no one if it is ours; and sessions that its last holder left."""
 
-    holders: tuple[Holder, ...]
+    holders: tuple[ClaimHolder, ...]
     left: tuple[int, ...]
 
 
-async def take_claim(connection: AsyncConnection[Any], name: str) -> Claimed:
+async def take_claim(connection: AsyncConnection[Any], name: str) -> ClaimStatus:
     """Take the claim of that name for the session, if no one has it. Raises psycopg.Error.
 
     From then on the session has to be heard of every `LEASE_S`. One round trip, and another where
@@ -125,7 +125,7 @@ async def take_claim(connection: AsyncConnection[Any], name: str) -> Claimed:
             return found
 
 
-async def _try_claim(connection: AsyncConnection[Any], name: str) -> tuple[bool, Claimed]:
+async def _try_claim(connection: AsyncConnection[Any], name: str) -> tuple[bool, ClaimStatus]:
     """Return whether the session has the lock of the claim, and who else has one."""
     holders = _holders(name)
     announce = _ANNOUNCE.format(
@@ -141,14 +141,14 @@ async def _try_claim(connection: AsyncConnection[Any], name: str) -> tuple[bool,
             break
     _, announced, found, left = results
     is_announced = bool(announced) and announced[0][0]
-    claimed = Claimed(tuple(Holder(*row) for row in found), tuple(pid for (pid,) in left))
+    claimed = ClaimStatus(tuple(ClaimHolder(*row) for row in found), tuple(pid for (pid,) in left))
     return is_announced, claimed
 
 
-async def claim_holder(connection: AsyncConnection[Any], name: str) -> Holder | None:
+async def claim_holder(connection: AsyncConnection[Any], name: str) -> ClaimHolder | None:
     """Return who holds the claim of that name; None if nobody does. Raises psycopg.Error."""
     row = await (await connection.execute(_holders(name))).fetchone()
-    return None if row is None else Holder(*row)
+    return None if row is None else ClaimHolder(*row)
 
 
 async def release_claim(connection: AsyncConnection[Any]) -> None:

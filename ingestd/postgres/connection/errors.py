@@ -16,7 +16,7 @@ from ingestd.model.errors import IngestdError, OperatorError, TransientError
 from ingestd.postgres.connection.dsn import read_dsn
 from ingestd.postgres.connection.quoting import printed
 from ingestd.postgres.connection.refusals import OF_A_SERVER
-from ingestd.postgres.connection.server_messages import said, server_text
+from ingestd.postgres.connection.server_messages import loggable_message, server_text
 from ingestd.process.file_limit import SAID, are_left, none_left
 
 FULL = "too_many_connections"
@@ -228,13 +228,13 @@ def classify(
     Transient only if known to pass by itself; anything unknown needs a person. The message has
     `where`, host, port, database and user, and what the server said; never the DSN. (`dsn` tells
     place and role where the error does not: psycopg's do so only while connecting.)
-    `runs_users_sql`: as for `said`.
+    `runs_users_sql`: as for `loggable_message`.
     """
     place = _place(error, dsn)
     if _has_no_files(error):
         return none_left(where)
     meaning = _by_code(error) if error.sqlstate else _by_text(server_text(error))
-    told = said(error, runs_users_sql=runs_users_sql)
+    told = loggable_message(error, runs_users_sql=runs_users_sql)
     told = f"{UNSENDABLE}: {told}" if is_unsendable(error) else told
     what = f"{where}: {told}"
     if place:

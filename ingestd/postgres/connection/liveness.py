@@ -34,7 +34,7 @@ from psycopg.abc import PQGen
 
 from ingestd.postgres.connection.pinned_settings import SETTINGS, pinning
 from ingestd.postgres.connection.refusals import OF_A_SERVER
-from ingestd.postgres.connection.server_messages import said, server_text
+from ingestd.postgres.connection.server_messages import loggable_message, server_text
 
 SILENT_S = 7.0
 """How long an answer may take before it is asked elsewhere what the session does."""
@@ -54,7 +54,7 @@ SERVER: LiteralString = """
 pg_catalog.concat(pg_catalog.inet_server_addr(), ':', pg_catalog.inet_server_port()),
 (extract(epoch FROM pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 1000000)::pg_catalog.int8
 """
-"""What a `Server` is made of, as columns."""
+"""What a `ServerInstance` is made of, as columns."""
 # A walsender that has sent all waits in its main loop ('Activity'), others for us ('Client'). But
 # 'Client' are also: one of a standby that makes a slot waits for what its primary logs; a slot that
 # is moved waits for the standbys of synchronized_standby_slots (17+).
@@ -78,14 +78,14 @@ class _Doing(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerInstance:
     """Which server answered: when it was started, its own address and port, its time then."""
 
     started_us: int
     place: str
     now_us: int
 
-    def is_another(self, found: Server) -> bool:
+    def is_another(self, found: ServerInstance) -> bool:
         """Say whether `found`, which was asked later, is not this one, nor this one started anew.
 
         Servers in containers may have one address and port, and a server several addresses.
@@ -95,7 +95,7 @@ class Server:
         return found.place != self.place or found.started_us < self.now_us
 
 
-class Borrower(Protocol):
+class ConnectionUser(Protocol):
     """Who uses what a connection frees when it is closed."""
 
     def release(self) -> None:
@@ -103,17 +103,17 @@ class Borrower(Protocol):
         ...
 
 
-class WatchedConnection(AsyncConnection[Any]):
+class LivenessCheckedConnection(AsyncConnection[Any]):
     """A connection that is cut when an answer can't be expected any more.
 
     `watch` it as soon as it is made. `why_lost`: why it was cut, empty if it was not.
     """
 
-    _borrower: Borrower | None = None
+    _borrower: ConnectionUser | None = None
 
     _elsewhere: Mapping[str, Any] | None = None
     _pid = 0
-    _server: Server | None = None
+    _server: ServerInstance | None = None
     _is_told = False
     why_lost = ""
 
@@ -129,12 +129,12 @@ class WatchedConnection(AsyncConnection[Any]):
         self._elsewhere = kept
         self._pid = info.backend_pid
 
-    def is_session(self, pid: int, server: Server) -> None:
+    def is_session(self, pid: int, server: ServerInstance) -> None:
         """Take which process of which server it is: a pooler tells another."""
         self._pid = pid
         self._server = server
 
-    def lend(self, borrower: Borrower) -> None:
+    def lend(self, borrower: ConnectionUser) -> None:
         """Have it released before this is closed. The one before it is released now."""
         if self._borrower is not None:
             self._borrower.release()
@@ -273,7 +273,7 @@ class WatchedConnection(AsyncConnection[Any]):
         row = await (await other.execute(query)).fetchone()
         assert row is not None
         _, _, waits, *server = row
-        if self._server is not None and self._server.is_another(Server(*server)):
+        if self._server is not None and self._server.is_another(ServerInstance(*server)):
             return False
         return waits is None or bool(waits)
 
@@ -282,7 +282,7 @@ class WatchedConnection(AsyncConnection[Any]):
         if not self._is_told:
             structlog.get_logger("ingestd").warning(
                 "watch.refused",
-                reason=said(error),
+                reason=loggable_message(error),
                 remedy="GRANT SELECT ON pg_catalog.pg_stat_activity TO this role, as all have it",
             )
         self._is_told = True

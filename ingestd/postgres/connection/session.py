@@ -19,7 +19,7 @@ from ingestd.postgres.connection.authentication import required
 from ingestd.postgres.connection.claim_session import member_lock
 from ingestd.postgres.connection.dsn import read_dsn
 from ingestd.postgres.connection.errors import is_understood
-from ingestd.postgres.connection.liveness import SERVER, Server, WatchedConnection
+from ingestd.postgres.connection.liveness import SERVER, LivenessCheckedConnection, ServerInstance
 from ingestd.postgres.connection.names import read_names
 from ingestd.postgres.connection.pinned_settings import (
     ENCODING,
@@ -69,7 +69,7 @@ async def connect(
     lock_timeout_s: float = 0,
     claim: str | None = None,
     reads_names: bool = False,
-) -> WatchedConnection:
+) -> LivenessCheckedConnection:
     """Connect with pinned settings; with `replication` to a walsender of the DSN's database.
 
     A timeout of 0 means none. The settings go with the startup message, after any `options` of the
@@ -131,13 +131,13 @@ async def _open(
     claim: str | None,
     *,
     is_pooled: bool,
-) -> WatchedConnection:
+) -> LivenessCheckedConnection:
     """Connect, in autocommit; `is_pooled`: without `options`, where these are refused."""
     options = f"{own} {as_options(settings)}".strip()
     # A walsender takes the simple query protocol only: nothing may be prepared there.
     plain: dict[str, Any] = {**parameters, "autocommit": True, "prepare_threshold": None}
     try:
-        connection = await WatchedConnection.connect(**plain, options=options)
+        connection = await LivenessCheckedConnection.connect(**plain, options=options)
     except psycopg.OperationalError as error:
         if (refused := refused_setting(error, own)) is not None:
             raise refused from error
@@ -146,7 +146,7 @@ async def _open(
             if told is error:
                 raise
             raise told from error
-        connection = await WatchedConnection.connect(**plain, options="")
+        connection = await LivenessCheckedConnection.connect(**plain, options="")
     wanted = {**settings, **WHERE_KNOWN, ENCODING: str(parameters[ENCODING])}
     try:
         connection.watch(plain)
@@ -169,7 +169,7 @@ async def _ensure_unshared(connection: AsyncConnection[Any], parameters: Mapping
 
 
 async def _pin(
-    connection: WatchedConnection,
+    connection: LivenessCheckedConnection,
     wanted: Mapping[str, str],
     own: str,
     claim: str | None,
@@ -190,7 +190,7 @@ async def _pin(
     except psycopg.Error as error:
         raise await _unsettable(connection, wanted, own) or error from error
     [(names, values, _, pid, *server)] = await cursor.fetchall()
-    connection.is_session(int(pid), Server(*server))
+    connection.is_session(int(pid), ServerInstance(*server))
     if names:
         found = differing(wanted, names, values) or differing_reports(wanted, connection)
         if found:
@@ -199,7 +199,7 @@ async def _pin(
 
 
 async def _unsettable(
-    connection: WatchedConnection, wanted: Mapping[str, str], own: str
+    connection: LivenessCheckedConnection, wanted: Mapping[str, str], own: str
 ) -> OperatorError | None:
     """Return the error for settings that can't be set, one after the other; None if all can."""
     found = {}

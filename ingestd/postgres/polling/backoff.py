@@ -11,7 +11,7 @@ WAIT_S = 60.0
 WAIT_LIMIT_S = 3600.0
 
 
-class Faults:
+class PollBackoff:
     """Why tables are not polled, and how long: longer each time, for then they are read anew."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:

@@ -5,7 +5,7 @@ polls; those of a snapshot, or of a sweep, while it is read; one that listens, i
 
 Who may move a position: `Positions` gives each poll with rows, and each snapshot, a place of its
 own, above all before; `live` delivers up to its end; `confirm` only notes what the pipeline made
-durable, because the source keeps nothing for us. Where polling stands with a table (`Progress`)
+durable, because the source keeps nothing for us. Where polling stands with a table (`PollProgress`)
 goes into the lake with its rows (`TableBatch.resume`), in one commit: so after a kill between two
 tables' commits each goes on where its own rows end.
 """
@@ -24,17 +24,17 @@ from psycopg import AsyncConnection, sql
 
 from ingestd.model.changes import Chunk
 from ingestd.model.errors import OperatorError, TransientError
-from ingestd.model.lake_state import Committed, RegisteredTable
+from ingestd.model.lake_state import LakeState, RegisteredTable
 from ingestd.model.lsn import ZERO, Lsn
-from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.row_limit import row_limit_bytes
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import (
+    CaptureLag,
     ChangeLog,
     Continuity,
     Discovery,
     Fresh,
-    Lag,
     LakeLost,
     Lost,
     Prepared,
@@ -42,7 +42,7 @@ from ingestd.ports import (
     Resumed,
     Snapshot,
 )
-from ingestd.postgres.connection.claim import Control
+from ingestd.postgres.connection.claim import ControlConnection
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.connection.wal_position import (
     await_flushed,
@@ -54,8 +54,8 @@ from ingestd.postgres.polling.discovery import PolledTables
 from ingestd.postgres.polling.lag import seconds_behind
 from ingestd.postgres.polling.poll import backend_of, begin
 from ingestd.postgres.polling.position_clock import Positions
-from ingestd.postgres.polling.progress import Progress
-from ingestd.postgres.polling.scheduler import Polls
+from ingestd.postgres.polling.progress import PollProgress
+from ingestd.postgres.polling.scheduler import PollScheduler
 from ingestd.postgres.polling.server import (
     POLLING,
     PolledServer,
@@ -93,15 +93,17 @@ class PollingCapture:
         self._where = f"source {source}"
         self._settings = settings
         self._dsn = settings.dsn.get_secret_value()
-        self._control = Control(self._where, self._dsn)
+        self._control = ControlConnection(self._where, self._dsn)
         self._monitor: AsyncConnection[Any] | None = None
         self._listener: asyncio.Task[None] | None = None
         self._snapshots: list[PollingSnapshot] = []
         self._tables = PolledTables(settings)
         self._positions = Positions()
         self._row_limit_bytes = row_limit_bytes(memory_bytes)
-        self._polls = Polls(source, settings, self._positions, log, memory_bytes=memory_bytes)
-        self._progress: dict[TableId, Progress] = {}
+        self._polls = PollScheduler(
+            source, settings, self._positions, log, memory_bytes=memory_bytes
+        )
+        self._progress: dict[TableId, PollProgress] = {}
         self._delivered = ZERO
 
     async def claim(self) -> None:
@@ -155,7 +157,7 @@ class PollingCapture:
                 if await self._tables.have_changed():
                     return
 
-    async def continuity(self, committed: Committed) -> Continuity:
+    async def continuity(self, committed: LakeState) -> Continuity:
         """Compare the server with the one that the lake's rows came from."""
         control = await self._control.connection()
         with self._control.errors("continuity"):
@@ -177,7 +179,7 @@ class PollingCapture:
         return verdict
 
     def _judge(
-        self, committed: Committed, server: PolledServer, current: Lsn, *, lacks: bool
+        self, committed: LakeState, server: PolledServer, current: Lsn, *, lacks: bool
     ) -> Continuity:
         """Decide. `lacks`: the server has not all that was seen."""
         reached = max(committed.position or ZERO, committed.floor or ZERO)
@@ -308,7 +310,7 @@ class PollingCapture:
                 self._delivered = max(self._delivered, chunk.position)
                 yield chunk
 
-    async def seen(self) -> Visibility:
+    async def seen(self) -> PgSnapshot:
         """Ask on the connection that holds the claim."""
         control = await self._control.connection()
         with self._control.errors("snapshot"):
@@ -326,7 +328,7 @@ class PollingCapture:
         self._polls.confirmed = max(self._polls.confirmed, position)
         self._polls.wake.set()
 
-    async def lag(self) -> Lag:
+    async def lag(self) -> CaptureLag:
         """Ask the server how far it is, and the tables how far their cursors are."""
         with self._control.errors("lag"):
             if self._monitor is None or self._monitor.closed:
@@ -339,7 +341,7 @@ class PollingCapture:
             seconds = await seconds_behind(self._monitor, states, current)
         confirmed = self._polls.confirmed or None
         behind = None if confirmed is None else max(0, current - confirmed)
-        return Lag(current, confirmed, behind, None, None, seconds)
+        return CaptureLag(current, confirmed, behind, None, None, seconds)
 
     async def health(self) -> None:
         """Ask the connection that holds the claim."""
@@ -391,7 +393,7 @@ class _Reads:
     """
 
     def __init__(
-        self, polls: Polls, positions: Positions, states: Mapping[TableId, PolledState]
+        self, polls: PollScheduler, positions: Positions, states: Mapping[TableId, PolledState]
     ) -> None:
         self.states = states
         self.point = ZERO
@@ -402,7 +404,7 @@ class _Reads:
         for state in states.values():
             state.readings += 1
 
-    def resume_of(self, table: TableId, first: Progress) -> str | None:
+    def resume_of(self, table: TableId, first: PollProgress) -> str | None:
         """Give where a table stands, unless the lake knows of something later.
 
         One that was polled before goes on where it was: rows that changed between come once more.
@@ -411,7 +413,7 @@ class _Reads:
             return None
         return (self._before[table] or first).to_text()
 
-    def has_read(self, table: TableId, first: Progress) -> None:
+    def has_read(self, table: TableId, first: PollProgress) -> None:
         """Begin to poll it, or go on: all of it, its `t` too, has been given."""
         state = self.states[table]
         state.resumes_at = min(state.resumes_at, self.point)
@@ -441,10 +443,10 @@ class _Reads:
         self._polls.wake.set()
 
 
-def _progress_of(committed: Committed) -> dict[TableId, Progress]:
+def _progress_of(committed: LakeState) -> dict[TableId, PollProgress]:
     """Read where polling stood with the tables that are live."""
     read = {
-        name: Progress.parse(known.resume)
+        name: PollProgress.parse(known.resume)
         for name, known in committed.tables.items()
         if committed.is_live(name) and known.resume
     }

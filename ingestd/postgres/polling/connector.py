@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from ingestd.model.check import CheckLine
 from ingestd.model.lake_state import RegisteredTable
 from ingestd.model.schema import TableId
-from ingestd.ports import ChangeCapture, ChangeLog, Connector, Coverage, Demand
+from ingestd.ports import ChangeCapture, ChangeLog, Connector, Coverage, ServerDemand
 from ingestd.postgres.connector import PostgresConnector
 from ingestd.postgres.polling.capture import PollingCapture
 from ingestd.postgres.polling.discovery import PolledTables
@@ -45,7 +45,7 @@ class PollingConnector(PostgresConnector):
         """Look for what would fail."""
         return await preflight(self._source, self._settings)
 
-    async def _demand(self, connection: AsyncConnection[Any]) -> Demand:
+    async def _demand(self, connection: AsyncConnection[Any]) -> ServerDemand:
         return await demand_of(connection, claim_of_polling(self._source), {})
 
 

@@ -12,7 +12,7 @@ from ingestd.model.errors import TableError
 from ingestd.model.lake_state import RegisteredTable, TableState
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import Discovery, Refused
-from ingestd.postgres.captured.definition import Catalog, Definitions, read_catalog
+from ingestd.postgres.captured.definition import Catalog, TableDefinitions, read_catalog
 from ingestd.postgres.captured.selection import is_left_out, missing_tables, unmatched_notices
 from ingestd.postgres.catalog.tables import TableRow, refusal
 from ingestd.postgres.catalog.user_types import FIRST_USER_OID
@@ -20,11 +20,11 @@ from ingestd.postgres.connection.errors import identifier
 from ingestd.postgres.polling.cursors import at, cursor_of, named
 from ingestd.postgres.polling.keys.unique_keys import key_of
 from ingestd.postgres.polling.polled_table import PolledTable
-from ingestd.postgres.polling.progress import Progress
+from ingestd.postgres.polling.progress import PollProgress
 from ingestd.postgres.polling.server import inspect_polled_server
-from ingestd.postgres.rewrites.fingerprint import Storage
+from ingestd.postgres.rewrites.fingerprint import TableFingerprint
 from ingestd.postgres.rewrites.streamed_texts import StreamedTexts, read_at
-from ingestd.postgres.rewrites.tracker import Looks, is_wider, to_record
+from ingestd.postgres.rewrites.tracker import FingerprintTracker, is_wider, to_record
 from ingestd.postgres.settings import PollingSettings
 
 
@@ -37,9 +37,9 @@ class PolledTables:
 
     def __init__(self, settings: PollingSettings) -> None:
         self._settings = settings
-        self._definitions = Definitions(settings)
+        self._definitions = TableDefinitions(settings)
         self._catalog = Catalog()
-        self._looks = Looks(settings.dsn.get_secret_value())
+        self._looks = FingerprintTracker(settings.dsn.get_secret_value())
         self._polled: dict[TableId, PolledTable] = {}
         self.texts = StreamedTexts()
 
@@ -124,10 +124,10 @@ class PolledTables:
 
     def _gap_before(self, polled: PolledTable, known: RegisteredTable) -> str | None:
         """Say why what an earlier run polled is of no use."""
-        progress = Progress.parse(known.resume)
+        progress = PollProgress.parse(known.resume)
         if progress is not None and progress.deleted != polled.deleted:
             return "`deleted` is another column than before"
-        stored = Storage.parse(known.storage)
+        stored = TableFingerprint.parse(known.storage)
         if stored is not None and stored.is_streamed:
             return "another kind of source captured it since"
         # Where nothing is ever read, polling begins with the first run that finds something.
@@ -137,7 +137,11 @@ class PolledTables:
 
 
 def describe(
-    row: TableRow, catalog: Catalog, definitions: Definitions, settings: PollingSettings, role: str
+    row: TableRow,
+    catalog: Catalog,
+    definitions: TableDefinitions,
+    settings: PollingSettings,
+    role: str,
 ) -> PolledTable | Refused:
     """Give a table of the catalog as it is polled, or why it can't be. Its key is its identity."""
     columns = catalog.columns.get(row.oid, ())

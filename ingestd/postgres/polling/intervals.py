@@ -19,7 +19,7 @@ MAX_DOUBLINGS = 10
 
 
 @dataclass(slots=True)
-class Turn:
+class PollSchedule:
     """When one table's next look is. Times are monotonic seconds.
 
     `pace`: the interval's present multiple. `whole_s`: how long a whole look took. `failures`: in a

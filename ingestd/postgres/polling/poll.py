@@ -14,18 +14,31 @@ from psycopg import AsyncConnection, sql
 from ingestd.decode.copy.rows import CopyRows
 from ingestd.model.errors import TableChangedError, TableError
 from ingestd.model.lsn import Lsn
-from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.row_limit import refuse_too_large
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.partitions import leaves_of
 from ingestd.postgres.catalog.relation_lock import lock_relation
-from ingestd.postgres.connection.liveness import WatchedConnection
+from ingestd.postgres.connection.liveness import LivenessCheckedConnection
 from ingestd.postgres.connection.pooler import pooled
 from ingestd.postgres.connection.session import sent_encoding
 from ingestd.postgres.connection.wal_position import insert_position, replayed_position
 from ingestd.postgres.polling.polled_table import PolledTable
-from ingestd.postgres.polling.progress import MAX_AGE, MAX_SEEN, Moment, Progress, Seen, Xids
-from ingestd.postgres.polling.queries import Near, Shape, look_query, peak_query, xids_query
+from ingestd.postgres.polling.progress import (
+    MAX_AGE,
+    MAX_SEEN,
+    PollPosition,
+    PollProgress,
+    SeenXids,
+    Xids,
+)
+from ingestd.postgres.polling.queries import (
+    NearRows,
+    PolledShape,
+    look_query,
+    peak_query,
+    xids_query,
+)
 from ingestd.postgres.polling.rows import FoundRows
 from ingestd.postgres.snapshot.staleness import ensure_described
 from ingestd.postgres.transport.copy_out import copying
@@ -55,16 +68,16 @@ SELECT c.relkind = 'p', coalesce(a.atttypid, 0)::int8,
 
 
 @dataclass(frozen=True, slots=True)
-class Now:
+class PollPoint:
     """What a poll's snapshot is of. `at`: the server's clock, aware; all it sees is below `lsn`."""
 
-    moment: Moment
+    moment: PollPosition
     at: datetime
     lsn: Lsn
 
 
 @dataclass(slots=True)
-class Look:
+class TablePoll:
     """One table in a poll: how it is looked at, and, when that has ended, what follows.
 
     `is_whole`: all of it, else from the floor on. `progress`: of before, then of after. `peak`:
@@ -73,7 +86,7 @@ class Look:
     """
 
     polled: PolledTable
-    progress: Progress
+    progress: PollProgress
     is_whole: bool
     page_rows: int
     row_limit_bytes: int
@@ -87,7 +100,7 @@ class Look:
         return rows
 
 
-async def begin(connection: AsyncConnection[Any], backend: int) -> Now:
+async def begin(connection: AsyncConnection[Any], backend: int) -> PollPoint:
     """Begin the transaction, on a connection that is in none, and take its snapshot.
 
     `backend`: the pid that the connection began with. Raises psycopg.Error, OperatorError where a
@@ -96,10 +109,10 @@ async def begin(connection: AsyncConnection[Any], backend: int) -> Now:
     await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
     row = await (await connection.execute(_MOMENT)).fetchone()
     assert row is not None
-    seen = Visibility.parse(row[0])
+    seen = PgSnapshot.parse(row[0])
     if row[3] != backend:
         raise pooled()
-    return Now(moment_of(seen, row[2]), row[1], await insert_position(connection))
+    return PollPoint(moment_of(seen, row[2]), row[1], await insert_position(connection))
 
 
 async def backend_of(connection: AsyncConnection[Any]) -> int:
@@ -111,13 +124,13 @@ async def backend_of(connection: AsyncConnection[Any]) -> int:
     return pid
 
 
-def moment_of(seen: Visibility, next_xid: int) -> Moment:
+def moment_of(seen: PgSnapshot, next_xid: int) -> PollPosition:
     """Give the moment of a snapshot; `next_xid`: its low 32 bits."""
-    return Moment(seen.xmin, seen.xmax, seen.xmax + (next_xid - seen.xmax) % _XIDS)
+    return PollPosition(seen.xmin, seen.xmax, seen.xmax + (next_xid - seen.xmax) % _XIDS)
 
 
 async def look_at(
-    connection: WatchedConnection, look: Look, now: Now
+    connection: LivenessCheckedConnection, look: TablePoll, now: PollPoint
 ) -> AsyncGenerator[FoundRows, None]:
     """Give the rows of a look; then its `progress` is that of after.
 
@@ -150,25 +163,25 @@ async def look_at(
 
 
 async def first_progress(
-    connection: AsyncConnection[Any], polled: PolledTable, now: Now
-) -> Progress:
+    connection: AsyncConnection[Any], polled: PolledTable, now: PollPoint
+) -> PollProgress:
     """Give what follows once all rows that this snapshot sees have been given by others.
 
     Raises psycopg.Error.
     """
     shape = await _locked_shape(connection, polled)
-    recent = Seen(now.moment.oldest).unseen(now.moment)
+    recent = SeenXids(now.moment.oldest).unseen(now.moment)
     cursor = await connection.execute(xids_query(polled, shape, recent))
     ages = [age for (age,) in await cursor.fetchall()]
     peak = await _peak(connection, polled, shape)
     xids = now.moment.next - np.array(ages, np.int64)
-    progress = Progress.begun(now.moment, xids, peak, polled)
+    progress = PollProgress.begun(now.moment, xids, peak, polled)
     progress = replace(progress, lsn=await _shown(connection, now))
     _ensure_short(polled, progress)
     return progress
 
 
-async def _shown(connection: AsyncConnection[Any], now: Now) -> Lsn:
+async def _shown(connection: AsyncConnection[Any], now: PollPoint) -> Lsn:
     """Give where a server has to be to show what was seen.
 
     Of a standby: what it has replayed by now, which its snapshot of before is not above.
@@ -177,7 +190,7 @@ async def _shown(connection: AsyncConnection[Any], now: Now) -> Lsn:
     return now.lsn if replayed is None else replayed
 
 
-def _ensure_short(polled: PolledTable, progress: Progress) -> None:
+def _ensure_short(polled: PolledTable, progress: PollProgress) -> None:
     if progress.is_too_long:
         raise TableError(
             polled.table.id,
@@ -200,7 +213,7 @@ async def latest_cursor(connection: AsyncConnection[Any], polled: PolledTable) -
 
 
 async def _whole(
-    connection: WatchedConnection, look: Look, moment: Moment
+    connection: LivenessCheckedConnection, look: TablePoll, moment: PollPosition
 ) -> AsyncGenerator[FoundRows, None]:
     """Go through the blocks of the table and its partitions, some at a time."""
     if look.progress.is_current(moment):
@@ -229,7 +242,7 @@ async def _whole(
 
 
 async def _near(
-    connection: WatchedConnection, look: Look, moment: Moment, shape: Shape
+    connection: LivenessCheckedConnection, look: TablePoll, moment: PollPosition, shape: PolledShape
 ) -> AsyncGenerator[FoundRows, None]:
     """Go along the index from the floor on, a page at a time."""
     assert look.polled.by is not None
@@ -237,7 +250,7 @@ async def _near(
     condition = look.progress.near_condition(column, moment)
     after: str | None = None
     while True:
-        near = Near(look.page_rows, after)
+        near = NearRows(look.page_rows, after)
         query = look_query(look.polled, condition, shape.relation_of(look.polled), near=near)
         count = 0
         async with aclosing(_copy(connection, look, query, moment, is_near=True)) as found:
@@ -250,10 +263,10 @@ async def _near(
 
 
 async def _copy(
-    connection: WatchedConnection,
-    look: Look,
+    connection: LivenessCheckedConnection,
+    look: TablePoll,
     query: sql.Composed,
-    moment: Moment,
+    moment: PollPosition,
     *,
     is_near: bool = False,
 ) -> AsyncGenerator[FoundRows, None]:
@@ -270,18 +283,20 @@ async def _copy(
     cutter.finish()
 
 
-async def _locked_shape(connection: AsyncConnection[Any], polled: PolledTable) -> Shape:
+async def _locked_shape(connection: AsyncConnection[Any], polled: PolledTable) -> PolledShape:
     """Lock the table and ask the catalog. Raises TableChangedError if the table is gone."""
     found = await connection.execute(_SHAPE, (polled.by, polled.table.oid))
     row = await found.fetchone()
     if row is None:
         raise TableChangedError(polled.table.id, "is gone")
-    shape = Shape(*row)
+    shape = PolledShape(*row)
     await lock_relation(connection, polled.table.id, shape.blocks_of(polled))
     return shape
 
 
-async def _peak(connection: AsyncConnection[Any], polled: PolledTable, shape: Shape) -> str | None:
+async def _peak(
+    connection: AsyncConnection[Any], polled: PolledTable, shape: PolledShape
+) -> str | None:
     if not shape.is_indexed:
         return None
     row = await (await connection.execute(peak_query(polled, shape))).fetchone()

@@ -9,15 +9,15 @@ import numpy as np
 from ingestd.decode.copy.rows import microseconds
 from ingestd.model.changes import NO_COMMITS, Chunk, TableBatch
 from ingestd.model.lsn import Lsn
-from ingestd.postgres.connection.liveness import WatchedConnection
-from ingestd.postgres.polling.poll import Look, Now
+from ingestd.postgres.connection.liveness import LivenessCheckedConnection
+from ingestd.postgres.polling.poll import PollPoint, TablePoll
 from ingestd.postgres.polling.position_clock import Positions
-from ingestd.postgres.polling.rows import Place
+from ingestd.postgres.polling.rows import PollRowOrigin
 from ingestd.postgres.polling.table_state import PolledState
 
 
 @dataclass(slots=True)
-class Outcome:
+class TablePollResult:
     """What a poll found in one table: rows at a position of their own.
 
     So positions of one `_cdc_lsn` are without gaps also after a kill between two tables' commits.
@@ -25,36 +25,38 @@ class Outcome:
     """
 
     state: PolledState
-    look: Look
-    place: Place
+    look: TablePoll
+    place: PollRowOrigin
     is_due: bool = True
     batches: list[TableBatch] = field(default_factory=list)
     whole_s: float | None = None
     deleted: bool = False
 
 
-class OnePoll:
+class PollResult:
     """One poll: what it found so far; `waiting`: of tables that were looked at, not given yet."""
 
-    def __init__(self, connection: WatchedConnection, now: Now, positions: Positions) -> None:
+    def __init__(
+        self, connection: LivenessCheckedConnection, now: PollPoint, positions: Positions
+    ) -> None:
         self.connection = connection
         self.now = now
         self._positions = positions
         self._first: Lsn | None = None
         self._transactions = 0
         self.waiting: list[TableBatch] = []
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[TablePollResult] = []
 
     @property
     def has_found(self) -> bool:
         """Whether there are rows to give."""
         return self._first is not None
 
-    def place(self) -> Place:
+    def place(self) -> PollRowOrigin:
         """Give the place of a table's rows, to be given back if there are none."""
-        return Place(self._positions.take(self.now.lsn), self.now.at)
+        return PollRowOrigin(self._positions.take(self.now.lsn), self.now.at)
 
-    def end(self, outcome: Outcome, *, swept_at: float) -> None:
+    def end(self, outcome: TablePollResult, *, swept_at: float) -> None:
         """Take what came of a table; its last rows carry where it stands."""
         if outcome.batches:
             progress = replace(outcome.look.progress, swept_at=swept_at, part=outcome.state.part)
@@ -66,7 +68,7 @@ class OnePoll:
         self.waiting += outcome.batches
         self.outcomes.append(outcome)
 
-    def give_up(self, outcome: Outcome, *, is_given: bool) -> None:
+    def give_up(self, outcome: TablePollResult, *, is_given: bool) -> None:
         """Take that nothing more comes of a table."""
         if is_given:
             self._transactions += 1
@@ -78,7 +80,7 @@ class OnePoll:
             self._first = position
         return self._first
 
-    def open_chunk(self, outcome: Outcome) -> Chunk:
+    def open_chunk(self, outcome: TablePollResult) -> Chunk:
         """Give what waits, and rows of a table that more come of."""
         batches, self.waiting = (*self.waiting, *outcome.batches), []
         nbytes, first = sum(b.nbytes for b in batches), self._begins_at(outcome.place.position)

@@ -15,13 +15,13 @@ from ingestd.model.check import CheckLine
 from ingestd.model.errors import IngestdError, OperatorError, TableError
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import Refused, TableInfo
-from ingestd.postgres.captured.definition import Definitions, read_catalog
+from ingestd.postgres.captured.definition import TableDefinitions, read_catalog
 from ingestd.postgres.captured.selection import is_left_out, missing_tables, unmatched_notices
 from ingestd.postgres.catalog.indexes import IndexRow
 from ingestd.postgres.catalog.metadata import PostgresMetadata
 from ingestd.postgres.catalog.relation_lock import lock_relation, whole
 from ingestd.postgres.catalog.tables import NO_COLUMNS, ColumnRow, TableRow, qualified, table_of
-from ingestd.postgres.check import Findings, column_notes, lasting, sized
+from ingestd.postgres.check import CheckFindings, column_notes, lasting, sized
 from ingestd.postgres.connection.authentication import check_lines
 from ingestd.postgres.connection.dsn import read_dsn
 from ingestd.postgres.connection.errors import classify
@@ -57,7 +57,7 @@ SELECT bool_and(substr(v::text, 15, 1) = '7')
 
 async def preflight(source: str, settings: PollingSettings) -> list[CheckLine]:
     """Look at the server, the role, poolers and the tables. Changes nothing."""
-    found = Findings(source)
+    found = CheckFindings(source)
     dsn = settings.dsn.get_secret_value()
     try:
         found.add(check_line(source, read_dsn(dsn)))
@@ -75,7 +75,7 @@ async def preflight(source: str, settings: PollingSettings) -> list[CheckLine]:
 
 
 async def _look(
-    connection: AsyncConnection[Any], source: str, settings: PollingSettings, found: Findings
+    connection: AsyncConnection[Any], source: str, settings: PollingSettings, found: CheckFindings
 ) -> None:
     server = await inspect_polled_server(connection)
     now = datetime.now(UTC)
@@ -86,7 +86,7 @@ async def _look(
     for missing in missing_tables(settings, catalog.present, catalog.others):
         error = missing.error
         found.note(f"table {missing.table.id}", "fail", error.reason, error.remedy)
-    definitions = Definitions(settings)
+    definitions = TableDefinitions(settings)
     await definitions.take(connection, catalog, {})
     sizes = await _sizes(settings)
     for row in catalog.rows:
@@ -114,7 +114,7 @@ async def _look(
 
 
 def _server(
-    server: PolledServer, settings: PollingSettings, now: datetime, found: Findings
+    server: PolledServer, settings: PollingSettings, now: datetime, found: CheckFindings
 ) -> None:
     faults = server.faults()
     for fault in faults:
@@ -140,7 +140,7 @@ def _server(
         )
 
 
-def _standby(server: PolledServer, found: Findings) -> None:
+def _standby(server: PolledServer, found: CheckFindings) -> None:
     if server.feedback:
         found.note(
             "standby",
@@ -191,7 +191,7 @@ class _Looked:
         return self.size is not None and (self.size.bytes or 0) < SCAN_BYTES_PER_S
 
 
-def _captured(looked: _Looked, found: Findings) -> None:
+def _captured(looked: _Looked, found: CheckFindings) -> None:
     """Say what is captured of a table, by what and how often."""
     polled = looked.polled
     plain = table_of(looked.row, tuple(looked.columns.values()), BUILT_IN)
@@ -210,7 +210,7 @@ def _captured(looked: _Looked, found: Findings) -> None:
 
 
 async def _cursor(
-    connection: AsyncConnection[Any], dsn: str, looked: _Looked, found: Findings
+    connection: AsyncConnection[Any], dsn: str, looked: _Looked, found: CheckFindings
 ) -> None:
     """Say what its cursor, or that it has none, costs or misses."""
     table, cursor = looked.row.id, looked.polled.cursor
@@ -279,7 +279,7 @@ async def _is_growing_uuid(connection: AsyncConnection[Any], table: Table, name:
     return row is None or row[0] is not False
 
 
-def _deletes(polled: PolledTable, found: Findings) -> None:
+def _deletes(polled: PolledTable, found: CheckFindings) -> None:
     table = polled.table.id
     if polled.sweep_s is None and polled.deleted is None:
         found.note(

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 from psycopg import sql
 
-from ingestd.postgres.polling.keys.lake_keys import WHOLE, Part
+from ingestd.postgres.polling.keys.lake_keys import WHOLE, KeyPartition
 from ingestd.postgres.polling.polled_table import PolledTable
 
 Xids = NDArray[np.int64]
@@ -49,7 +49,7 @@ _FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class PollPosition:
     """Where a look stands among the source's transactions, by 64-bit ids.
 
     `oldest`: no transaction below it runs. `end`: none at or above it has ended. `next`: what
@@ -62,7 +62,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenXids:
     """Transactions whose rows were read: all below `below`, and `xids` (sorted, int64)."""
 
     below: int = 0
@@ -70,19 +70,19 @@ class Seen:
 
     def __eq__(self, other: object) -> bool:
         """Whether they are the same transactions."""
-        if not isinstance(other, Seen):
+        if not isinstance(other, SeenXids):
             return NotImplemented
         return self.below == other.below and np.array_equal(self.xids, other.xids)
 
     __hash__ = None  # type: ignore[assignment]
 
-    def with_more(self, moment: Moment, *more: Xids) -> Seen:
+    def with_more(self, moment: PollPosition, *more: Xids) -> SeenXids:
         """Give it after a look that found rows of the transactions `more`, and of some of these."""
         below = max(self.below, moment.oldest)
         xids = np.unique(np.concatenate([self.xids, *more]))
-        return Seen(below, xids[xids >= below])
+        return SeenXids(below, xids[xids >= below])
 
-    def unseen(self, moment: Moment) -> sql.Composable:
+    def unseen(self, moment: PollPosition) -> sql.Composable:
         """Give the SQL condition for rows of other transactions, as true or false.
 
         An age below 0 is that of a row so old that its id has come round.
@@ -98,7 +98,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class PollProgress:
     """Where polling stands with a table.
 
     `whole`: seen by the last whole look; `last`: by any, as far as it looked. `floor`: text of the
@@ -110,8 +110,8 @@ class Progress:
     `part`: of the lake's keys, what the sweep that is under way is at.
     """
 
-    whole: Seen
-    last: Seen
+    whole: SeenXids
+    last: SeenXids
     floor: str | None = None
     ahead: str | None = None
     ahead_end: int = 0
@@ -119,12 +119,14 @@ class Progress:
     deleted: str | None = None
     lsn: int = 0
     swept_at: float = 0.0
-    part: Part = WHOLE
+    part: KeyPartition = WHOLE
 
     @classmethod
-    def begun(cls, moment: Moment, xids: Xids, peak: str | None, polled: PolledTable) -> Progress:
+    def begun(
+        cls, moment: PollPosition, xids: Xids, peak: str | None, polled: PolledTable
+    ) -> PollProgress:
         """Give what follows the reading of a whole table: its rows' `xids` and highest cursor."""
-        seen = Seen().with_more(moment, xids)
+        seen = SeenXids().with_more(moment, xids)
         return cls(seen, seen, peak, peak, moment.end, polled.by, polled.deleted)
 
     @property
@@ -137,15 +139,15 @@ class Progress:
         """No transaction below it is of interest."""
         return self.whole.below
 
-    def is_current(self, moment: Moment) -> bool:
+    def is_current(self, moment: PollPosition) -> bool:
         """Whether nothing can have been written since the last whole look."""
         return self.whole.below >= moment.end
 
-    def after_near(self, moment: Moment, found: Xids) -> Progress:
+    def after_near(self, moment: PollPosition, found: Xids) -> PollProgress:
         """Give it after a near look that found rows of these transactions."""
         return replace(self, last=self.last.with_more(moment, found))
 
-    def after_whole(self, moment: Moment, found: Xids, peak: str | None) -> Progress:
+    def after_whole(self, moment: PollPosition, found: Xids, peak: str | None) -> PollProgress:
         """Give it after a whole look that found rows of these transactions."""
         seen = self.whole.with_more(moment, self.last.xids, found)
         if moment.oldest < self.ahead_end:
@@ -159,7 +161,7 @@ class Progress:
             ahead_end=moment.end,
         )
 
-    def by(self, cursor: str | None) -> Progress:
+    def by(self, cursor: str | None) -> PollProgress:
         """Give it for looks by another cursor, perhaps.
 
         Then what near looks by the one before gave since the last whole look comes once more:
@@ -169,13 +171,15 @@ class Progress:
             return self
         return replace(self, last=self.whole, floor=None, ahead=None, ahead_end=0, cursor=cursor)
 
-    def near_condition(self, cursor: sql.Composable, moment: Moment) -> sql.Composable:
+    def near_condition(self, cursor: sql.Composable, moment: PollPosition) -> sql.Composable:
         """Give the SQL condition for what a near look gives. Only with a `floor`."""
         return sql.SQL("{} >= {} AND {}").format(
             cursor, sql.Literal(self.floor), self.last.unseen(moment)
         )
 
-    def whole_condition(self, cursor: sql.Composable | None, moment: Moment) -> sql.Composable:
+    def whole_condition(
+        self, cursor: sql.Composable | None, moment: PollPosition
+    ) -> sql.Composable:
         """Give the SQL condition for what a whole look gives."""
         unseen = self.whole.unseen(moment)
         if cursor is None or self.floor is None or self.last == self.whole:
@@ -204,7 +208,7 @@ class Progress:
         return json.dumps(said, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
-    def parse(cls, text: str) -> Progress | None:
+    def parse(cls, text: str) -> PollProgress | None:
         """Read what `to_text` wrote; None for anything else, as another version has."""
         try:
             said: dict[str, Any] = json.loads(text)
@@ -215,13 +219,13 @@ class Progress:
             names = ("floor", "ahead", "ahead_end", "cursor", "deleted", "lsn")
             known = {name: said[name] for name in names}
             number, count = said.get("part", (0, 1))
-            part = Part(number, count) if 0 <= number < count else WHOLE
+            part = KeyPartition(number, count) if 0 <= number < count else WHOLE
             return cls(whole, last, **known, swept_at=said.get("swept_at", 0.0), part=part)
         except (ValueError, KeyError, TypeError, zlib.error):
             return None
 
 
-def _seen_text(seen: Seen) -> list[Any]:
+def _seen_text(seen: SeenXids) -> list[Any]:
     """Give the ids as steps, packed: most follow each other."""
     if not len(seen.xids):
         return [seen.below, ""]
@@ -229,9 +233,9 @@ def _seen_text(seen: Seen) -> list[Any]:
     return [seen.below, base64.b85encode(zlib.compress(steps.tobytes())).decode()]
 
 
-def _seen(said: list[Any]) -> Seen:
+def _seen(said: list[Any]) -> SeenXids:
     below, packed = said
     if not packed:
-        return Seen(below)
+        return SeenXids(below)
     steps = np.frombuffer(zlib.decompress(base64.b85decode(packed)), np.int64)
-    return Seen(below, below + np.cumsum(steps))
+    return SeenXids(below, below + np.cumsum(steps))

@@ -20,7 +20,7 @@ _TEXT = sql.SQL("pg_catalog.text")
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class PolledShape:
     """What the catalog says of a table: whether it is partitioned; of its cursor the type.
 
     `is_indexed`: a B-tree begins with the cursor.
@@ -40,7 +40,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Near:
+class NearRows:
     """So many rows of a near look, by the cursor, above `after` (its text): and all its equals."""
 
     rows: int
@@ -53,7 +53,7 @@ def look_query(
     relation: sql.Composable,
     *,
     bounds: Sequence[sql.Composable] = (),
-    near: Near | None = None,
+    near: NearRows | None = None,
 ) -> sql.Composed:
     """Give the COPY, in binary format, of the rows for which `condition` and `bounds` hold.
 
@@ -90,14 +90,14 @@ def is_deleted(polled: PolledTable) -> sql.Composable:
     return sql.SQL("(coalesce({}::{}, 'false') <> 'false')").format(column, _TEXT)
 
 
-def xids_query(polled: PolledTable, shape: Shape, condition: sql.Composable) -> sql.Composed:
+def xids_query(polled: PolledTable, shape: PolledShape, condition: sql.Composable) -> sql.Composed:
     """Give the ages of the transactions of a table's rows for which the condition holds."""
     return sql.SQL("SELECT DISTINCT pg_catalog.age(xmin) FROM {} WHERE {}").format(
         shape.relation_of(polled), condition
     )
 
 
-def peak_query(polled: PolledTable, shape: Shape) -> sql.Composed:
+def peak_query(polled: PolledTable, shape: PolledShape) -> sql.Composed:
     """Give the highest cursor's text, by an index; no time that is still to come."""
     assert polled.cursor is not None
     cursor = sql.Identifier(polled.cursor.columns[0])

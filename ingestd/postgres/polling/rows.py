@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ingestd.decode.change_batch import Places, Tuples, table_batch
+from ingestd.decode.change_batch import CdcColumns, Tuples, table_batch
 from ingestd.decode.copy.rows import CopiedRows, microseconds
 from ingestd.decode.values.cast import raw_texts
-from ingestd.decode.values.text_column import Field, Texts
+from ingestd.decode.values.text_column import Field, TextColumn
 from ingestd.model.changes import DELETE, INSERT, UPDATE, TableBatch, change_schema
 from ingestd.model.errors import ProtocolError
 from ingestd.model.lsn import Lsn
@@ -34,17 +34,17 @@ class HeldKeys(Protocol):
 
 
 @dataclass(slots=True)
-class Place:
+class PollRowOrigin:
     """Where the rows of one poll go: at `position`, with `_cdc_seq` from `seq` on, read at `at`."""
 
     position: Lsn
     at: datetime
     seq: int = 1
 
-    def next(self, op: str, count: int, xids: Xids | None) -> Places:
+    def next(self, op: str, count: int, xids: Xids | None) -> CdcColumns:
         """Give the places of the next `count` rows."""
         first, self.seq = self.seq, self.seq + count
-        return Places(
+        return CdcColumns(
             np.full(count, ord(op), np.uint8),
             np.full(count, int(self.position)),
             np.arange(first, first + count),
@@ -77,7 +77,7 @@ class FoundRows:
             raise _malformed()
         return str(cursor)
 
-    def changes(self, place: Place, keys: HeldKeys | None) -> list[TableBatch]:
+    def changes(self, place: PollRowOrigin, keys: HeldKeys | None) -> list[TableBatch]:
         """Give the change rows; `keys` do not know of them yet.
 
         A row is a `c` if its key is not held, a `u` if it is or nobody knows; one that counts as
@@ -92,7 +92,7 @@ class FoundRows:
         return found
 
     def _written(
-        self, which: NDArray[np.int64], place: Place, keys: HeldKeys | None
+        self, which: NDArray[np.int64], place: PollRowOrigin, keys: HeldKeys | None
     ) -> list[TableBatch]:
         table = self.polled.table
         places = place.next(UPDATE, len(which), self.xids[which] % _XIDS)
@@ -104,12 +104,12 @@ class FoundRows:
         return [TableBatch(table, rows, batch.nbytes)]
 
     def _deleted(
-        self, which: NDArray[np.int64], place: Place, keys: HeldKeys | None
+        self, which: NDArray[np.int64], place: PollRowOrigin, keys: HeldKeys | None
     ) -> list[TableBatch]:
         table = self.polled.table
         identity = set(table.identity)
         if keys is not None:
-            probe = Place(place.position, place.at).next(DELETE, len(which), None)
+            probe = PollRowOrigin(place.position, place.at).next(DELETE, len(which), None)
             asked = table_batch(table, probe, self._tuples(table, which, identity), None, 0)
             which = which[keys.held(asked)]
             if not len(which):
@@ -129,14 +129,14 @@ class FoundRows:
             }
         )
 
-    def _field(self, number: int) -> Texts:
+    def _field(self, number: int) -> TextColumn:
         return self.rows.columns[len(self.polled.table.columns) + number]
 
     def _nbytes(self, which: NDArray[np.int64]) -> int:
         return self.rows.nbytes * len(which) // max(1, self.rows.count)
 
 
-def vanished_rows(table: Table, gone: pa.RecordBatch, place: Place) -> TableBatch:
+def vanished_rows(table: Table, gone: pa.RecordBatch, place: PollRowOrigin) -> TableBatch:
     """Give `d` rows of keys that the source has not any more: their columns, and `_cdc_raw`."""
     schema = change_schema(table)
     places = place.next(DELETE, gone.num_rows, None)
@@ -153,7 +153,7 @@ def _with_ops(rows: pa.RecordBatch, ops: pa.Array) -> pa.RecordBatch:
     return rows.set_column(rows.schema.get_field_index("_cdc_op"), "_cdc_op", ops)
 
 
-def _computed(field: Texts, to: pa.DataType) -> NDArray[Any]:
+def _computed(field: TextColumn, to: pa.DataType) -> NDArray[Any]:
     """Return a field that `look_query` computes, which is never null. Raises ProtocolError."""
     try:
         values = _texts(field).cast(to)
@@ -169,5 +169,5 @@ def _malformed() -> ProtocolError:
     return ProtocolError("malformed age, deletion mark or cursor")
 
 
-def _texts(field: Texts) -> pa.StringArray:
+def _texts(field: TextColumn) -> pa.StringArray:
     return raw_texts(field)

@@ -20,20 +20,20 @@ from ingestd.model.row_limit import row_limit_bytes
 from ingestd.model.schema import TableId
 from ingestd.ports import ChangeLog
 from ingestd.postgres.connection.errors import classify
-from ingestd.postgres.connection.liveness import WatchedConnection
+from ingestd.postgres.connection.liveness import LivenessCheckedConnection
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.connection.wal_position import await_flushed
-from ingestd.postgres.polling.backoff import Faults
-from ingestd.postgres.polling.intervals import Turn
+from ingestd.postgres.polling.backoff import PollBackoff
+from ingestd.postgres.polling.intervals import PollSchedule
 from ingestd.postgres.polling.keys.delete_sweep import Sweep, absent
 from ingestd.postgres.polling.keys.key_set import KeySet
 from ingestd.postgres.polling.keys.lake_keys import WHOLE
-from ingestd.postgres.polling.poll import Look, backend_of, begin, first_progress, look_at
-from ingestd.postgres.polling.poll_result import OnePoll, Outcome
+from ingestd.postgres.polling.poll import TablePoll, backend_of, begin, first_progress, look_at
+from ingestd.postgres.polling.poll_result import PollResult, TablePollResult
 from ingestd.postgres.polling.polled_table import PolledTable
 from ingestd.postgres.polling.position_clock import Positions
-from ingestd.postgres.polling.progress import Progress
-from ingestd.postgres.polling.rows import Place, vanished_rows
+from ingestd.postgres.polling.progress import PollProgress
+from ingestd.postgres.polling.rows import PollRowOrigin, vanished_rows
 from ingestd.postgres.polling.table_state import PolledState
 from ingestd.postgres.settings import PollingSettings
 from ingestd.postgres.snapshot.ctid_splits import read_error
@@ -45,7 +45,7 @@ SWEEP_RETRY_S = 60.0
 _WAITING = frozenset({"lock_timeout", "timeout", "deadlock"})
 
 
-class Polls:
+class PollScheduler:
     """Polls the tables it is to `keep`. Used on one event loop; `close` it always.
 
     `wake` ends a wait; `noticed` is set when the catalog is to be looked at. `key_bytes`: for the
@@ -73,16 +73,16 @@ class Polls:
         self._row_limit_bytes = row_limit_bytes(memory_bytes)
         self._monotonic = monotonic
         self._wall = wall
-        self._connection: WatchedConnection | None = None
+        self._connection: LivenessCheckedConnection | None = None
         self._backend = 0
         self._sweep: asyncio.Task[None] | None = None
-        self.faults = Faults(monotonic)
+        self.faults = PollBackoff(monotonic)
         self.states: dict[TableId, PolledState] = {}
         self.confirmed = ZERO
         self.wake = asyncio.Event()
         self.noticed = asyncio.Event()
 
-    def keep(self, tables: Sequence[PolledTable], progress: Mapping[TableId, Progress]) -> None:
+    def keep(self, tables: Sequence[PolledTable], progress: Mapping[TableId, PollProgress]) -> None:
         """Poll these from now on, and no others; `progress`: of those that were polled before."""
         before, self.states = self.states, {}
         now = self._monotonic()
@@ -91,7 +91,7 @@ class Polls:
             state = before.get(name)
             if state is None or state.polled.table.oid != polled.table.oid:
                 self.faults.forget(name)
-                state = PolledState(polled, Turn(polled.interval_s, now))
+                state = PolledState(polled, PollSchedule(polled.interval_s, now))
                 state.turn.swept_at = state.polled_at = now
                 known = progress.get(name)
                 if known is not None and known.deleted == polled.deleted:
@@ -177,7 +177,7 @@ class Polls:
             started = self._monotonic()
             for state in due:
                 state.turn.begun()
-            poll = OnePoll(connection, await begin(connection, self._backend), self._positions)
+            poll = PollResult(connection, await begin(connection, self._backend), self._positions)
             for state in due:
                 async with aclosing(self._look(poll, state)) as chunks:
                     async for chunk in chunks:
@@ -197,14 +197,14 @@ class Polls:
             await self._disconnect()
             raise
 
-    async def _look(self, poll: OnePoll, state: PolledState) -> AsyncGenerator[Chunk, None]:
+    async def _look(self, poll: PollResult, state: PolledState) -> AsyncGenerator[Chunk, None]:
         """Look at one table. What is only in its own way leaves the poll as it was."""
         if not self._is_active(state):  # not any more: its reading has begun
             return
         await poll.connection.execute("SAVEPOINT a_table")
         # The server would count the time for which the lake holds the rows up: see `look_at`.
         await poll.connection.execute("SET LOCAL statement_timeout = 0")
-        outcome: Outcome | None = None
+        outcome: TablePollResult | None = None
         is_given = False
         try:
             if state.progress is None:
@@ -213,7 +213,7 @@ class Polls:
                 return
             now = self._monotonic()
             is_whole = state.turn.is_whole_due(now)
-            look = Look(
+            look = TablePoll(
                 state.polled,
                 state.progress,
                 is_whole,
@@ -221,7 +221,7 @@ class Polls:
                 self._row_limit_bytes,
                 self._settings.statement_timeout or None,
             )
-            outcome = Outcome(state, look, poll.place(), is_due=state.turn.due_at <= now)
+            outcome = TablePollResult(state, look, poll.place(), is_due=state.turn.due_at <= now)
             async with aclosing(self._changes(poll, outcome)) as found:
                 async for batch in found:
                     if self._is_full((*poll.waiting, *outcome.batches)):
@@ -246,7 +246,9 @@ class Polls:
     def _is_full(self, batches: Sequence[TableBatch]) -> bool:
         return sum(b.nbytes for b in batches) > self._hold_bytes
 
-    async def _changes(self, poll: OnePoll, outcome: Outcome) -> AsyncGenerator[TableBatch, None]:
+    async def _changes(
+        self, poll: PollResult, outcome: TablePollResult
+    ) -> AsyncGenerator[TableBatch, None]:
         """Give a table's changes: rows that were written, then those that are gone."""
         state, place = outcome.state, outcome.place
         table = state.polled.table
@@ -259,7 +261,7 @@ class Polls:
             gone = await absent(poll.connection, table, candidates, self._row_limit_bytes)
             keys = await self._keys_of(state)
             if keys is not None and gone.num_rows:
-                probe = vanished_rows(table, gone, Place(place.position, place.at))
+                probe = vanished_rows(table, gone, PollRowOrigin(place.position, place.at))
                 gone = gone.filter(pa.array(keys.held(probe)))
             if gone.num_rows:
                 outcome.deleted = True
@@ -269,7 +271,9 @@ class Polls:
         if not state.missing:
             state.swept.set()
 
-    async def _written(self, poll: OnePoll, outcome: Outcome) -> AsyncGenerator[TableBatch, None]:
+    async def _written(
+        self, poll: PollResult, outcome: TablePollResult
+    ) -> AsyncGenerator[TableBatch, None]:
         """Give the rows that a look finds."""
         state, look = outcome.state, outcome.look
         # Only what the source takes: not the lake, nor whoever holds the rows up.
@@ -321,7 +325,7 @@ class Polls:
             state.forget_missing()
         self.noticed.set()
 
-    async def _note(self, outcome: Outcome, started: float) -> None:
+    async def _note(self, outcome: TablePollResult, started: float) -> None:
         """Take that what a look found is given."""
         state = outcome.state
         found = bool(outcome.batches)
@@ -434,7 +438,7 @@ class Polls:
 
     # --- connection --------------------------------------------------------------------------
 
-    async def _connected(self) -> WatchedConnection:
+    async def _connected(self) -> LivenessCheckedConnection:
         if self._connection is None or self._connection.closed:
             self._connection = await connect(
                 self._dsn,

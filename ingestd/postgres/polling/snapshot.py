@@ -16,24 +16,24 @@ from ingestd.model.errors import TableError
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import SnapshotItem, SnapshotPage, SplitRead, TableRead
-from ingestd.postgres.polling.poll import Now, first_progress
+from ingestd.postgres.polling.poll import PollPoint, first_progress
 from ingestd.postgres.polling.polled_table import PolledTable
-from ingestd.postgres.polling.progress import Progress
+from ingestd.postgres.polling.progress import PollProgress
 from ingestd.postgres.polling.queries import is_deleted
 from ingestd.postgres.settings import PollingSettings
 from ingestd.postgres.snapshot.ctid_splits import snapshot_error
 from ingestd.postgres.snapshot.point import PointSnapshot
-from ingestd.postgres.snapshot.read_view import Place
+from ingestd.postgres.snapshot.read_view import RowOrigin
 
 
-class Reads(Protocol):
+class TableReads(Protocol):
     """What becomes of the tables that are read."""
 
-    def resume_of(self, table: TableId, first: Progress) -> str | None:
+    def resume_of(self, table: TableId, first: PollProgress) -> str | None:
         """Give what is kept with a table's last page; `first`: where polling begins after it."""
         ...
 
-    def has_read(self, table: TableId, first: Progress) -> None:
+    def has_read(self, table: TableId, first: PollProgress) -> None:
         """Take that all pages of a table have been given."""
         ...
 
@@ -53,10 +53,10 @@ class PollingSnapshot(PointSnapshot):
         settings: PollingSettings,
         connection: AsyncConnection[Any],
         exported: str,
-        now: Now,
+        now: PollPoint,
         point: Lsn,
         tables: Sequence[PolledTable],
-        reads: Reads,
+        reads: TableReads,
         move_on: Callable[[], None],
         *,
         row_limit_bytes: int,
@@ -64,7 +64,7 @@ class PollingSnapshot(PointSnapshot):
         super().__init__(
             settings,
             exported,
-            Place(point, now.at),
+            RowOrigin(point, now.at),
             [_present(p) for p in tables],
             row_limit_bytes=row_limit_bytes,
         )

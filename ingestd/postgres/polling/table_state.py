@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from ingestd.model.lsn import ZERO, Lsn
-from ingestd.postgres.polling.intervals import Turn
+from ingestd.postgres.polling.intervals import PollSchedule
 from ingestd.postgres.polling.keys.key_set import KeySet
-from ingestd.postgres.polling.keys.lake_keys import WHOLE, Part
+from ingestd.postgres.polling.keys.lake_keys import WHOLE, KeyPartition
 from ingestd.postgres.polling.polled_table import PolledTable
-from ingestd.postgres.polling.progress import Progress
+from ingestd.postgres.polling.progress import PollProgress
 
 NEVER = Lsn((1 << 63) - 1)
 
@@ -33,14 +33,14 @@ class PolledState:
     """
 
     polled: PolledTable
-    turn: Turn
-    progress: Progress | None = None
+    turn: PollSchedule
+    progress: PollProgress | None = None
     keys: KeySet | None = None
     knows_keys: bool = False
     missing: list[pa.RecordBatch] = field(default_factory=list)
     swept: asyncio.Event = field(default_factory=asyncio.Event)
     unlooked: bool = False
-    part: Part = WHOLE
+    part: KeyPartition = WHOLE
     deleted_at: Lsn = ZERO
     resumes_at: Lsn = NEVER
     readings: int = 0
@@ -60,7 +60,7 @@ class PolledState:
         """When its keys are to be swept next (monotonic)."""
         return self.turn.swept_at + self.sweep_s
 
-    def begin_part(self, part: Part) -> None:
+    def begin_part(self, part: KeyPartition) -> None:
         """Take that a sweep has done all parts before this one."""
         self.part = part
 

@@ -40,7 +40,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from ingestd.postgres.rewrites.fingerprint import COMPARABLE_XIDS, Storage
+from ingestd.postgres.rewrites.fingerprint import COMPARABLE_XIDS, TableFingerprint
 
 REWRITTEN = "rewritten by ALTER TABLE"
 UNLOGGED = f"{REWRITTEN}, or unlogged for a time"
@@ -63,8 +63,8 @@ class Question(Enum):
 class Doubt:
     """`reason`: why the rows are read again, unless the answer to the `question` is yes.
 
-    `oid`: of the table or partition that is asked. `ended`: see `Storage`. `known`: the partitions
-    that were there at the first reading, partitioned ones too.
+    `oid`: of the table or partition that is asked. `ended`: see `TableFingerprint`. `known`: the
+    partitions that existed at the first reading, partitioned ones too.
     """
 
     reason: str
@@ -81,7 +81,7 @@ class Proven:
     reason: str
 
 
-def judge(oid: int, then: Storage, now: Storage) -> Iterator[Proven | Doubt]:
+def judge(oid: int, then: TableFingerprint, now: TableFingerprint) -> Iterator[Proven | Doubt]:
     """Yield what speaks against the rows of a table, given two readings of the catalog.
 
     Nothing: they are what the stream brought. What needs no answer from the rows comes first.
@@ -112,7 +112,9 @@ def judge(oid: int, then: Storage, now: Storage) -> Iterator[Proven | Doubt]:
             yield from _of_replaced_file(oid, file, then, now)
 
 
-def _of_replaced_file(oid: int, file: int, then: Storage, now: Storage) -> Iterator[Proven | Doubt]:
+def _of_replaced_file(
+    oid: int, file: int, then: TableFingerprint, now: TableFingerprint
+) -> Iterator[Proven | Doubt]:
     """Yield what a replaced file means if no row in it is older."""
     reason = _meaning(oid, file, then, now)
     if reason is None:
@@ -127,7 +129,7 @@ def _of_replaced_file(oid: int, file: int, then: Storage, now: Storage) -> Itera
         yield Proven(reason)  # no row can be compared with the first reading
 
 
-def _meaning(oid: int, file: int, then: Storage, now: Storage) -> str | None:
+def _meaning(oid: int, file: int, then: TableFingerprint, now: TableFingerprint) -> str | None:
     if is_altered(then, now) or _has_forgotten(then, now):
         return REWRITTEN
     # 0 is no TOAST table, None is not known.
@@ -142,17 +144,17 @@ def _meaning(oid: int, file: int, then: Storage, now: Storage) -> str | None:
     return None if now.is_listed or is_same_toast else UNLOGGED
 
 
-def _filtered(then: Storage, now: Storage) -> str | None:
+def _filtered(then: TableFingerprint, now: TableFingerprint) -> str | None:
     return None if then.row_filter == now.row_filter else "the publication's row filter changed"
 
 
-def _moved(then: Storage, now: Storage) -> str | None:
+def _moved(then: TableFingerprint, now: TableFingerprint) -> str | None:
     """Return whether it may have been in a schema that is not published, for a time."""
     is_moved = bool(then.home and now.home) and then.home != now.home
     return "it was in another schema for a time" if is_moved and not now.is_listed else None
 
 
-def _parted(oid: int, then: Storage, now: Storage) -> str | None:
+def _parted(oid: int, then: TableFingerprint, now: TableFingerprint) -> str | None:
     if then.files.keys() - now.files.keys() - {oid}:
         return "a partition was detached or dropped"
     if any(then.places.get(leaf, place) != place for leaf, place in now.places.items()):
@@ -160,7 +162,7 @@ def _parted(oid: int, then: Storage, now: Storage) -> str | None:
     return None
 
 
-def _rekeyed(then: Storage, now: Storage) -> str | None:
+def _rekeyed(then: TableFingerprint, now: TableFingerprint) -> str | None:
     """Return why changes may name their rows by another key than those before.
 
     A key that was dropped and added again did not hold in between. Another type of a key's column
@@ -181,7 +183,7 @@ def _rekeyed(then: Storage, now: Storage) -> str | None:
     return None
 
 
-def _all_touched(then: Storage, now: Storage) -> bool:
+def _all_touched(then: TableFingerprint, now: TableFingerprint) -> bool:
     """Return whether each column was altered, as ATTACH PARTITION and DETACH do."""
     before = {c.number: c.xmin for c in then.columns}
     return bool(now.columns) and all(
@@ -189,7 +191,7 @@ def _all_touched(then: Storage, now: Storage) -> bool:
     )
 
 
-def is_altered(then: Storage, now: Storage) -> bool:
+def is_altered(then: TableFingerprint, now: TableFingerprint) -> bool:
     """Return whether a column was added, or altered in a way that a rewrite comes from.
 
     A VACUUM FULL alters pg_attribute too: it writes constant defaults into the rows, and removes
@@ -208,13 +210,13 @@ def is_altered(then: Storage, now: Storage) -> bool:
     return False
 
 
-def _has_forgotten(then: Storage, now: Storage) -> bool:
+def _has_forgotten(then: TableFingerprint, now: TableFingerprint) -> bool:
     """Return whether constant defaults were written into the rows, as every rewrite does."""
     present = {c.number for c in now.columns if not c.has_missing}
     return any(c.has_missing and c.number in present for c in then.columns)
 
 
-def _reassigned(then: Storage, now: Storage) -> str | None:
+def _reassigned(then: TableFingerprint, now: TableFingerprint) -> str | None:
     """Return the same as `reassigned`, or that it came with a rewrite."""
     reason = reassigned(then, now)
     common = then.files.keys() & now.files.keys()
@@ -222,7 +224,7 @@ def _reassigned(then: Storage, now: Storage) -> str | None:
     return REWRITTEN if reason is not None and is_rewrite else reason
 
 
-def reassigned(then: Storage, now: Storage) -> str | None:
+def reassigned(then: TableFingerprint, now: TableFingerprint) -> str | None:
     """Return why a name or a type does not mean what it did for the rows of before."""
     before = {c.number: c for c in then.columns}
     once = then.former | {c.name for c in then.columns}

@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 
 from ingestd.model.lsn import ZERO, Lsn
-from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.schema import TableId
 from ingestd.postgres.rewrites.catalog_evidence import reads_alike
-from ingestd.postgres.rewrites.fingerprint import Storage
+from ingestd.postgres.rewrites.fingerprint import TableFingerprint
 
 VERSION = 1
 """Of the script, and of what it writes."""
@@ -120,7 +120,7 @@ def _number(value: object) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownObject:
     """What was known of a table or a type at another time than an event's.
 
     `gone`: leaf partitions that there were before, or in between.
@@ -132,7 +132,7 @@ class Known:
     gone: frozenset[int] = frozenset()
 
 
-def reason_of(event: DdlEvent, known: Iterable[Known] = ()) -> str | None:
+def reason_of(event: DdlEvent, known: Iterable[KnownObject] = ()) -> str | None:
     """Say why the rows of what it is about may be others than the changes told, None if they can't.
 
     Compared with each of `known`: what differs between two times was altered between them.
@@ -150,7 +150,7 @@ def reason_of(event: DdlEvent, known: Iterable[Known] = ()) -> str | None:
     return next(filter(None, (_difference(event, one, by) for one in known)), None)
 
 
-def _difference(event: DdlEvent, known: Known, by: str) -> str | None:
+def _difference(event: DdlEvent, known: KnownObject, by: str) -> str | None:
     if event.table and known.table and event.what == "table" and event.table != known.table:
         return f"it was renamed, or moved to another schema {by}"
     if any(not reads_alike(known.types.get(n, t), t) for n, t in (event.types or {}).items()):
@@ -182,12 +182,12 @@ class DdlLog:
 
     awaits: bool = False
     _pending: dict[tuple[int, int], tuple[str, Lsn]] = field(default_factory=dict)
-    _tables: Mapping[int, tuple[TableId, Storage]] = field(default_factory=dict)
-    _seen: Visibility | None = None
+    _tables: Mapping[int, tuple[TableId, TableFingerprint]] = field(default_factory=dict)
+    _seen: PgSnapshot | None = None
     _objects: AbstractSet[int] = frozenset()
-    _before: dict[int, list[Known]] = field(default_factory=dict)
+    _before: dict[int, list[KnownObject]] = field(default_factory=dict)
     _leaves: dict[int, set[int]] = field(default_factory=dict)
-    _voided: dict[int, Visibility] = field(default_factory=dict)
+    _voided: dict[int, PgSnapshot] = field(default_factory=dict)
     _points: Mapping[int, Lsn] = field(default_factory=dict)
     _last: Lsn = ZERO
     _unseen: set[int] = field(default_factory=set)
@@ -222,7 +222,7 @@ class DdlLog:
         """Take where the lake's rows of tables were read: an event before that is void."""
         self._points = points
 
-    def by(self, seen: Visibility) -> dict[int, str]:
+    def by(self, seen: PgSnapshot) -> dict[int, str]:
         """Give why tables are to be read again, by what a catalog check sees."""
         self._unseen = {xid for xid in self._unseen if not _sees(seen, xid)}
         self.awaits = bool(self._unseen)
@@ -234,8 +234,8 @@ class DdlLog:
 
     def looked(
         self,
-        tables: Mapping[int, tuple[TableId, Storage]],
-        seen: Visibility,
+        tables: Mapping[int, tuple[TableId, TableFingerprint]],
+        seen: PgSnapshot,
         voided: Iterable[int],
     ) -> None:
         """Take what a check found, after `by(seen)`, and which tables are read again for it."""
@@ -278,10 +278,10 @@ class DdlLog:
         for table, (_, storage) in self._tables.items():
             for part in storage.types:
                 if part.oid == oid:
-                    known = [Known(labels=dict(part.parts)), *before]
+                    known = [KnownObject(labels=dict(part.parts)), *before]
                     yield table, reason_of(event, known) or too_many
 
-    def _known(self, event: DdlEvent, xid: int) -> Iterable[Known]:
+    def _known(self, event: DdlEvent, xid: int) -> Iterable[KnownObject]:
         name, storage = self._tables[event.oid]
         leaves = frozenset(storage.files) - {event.oid}
         gone: frozenset[int] = frozenset()
@@ -289,7 +289,7 @@ class DdlLog:
             is_later = self._seen is not None and _sees(self._seen, xid)
             gone = event.leaves - leaves if is_later else leaves - event.leaves
             gone |= self._leaves.get(event.oid, set()) - event.leaves
-        yield Known(name, {c.number: c.type_oid for c in storage.columns}, gone=gone)
+        yield KnownObject(name, {c.number: c.type_oid for c in storage.columns}, gone=gone)
         yield from self._before.get(event.oid, ())
 
     def _too_many(self, event: DdlEvent) -> str | None:
@@ -312,7 +312,7 @@ class DdlLog:
             for root in self._roots_of(event.oid):
                 self._leaves.get(root, set()).discard(event.oid)
         if event.types is not None or event.labels is not None:
-            known = Known(event.table, event.types or {}, event.labels or {})
+            known = KnownObject(event.table, event.types or {}, event.labels or {})
             kept = self._before.setdefault(event.oid, [])
             kept[:] = [k for k in kept if k != known] + [known]
 
@@ -327,5 +327,5 @@ class DdlLog:
         return is_read or (voided is not None and _sees(voided, xid))
 
 
-def _sees(seen: Visibility, xid: int) -> bool:
+def _sees(seen: PgSnapshot, xid: int) -> bool:
     return bool(seen.sees(np.array([xid], np.int64)).all())

@@ -20,7 +20,13 @@ from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.relation_lock import lock_relation
 from ingestd.postgres.catalog.tables import list_types
 from ingestd.postgres.catalog.user_types import EACH_PART
-from ingestd.postgres.rewrites.dependent_texts import DEPENDENT, MONEY, Doubt, TypeTexts, Use
+from ingestd.postgres.rewrites.dependent_texts import (
+    DEPENDENT,
+    MONEY,
+    StaleText,
+    TypeTexts,
+    TypeUse,
+)
 
 # Through domains, arrays, ranges and composite types.
 _USES = f"""
@@ -75,12 +81,12 @@ SELECT n.nspname::text, c.relname::text, c.relkind = 'p' FROM pg_catalog.pg_clas
 
 async def read_uses(
     connection: AsyncConnection[Any], types: Iterable[int]
-) -> dict[int, tuple[Use, ...]]:
+) -> dict[int, tuple[TypeUse, ...]]:
     """Return, by OID, which of these types have such types inside them, or are such."""
     cursor = await connection.execute(_USES, (list(types), sorted(DEPENDENT)))
-    found: dict[int, tuple[Use, ...]] = {}
+    found: dict[int, tuple[TypeUse, ...]] = {}
     for root, name, how in await cursor.fetchall():
-        found[root] = (*found.get(root, ()), Use(name, how))
+        found[root] = (*found.get(root, ()), TypeUse(name, how))
     return found
 
 
@@ -105,7 +111,10 @@ def _query(type_: str) -> sql.SQL | sql.Composed:
 
 
 async def holds(
-    connection: AsyncConnection[Any], table: int, uses: Sequence[Use], found: Sequence[Doubt]
+    connection: AsyncConnection[Any],
+    table: int,
+    uses: Sequence[TypeUse],
+    found: Sequence[StaleText],
 ) -> bool:
     """Whether a table has a row with a value that may have another text now.
 
@@ -149,8 +158,8 @@ class _Question:
     """Which values may have another text, as SQL. `uses`: what each type has inside it."""
 
     types: Types
-    uses: Mapping[int, Sequence[Use]]
-    doubts: Mapping[str, Doubt]
+    uses: Mapping[int, Sequence[TypeUse]]
+    doubts: Mapping[str, StaleText]
 
     def refers(self, value: sql.Composable, type_oid: int, depth: int = 0) -> sql.Composable:
         """Return the condition for a value of this type."""
@@ -189,7 +198,7 @@ def _any_of(conditions: Sequence[sql.Composable]) -> sql.Composable:
     return sql.SQL("(") + sql.SQL(" OR ").join(found) + sql.SQL(")")
 
 
-def _object_is(type_: str, value: sql.Composable, doubt: Doubt) -> sql.Composable:
+def _object_is(type_: str, value: sql.Composable, doubt: StaleText) -> sql.Composable:
     if type_ != "aclitem":
         return _is_one_of(sql.SQL("({})::pg_catalog.oid").format(value), doubt)
     # An item that grants nothing is not listed: nothing tells whom it names.
@@ -204,7 +213,7 @@ def _object_is(type_: str, value: sql.Composable, doubt: Doubt) -> sql.Composabl
     return roles.format(value, value, value, grantee, grantor)
 
 
-def _is_one_of(oid: sql.Composable, doubt: Doubt) -> sql.Composable:
+def _is_one_of(oid: sql.Composable, doubt: StaleText) -> sql.Composable:
     conditions = []
     if doubt.oids:
         listed = sql.SQL("{} = ANY ({}::pg_catalog.oid[])")

@@ -33,7 +33,7 @@ How = Literal["value", "array", "within"]
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class TypeUse:
     """How a column, or a type, uses a type whose text depends on other objects.
 
     `type_oid`: of the column's own type.
@@ -94,7 +94,7 @@ class TableTexts:
     """What a table's texts depend on. `uses`: its columns that do; only where just read."""
 
     types: tuple[TypeTexts, ...] = ()
-    uses: tuple[Use, ...] = field(default=(), compare=False)
+    uses: tuple[TypeUse, ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         """Write it; empty for a table without such columns."""
@@ -111,7 +111,7 @@ NO_TEXTS = TableTexts()
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class StaleText:
     """Values of `type` that may have another text now.
 
     Those that refer to `oids`, to an OID in `buckets` up to `last`, or to one above `last` if
@@ -131,7 +131,7 @@ class Doubt:
         return _BUCKETS
 
 
-def doubts(then: TableTexts, now: TableTexts) -> list[Doubt]:
+def doubts(then: TableTexts, now: TableTexts) -> list[StaleText]:
     """Return what may have another text than at the reading before; `now` has just been read.
 
     An OID above those that `then` covers counts only where an earlier run made that reading: what
@@ -142,13 +142,13 @@ def doubts(then: TableTexts, now: TableTexts) -> list[Doubt]:
     return [doubt for doubt in found if doubt is not None]
 
 
-def _doubt(then: TypeTexts | None, now: TypeTexts) -> Doubt | None:
+def _doubt(then: TypeTexts | None, now: TypeTexts) -> StaleText | None:
     if then is None:
-        return Doubt(now.type, is_total=True)
+        return StaleText(now.type, is_total=True)
     if then.is_just_read:
         changed = (oid for oid, text in then.objects.items() if now.objects.get(oid) != text)
         oids = frozenset(changed)
-        return Doubt(now.type, oids) if oids else None
+        return StaleText(now.type, oids) if oids else None
     digests = _digests(now.objects, then.last)
     places = range(0, len(digests), _DIGITS)
     buckets = frozenset(
@@ -157,17 +157,17 @@ def _doubt(then: TypeTexts | None, now: TypeTexts) -> Doubt | None:
     is_above = now.type != MONEY
     if not (buckets or is_above):
         return None
-    return Doubt(now.type, buckets=buckets, last=then.last, is_above=is_above)
+    return StaleText(now.type, buckets=buckets, last=then.last, is_above=is_above)
 
 
-def reason_of(found: Iterable[Doubt]) -> str:
+def reason_of(found: Iterable[StaleText]) -> str:
     """Return why a table that holds such values is read again."""
     if any(doubt.is_total for doubt in found):
         return "it is not known which texts its values had before"
     return "an object that its values refer to was renamed, moved or dropped"
 
 
-def refuse_key(table: Table, uses: Mapping[int, tuple[Use, ...]]) -> None:
+def refuse_key(table: Table, uses: Mapping[int, tuple[TypeUse, ...]]) -> None:
     """Raise TableError if a column that tells rows apart has a text that may change.
 
     `uses`: by the OID of the column's type.
@@ -184,7 +184,7 @@ def refuse_key(table: Table, uses: Mapping[int, tuple[Use, ...]]) -> None:
             )
 
 
-def _remedy(table: Table, column: str, uses: Iterable[Use]) -> str:
+def _remedy(table: Table, column: str, uses: Iterable[TypeUse]) -> str:
     names = [_quoted(n) for n in (table.id.schema, table.id.name, column)]
     how = {use.how for use in uses}
     is_oid = "aclitem" not in {use.type for use in uses} and "within" not in how

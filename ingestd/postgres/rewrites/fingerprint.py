@@ -69,7 +69,7 @@ def _pairs(text: str) -> dict[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Storage:
+class TableFingerprint:
     """How a table's rows were stored at some time.
 
     `columns`: those that can be sent. `files`: pg_relation_filenode by the OID of the table, or of
@@ -137,7 +137,7 @@ class Storage:
         return "|".join(",".join(map(str, part)) for part in parts)
 
     @classmethod
-    def parse(cls, text: str) -> Storage | None:
+    def parse(cls, text: str) -> TableFingerprint | None:
         """Read what `str` wrote; None for anything else, as an older lake has."""
         try:
             columns, files, row_filter, former, membership, types, *more = text.split("|")
@@ -165,7 +165,7 @@ class Storage:
         except ValueError:
             return None
 
-    def differs_durably(self, other: Storage) -> bool:
+    def differs_durably(self, other: TableFingerprint) -> bool:
         """Whether it is worth recording.
 
         Other files of a table without partitions are not, nor is a later `ended`, unless it is so
@@ -176,7 +176,7 @@ class Storage:
         files = other.files if are_same else self.files
         return is_stale or replace(self, files=files) != other
 
-    def partitions_since(self, then: Storage | None, oid: int) -> frozenset[int]:
+    def partitions_since(self, then: TableFingerprint | None, oid: int) -> frozenset[int]:
         """Return the partitions of table `oid` that came since an earlier reading."""
         return (
             frozenset()
@@ -184,7 +184,7 @@ class Storage:
             else frozenset(self.files.keys() - then.files.keys() - {oid})
         )
 
-    def after(self, then: Storage) -> Storage:
+    def after(self, then: TableFingerprint) -> TableFingerprint:
         """Give it with what columns were called before."""
         present = {c.name for c in self.columns}
         once = then.former | {c.name for c in then.columns}

@@ -17,7 +17,7 @@ from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.relation_lock import lock_relation
 from ingestd.postgres.connection.names import odd_names
 from ingestd.postgres.rewrites.catalog_evidence import Doubt, Proven, Question, judge
-from ingestd.postgres.rewrites.fingerprint import Storage
+from ingestd.postgres.rewrites.fingerprint import TableFingerprint
 
 # A partition that DETACH CONCURRENTLY is removing counts as detached, though older transactions
 # still see it.
@@ -106,7 +106,7 @@ _XIDS = 1 << 32
 async def read_files(
     connection: AsyncConnection[Any], tables: Iterable[int]
 ) -> tuple[dict[int, dict[int, int]], dict[int, dict[int, int]]]:
-    """Return `Storage.files` and `Storage.toast` of these tables, by OID. Takes no lock."""
+    """Return `files` and `toast` of these tables' fingerprints, by OID. Takes no lock."""
     cursor = await connection.execute(_FILES, (list(tables),))
     files: dict[int, dict[int, int]] = {}
     toast: dict[int, dict[int, int]] = {}
@@ -119,7 +119,7 @@ async def read_files(
 async def read_places(
     connection: AsyncConnection[Any], tables: Iterable[int]
 ) -> dict[int, dict[int, str]]:
-    """Return `Storage.places` of those of these tables that have partitions, by OID; as above."""
+    """Return `places` of the fingerprints of these tables, if partitioned, by OID; as above."""
     cursor = await connection.execute(_PLACES, (list(tables),))
     found: dict[int, dict[int, str]] = {}
     for root, oid, place in await cursor.fetchall():
@@ -128,7 +128,7 @@ async def read_places(
 
 
 async def read_homes(connection: AsyncConnection[Any], tables: Iterable[int]) -> dict[int, str]:
-    """Return `Storage.home` of these tables, by OID; as above."""
+    """Return `TableFingerprint.home` of these tables, by OID; as above."""
     cursor = await connection.execute(_HOMES, (list(tables),))
     return dict(await cursor.fetchall())
 
@@ -153,7 +153,7 @@ async def read_empty(
 
 
 async def difference(
-    connection: AsyncConnection[Any], oid: int, then: Storage, now: Storage
+    connection: AsyncConnection[Any], oid: int, then: TableFingerprint, now: TableFingerprint
 ) -> str | None:
     """Return why the rows of a table are read again; None if they are what the stream brought.
 

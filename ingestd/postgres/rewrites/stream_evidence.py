@@ -21,10 +21,10 @@ import numpy as np
 
 from ingestd.decode.pgoutput.relation import Relation
 from ingestd.model.lsn import ZERO, Lsn
-from ingestd.model.pg_snapshot import Visibility, is_before
+from ingestd.model.pg_snapshot import PgSnapshot, is_before
 from ingestd.postgres.rewrites.catalog_evidence import reads_alike
 from ingestd.postgres.rewrites.ddl_log import DdlLog
-from ingestd.postgres.rewrites.fingerprint import Storage, digest
+from ingestd.postgres.rewrites.fingerprint import TableFingerprint, digest
 from ingestd.postgres.rewrites.streamed_texts import StreamedTexts
 
 
@@ -48,7 +48,7 @@ class _Columns:
 
 
 @dataclass(frozen=True, slots=True)
-class Unseen:
+class PendingEvidence:
     """What transactions told that a look sees. By the table's OID."""
 
     columns: Mapping[int, _Columns]
@@ -57,7 +57,9 @@ class Unseen:
     changed: Collection[tuple[int, int]] = ()
     labels: Mapping[int, frozenset[str]] = field(default_factory=dict)
 
-    def difference(self, oid: int, now: Storage, then: Storage | None = None) -> str | None:
+    def difference(
+        self, oid: int, now: TableFingerprint, then: TableFingerprint | None = None
+    ) -> str | None:
         """Return why the rows of a table are not what the stream told, None if they are.
 
         `now`: how this look found it; `then`: how the last one did.
@@ -81,26 +83,26 @@ class Unseen:
         }
         return next((reason for reason, applies in found.items() if applies), None)
 
-    def has_news(self, oid: int, last: Storage) -> bool:
+    def has_news(self, oid: int, last: TableFingerprint) -> bool:
         """Whether there is something that the last look has not taken."""
         is_new = self.without_changed(oid, self.taken(oid, last)) != last or oid in self.labels
         return is_new or self.difference(oid, last) is not None
 
-    def taken(self, oid: int, now: Storage) -> Storage:
+    def taken(self, oid: int, now: TableFingerprint) -> TableFingerprint:
         """Return how a table was found, with names that came and went among the former ones."""
         told = self.columns.get(oid, _Columns())
         return replace(now, former=now.former | ((told.new | told.void) - _ever(now)))
 
-    def without_changed(self, oid: int, now: Storage) -> Storage:
+    def without_changed(self, oid: int, now: TableFingerprint) -> TableFingerprint:
         """Return how a table was found; a partition that changed is not taken for an empty one."""
         return replace(now, empty=now.empty - {p for p, table in self.changed if table == oid})
 
-    def _partitions_went(self, oid: int, now: Storage) -> bool:
+    def _partitions_went(self, oid: int, now: TableFingerprint) -> bool:
         return not now.files.keys() >= set(self.partitions.get(oid, ()))
 
 
 @dataclass(slots=True)
-class Tellings:
+class StreamEvidence:
     """What was told since tables were looked at. Used on the event loop only.
 
     `_columns`: by the table's OID. `_partitions`: by a partition's OID and its table's, the last
@@ -118,19 +120,19 @@ class Tellings:
     ddl: DdlLog = field(default_factory=DdlLog)
     _columns: dict[int, _Columns] = field(default_factory=dict)
     _partitions: dict[tuple[int, int], int] = field(default_factory=dict)
-    _had: dict[tuple[int, int], Visibility] = field(default_factory=dict)
-    _voided: dict[int, Visibility] = field(default_factory=dict)
+    _had: dict[tuple[int, int], PgSnapshot] = field(default_factory=dict)
+    _voided: dict[int, PgSnapshot] = field(default_factory=dict)
     _points: Mapping[int, Lsn] = field(default_factory=dict)
     _changed: set[tuple[int, int]] = field(default_factory=set)
     _empty: set[tuple[int, int]] = field(default_factory=set)
-    _quiet: dict[tuple[int, int], Visibility] = field(default_factory=dict)
+    _quiet: dict[tuple[int, int], PgSnapshot] = field(default_factory=dict)
     _emptied: set[tuple[int, int]] = field(default_factory=set)
     _labels: dict[int, dict[str, int]] = field(default_factory=dict)
     _first: dict[tuple[int, int], int] = field(default_factory=dict)
     _makers: dict[tuple[int, int], int] = field(default_factory=dict)
     texts: StreamedTexts = field(default_factory=StreamedTexts)
 
-    def columns(self, relation: Relation, last: Storage | None) -> None:
+    def columns(self, relation: Relation, last: TableFingerprint | None) -> None:
         """Take what a table's columns are told to be. `last`: the last look at it."""
         if last is None:
             return
@@ -161,13 +163,13 @@ class Tellings:
             found = replace(found, common=frozenset(common))
         self._columns[relation.oid] = found
 
-    def recorded(self, oid: int, names: Iterable[str], last: Storage) -> None:
+    def recorded(self, oid: int, names: Iterable[str], last: TableFingerprint) -> None:
         """Take what earlier runs were told, to the end of the last: names of the lake's columns."""
         new = frozenset(map(digest, names)) - _ever(last)
         if new:
             self._columns[oid] = _Columns(new)
 
-    def partition(self, relation: Relation, table: int, last: Storage | None) -> bool:
+    def partition(self, relation: Relation, table: int, last: TableFingerprint | None) -> bool:
         """Take that a transaction changed rows in a partition of a table. `last`: see `columns`.
 
         Says whether no look has seen it there, or its rows were named by another replica identity.
@@ -197,7 +199,7 @@ class Tellings:
         self._partitions[pair] = xid
         return had is None or is_filled
 
-    def expect_quiet(self, oid: int, table: int, seen: Visibility) -> None:
+    def expect_quiet(self, oid: int, table: int, seen: PgSnapshot) -> None:
         """Watch for changes of a partition that a look found as empty as before, with another file.
 
         One that comes, and that the look sees, was undone by a TRUNCATE.
@@ -241,7 +243,7 @@ class Tellings:
         """Take where the lake's rows of tables were read: what was told of before is void."""
         self._points = points
 
-    def by(self, seen: Visibility) -> Unseen:
+    def by(self, seen: PgSnapshot) -> PendingEvidence:
         """Give what transactions told that a look sees."""
         partitions: dict[int, list[int]] = {}
         for (oid, table), xid in self._partitions.items():
@@ -254,7 +256,7 @@ class Tellings:
         }
         emptied = frozenset(table for _, table in self._emptied)
         labels = {oid: found for oid, found in labels.items() if found}
-        return Unseen(columns, partitions, emptied, frozenset(self._changed), labels)
+        return PendingEvidence(columns, partitions, emptied, frozenset(self._changed), labels)
 
     def unjudged(self) -> frozenset[int]:
         """Return the tables of which the stream showed something that is still to be judged."""
@@ -266,9 +268,9 @@ class Tellings:
 
     def forget(
         self,
-        taken: Unseen,
-        seen: Visibility,
-        looked_at: Mapping[int, Storage],
+        taken: PendingEvidence,
+        seen: PgSnapshot,
+        looked_at: Mapping[int, TableFingerprint],
         voided: Iterable[int],
     ) -> None:
         """Take that this is told of, by a look at these tables, some of which are read anew."""
@@ -313,7 +315,7 @@ class Tellings:
         return is_read or (voided is not None and _sees(voided, {xid}))
 
 
-def _are_these(names: Iterable[str], now: Storage) -> bool:
+def _are_these(names: Iterable[str], now: TableFingerprint) -> bool:
     """Whether columns that were listed by their numbers can have had these names of now.
 
     A column never comes with a lower number than one that is there.
@@ -323,7 +325,7 @@ def _are_these(names: Iterable[str], now: Storage) -> bool:
     return listed == sorted(numbers.values())[: len(listed)]
 
 
-def _is_rekeyed(relation: Relation, last: Storage) -> bool:
+def _is_rekeyed(relation: Relation, last: TableFingerprint) -> bool:
     """Return whether its changes name rows otherwise than by the last look's replica identity."""
     if last.key is None:
         return False
@@ -335,7 +337,7 @@ def _is_rekeyed(relation: Relation, last: Storage) -> bool:
     return last.key.replica_identity in {"d", "i"} and found != expected
 
 
-def _names_other_rows(partition: Relation, last: Storage) -> bool:
+def _names_other_rows(partition: Relation, last: TableFingerprint) -> bool:
     """Return whether old rows of a partition lack a column by which the table's rows are found.
 
     `ingestd.postgres.catalog.replica_identity` judges the present replica identity of each
@@ -349,7 +351,9 @@ def _names_other_rows(partition: Relation, last: Storage) -> bool:
     return bool(sent) and (not numbers or not sent.issuperset(names.get(n) for n in numbers))
 
 
-def _are_ambiguous(labels: frozenset[str], now: Storage, then: Storage | None) -> bool:
+def _are_ambiguous(
+    labels: frozenset[str], now: TableFingerprint, then: TableFingerprint | None
+) -> bool:
     """Return whether labels that the stream brought may be called otherwise now.
 
     One that no type has was renamed. One that a type has may have been another's name, if more than
@@ -375,13 +379,13 @@ def _with(lists: tuple[tuple[str, ...], ...], new: tuple[str, ...]) -> tuple[tup
     return (*(known for known in lists if new[: len(known)] != known), new)
 
 
-def _present(storage: Storage) -> frozenset[str]:
+def _present(storage: TableFingerprint) -> frozenset[str]:
     return frozenset(c.name for c in storage.columns)
 
 
-def _ever(storage: Storage) -> frozenset[str]:
+def _ever(storage: TableFingerprint) -> frozenset[str]:
     return storage.former | _present(storage)
 
 
-def _sees(seen: Visibility, xids: Collection[int]) -> bool:
+def _sees(seen: PgSnapshot, xids: Collection[int]) -> bool:
     return bool(seen.sees(np.fromiter(xids, np.int64)).all())

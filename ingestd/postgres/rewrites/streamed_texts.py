@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from ingestd.model.changes import TableBatch
 from ingestd.model.lake_state import RegisteredTable
 from ingestd.model.lsn import ZERO, Lsn
-from ingestd.model.pg_snapshot import Visibility
-from ingestd.postgres.rewrites.dependent_texts import MONEY, TableTexts, Use
+from ingestd.model.pg_snapshot import PgSnapshot
+from ingestd.postgres.rewrites.dependent_texts import MONEY, TableTexts, TypeUse
 
 _MOST = 1000
 """So many texts of a table are kept at most: one that is still unknown is enough."""
@@ -37,7 +37,7 @@ class StreamedTexts:
     _last: dict[int, TableTexts] = field(default_factory=dict)
     _known: dict[str, Collection[str]] = field(default_factory=dict)
     _new: dict[int, dict[tuple[str, str], frozenset[int]]] = field(default_factory=dict)
-    _voided: dict[int, Visibility] = field(default_factory=dict)
+    _voided: dict[int, PgSnapshot] = field(default_factory=dict)
     _points: Mapping[int, Lsn] = field(default_factory=dict)
 
     def take(self, batches: Iterable[TableBatch]) -> bool:
@@ -64,7 +64,7 @@ class StreamedTexts:
         return found
 
     def _note(
-        self, batch: TableBatch, use: Use, values: pa.Array, unknown: Collection[str]
+        self, batch: TableBatch, use: TypeUse, values: pa.Array, unknown: Collection[str]
     ) -> bool:
         oid = batch.table.oid
         lsns = batch.rows.column("_cdc_lsn").to_numpy()
@@ -88,11 +88,11 @@ class StreamedTexts:
                 new[use.type, text] = before | {int(xid) for xid in xids[holding]}
         return found
 
-    def has_news(self, seen: Visibility) -> bool:
+    def has_news(self, seen: PgSnapshot) -> bool:
         """Whether there are texts that a reading which sees these transactions can judge."""
         return any(_is_seen(xids, seen) for new in self._new.values() for xids in new.values())
 
-    def difference(self, oid: int, now: TableTexts, seen: Visibility) -> str | None:
+    def difference(self, oid: int, now: TableTexts, seen: PgSnapshot) -> str | None:
         """Say why rows of a table have another text in the lake; None if nothing speaks for it.
 
         `now`: how the catalog was just read, which sees the transactions that `seen` does.
@@ -110,7 +110,7 @@ class StreamedTexts:
     def read(
         self,
         looked_at: Mapping[int, TableTexts],
-        seen: Visibility,
+        seen: PgSnapshot,
         voided: Iterable[int],
         points: Mapping[int, Lsn],
     ) -> None:
@@ -138,7 +138,7 @@ def read_at(known: Iterable[RegisteredTable]) -> dict[int, Lsn]:
     return {e.oid: e.snapshot_lsn for e in known if e.snapshot_lsn is not None}
 
 
-def _values(batch: TableBatch, use: Use) -> pa.Array | None:
+def _values(batch: TableBatch, use: TypeUse) -> pa.Array | None:
     """Return a column's texts, or its elements'; None where the lake has no such texts."""
     if use.how == "within" or use.type == MONEY:
         return None
@@ -179,6 +179,6 @@ def _roles(item: str) -> Iterator[str]:
             yield role[1:-1].replace('""', '"') if role.startswith('"') else role
 
 
-def _is_seen(xids: Collection[int], seen: Visibility) -> bool:
+def _is_seen(xids: Collection[int], seen: PgSnapshot) -> bool:
     real = [xid for xid in xids if xid]
     return bool(seen.sees(np.array(real, np.int64)).all())

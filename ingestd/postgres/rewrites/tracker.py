@@ -9,55 +9,57 @@ from dataclasses import replace
 from ingestd.model.lake_state import RegisteredTable
 from ingestd.model.schema import Table
 from ingestd.postgres.catalog.tables import ColumnRow
-from ingestd.postgres.connection.liveness import WatchedConnection
+from ingestd.postgres.connection.liveness import LivenessCheckedConnection
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.rewrites.dependent_text_queries import holds
 from ingestd.postgres.rewrites.dependent_texts import doubts, reason_of
-from ingestd.postgres.rewrites.fingerprint import Storage
+from ingestd.postgres.rewrites.fingerprint import TableFingerprint
 from ingestd.postgres.rewrites.fingerprint_queries import difference, read_empty
 
 LOCK_TIMEOUT_S = 2.0
 """How long a look at a table waits for somebody who holds it."""
 
 
-class Looks:
+class FingerprintTracker:
     """How tables were stored when they were looked at, by OID. Used on the event loop only."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
-        self._seen: dict[int, Storage] = {}
+        self._seen: dict[int, TableFingerprint] = {}
 
-    def last(self, oid: int, known: RegisteredTable | None) -> Storage | None:
+    def last(self, oid: int, known: RegisteredTable | None) -> TableFingerprint | None:
         """Give how it was stored at the last look in this run, or what `_tables` says."""
         then = self._seen.get(oid)
         if then is None and known is not None and known.oid == oid:
-            then = Storage.parse(known.storage)
+            then = TableFingerprint.parse(known.storage)
         return then
 
     def has_seen(self, oid: int) -> bool:
         """Whether a table was looked at in this run."""
         return oid in self._seen
 
-    def keep(self, seen: Mapping[int, Storage]) -> None:
+    def keep(self, seen: Mapping[int, TableFingerprint]) -> None:
         """Take that this was looked at, and that what differed is told of."""
         self._seen |= seen
 
     @contextlib.asynccontextmanager
-    async def looking(self) -> AsyncIterator[Comparison]:
+    async def looking(self) -> AsyncIterator[FingerprintComparison]:
         """Yield what compares tables, on a connection that is made if one is needed."""
         async with contextlib.AsyncExitStack() as stack:
-            yield Comparison(self._dsn, stack)
+            yield FingerprintComparison(self._dsn, stack)
 
 
-class Comparison:
+class FingerprintComparison:
     """Compares two readings of tables. It may scan them, on a connection that nobody waits for."""
 
     def __init__(self, dsn: str, stack: contextlib.AsyncExitStack) -> None:
         self._dsn = dsn
         self._stack = stack
-        self._own: WatchedConnection | None = None
+        self._own: LivenessCheckedConnection | None = None
 
-    async def difference(self, oid: int, then: Storage | None, now: Storage) -> str | None:
+    async def difference(
+        self, oid: int, then: TableFingerprint | None, now: TableFingerprint
+    ) -> str | None:
         """Return why a table's rows have other values than the changes say; None if they have not.
 
         Raises psycopg.Error.
@@ -73,7 +75,9 @@ class Comparison:
             return reason_of(in_doubt)
         return reason
 
-    async def with_empty(self, now: Storage, then: Storage | None) -> Storage:
+    async def with_empty(
+        self, now: TableFingerprint, then: TableFingerprint | None
+    ) -> TableFingerprint:
         """Return it with the partitions that have no blocks. Raises psycopg.Error."""
         if not now.places:
             return now
@@ -81,7 +85,7 @@ class Comparison:
         same = {p for p in empty if then is not None and then.files.get(p) == now.files.get(p)}
         return replace(now, empty=await read_empty(await self._connection(), now.files, same))
 
-    async def _connection(self) -> WatchedConnection:
+    async def _connection(self) -> LivenessCheckedConnection:
         if self._own is None:
             limit = LOCK_TIMEOUT_S
             connection = await connect(self._dsn, lock_timeout_s=limit, reads_names=True)
@@ -89,13 +93,15 @@ class Comparison:
         return self._own
 
 
-def to_record(now: Storage, oid: int, known: RegisteredTable | None, *, files: bool = False) -> str:
+def to_record(
+    now: TableFingerprint, oid: int, known: RegisteredTable | None, *, files: bool = False
+) -> str:
     """Give what `_tables` is to say: what it says already, if nothing but the files is new.
 
     With `files` they count as well.
     """
     if known is not None and known.oid == oid:
-        then = Storage.parse(known.storage)
+        then = TableFingerprint.parse(known.storage)
         if then is not None and not (then != now if files else now.differs_durably(then)):
             return known.storage
     return str(now)
@@ -109,7 +115,7 @@ def is_wider(table: Table, columns: Sequence[ColumnRow], known: RegisteredTable 
     """
     then = None
     if known is not None and known.oid == table.oid:
-        then = Storage.parse(known.storage)
+        then = TableFingerprint.parse(known.storage)
     if known is None or then is None:
         return False
     present = {(c.number, c.xmin) for c in then.columns}

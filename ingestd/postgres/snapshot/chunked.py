@@ -19,7 +19,7 @@ from psycopg import AsyncConnection
 from ingestd.model.errors import TableError, TableReplacedError
 from ingestd.model.keys import Key
 from ingestd.model.lsn import Lsn
-from ingestd.model.pg_snapshot import Visibility, is_before
+from ingestd.model.pg_snapshot import PgSnapshot, is_before
 from ingestd.model.row_limit import row_limit_bytes
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import SnapshotItem, SnapshotPage, Split
@@ -32,7 +32,7 @@ from ingestd.postgres.snapshot.ctid_splits import LOCK_TIMEOUT_S, cut, snapshot_
 from ingestd.postgres.snapshot.key_lookup import KeyedRelation, can_be_found
 from ingestd.postgres.snapshot.page_reader import TablePages
 from ingestd.postgres.snapshot.read_view import OwnView, look
-from ingestd.postgres.snapshot.resume import Unread, unread
+from ingestd.postgres.snapshot.resume import SnapshotRemainder, unread
 from ingestd.postgres.snapshot.split_pool import SplitReaders
 from ingestd.postgres.snapshot.where import check_condition, joined
 
@@ -164,7 +164,7 @@ async def _earlier_writers(
 class _Start:
     point: Lsn
     at: datetime
-    seen: Visibility
+    seen: PgSnapshot
 
 
 class ChunkedSnapshot:
@@ -177,7 +177,7 @@ class ChunkedSnapshot:
         connection: AsyncConnection[Any],
         tables: Sequence[Table],
         start: _Start,
-        left: Unread | None,
+        left: SnapshotRemainder | None,
         *,
         settings: WalSettings,
         memory_bytes: int,
@@ -282,7 +282,7 @@ class ChunkedSnapshot:
             async for page in pages:
                 yield page
 
-    def oldest(self) -> Visibility | None:
+    def oldest(self) -> PgSnapshot | None:
         """Of the chunks under way."""
         return self._readers.oldest()
 
@@ -361,10 +361,10 @@ async def _refuse_standby(connection: AsyncConnection[Any], table: Table) -> Non
         raise TableReplacedError(table.id, "can't be read in chunks from a standby")
 
 
-def _parse(left: str, table: Table) -> Unread:
+def _parse(left: str, table: Table) -> SnapshotRemainder:
     """Read what is left of a table. Raises TableReplacedError if it can't be gone on with."""
     try:
-        found = Unread.parse(left)
+        found = SnapshotRemainder.parse(left)
     except (ValueError, KeyError, TypeError) as error:
         raise TableReplacedError(table.id, "has no readable record of its snapshot") from error
     if found.key != table.identifying or not can_be_chunked(table):

@@ -23,7 +23,7 @@ from ingestd.postgres.catalog.relation_lock import PUT_BACK
 from ingestd.postgres.connection.dsn import role_of
 from ingestd.postgres.connection.errors import UNSENDABLE, classify, identifier, is_unsendable
 from ingestd.postgres.connection.quoting import printed
-from ingestd.postgres.connection.server_messages import said, server_text
+from ingestd.postgres.connection.server_messages import loggable_message, server_text
 from ingestd.postgres.connection.session import connect
 
 LOCK_TIMEOUT_S = 10.0
@@ -139,9 +139,9 @@ def read_error(
 ) -> IngestdError:
     """Return what it means that this table can't be read: its own fault, or the connection's.
 
-    `runs_users_sql`: as for `said`.
+    `runs_users_sql`: as for `loggable_message`.
     """
-    what = said(error, runs_users_sql=runs_users_sql)
+    what = loggable_message(error, runs_users_sql=runs_users_sql)
     if error.sqlstate in _GONE:
         return TableChangedError(table, f"changed while it was read: {what}")
     if error.sqlstate == _RESTRICTED:

@@ -32,7 +32,7 @@ from ingestd.postgres.connection.session import connect
 from ingestd.postgres.snapshot.ctid_splits import LOCK_TIMEOUT_S, snapshot_error
 from ingestd.postgres.snapshot.key_lookup import KeyedRelation, KeyList
 from ingestd.postgres.snapshot.queries import columns_query, rows_query
-from ingestd.postgres.snapshot.read_view import Place, View
+from ingestd.postgres.snapshot.read_view import ReadView, RowOrigin
 from ingestd.postgres.transport.copy_out import LARGE_BLOCK_BYTES, Block, CopyOut
 
 BLOCKS_PER_RUN = 64
@@ -65,10 +65,10 @@ class TablePages:
         self,
         dsn: str,
         split: Split,
-        view: View,
+        view: ReadView,
         *,
         row_limit_bytes: int,
-        entered: Callable[[Place], None] = lambda _: None,
+        entered: Callable[[RowOrigin], None] = lambda _: None,
     ) -> None:
         self._dsn = dsn
         self._row_limit_bytes = row_limit_bytes
@@ -190,7 +190,7 @@ class TablePages:
             return ""
         return f"in blocks {blocks.start} to {'the last' if blocks.end is None else blocks.end - 1}"
 
-    async def _enter(self, blocks: BlockRange) -> Place:
+    async def _enter(self, blocks: BlockRange) -> RowOrigin:
         connection = await connect(self._dsn, autocommit=False, lock_timeout_s=LOCK_TIMEOUT_S)
         try:
             place = await self._view.enter(connection, self._table, blocks)

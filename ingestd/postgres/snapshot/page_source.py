@@ -18,7 +18,7 @@ from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.snapshot.key_range import KeyRange
 from ingestd.postgres.snapshot.page_reader import TablePages
 from ingestd.postgres.snapshot.pushdown import condition
-from ingestd.postgres.snapshot.read_view import ExportedView, Place
+from ingestd.postgres.snapshot.read_view import ExportedView, RowOrigin
 
 
 class CopyPageSource:
@@ -46,7 +46,7 @@ class CopyPageSource:
             table = replace(table, columns=tuple(map(table.column, columns)), key=(), before=())
         self._columns = [c.lake_name for c in table.columns]
         conditions = [found for found in applied if found is not None]
-        view = ExportedView(dsn, split.snapshot, Place(ZERO, datetime.now(UTC)))
+        view = ExportedView(dsn, split.snapshot, RowOrigin(ZERO, datetime.now(UTC)))
         rows = _of_rows(split, table, conditions)
         self._pages = TablePages(dsn, rows, view, row_limit_bytes=row_limit_bytes)
 

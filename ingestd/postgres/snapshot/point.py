@@ -11,7 +11,7 @@ from psycopg import AsyncConnection
 
 from ingestd.model.keys import Key
 from ingestd.model.lsn import Lsn
-from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import SnapshotItem, SnapshotPage, Split
 from ingestd.postgres.connection.session import connect
@@ -22,7 +22,7 @@ from ingestd.postgres.snapshot.ctid_splits import (
     snapshot_error,
     splits_seen,
 )
-from ingestd.postgres.snapshot.read_view import ExportedView, Place
+from ingestd.postgres.snapshot.read_view import ExportedView, RowOrigin
 from ingestd.postgres.snapshot.split_pool import SplitReaders
 
 
@@ -39,7 +39,7 @@ class PointSnapshot:
         self,
         settings: PostgresSettings,
         exported: str,
-        place: Place,
+        place: RowOrigin,
         tables: Sequence[Table],
         *,
         row_limit_bytes: int,
@@ -78,7 +78,7 @@ class PointSnapshot:
         msg = f"{len(keys)} rows of {table.id} by their keys: only a snapshot in chunks owes any"
         raise RuntimeError(msg)
 
-    def oldest(self) -> Visibility | None:
+    def oldest(self) -> PgSnapshot | None:
         """None: its rows are not held against the stream."""
         return None
 

@@ -21,7 +21,15 @@ import pyarrow as pa
 from psycopg import sql
 
 from ingestd.decode.type_mapping import lake_type
-from ingestd.model.predicates import Comparison, IsNull, NotNull, OneOf, Operator, Predicate, Value
+from ingestd.model.predicates import (
+    ColumnPredicate,
+    IsNull,
+    NotNull,
+    OneOf,
+    Operator,
+    Predicate,
+    Value,
+)
 from ingestd.model.schema import Column
 
 _INT8 = range(-(1 << 63), 1 << 63)
@@ -77,14 +85,16 @@ def _kind(column: Column) -> _Kind | None:
 def _one_of(name: sql.Identifier, kind: _Kind, predicate: OneOf) -> sql.Composable | None:
     found: list[sql.Composable] = [sql.SQL("false")]
     for value in predicate.values:
-        compared = _comparison(name, kind, Comparison(predicate.column, "=", value))
+        compared = _comparison(name, kind, ColumnPredicate(predicate.column, "=", value))
         if compared is None:
             return None
         found.append(compared)
     return sql.SQL("({})").format(sql.SQL(" OR ").join(found))
 
 
-def _comparison(name: sql.Identifier, kind: _Kind, predicate: Comparison) -> sql.Composable | None:
+def _comparison(
+    name: sql.Identifier, kind: _Kind, predicate: ColumnPredicate
+) -> sql.Composable | None:
     text = kind.literal(predicate.value)
     if text is None or predicate.operator not in kind.operators:
         return None

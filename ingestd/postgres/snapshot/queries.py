@@ -12,7 +12,7 @@ from typing import Protocol
 
 from psycopg import sql
 
-from ingestd.decode.copy.packing import ABSENT, BETWEEN, Form, Packing, fixed, form_of
+from ingestd.decode.copy.packing import ABSENT, BETWEEN, ColumnForm, Packing, fixed, form_of
 from ingestd.model.schema import Column, Table
 from ingestd.postgres.catalog.block_range import BlockRange
 
@@ -148,7 +148,7 @@ def packed(table: Table, packing: Packing, *, is_converted: bool = False) -> sql
     fields: list[sql.Composable] = [sql.SQL("pg_catalog.count(*)::pg_catalog.int4 AS n")]
     for i, column in enumerate(table.columns):
         alias = packable_name(i)
-        if packing is Packing.MARKED and form_of(column) is not Form.BYTES:
+        if packing is Packing.MARKED and form_of(column) is not ColumnForm.BYTES:
             fields += _marked(column, alias)
         else:
             fields += _measured(column, alias, is_converted=is_converted)
@@ -158,12 +158,12 @@ def packed(table: Table, packing: Packing, *, is_converted: bool = False) -> sql
 def _packable(column: Column) -> sql.Composable:
     if _is_hidden(column):
         return _NOTHING
-    return as_text(column) if form_of(column) is Form.TEXT else sql.Identifier(column.name)
+    return as_text(column) if form_of(column) is ColumnForm.TEXT else sql.Identifier(column.name)
 
 
 def _marked(column: Column, alias: sql.Identifier) -> list[sql.Composable]:
     count = sql.SQL("pg_catalog.count({})::pg_catalog.int4").format(alias)
-    if form_of(column) is Form.TEXT:
+    if form_of(column) is ColumnForm.TEXT:
         texts = "pg_catalog.string_agg(coalesce({}, pg_catalog.chr({})), pg_catalog.chr({}))"
         return [sql.SQL(texts).format(alias, ord(ABSENT), ord(BETWEEN)), count]
     kind = fixed(column)
@@ -176,11 +176,11 @@ def _marked(column: Column, alias: sql.Identifier) -> list[sql.Composable]:
 
 def _measured(column: Column, alias: sql.Identifier, *, is_converted: bool) -> list[sql.Composable]:
     form = form_of(column)
-    if form is Form.FIXED:
+    if form is ColumnForm.FIXED:
         return [sql.SQL("pg_catalog.array_agg({})").format(alias)]
-    kind = "bytea" if form is Form.BYTES else "text"
+    kind = "bytea" if form is ColumnForm.BYTES else "text"
     sent: sql.Composable = alias
-    if is_converted and form is Form.TEXT:
+    if is_converted and form is ColumnForm.TEXT:
         sent = sql.SQL("pg_catalog.convert_to({}, 'UTF8')").format(alias)
     return [
         sql.SQL("pg_catalog.string_agg({}, ''::pg_catalog.{})").format(alias, sql.SQL(kind)),

@@ -15,7 +15,7 @@ from psycopg import AsyncConnection
 
 from ingestd.model.errors import TableReplacedError
 from ingestd.model.lsn import Lsn
-from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.schema import Table
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.planner_functions import ensure_plannable
@@ -31,20 +31,20 @@ NotePosition = Callable[[AsyncConnection[Any]], Awaitable[Lsn]]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RowOrigin:
     """Where rows lie in the WAL, when they were read, and what was seen then (`SnapshotPage`)."""
 
     position: Lsn
     at: datetime
-    seen: Visibility | None = None
+    seen: PgSnapshot | None = None
 
 
-class View(Protocol):
+class ReadView(Protocol):
     """Begins the transaction that a split is read in."""
 
     async def enter(
         self, connection: AsyncConnection[Any], table: Table, blocks: BlockRange
-    ) -> Place:
+    ) -> RowOrigin:
         """Begin it, on a connection that is in none. Raises psycopg.Error, IngestdError."""
         ...
 
@@ -55,11 +55,11 @@ class ExportedView:
 
     dsn: str
     snapshot: str
-    place: Place
+    place: RowOrigin
 
     async def enter(
         self, connection: AsyncConnection[Any], table: Table, blocks: BlockRange
-    ) -> Place:
+    ) -> RowOrigin:
         """Take the snapshot up; keep the relation from being replaced."""
         # What was added after the snapshot, which does not see it, is planned with all the same.
         await ensure_plannable(connection, table.id, blocks.oid, with_partitions=blocks.is_whole)
@@ -84,7 +84,7 @@ class OwnView:
 
     async def enter(
         self, connection: AsyncConnection[Any], table: Table, blocks: BlockRange
-    ) -> Place:
+    ) -> RowOrigin:
         """Begin, unless the relation is another than the split was cut from."""
         await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         await lock_relation(connection, table.id, blocks, before_snapshot=True)
@@ -97,17 +97,17 @@ class OwnView:
                 raise TableReplacedError(table.id, "was rewritten or truncated while it was read")
         return place
 
-    async def _now(self, connection: AsyncConnection[Any]) -> Place:
+    async def _now(self, connection: AsyncConnection[Any]) -> RowOrigin:
         cursor = await connection.execute(_SEEN)
         row = await cursor.fetchone()
         assert row is not None
         seen, at = row
-        return Place(await self._position(connection), at, Visibility.parse(seen))
+        return RowOrigin(await self._position(connection), at, PgSnapshot.parse(seen))
 
 
-async def look(connection: AsyncConnection[Any]) -> Visibility:
+async def look(connection: AsyncConnection[Any]) -> PgSnapshot:
     """Take a snapshot, or give that of the transaction that the connection is in."""
     cursor = await connection.execute("SELECT pg_catalog.pg_current_snapshot()::text")
     row = await cursor.fetchone()
     assert row is not None
-    return Visibility.parse(row[0])
+    return PgSnapshot.parse(row[0])

@@ -19,7 +19,7 @@ Blocks = tuple[int, int | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
+class SnapshotRemainder:
     """What a snapshot at `point` left: by OID of the relation, its file and its blocks.
 
     `key`: names of the columns that identified its rows. `nbytes`: size of the whole table by the
@@ -44,7 +44,7 @@ class Unread:
         )
 
     @classmethod
-    def parse(cls, text: str) -> Unread:
+    def parse(cls, text: str) -> SnapshotRemainder:
         """Read what `str` wrote. Raises ValueError, KeyError or TypeError for anything else."""
         found = json.loads(text)
         left = {
@@ -83,4 +83,4 @@ def unread(
         else:
             ranges.append((blocks.start, blocks.end))
     left = {oid: (file, tuple(ranges)) for oid, (file, ranges) in found.items()}
-    return str(Unread(point, table.identifying, nbytes, left))
+    return str(SnapshotRemainder(point, table.identifying, nbytes, left))

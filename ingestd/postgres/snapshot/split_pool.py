@@ -10,11 +10,11 @@ from functools import partial
 
 from ingestd.failpoints import reach_async
 from ingestd.model.errors import TableError
-from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import SnapshotItem, SnapshotPage, Split, SplitRead, TableRead
 from ingestd.postgres.snapshot.page_reader import TablePages
-from ingestd.postgres.snapshot.read_view import Place, View
+from ingestd.postgres.snapshot.read_view import ReadView, RowOrigin
 
 ITEMS_PER_WORKER = 1
 
@@ -37,12 +37,12 @@ class SplitReaders:
         dsn: str,
         tables: Sequence[Table],
         plan: Plan,
-        view: View,
+        view: ReadView,
         *,
         workers: int,
         row_limit_bytes: int,
         hold_bytes: int = 0,
-        floor: Visibility | None = None,
+        floor: PgSnapshot | None = None,
     ) -> None:
         self._dsn = dsn
         self._tables = tables
@@ -58,7 +58,7 @@ class SplitReaders:
         self._read_bytes: Counter[TableId] = Counter()
         self._newest = floor
         self._entered_once: set[tuple[TableId, str]] = set()
-        self._open: dict[tuple[TableId, str], Visibility] = {}
+        self._open: dict[tuple[TableId, str], PgSnapshot] = {}
 
     async def items(self) -> AsyncGenerator[SnapshotItem, None]:
         """See `ingestd.ports.Snapshot.items`."""
@@ -86,7 +86,7 @@ class SplitReaders:
         """Give `Split.where` of a table's splits; none before it is cut."""
         return self._splits.get(table, ())
 
-    def oldest(self) -> Visibility | None:
+    def oldest(self) -> PgSnapshot | None:
         """See `ingestd.ports.Snapshot.oldest`."""
         return min(self._open.values(), key=lambda seen: seen.age, default=self._newest)
 
@@ -167,7 +167,7 @@ class SplitReaders:
             await items.put(page)
         await reach_async("capture.split.after")
 
-    def _entered(self, split: Split, place: Place) -> None:
+    def _entered(self, split: Split, place: RowOrigin) -> None:
         if place.seen is None or self._newest is None:
             return
         self._newest = max(self._newest, place.seen, key=lambda seen: seen.age)

@@ -18,7 +18,7 @@ from ingestd.model.schema import Table, TableId
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.relation_lock import lock_relation
 from ingestd.postgres.connection.session import connect
-from ingestd.postgres.rewrites.fingerprint import Storage, digest
+from ingestd.postgres.rewrites.fingerprint import TableFingerprint, digest
 
 # pg_class as the snapshot sees it, against the function, which sees the present.
 _REPLACED = """
@@ -77,7 +77,7 @@ async def ensure_described(connection: AsyncConnection[Any], table: Table) -> No
     They could have values already that would not be read. `connection` is in the snapshot's
     transaction. Raises TableChangedError.
     """
-    described = Storage.parse(table.storage)
+    described = TableFingerprint.parse(table.storage)
     if described is None:
         return
     known = {(c.number, c.type_oid, c.typmod, c.name) for c in described.columns}

@@ -11,7 +11,7 @@ from psycopg import AsyncConnection, sql
 from ingestd.model.errors import TableError
 from ingestd.model.schema import Table
 from ingestd.postgres.catalog.relation_lock import lock_relation, whole
-from ingestd.postgres.connection.server_messages import said
+from ingestd.postgres.connection.server_messages import loggable_message
 from ingestd.postgres.connection.session import connect
 
 LOCK_TIMEOUT_S = 10.0
@@ -57,7 +57,7 @@ async def _check(connection: AsyncConnection[Any], table: Table, text: str) -> N
                 raise
             raise TableError(
                 table.id,
-                f"it can't be asked this condition: {said(error, runs_users_sql=True)}",
+                f"it can't be asked this condition: {loggable_message(error, runs_users_sql=True)}",
                 remedy="write it as after WHERE in SQL, with the names of columns only",
             ) from error
 

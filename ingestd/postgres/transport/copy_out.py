@@ -16,12 +16,12 @@ import psycopg
 from numpy.typing import NDArray
 from psycopg import sql
 
-from ingestd.decode.pgoutput.backend_messages import ERROR, MOST_BYTES, READY, Cut
-from ingestd.decode.pgoutput.shortening import Passed, Shortener
+from ingestd.decode.pgoutput.backend_messages import ERROR, MOST_BYTES, READY, CutMessages
+from ingestd.decode.pgoutput.shortening import DroppedMessage, Shortener
 from ingestd.decode.values.encodings import Encoding
 from ingestd.model.errors import TableError
 from ingestd.postgres.connection.errors import lost
-from ingestd.postgres.connection.liveness import WatchedConnection
+from ingestd.postgres.connection.liveness import LivenessCheckedConnection
 from ingestd.postgres.connection.session import query_bytes, read_bytes_as_they_are, sent_encoding
 from ingestd.postgres.transport.channels.opening import Channels
 from ingestd.postgres.transport.copy_reader import CopyReader, fault_of
@@ -61,10 +61,10 @@ class CopyOut:
 
     def __init__(
         self,
-        connection: WatchedConnection,
+        connection: LivenessCheckedConnection,
         *,
         limit_bytes: int = MOST_BYTES,
-        shortener: Callable[[], Shortener] = Passed,
+        shortener: Callable[[], Shortener] = DroppedMessage,
         linger_s: float = LINGER_S,
     ) -> None:
         self._linger_s = linger_s
@@ -74,7 +74,7 @@ class CopyOut:
         self._shortener = shortener
         self._reader: CopyReader | None = None
         self._last: tuple[int, bytes] | None = None
-        self._taking: asyncio.Task[tuple[bytes, Cut]] | None = None
+        self._taking: asyncio.Task[tuple[bytes, CutMessages]] | None = None
 
     @property
     def encoding(self) -> Encoding | None:
@@ -162,7 +162,9 @@ class CopyOut:
             finally:
                 await self._connection.close()
 
-    async def _next(self, reader: CopyReader, *, has_more: bool = False) -> tuple[bytes, Cut]:
+    async def _next(
+        self, reader: CopyReader, *, has_more: bool = False
+    ) -> tuple[bytes, CutMessages]:
         """Return whole rows, what ends them, or that one is too large; waits until they have come.
 
         `has_more`: some of what has come may not be cut yet, because an end came before it. If this
@@ -180,7 +182,7 @@ class CopyOut:
         self._taking = None
         return found
 
-    async def _take(self, reader: CopyReader, *, has_more: bool) -> tuple[bytes, Cut]:
+    async def _take(self, reader: CopyReader, *, has_more: bool) -> tuple[bytes, CutMessages]:
         while True:
             fault = None
             if not has_more:
@@ -207,7 +209,7 @@ class CopyOut:
 
 @contextlib.asynccontextmanager
 async def copying(
-    connection: WatchedConnection,
+    connection: LivenessCheckedConnection,
     query: sql.Composed,
     *,
     limit_bytes: int,
@@ -236,7 +238,7 @@ async def copying(
 
 
 async def _blocks(
-    copy: CopyOut, connection: WatchedConnection, query: sql.Composed, limit_s: float | None
+    copy: CopyOut, connection: LivenessCheckedConnection, query: sql.Composed, limit_s: float | None
 ) -> AsyncGenerator[Block, None]:
     async with _within(connection, limit_s):
         await copy.start(query)
@@ -250,7 +252,7 @@ async def _blocks(
 
 @contextlib.asynccontextmanager
 async def _within(
-    connection: WatchedConnection, limit_s: float | None
+    connection: LivenessCheckedConnection, limit_s: float | None
 ) -> AsyncGenerator[None, None]:
     """Have the server give up what it takes too long for. Raises QueryCanceled."""
     try:

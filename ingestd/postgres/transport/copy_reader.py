@@ -32,12 +32,12 @@ from ingestd.decode.pgoutput.backend_messages import (
     ERROR,
     HEADER_BYTES,
     MOST_BYTES,
-    Cut,
+    CutMessages,
     Cutter,
     error_fields,
     length_of,
 )
-from ingestd.decode.pgoutput.shortening import Passed, Shortener
+from ingestd.decode.pgoutput.shortening import DroppedMessage, Shortener
 from ingestd.postgres.transport.channels.channel import Channel, is_last
 from ingestd.postgres.transport.socket_wait import readable, writable
 
@@ -76,7 +76,7 @@ class CopyReader:
         channel: Channel,
         *,
         limit_bytes: int = MOST_BYTES,
-        shortener: Callable[[], Shortener] = Passed,
+        shortener: Callable[[], Shortener] = DroppedMessage,
     ) -> None:
         self._channel = channel
         self._thread = ThreadPoolExecutor(1, "copy-data")
@@ -158,14 +158,14 @@ class CopyReader:
             self.heard_s = time.monotonic()
         return len(piece)
 
-    def take(self) -> Pieces | None:
+    def take(self) -> ReceivedBytes | None:
         """Return what has been read since the last time, None for nothing."""
         return self.taken() if self._pieces else None
 
-    def taken(self) -> Pieces:
+    def taken(self) -> ReceivedBytes:
         """Return the pieces, of which there may be none: what was left of those before them."""
         pieces, self._pieces, self._early_bytes = self._pieces, [], 0
-        return Pieces(pieces, self._cutter)
+        return ReceivedBytes(pieces, self._cutter)
 
     async def send(self, message: bytes) -> None:
         """Send a CopyData message; waits while the server does not read.
@@ -197,7 +197,7 @@ class CopyReader:
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class ReceivedBytes:
     """Bytes as they came, to be cut: in another thread, in the order of reading."""
 
     pieces: list[bytes]
@@ -209,7 +209,7 @@ class Pieces:
         ended = None if found.last is None else fault_of(found.last)
         return MessageBlock(buffer, found.starts, found.ends, ended)
 
-    def cut(self) -> tuple[bytes, Cut]:
+    def cut(self) -> tuple[bytes, CutMessages]:
         """Return a buffer and the messages in it. Raises ProtocolError."""
         return self.cutter.feed(self.pieces)
 

@@ -6,26 +6,28 @@ from collections.abc import Iterator
 
 import psycopg
 
-from ingestd.decode.pgoutput.decoder import StreamDecoder
+from ingestd.decode.pgoutput.decoder import PgoutputDecoder
 from ingestd.decode.pgoutput.frames import split_frames
-from ingestd.decode.pgoutput.streamed_transactions import CommitOrder
+from ingestd.decode.pgoutput.streamed_transactions import StreamedTransactions
 from ingestd.model.changes import Chunk
 from ingestd.model.lsn import Lsn
-from ingestd.postgres.transport.copy_reader import Pieces
+from ingestd.postgres.transport.copy_reader import ReceivedBytes
 from ingestd.postgres.wal.drain.drain import timed_feed
 
 GIVEN_BYTES = 16 << 20
 """A transaction that was kept while open is of any size: so much of it is decoded at a time."""
 
 
-class BlockDecoding:
+class BlockDecoder:
     """One block's chunks.
 
     After the first `some`: `reply_requested`, the server waits for a reply; `ended`, what it ended
     the stream with, after these.
     """
 
-    def __init__(self, decoder: StreamDecoder, order: CommitOrder, collected: Pieces) -> None:
+    def __init__(
+        self, decoder: PgoutputDecoder, order: StreamedTransactions, collected: ReceivedBytes
+    ) -> None:
         self._decoder = decoder
         self._chunks = self._decode(order, collected)
         self.reply_requested = False
@@ -43,7 +45,7 @@ class BlockDecoding:
         self.is_done = True
         return found
 
-    def _decode(self, order: CommitOrder, collected: Pieces) -> Iterator[Chunk]:
+    def _decode(self, order: StreamedTransactions, collected: ReceivedBytes) -> Iterator[Chunk]:
         block = collected.block()
         self.ended = block.ended
         frames = split_frames(block.buffer, block.starts, block.ends)

@@ -18,17 +18,17 @@ from psycopg import AsyncConnection
 from ingestd.decode.pgoutput.relation import Relation
 from ingestd.model.changes import Chunk
 from ingestd.model.errors import OperatorError, TransientError
-from ingestd.model.lake_state import Committed, RegisteredTable
+from ingestd.model.lake_state import LakeState, RegisteredTable
 from ingestd.model.lsn import ZERO, Lsn
-from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.row_limit import row_limit_bytes
 from ingestd.model.schema import Table, TableId
-from ingestd.ports import Continuity, Discovery, Fresh, Lag, Prepared, Resumed, Snapshot
-from ingestd.postgres.connection.claim import Control
+from ingestd.ports import CaptureLag, Continuity, Discovery, Fresh, Prepared, Resumed, Snapshot
+from ingestd.postgres.connection.claim import ControlConnection
 from ingestd.postgres.connection.errors import FREE_A_SENDER
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.connection.wal_position import is_standby
-from ingestd.postgres.rewrites.stream_evidence import Tellings
+from ingestd.postgres.rewrites.stream_evidence import StreamEvidence
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.snapshot.chunked import (
     ChunkedSnapshot,
@@ -37,19 +37,19 @@ from ingestd.postgres.snapshot.chunked import (
     sizes,
 )
 from ingestd.postgres.snapshot.read_view import look
-from ingestd.postgres.wal.change_stream import Delivery
+from ingestd.postgres.wal.change_stream import ChangeStream
 from ingestd.postgres.wal.continuity import continuity_of
 from ingestd.postgres.wal.discovery import SourceTables
 from ingestd.postgres.wal.drain.drain import CatchUpPolicy
 from ingestd.postgres.wal.publication import prepare_publication
 from ingestd.postgres.wal.publication_sql import is_locked
 from ingestd.postgres.wal.relation_cache import Relations
-from ingestd.postgres.wal.server import Server, inspect_server, server_notices
+from ingestd.postgres.wal.server import WalServer, inspect_server, server_notices
 from ingestd.postgres.wal.server_position import position_of
 from ingestd.postgres.wal.slots.create import prepare_slot, temporary_point, without_walsender
 from ingestd.postgres.wal.slots.slot import (
     ExportedPoint,
-    SlotPast,
+    UndecodablePast,
     find_slot,
     missing_slot,
     moved_slot,
@@ -78,28 +78,28 @@ class WalCapture:
         memory_bytes: int,
         catch_up: CatchUpPolicy,
         spool: SpoolPolicy | None = None,
-        told: Tellings | None = None,
-        past: SlotPast | None = None,
+        told: StreamEvidence | None = None,
+        past: UndecodablePast | None = None,
     ) -> None:
         self._where = f"source {source}"
         self._settings = settings
         self._dsn = settings.dsn.get_secret_value()
         self._slot = settings.slot
-        self._control = Control(self._where, self._dsn)
+        self._control = ControlConnection(self._where, self._dsn)
         self._monitor: AsyncConnection[Any] | None = None
         self._monitor_lock = asyncio.Lock()
         self._exported: ExportedPoint | None = None
         self._memory_bytes = memory_bytes
         self._snapshots: list[TableSnapshot | ChunkedSnapshot] = []
         self._tables = SourceTables(settings, told)
-        self._past = past or SlotPast()
+        self._past = past or UndecodablePast()
         self._relations = Relations(
             self._describe,
             settings.streams,
             self._tables.take_partition,
             self._tables.take_ddl,
         )
-        self._delivery = Delivery(
+        self._delivery = ChangeStream(
             source,
             settings,
             self._relations,
@@ -166,7 +166,7 @@ class WalCapture:
             return has_changed
         return False  # a table that is locked for long is looked at later
 
-    async def continuity(self, committed: Committed) -> Continuity:
+    async def continuity(self, committed: LakeState) -> Continuity:
         """Compare slot and server with what the lake holds."""
         control = await self._control.connection()
         with self._control.errors("continuity"):
@@ -304,7 +304,7 @@ class WalCapture:
                     self._relations.noticed.set()
                 yield judged
 
-    async def seen(self) -> Visibility:
+    async def seen(self) -> PgSnapshot:
         """Ask on the connection that holds the claim."""
         control = await self._control.connection()
         with self._control.errors("snapshot"):
@@ -315,10 +315,10 @@ class WalCapture:
         return self._delivery.checkpoint_requested
 
     async def confirm(self, position: Lsn) -> None:
-        """See `Delivery.confirm`."""
+        """See `ChangeStream.confirm`."""
         await self._delivery.confirm(position)
 
-    async def lag(self) -> Lag:
+    async def lag(self) -> CaptureLag:
         """Ask pg_replication_slots."""
         with self._control.errors("lag"):
             slot = await find_slot(await self._monitoring(), self._slot)
@@ -326,7 +326,7 @@ class WalCapture:
             raise self._without_slot()
         current, confirmed = Lsn.parse(slot.current), slot.confirmed_lsn
         self._delivery.server_is_at(Lsn.parse(slot.flushed), slot.again_bytes)
-        return Lag(
+        return CaptureLag(
             current_lsn=current,
             confirmed_lsn=confirmed,
             lag_bytes=None if confirmed is None else max(0, current - confirmed),
@@ -354,7 +354,7 @@ class WalCapture:
 
     # --- inside ------------------------------------------------------------------------------
 
-    async def _checked_server(self, control: AsyncConnection[Any]) -> Server:
+    async def _checked_server(self, control: AsyncConnection[Any]) -> WalServer:
         server = await inspect_server(control, self._dsn)
         for fault in server.faults():
             raise OperatorError(f"{self._where}: {fault.what}", remedy=fault.remedy)

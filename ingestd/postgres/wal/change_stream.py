@@ -23,8 +23,8 @@ from dataclasses import replace
 import psycopg
 import structlog
 
-from ingestd.decode.pgoutput.decoder import StreamDecoder
-from ingestd.decode.pgoutput.streamed_transactions import CommitOrder
+from ingestd.decode.pgoutput.decoder import PgoutputDecoder
+from ingestd.decode.pgoutput.streamed_transactions import StreamedTransactions
 from ingestd.decode.values.encodings import Encoding, encoding_of
 from ingestd.failpoints import reach_async
 from ingestd.model.changes import Chunk, idle_chunk
@@ -33,12 +33,12 @@ from ingestd.model.lsn import ZERO, Lsn
 from ingestd.model.row_limit import row_limit_bytes
 from ingestd.postgres.connection.errors import FULL, classify, is_unsendable
 from ingestd.postgres.settings import WalSettings
-from ingestd.postgres.wal.block_decoder import BlockDecoding
+from ingestd.postgres.wal.block_decoder import BlockDecoder
 from ingestd.postgres.wal.drain.drain import (
     PAUSE_S,
     REFUSED_PAUSE_S,
-    CatchUp,
     CatchUpPolicy,
+    Drain,
     PartFailedError,
 )
 from ingestd.postgres.wal.relation_cache import Relations
@@ -48,10 +48,10 @@ from ingestd.postgres.wal.replication_stream import (
     StreamLimits,
     open_stream,
 )
-from ingestd.postgres.wal.server import Server
+from ingestd.postgres.wal.server import WalServer
 from ingestd.postgres.wal.server_position import AskPosition, ServerPosition
 from ingestd.postgres.wal.slots.advance import ADVANCE_BYTES, SlotAdvance
-from ingestd.postgres.wal.slots.slot import SlotPast, moved_slot, older_slot, skipped
+from ingestd.postgres.wal.slots.slot import UndecodablePast, moved_slot, older_slot, skipped
 from ingestd.postgres.wal.spool import OpenTransactions, SpoolPolicy
 
 _COLLECTED = 12
@@ -62,7 +62,7 @@ LATE_LOOKS = 2
 """A stream that is found far behind so often in a row is given up: the backlog is drained."""
 
 
-class Delivery:
+class ChangeStream:
     """One slot's changes, given once. `close` it always.
 
     `slot_position`: asks where the slot is, `server_position` how far the server's WAL goes:
@@ -83,7 +83,7 @@ class Delivery:
         memory_bytes: int,
         catch_up: CatchUpPolicy,
         spool: SpoolPolicy,
-        past: SlotPast,
+        past: UndecodablePast,
     ) -> None:
         self._source = source
         self._slot_position = slot_position
@@ -103,8 +103,8 @@ class Delivery:
         self._lineage = ""
         self._encoding: Encoding | None = None
         self._stream: ReplicationStream | None = None
-        self._draining: CatchUp | None = None
-        self._decoder: StreamDecoder | None = None
+        self._draining: Drain | None = None
+        self._decoder: PgoutputDecoder | None = None
         self._slot_lock = asyncio.Lock()
         self._advance = SlotAdvance(
             self._dsn,
@@ -118,7 +118,7 @@ class Delivery:
         self._is_letting_go = False
         self.checkpoint_requested = False
 
-    async def changes(self, start: Lsn, server: Server) -> AsyncGenerator[Chunk, None]:
+    async def changes(self, start: Lsn, server: WalServer) -> AsyncGenerator[Chunk, None]:
         """Give the changes of transactions with commit_lsn >= `start`, the slot's or later.
 
         After `server_is_at`. Raises TransientError, OperatorError, ProtocolError.
@@ -156,7 +156,7 @@ class Delivery:
             is_drained = self._position >= target
             pays = is_drained and self._is_late_at(self._position)
 
-    async def _streamed(self, start: Lsn, server: Server) -> AsyncGenerator[Chunk, None]:
+    async def _streamed(self, start: Lsn, server: WalServer) -> AsyncGenerator[Chunk, None]:
         """Give the changes as they come, until a backlog is to be drained.
 
         Not before any came: what the server has read of a long transaction would be for nothing.
@@ -177,7 +177,7 @@ class Delivery:
                 await reach_async("capture.receive.before")
                 collected = await stream.take()
                 await reach_async("capture.receive.after")
-                decoding = BlockDecoding(decoder, order, collected)
+                decoding = BlockDecoder(decoder, order, collected)
                 while not decoding.is_done:
                     found = await asyncio.to_thread(decoding.some)
                     # Until something is confirmed: the pipeline looks only now and then.
@@ -245,7 +245,7 @@ class Delivery:
         return f'"{self._publication}"' in (fault.diag.message_primary or "")
 
     async def _begin_stream(
-        self, start: Lsn, server: Server, *, takes_open: bool
+        self, start: Lsn, server: WalServer, *, takes_open: bool
     ) -> ReplicationStream:
         async with self._slot_lock:
             await self._advance.settle()
@@ -311,7 +311,7 @@ class Delivery:
     def _is_late_at(self, position: Lsn) -> bool:
         return self._catch_up.is_late(self._flushed - position, self._again_bytes)
 
-    def _is_late(self, decoder: StreamDecoder) -> bool:
+    def _is_late(self, decoder: PgoutputDecoder) -> bool:
         """Whether to drain what is behind; not in the middle of a transaction.
 
         Nor after one that was all that was behind: the server would decode it once more.
@@ -381,9 +381,9 @@ class Delivery:
             self._refuse_to_drain(error, has_given=has_given)
 
     async def _drained(
-        self, start: Lsn, target: Lsn, decoder: StreamDecoder
+        self, start: Lsn, target: Lsn, decoder: PgoutputDecoder
     ) -> AsyncGenerator[Chunk, None]:
-        backlog = self._draining = await CatchUp.begin(
+        backlog = self._draining = await Drain.begin(
             self._dsn,
             self._slot,
             self._publication,
@@ -441,9 +441,9 @@ class Delivery:
             f"'{self._slot}'); and start it: all tables are read anew"
         )
 
-    def _new_decoder(self) -> StreamDecoder:
+    def _new_decoder(self) -> PgoutputDecoder:
         hold_bytes = min(8 << 20, self._memory_bytes // 8)
-        self._decoder = StreamDecoder(
+        self._decoder = PgoutputDecoder(
             self._relations.resolve,
             tell_partition=self._relations.tell_partition,
             tell_message=self._relations.tell_ddl,
@@ -453,9 +453,9 @@ class Delivery:
         )
         return self._decoder
 
-    def _new_order(self) -> CommitOrder:
+    def _new_order(self) -> StreamedTransactions:
         where = f"source {self._source}"
-        return CommitOrder(
+        return StreamedTransactions(
             OpenTransactions(self._spool, memory_bytes=self._memory_bytes // 8, where=where)
         )
 
@@ -464,7 +464,7 @@ class Delivery:
         left_out = self._relations.take_left_out()
         return replace(chunk, left_out=left_out) if left_out else chunk
 
-    def _limits(self, server: Server) -> StreamLimits:
+    def _limits(self, server: WalServer) -> StreamLimits:
         interval = STATUS_INTERVAL_S
         if server.sender_timeout_s > 0:
             interval = min(interval, server.sender_timeout_s / 4)

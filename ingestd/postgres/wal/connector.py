@@ -11,16 +11,16 @@ from pydantic import BaseModel
 from ingestd.model.check import CheckLine
 from ingestd.model.lake_state import RegisteredTable
 from ingestd.model.schema import TableId
-from ingestd.ports import ChangeCapture, ChangeLog, Connector, Coverage, Demand
+from ingestd.ports import ChangeCapture, ChangeLog, Connector, Coverage, ServerDemand
 from ingestd.postgres.connector import PostgresConnector
-from ingestd.postgres.rewrites.stream_evidence import Tellings
+from ingestd.postgres.rewrites.stream_evidence import StreamEvidence
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal.capture import WalCapture
 from ingestd.postgres.wal.discovery import SourceTables
 from ingestd.postgres.wal.drain.drain import CatchUpPolicy
 from ingestd.postgres.wal.preflight import demand_for, preflight
 from ingestd.postgres.wal.server import inspect_server
-from ingestd.postgres.wal.slots.slot import SlotPast
+from ingestd.postgres.wal.slots.slot import UndecodablePast
 from ingestd.postgres.wal.spool import SpoolPolicy
 
 
@@ -34,8 +34,8 @@ class WalConnector(PostgresConnector):
         self._settings = settings
         self._catch_up = catch_up
         self._spool = SpoolPolicy(settings.open_transaction_spool)
-        self._told = Tellings()
-        self._past = SlotPast()
+        self._told = StreamEvidence()
+        self._past = UndecodablePast()
 
     async def _look(
         self, connection: AsyncConnection[Any], known: Mapping[TableId, RegisteredTable]
@@ -61,7 +61,7 @@ class WalConnector(PostgresConnector):
         """Look for what would fail."""
         return await preflight(self._source, self._settings)
 
-    async def _demand(self, connection: AsyncConnection[Any]) -> Demand:
+    async def _demand(self, connection: AsyncConnection[Any]) -> ServerDemand:
         return await demand_for(connection, self._settings)
 
 

@@ -41,7 +41,7 @@ from typing import Any
 from psycopg import AsyncConnection
 
 from ingestd.model.errors import OperatorError, TransientError
-from ingestd.model.lake_state import Committed
+from ingestd.model.lake_state import LakeState
 from ingestd.model.lsn import ZERO, Lsn
 from ingestd.ports import Continuity, Fresh, LakeLost, Lost, Resumed
 from ingestd.postgres.catalog.publication import find_publication
@@ -49,13 +49,13 @@ from ingestd.postgres.connection.wal_position import current_position
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal.server import (
     FIRST_DECODING_STANDBY,
-    Server,
+    WalServer,
     switch_points,
 )
 from ingestd.postgres.wal.slots.slot import (
     FIRST_WITH_FAILOVER,
     Slot,
-    SlotPast,
+    UndecodablePast,
     find_slot,
     gap_before,
 )
@@ -66,28 +66,28 @@ WAL_SEGMENT_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class SlotContinuity:
     """The server and what it has for us.
 
     `current`: where its WAL ends. `switched`: timelines that its own came from, and where each was
     left (empty where that was not asked for).
     """
 
-    server: Server
+    server: WalServer
     current: Lsn
     slot: Slot | None
     has_publication: bool
     switched: Mapping[int, Lsn]
-    past: SlotPast = field(default_factory=SlotPast)
+    past: UndecodablePast = field(default_factory=UndecodablePast)
 
 
 async def continuity_of(
     control: AsyncConnection[Any],
-    server: Server,
+    server: WalServer,
     settings: WalSettings,
-    committed: Committed,
+    committed: LakeState,
     *,
-    past: SlotPast,
+    past: UndecodablePast,
     where: str,
 ) -> Continuity:
     """Compare slot and server with what the lake holds. Changes nothing.
@@ -102,12 +102,12 @@ async def continuity_of(
     switched: Mapping[int, Lsn] = {}
     if committed.origin not in {None, server.origin}:
         switched = await switch_points(settings.dsn.get_secret_value(), server.timeline)
-    found = Standing(server, current, slot, publication is not None, switched, past)
+    found = SlotContinuity(server, current, slot, publication is not None, switched, past)
     return judge(found, settings, committed, where=where)
 
 
 def judge(
-    found: Standing, settings: WalSettings, committed: Committed, *, where: str
+    found: SlotContinuity, settings: WalSettings, committed: LakeState, *, where: str
 ) -> Continuity:
     """Decide; see the module for the order, and `continuity_of` for what is raised."""
     server, slot, position = found.server, found.slot, committed.position
@@ -126,7 +126,7 @@ def judge(
     return Resumed() if gap is None else Lost(gap)
 
 
-def _not_the_lake(found: Standing, settings: WalSettings, committed: Committed) -> str | None:
+def _not_the_lake(found: SlotContinuity, settings: WalSettings, committed: LakeState) -> str | None:
     """Say why this is not the lake that the slot was read into; None if it may be."""
     slot, position = found.slot, committed.position
     if slot is None or not (settings.manage or slot.read_transactions > 0):
@@ -150,7 +150,9 @@ def _not_the_lake(found: Standing, settings: WalSettings, committed: Committed) 
     return None
 
 
-def _gap(found: Standing, settings: WalSettings, committed: Committed, position: Lsn) -> str | None:
+def _gap(
+    found: SlotContinuity, settings: WalSettings, committed: LakeState, position: Lsn
+) -> str | None:
     """Say why the server may not have all that follows the lake; None if it has."""
     server = found.server
     origin = committed.origin or server.origin
@@ -176,7 +178,7 @@ def _gap(found: Standing, settings: WalSettings, committed: Committed, position:
     return gap_before(found.slot, settings.slot, position)
 
 
-def _other_server(origin: str, server: Server) -> str | None:
+def _other_server(origin: str, server: WalServer) -> str | None:
     """Say why the lake's rows are not this server's; None if they are."""
     system = origin.partition("/")[0]
     if system != server.system_identifier:
@@ -187,7 +189,7 @@ def _other_server(origin: str, server: Server) -> str | None:
     return None
 
 
-def _parted(found: Standing, name: str, timeline: str, reached: Lsn) -> str | None:
+def _parted(found: SlotContinuity, name: str, timeline: str, reached: Lsn) -> str | None:
     """Say why a server on another timeline does not go on where the lake ends; None if it may."""
     server, slot = found.server, found.slot
     promoted = f"the server was promoted or restored (timeline {timeline}, now {server.timeline})"
@@ -210,7 +212,9 @@ def _parted(found: Standing, name: str, timeline: str, reached: Lsn) -> str | No
     return None
 
 
-def _behind(found: Standing, slot: str, reached: Lsn, committed: Committed, where: str) -> Lost:
+def _behind(
+    found: SlotContinuity, slot: str, reached: Lsn, committed: LakeState, where: str
+) -> Lost:
     is_polled = (committed.origin or "").count("/") > 1
     if is_polled and reached - found.current < POLLED_AHEAD_BYTES:
         raise TransientError(

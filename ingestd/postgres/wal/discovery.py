@@ -18,7 +18,7 @@ from ingestd.model.lake_state import Notice, RegisteredTable
 from ingestd.model.lsn import ZERO, Lsn
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import Discovery, Refused
-from ingestd.postgres.captured.definition import Catalog, Definitions, read_catalog
+from ingestd.postgres.captured.definition import Catalog, TableDefinitions, read_catalog
 from ingestd.postgres.captured.departed_tables import Departed, find_departed
 from ingestd.postgres.captured.selection import is_left_out, missing_tables, unmatched_notices
 from ingestd.postgres.catalog.publication import Publication, was_altered
@@ -28,15 +28,15 @@ from ingestd.postgres.connection.quoting import printed
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.rewrites.ddl_log import DdlEvent
 from ingestd.postgres.rewrites.ddl_script import DdlLogFault, ddl_log_fault
-from ingestd.postgres.rewrites.fingerprint import Storage, digest
+from ingestd.postgres.rewrites.fingerprint import TableFingerprint, digest
 from ingestd.postgres.rewrites.fingerprint_queries import read_makers
-from ingestd.postgres.rewrites.stream_evidence import Tellings
+from ingestd.postgres.rewrites.stream_evidence import StreamEvidence
 from ingestd.postgres.rewrites.streamed_texts import read_at
-from ingestd.postgres.rewrites.tracker import Looks, is_wider, to_record
+from ingestd.postgres.rewrites.tracker import FingerprintTracker, is_wider, to_record
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal.enum_labels import EnumColumns, enum_columns, unknown_labels
 from ingestd.postgres.wal.publication_sql import add_statement, column_lists, kept_out
-from ingestd.postgres.wal.server import Server
+from ingestd.postgres.wal.server import WalServer
 
 TRY_AGAIN_S = 60.0
 """When a table is tried again that the server refused to publish: as stopped sources are."""
@@ -48,7 +48,7 @@ class _Awaited:
     """Partitions of which the stream has to tell up to `lsn`, before they count as they were found.
 
     `files`: those that they had before another one. `ended`: as when they were found to be empty
-    (`Storage`). `new`: the partitions that came.
+    (`TableFingerprint`). `new`: the partitions that came.
     """
 
     lsn: Lsn
@@ -64,12 +64,12 @@ class SourceTables:
     too, which may have ended before they looked.
     """
 
-    def __init__(self, settings: WalSettings, told: Tellings | None = None) -> None:
+    def __init__(self, settings: WalSettings, told: StreamEvidence | None = None) -> None:
         self._settings = settings
-        self._definitions = Definitions(settings)
+        self._definitions = TableDefinitions(settings)
         self._catalog = Catalog()
-        self._looks = Looks(settings.dsn.get_secret_value())
-        self.told = told or Tellings()
+        self._looks = FingerprintTracker(settings.dsn.get_secret_value())
+        self.told = told or StreamEvidence()
         self.texts = self.told.texts
         self.departed: Departed = {}
         self._accepted: frozenset[TableId] = frozenset()
@@ -90,7 +90,7 @@ class SourceTables:
         self._suspected.update(tables)
 
     async def discover(
-        self, connection: AsyncConnection[Any], server: Server, known: Known
+        self, connection: AsyncConnection[Any], server: WalServer, known: Known
     ) -> Discovery:
         """See `ingestd.ports.ChangeCapture.discover`."""
         # As it is before the catalog is read: the stream goes on, and what it tells meanwhile would
@@ -189,7 +189,7 @@ class SourceTables:
         )
 
     def take_partition(self, partition: Relation, table: int) -> bool:
-        """Take that a partition of a table has changes; see `Tellings.partition`."""
+        """Take that a partition of a table has changes; see `StreamEvidence.partition`."""
         return self.told.partition(partition, table, self._looks.last(table, None))
 
     def take_ddl(self, event: DdlEvent, lsn: Lsn, xid: int) -> bool:
@@ -289,7 +289,7 @@ class SourceTables:
 
     # --- one table ---------------------------------------------------------------------------
 
-    def _last(self, row: TableRow, known: RegisteredTable | None) -> Storage | None:
+    def _last(self, row: TableRow, known: RegisteredTable | None) -> TableFingerprint | None:
         """Give how it was stored at the last look, in this run or in an earlier one."""
         last = self._looks.last(row.oid, known)
         if last is not None and known is not None and not self._looks.has_seen(row.oid):
@@ -300,8 +300,8 @@ class SourceTables:
     def _quiet(
         self,
         oid: int,
-        then: Storage | None,
-        now: Storage,
+        then: TableFingerprint | None,
+        now: TableFingerprint,
         catalog: Catalog,
         makers: Mapping[int, int],
     ) -> dict[int, int]:
@@ -332,12 +332,14 @@ class SourceTables:
             del self._awaited[oid]
         return quiet
 
-    def _storage_to_record(self, row: TableRow, now: Storage, known: RegisteredTable | None) -> str:
+    def _storage_to_record(
+        self, row: TableRow, now: TableFingerprint, known: RegisteredTable | None
+    ) -> str:
         # Else the next run would find the same files again that are not those recorded.
         with_files = row.oid in self._rewritten
         return to_record(self._settled(row.oid, now), row.oid, known, files=with_files)
 
-    def _settled(self, oid: int, now: Storage) -> Storage:
+    def _settled(self, oid: int, now: TableFingerprint) -> TableFingerprint:
         """Return what `_tables` is to have: with the former files of what is awaited."""
         awaited = self._awaited.get(oid)
         if awaited is None:
@@ -407,8 +409,8 @@ class SourceTables:
         self,
         table: Table,
         catalog: Catalog,
-        then: Storage | None,
-        now: Storage,
+        then: TableFingerprint | None,
+        now: TableFingerprint,
         known: RegisteredTable | None,
     ) -> str | None:
         """Say why not all its changes are sent, or were for a time; None if they are and were."""
@@ -432,7 +434,7 @@ class SourceTables:
 
 
 def _enums_of(
-    catalog: Catalog, seen: Mapping[int, Storage], types: Types
+    catalog: Catalog, seen: Mapping[int, TableFingerprint], types: Types
 ) -> dict[int, EnumColumns]:
     return {
         oid: enum_columns(now, [c.type_oid for c in catalog.columns[oid]], types)
@@ -441,7 +443,9 @@ def _enums_of(
     }
 
 
-def _rekeyed(table: Table, then: Storage | None, known: RegisteredTable | None) -> str | None:
+def _rekeyed(
+    table: Table, then: TableFingerprint | None, known: RegisteredTable | None
+) -> str | None:
     """Return why a table is read again whose key an older lake has recorded by its columns only."""
     if then is None or then.key is not None or known is None or known.oid != table.oid:
         return None
@@ -449,7 +453,7 @@ def _rekeyed(table: Table, then: Storage | None, known: RegisteredTable | None) 
     return None if key == set(table.captured_key) else "its key or replica identity changed"
 
 
-def _first(now: Storage, known: RegisteredTable | None) -> Storage:
+def _first(now: TableFingerprint, known: RegisteredTable | None) -> TableFingerprint:
     """Give how a table was first found; `known`: one before it of the same name.
 
     That one's columns are in the lake, and no look at this one has seen them.

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from ingestd.decode.type_mapping import Types
 from ingestd.model.changes import Chunk, TableBatch
-from ingestd.postgres.rewrites.fingerprint import Storage
+from ingestd.postgres.rewrites.fingerprint import TableFingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class EnumColumns:
         return found
 
 
-def enum_columns(storage: Storage, type_oids: Iterable[int], types: Types) -> EnumColumns:
+def enum_columns(storage: TableFingerprint, type_oids: Iterable[int], types: Types) -> EnumColumns:
     """Return the labels of columns of these types, as the catalog was when `storage` was read."""
     labels = {t.oid: t.labels for t in storage.types if t.labels and not t.is_inside}
     found = {oid: labels.get(_element(oid, types)) for oid in type_oids}

@@ -12,12 +12,12 @@ from ingestd.decode.type_mapping import BUILT_IN
 from ingestd.model.check import CheckLine, Level
 from ingestd.model.errors import IngestdError, TableError
 from ingestd.model.schema import Table, TableId
-from ingestd.ports import Demand
-from ingestd.postgres.captured.definition import Definitions, read_catalog
+from ingestd.ports import ServerDemand
+from ingestd.postgres.captured.definition import TableDefinitions, read_catalog
 from ingestd.postgres.captured.selection import is_left_out, missing_tables, unmatched_notices
 from ingestd.postgres.catalog.publication import find_publication, published
 from ingestd.postgres.catalog.replica_identity import (
-    Sending,
+    PublishedIdentity,
     identify,
     incomplete,
     only_inserts,
@@ -26,13 +26,13 @@ from ingestd.postgres.catalog.replica_identity import (
 )
 from ingestd.postgres.catalog.row_filters import MAY_STOP, may_lack_values, with_toast
 from ingestd.postgres.catalog.tables import NO_COLUMNS, refusal, table_of
-from ingestd.postgres.check import Findings, column_notes, left_out
+from ingestd.postgres.check import CheckFindings, column_notes, left_out
 from ingestd.postgres.connection.authentication import check_lines
-from ingestd.postgres.connection.claim_session import Holder, claim_holder
+from ingestd.postgres.connection.claim_session import ClaimHolder, claim_holder
 from ingestd.postgres.connection.dsn import read_dsn
 from ingestd.postgres.connection.errors import FREE_A_SENDER, classify
 from ingestd.postgres.connection.quoting import printed
-from ingestd.postgres.connection.server_messages import said
+from ingestd.postgres.connection.server_messages import loggable_message
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.connection.tls import check_line
 from ingestd.postgres.rewrites.ddl_script import REMEDY, ddl_log_fault, script
@@ -52,7 +52,7 @@ from ingestd.postgres.wal.publication_sql import (
     possible_lists,
     refused_by_trigger,
 )
-from ingestd.postgres.wal.server import Server, inspect_server, server_notices
+from ingestd.postgres.wal.server import WalServer, inspect_server, server_notices
 from ingestd.postgres.wal.slots.slot import Slot, find_slot, slot_fault
 
 LOW_SAFE_BYTES = 1 << 30
@@ -68,7 +68,7 @@ async def preflight(source: str, settings: WalSettings) -> list[CheckLine]:
 
     Changes nothing: whether tables can be published is tried in a transaction that is rolled back.
     """
-    found = Findings(source)
+    found = CheckFindings(source)
     dsn = settings.dsn.get_secret_value()
     try:
         found.add(check_line(source, read_dsn(dsn)))
@@ -83,7 +83,7 @@ async def preflight(source: str, settings: WalSettings) -> list[CheckLine]:
 
 
 async def _look(
-    connection: AsyncConnection[Any], source: str, settings: WalSettings, found: Findings
+    connection: AsyncConnection[Any], source: str, settings: WalSettings, found: CheckFindings
 ) -> None:
     dsn = settings.dsn.get_secret_value()
     server = await inspect_server(connection, dsn)
@@ -102,7 +102,7 @@ async def _look(
 
 
 async def _ddl_log(
-    connection: AsyncConnection[Any], tables: Sequence[int], found: Findings
+    connection: AsyncConnection[Any], tables: Sequence[int], found: CheckFindings
 ) -> None:
     """Look for the event triggers; the remedy is the script, to be pasted."""
     fault = await ddl_log_fault(connection, tables)
@@ -118,7 +118,7 @@ async def _ddl_log(
     )
 
 
-def _server(server: Server, found: Findings) -> None:
+def _server(server: WalServer, found: CheckFindings) -> None:
     faults = server.faults()
     for fault in faults:
         found.fault("server", fault)
@@ -143,9 +143,9 @@ async def _room(
     connection: AsyncConnection[Any],
     source: str,
     settings: WalSettings,
-    server: Server,
-    found: Findings,
-) -> Holder | None:
+    server: WalServer,
+    found: CheckFindings,
+) -> ClaimHolder | None:
     """Say what the server has no room for; return who holds the claim."""
     demand = await demand_for(connection, settings)
     found.lines += room_lines({source: demand})
@@ -160,7 +160,7 @@ async def _room(
     return holder
 
 
-async def demand_for(connection: AsyncConnection[Any], settings: WalSettings) -> Demand:
+async def demand_for(connection: AsyncConnection[Any], settings: WalSettings) -> ServerDemand:
     """Return what a run needs of the server beyond what is in use. Raises psycopg.Error."""
     slot = await find_slot(connection, settings.slot)
     makes = settings.manage and (slot is None or slot.is_lost)
@@ -172,8 +172,8 @@ async def _tables(
     connection: AsyncConnection[Any],
     reading: AsyncConnection[Any],
     settings: WalSettings,
-    server: Server,
-    found: Findings,
+    server: WalServer,
+    found: CheckFindings,
 ) -> list[Table]:
     catalog = await read_catalog(settings)
     dsn = settings.dsn.get_secret_value()
@@ -182,7 +182,7 @@ async def _tables(
         found.note(f"table {missing.table.id}", "fail", error.reason, error.remedy)
     publication = catalog.publication
     is_ours = settings.manage and (publication is None or publication.owned)
-    definitions = Definitions(settings)
+    definitions = TableDefinitions(settings)
     await definitions.take(connection, catalog, {})
     filtered = {name for name, sent in catalog.published.items() if sent.row_filter is not None}
     toasted = await with_toast(connection, [r.oid for r in catalog.rows if r.id in filtered])
@@ -234,7 +234,7 @@ async def _tables(
 
 
 def _captured(
-    plain: Table, table: Table, settings: WalSettings, sending: Sending, *, is_ours: bool
+    plain: Table, table: Table, settings: WalSettings, sending: PublishedIdentity, *, is_ours: bool
 ) -> str:
     """Say what is captured of a table that is `plain` in the catalog."""
     names = ", ".join(table.identity)
@@ -255,9 +255,9 @@ def _captured(
 async def _publication(
     connection: AsyncConnection[Any],
     settings: WalSettings,
-    server: Server,
+    server: WalServer,
     tables: Sequence[Table],
-    found: Findings,
+    found: CheckFindings,
 ) -> None:
     name = settings.publication
     publication = await find_publication(connection, name)
@@ -308,7 +308,7 @@ async def _note_refused(
     name: str,
     tables: Sequence[TableId],
     lists: ColumnLists,
-    found: Findings,
+    found: CheckFindings,
 ) -> bool:
     """Note the tables that the server refuses to publish; return whether it could be tried."""
     try:
@@ -316,7 +316,9 @@ async def _note_refused(
     except psycopg.Error as error:
         disable = await refused_by_trigger(connection, error)
         level: Level = "warn" if disable is None else "fail"
-        found.note(f"publication {name}", level, f"could not be tried: {said(error)}", disable)
+        found.note(
+            f"publication {name}", level, f"could not be tried: {loggable_message(error)}", disable
+        )
         return False
     for table, fault in refused.items():
         found.note(f"table {table}", "fail", fault.reason, fault.remedy)
@@ -327,7 +329,7 @@ def _sent(
     subject: str,
     sent: Iterable[TableId] | None,
     settings: WalSettings,
-    found: Findings,
+    found: CheckFindings,
     more: str = "",
 ) -> None:
     """Say what a publication sends, and what of that is left out. None: there is none yet."""
@@ -353,9 +355,9 @@ def _sent(
 def _slot(
     slot: Slot | None,
     settings: WalSettings,
-    server: Server,
-    found: Findings,
-    holder: Holder | None,
+    server: WalServer,
+    found: CheckFindings,
+    holder: ClaimHolder | None,
 ) -> None:
     name = settings.slot
     subject = f"slot {name}"

@@ -12,7 +12,7 @@ from ingestd.model.errors import OperatorError, TransientError
 from ingestd.model.schema import Table, TableId
 from ingestd.postgres.catalog.publication import find_publication
 from ingestd.postgres.connection.quoting import printed
-from ingestd.postgres.connection.server_messages import said
+from ingestd.postgres.connection.server_messages import loggable_message
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal.publication_sql import (
@@ -81,7 +81,7 @@ async def prepare_publication(
     except psycopg.errors.InsufficientPrivilege as error:
         statement = await owners_statement(control, name, names, lists)
         raise OperatorError(
-            f"{where}: no right to keep publication {name!r}: {said(error)}",
+            f"{where}: no right to keep publication {name!r}: {loggable_message(error)}",
             remedy=f"{statement}  -- as the tables' owner; then set manage = false",
         ) from error
     except psycopg.Error as error:
@@ -89,7 +89,7 @@ async def prepare_publication(
         if disable is None:
             raise
         raise OperatorError(
-            f"{where}: an event trigger refuses publication {name!r}: {said(error)}",
+            f"{where}: an event trigger refuses publication {name!r}: {loggable_message(error)}",
             remedy=disable,
         ) from error
 

@@ -25,7 +25,7 @@ from ingestd.postgres.catalog.publication import (
     published,
 )
 from ingestd.postgres.connection.quoting import printed
-from ingestd.postgres.connection.server_messages import said
+from ingestd.postgres.connection.server_messages import loggable_message
 from ingestd.postgres.wal.errors import cut_off
 
 _EXPLICIT = """
@@ -216,7 +216,7 @@ async def kept_out(
     return {
         table: TableError(
             table,
-            f"the server refuses to put it into publication {name!r}: {said(error)}",
+            f"the server refuses to put it into publication {name!r}: {loggable_message(error)}",
             remedy=f"{printed(add_statement(name, [table], lists))};  -- as a superuser, or "
             "when what the server names is put right; it is tried again every minute",
         )

@@ -31,7 +31,7 @@ from ingestd.model.errors import IngestdError, OperatorError, TransientError
 from ingestd.model.lsn import ZERO, Lsn
 from ingestd.model.row_limit import UNLIMITED_BYTES, change_limit_bytes, kept_bytes
 from ingestd.postgres.connection.errors import classify, lost
-from ingestd.postgres.connection.liveness import WatchedConnection
+from ingestd.postgres.connection.liveness import LivenessCheckedConnection
 from ingestd.postgres.connection.session import (
     connect,
     query_bytes,
@@ -39,7 +39,7 @@ from ingestd.postgres.connection.session import (
     sent_encoding,
 )
 from ingestd.postgres.transport.channels.opening import Channels
-from ingestd.postgres.transport.copy_reader import CopyReader, Pieces
+from ingestd.postgres.transport.copy_reader import CopyReader, ReceivedBytes
 from ingestd.postgres.wal.decoding_memory import raise_decoding_memory
 from ingestd.postgres.wal.server import refuse_other
 from ingestd.postgres.wal.slots.slot import vanished_slot
@@ -73,7 +73,11 @@ class ReplicationStream:
     """
 
     def __init__(
-        self, connection: WatchedConnection, reader: CopyReader, where: str, limits: StreamLimits
+        self,
+        connection: LivenessCheckedConnection,
+        reader: CopyReader,
+        where: str,
+        limits: StreamLimits,
     ) -> None:
         self._connection = connection
         self._reader = reader
@@ -119,13 +123,13 @@ class ReplicationStream:
         """Tell the server where this is, now and then, and whether it still answers."""
         self._tasks += [asyncio.create_task(each) for each in (self._report(), self._watch())]
 
-    async def take(self) -> Pieces:
+    async def take(self) -> ReceivedBytes:
         """Give what has been collected; waits for the first. Raises what ended the stream."""
         while (collected := await self._take()) is None:
             pass
         return collected
 
-    async def _take(self) -> Pieces | None:
+    async def _take(self) -> ReceivedBytes | None:
         waiter = asyncio.create_task(self._ready.wait())
         try:
             await asyncio.wait([waiter, *self._tasks], return_when=asyncio.FIRST_COMPLETED)

@@ -57,7 +57,7 @@ SELECT current_setting('server_version_num')::int AS version,
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class WalServer:
     """The server as this role sees it; `sender_timeout_s` 0 means never.
 
     `in_recovery`: it is a standby; `feedback`: it tells the primary which old rows it needs.
@@ -142,7 +142,7 @@ def _encoding_notices(encoding: str) -> tuple[Notice, ...]:
     )
 
 
-def server_notices(server: Server, dsn: str) -> tuple[Notice, ...]:
+def server_notices(server: WalServer, dsn: str) -> tuple[Notice, ...]:
     """Return what an operator should know of the server. Of a standby nobody's commits wait."""
     found = _encoding_notices(server.encoding)
     if server.in_recovery:
@@ -151,9 +151,9 @@ def server_notices(server: Server, dsn: str) -> tuple[Notice, ...]:
     return (*found, *synchronous_notices(server.synchronous_names, application))
 
 
-async def inspect_server(connection: AsyncConnection[Any], dsn: str) -> Server:
+async def inspect_server(connection: AsyncConnection[Any], dsn: str) -> WalServer:
     """Ask the server what it is; of a standby that decodes WAL, its walsender too."""
-    async with connection.cursor(row_factory=class_row(Server)) as cursor:
+    async with connection.cursor(row_factory=class_row(WalServer)) as cursor:
         await cursor.execute(_SERVER)
         server = await cursor.fetchone()
     assert server is not None
@@ -166,7 +166,7 @@ async def inspect_server(connection: AsyncConnection[Any], dsn: str) -> Server:
 
 
 async def lineage_of(connection: AsyncConnection[Any]) -> str:
-    """Give `Server.lineage` of where it leads. Raises psycopg.Error."""
+    """Give `WalServer.lineage` of where it leads. Raises psycopg.Error."""
     row = await (await connection.execute(_LINEAGE)).fetchone()
     assert row is not None
     return str(row[0])

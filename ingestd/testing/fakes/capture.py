@@ -8,15 +8,15 @@ import numpy as np
 
 from ingestd.model.changes import Chunk, idle_chunk
 from ingestd.model.errors import TransientError
-from ingestd.model.lake_state import Committed, RegisteredTable
+from ingestd.model.lake_state import LakeState, RegisteredTable
 from ingestd.model.lsn import ZERO, Lsn
-from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import (
+    CaptureLag,
     Continuity,
     Discovery,
     Fresh,
-    Lag,
     LakeLost,
     Lost,
     Prepared,
@@ -90,7 +90,7 @@ class FakeCapture:
         while self._seen() == self._discovered:
             await self._database.growth.wait()
 
-    async def continuity(self, committed: Committed) -> Continuity:
+    async def continuity(self, committed: LakeState) -> Continuity:
         """Compare the slot with the lake."""
         slot = self._database.slot
         if committed.has_nothing and slot is not None:
@@ -150,7 +150,7 @@ class FakeCapture:
         for table in tables:
             await base.ended(base.writers(table.id))
 
-    async def seen(self) -> Visibility:
+    async def seen(self) -> PgSnapshot:
         """Ask the database."""
         return self._database.visibility()
 
@@ -187,11 +187,11 @@ class FakeCapture:
         assert slot is not None
         self._database.slot = max(slot, position)
 
-    async def lag(self) -> Lag:
+    async def lag(self) -> CaptureLag:
         """Compare the slot with the end of the log."""
         base = self._database
         behind = None if base.slot is None else base.current - base.slot
-        return Lag(base.current, base.slot, behind, behind, None)
+        return CaptureLag(base.current, base.slot, behind, behind, None)
 
     async def health(self) -> None:
         """Look whether the claim is still ours."""

@@ -16,9 +16,9 @@ from ingestd.ports import (
     ChangeLog,
     Connector,
     Coverage,
-    Demand,
     Metadata,
     PageSource,
+    ServerDemand,
     Split,
     SplitManager,
 )
@@ -88,9 +88,9 @@ class FakeConnector:
             found.append(CheckLine(self._source, subject, "fail", error.reason, error.remedy))
         return found
 
-    async def demand(self) -> Demand:
+    async def demand(self) -> ServerDemand:
         """Need nothing."""
-        return Demand("in memory")
+        return ServerDemand("in memory")
 
     async def close(self) -> None:
         """Close the captures it gave."""

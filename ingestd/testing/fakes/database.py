@@ -18,7 +18,7 @@ import numpy as np
 from ingestd.model.changes import DELETE, TRUNCATE
 from ingestd.model.errors import TableError
 from ingestd.model.lsn import Lsn
-from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import Refused
 
@@ -145,10 +145,10 @@ class FakeDatabase:
 
     # --- reading ------------------------------------------------------------------------------
 
-    def visibility(self) -> Visibility:
+    def visibility(self) -> PgSnapshot:
         """What a snapshot taken now sees."""
         oldest = min(self._running, default=self._next_xid)
-        return Visibility(oldest, self._next_xid, frozenset(self._running))
+        return PgSnapshot(oldest, self._next_xid, frozenset(self._running))
 
     @property
     def running(self) -> frozenset[int]:
@@ -177,7 +177,7 @@ class FakeDatabase:
         """The same, and where they lie."""
         return _versions([t for t in self.log if point is None or t.commit_lsn < point], table)
 
-    def seen_rows(self, table: Table, seen_by: Visibility) -> list[Version]:
+    def seen_rows(self, table: Table, seen_by: PgSnapshot) -> list[Version]:
         """The table's rows for a snapshot."""
         if not self.log:
             return []

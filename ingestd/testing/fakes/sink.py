@@ -21,10 +21,16 @@ from ingestd.model.changes import (
 )
 from ingestd.model.errors import OperatorError, TableError, TransientError
 from ingestd.model.keys import key_columns
-from ingestd.model.lake_state import Committed, RegisteredTable, TableEvent, Unlisted, registered
+from ingestd.model.lake_state import (
+    LakeState,
+    RegisteredTable,
+    TableEvent,
+    UnlistedRows,
+    registered,
+)
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Table, TableId
-from ingestd.ports import EpochWriter, Fragment, Stop
+from ingestd.ports import EpochWriter, Fragment, StoppedTables
 
 
 @dataclass(slots=True)
@@ -92,7 +98,7 @@ class MemoryLake:
         self._writers: list[MemoryEpochWriter] = []
         self._is_open = False
 
-    async def open(self) -> Committed:
+    async def open(self) -> LakeState:
         """Read what the disk holds."""
         await self.close()
         disk = self.disk
@@ -111,7 +117,7 @@ class MemoryLake:
         }
         self.held = {table: rows for table, rows in self.held.items() if rows}
         self._is_open = True
-        return Committed(
+        return LakeState(
             epoch,
             disk.position,
             dict(self.watermarks),
@@ -287,7 +293,9 @@ class MemoryEpochWriter:
         self._batches.pop(table, None)
         self._resumes.pop(table, None)
 
-    async def commit(self, summary: EpochSummary, stop: Stop | None = None) -> CommittedEpoch:
+    async def commit(
+        self, summary: EpochSummary, stop: StoppedTables | None = None
+    ) -> CommittedEpoch:
         """Put the rows on the disk, table by table, then the epoch."""
         self._refuse_if_closed()
         if self.rows == 0 and not self._lake.held:
@@ -418,13 +426,15 @@ def _fragment(index: int, run: Sequence[pa.RecordBatch]) -> Fragment:
     return Fragment(f"part-{index}.parquet", size, rows, f'{{"numRecords":{rows}}}', 0)
 
 
-def _unlisted(tables: Sequence[pa.Table], epoch: int) -> Unlisted | None:
+def _unlisted(tables: Sequence[pa.Table], epoch: int) -> UnlistedRows | None:
     found = [t.filter(pc.equal(t[EPOCH_FIELD.name], epoch)) for t in tables]
     if not found:
         return None
     first = min(pc.min(rows["_cdc_lsn"]).as_py() for rows in found)
     reach = max(pc.max(rows["_cdc_lsn"]).as_py() for rows in found)
-    return Unlisted(Lsn(first), Lsn(reach), max(pc.max(rows["_cdc_ts"]).as_py() for rows in found))
+    return UnlistedRows(
+        Lsn(first), Lsn(reach), max(pc.max(rows["_cdc_ts"]).as_py() for rows in found)
+    )
 
 
 def _rows_of(rows: pa.Table, epoch: int) -> int:

@@ -14,7 +14,7 @@ from ingestd.model.changes import TableBatch
 from ingestd.model.errors import TableError, TableReplacedError
 from ingestd.model.keys import Key, new_keys
 from ingestd.model.lsn import Lsn
-from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import SnapshotItem, SnapshotPage, SplitRead, TableRead
 from ingestd.testing.fakes.database import RECORD_BYTES, FakeDatabase, Version
@@ -78,7 +78,7 @@ class FakeSnapshot:
         self._splits: dict[TableId, list[str]] = {}
         self._given: Counter[TableId] = Counter()
         self._left_out: set[TableId] = set()
-        self._taken: list[Visibility] = []
+        self._taken: list[PgSnapshot] = []
         self._newest = database.visibility()
 
     async def items(self) -> AsyncGenerator[SnapshotItem, None]:
@@ -112,7 +112,7 @@ class FakeSnapshot:
         found = page.batch.rows.filter(pa.array(wanted, pa.bool_()))
         yield replace(page, batch=TableBatch(table, found, RECORD_BYTES * found.num_rows))
 
-    def oldest(self) -> Visibility | None:
+    def oldest(self) -> PgSnapshot | None:
         """Of the pages that were read and not given, or the newest."""
         return min([*self._taken, self._newest], key=lambda s: s.age) if self.is_chunked else None
 
@@ -171,7 +171,7 @@ class FakeSnapshot:
         self._database.write_elsewhere(RECORD_BYTES)
         return Lsn(self._database.current - 1)
 
-    def _look(self, table: Table) -> tuple[Visibility | None, list[Version]]:
+    def _look(self, table: Table) -> tuple[PgSnapshot | None, list[Version]]:
         """Give the rows at the point, or those that a new snapshot sees."""
         if not self.is_chunked:
             return None, self._database.versions(table, self.point)
@@ -185,7 +185,7 @@ class FakeSnapshot:
         self,
         table: Table,
         versions: Sequence[Version],
-        seen: Visibility | None,
+        seen: PgSnapshot | None,
         position: Lsn,
     ) -> SnapshotPage:
         holds = self._database.condition(self._where)

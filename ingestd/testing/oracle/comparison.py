@@ -15,7 +15,7 @@ from ingestd.lake.layout import Layout
 from ingestd.lake.store.store import open_store
 from ingestd.model.schema import TableId
 from ingestd.testing.embedded.waiting import await_until
-from ingestd.testing.oracle.folding import Folded, Texts, fold
+from ingestd.testing.oracle.folding import FoldedTable, Texts, fold
 from ingestd.testing.oracle.schema_history import SchemaHistory
 from ingestd.testing.oracle.server_text import canonical_float4, canonical_float8
 
@@ -65,7 +65,7 @@ _POSITION = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE sl
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class LakeComparison:
     """A table in the source against its folded raw table.
 
     `rows`: in the source. `changes`: rows of the raw table. `lost`: rows of the source that the
@@ -148,12 +148,12 @@ def _canonical(
 
 def folded_lake(
     uri: str, source: str, table: TableId, columns: Sequence[str], key: Sequence[str]
-) -> Folded:
+) -> FoldedTable:
     """Fold the raw table by what `_tables` says; a table that is not there is empty."""
     try:
         raw = read_raw(uri, source, table)
     except TableNotFoundError:
-        return Folded(faults=["there is no raw table"])
+        return FoldedTable(faults=["there is no raw table"])
     return fold(raw, columns, key, SchemaHistory.of(read_registry(uri, source), table))
 
 
@@ -171,7 +171,7 @@ def read_registry(uri: str, source: str) -> list[dict[str, Any]]:
 
 def compare_table(
     connection: Connection, uri: str, source: str, table: TableId, hidden: Collection[str] = ()
-) -> Comparison:
+) -> LakeComparison:
     """Compare one table. The writers must rest and the lake must have caught up.
 
     `hidden`: columns that are left out, because the lake has them not, or masked.
@@ -182,7 +182,7 @@ def compare_table(
     missing, surplus = there - folded.rows, folded.rows - there
     faults = [*folded.faults, *_differences("only in the source", missing)]
     faults += _differences("only in the lake", surplus)
-    return Comparison(
+    return LakeComparison(
         table=table,
         rows=there.total(),
         changes=folded.changes,
@@ -194,7 +194,7 @@ def compare_table(
 
 def compare_source(
     connection: Connection, uri: str, source: str, tables: Iterable[TableId] | None = None
-) -> list[Comparison]:
+) -> list[LakeComparison]:
     """Compare these tables, or all of the database's."""
     chosen = source_tables(connection) if tables is None else tables
     return [compare_table(connection, uri, source, table) for table in chosen]

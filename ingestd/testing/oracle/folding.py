@@ -25,7 +25,7 @@ _FAULTS_KEPT = 10
 
 
 @dataclass(slots=True)
-class Folded:
+class FoldedTable:
     """The current rows with how often each is there, and what can't be in a right change log.
 
     `changes`: rows of the raw table. `repeated`: rows whose position another row has already.
@@ -68,20 +68,20 @@ def fold(
     columns: Sequence[str],
     key: Sequence[str],
     history: SchemaHistory | None = None,
-) -> Folded:
+) -> FoldedTable:
     """Fold a raw table (any row order) to the current rows of `columns`, texts as the server's.
 
     `columns` and `key` are the source's now. Without `key` the table is a multiset of whole rows
     (REPLICA IDENTITY FULL). `history`: which lake columns they are, and were told apart by; without
     it they are those of the same name.
     """
-    folded = Folded(changes=raw.num_rows)
+    folded = FoldedTable(changes=raw.num_rows)
     history = history or SchemaHistory()
     every = list(dict.fromkeys([*columns, *key, *history.identity_columns()]))
     reader = _RowReader(raw.schema, every, history)
     rows = sorted(raw.to_pylist(), key=lambda row: (row["_cdc_lsn"], row["_cdc_seq"]))
     _find_repeated(rows, folded)
-    state = _State(len(every))
+    state = _FoldState(len(every))
     read_until = _read_until(rows, history)
     for row in rows:
         if _is_marker(row):
@@ -116,7 +116,7 @@ def _read_until(rows: Sequence[Mapping[str, Any]], history: SchemaHistory) -> li
     ]
 
 
-def _find_repeated(rows: Sequence[Mapping[str, Any]], folded: Folded) -> None:
+def _find_repeated(rows: Sequence[Mapping[str, Any]], folded: FoldedTable) -> None:
     positions = Counter((r["_cdc_lsn"], r["_cdc_seq"]) for r in rows if r["_cdc_op"] != "r")
     folded.repeated = sum(count - 1 for count in positions.values())
 
@@ -124,9 +124,9 @@ def _find_repeated(rows: Sequence[Mapping[str, Any]], folded: Folded) -> None:
 def _take(
     row: Mapping[str, Any],
     reader: _RowReader,
-    state: _State,
+    state: _FoldState,
     told_apart: Sequence[Sequence[int]],
-    folded: Folded,
+    folded: FoldedTable,
 ) -> None:
     """Take one row. `told_apart`: the places of the columns its old row may be found by."""
     op = row["_cdc_op"]
@@ -159,7 +159,7 @@ def _where(row: Mapping[str, Any]) -> str:
     return f"{row['_cdc_op']} at ({row['_cdc_lsn']}, {row['_cdc_seq']})"
 
 
-class _State:
+class _FoldState:
     """The current rows, found by the texts in some places: a key, or (no places) whole rows."""
 
     def __init__(self, width: int) -> None:

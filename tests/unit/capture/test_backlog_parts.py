@@ -11,8 +11,8 @@ from ingestd.postgres.wal.drain.parts import (
     LEAST_BYTES,
     MESSAGE_BYTES,
     MOST_JOINED,
-    Part,
     PartQueue,
+    WalSegment,
     cut,
 )
 
@@ -92,10 +92,10 @@ def test_exactly_once_joined_parts_still_meet_and_cover_the_backlog(
     held: list[tuple[int, int]],
 ) -> None:
     """Also where one ends sooner, after so many messages."""
-    parts = [Part(Lsn(1000 * n), Lsn(1000 * n + 1000)) for n in range(40)]
+    parts = [WalSegment(Lsn(1000 * n), Lsn(1000 * n + 1000)) for n in range(40)]
     waiting = PartQueue(parts, part_bytes=1000)
-    taken: list[Part] = []
-    rest: Part | None = None
+    taken: list[WalSegment] = []
+    rest: WalSegment | None = None
     for nbytes, share in [*held, *[(0, 1000)] * 40]:
         part = rest or waiting.take()
         if part is None:
@@ -113,7 +113,9 @@ def test_exactly_once_joined_parts_still_meet_and_cover_the_backlog(
 
 
 def test_parts_are_joined_while_they_hold_next_to_nothing() -> None:
-    waiting = PartQueue([Part(Lsn(100 * n), Lsn(100 * n + 100)) for n in range(30)], part_bytes=100)
+    waiting = PartQueue(
+        [WalSegment(Lsn(100 * n), Lsn(100 * n + 100)) for n in range(30)], part_bytes=100
+    )
     sizes = []
     for nbytes in (50, 0, 1, 2, 0, 400, 50):
         part = waiting.take()
@@ -125,7 +127,7 @@ def test_parts_are_joined_while_they_hold_next_to_nothing() -> None:
 
 def test_joined_parts_end_with_as_many_messages_as_fill_one() -> None:
     """What the server keeps of them is bounded, whatever they hold."""
-    parts = [Part(Lsn(100_000 * n), Lsn(100_000 * n + 100_000)) for n in range(8)]
+    parts = [WalSegment(Lsn(100_000 * n), Lsn(100_000 * n + 100_000)) for n in range(8)]
     waiting = PartQueue(parts, part_bytes=100_000)
     first = waiting.take()
     assert first is not None
@@ -143,7 +145,7 @@ def test_joined_parts_end_with_as_many_messages_as_fill_one() -> None:
 
 
 def test_joined_parts_of_any_size_end_by_a_number_that_the_server_takes() -> None:
-    parts = [Part(Lsn(n << 50), Lsn((n + 1) << 50)) for n in range(8)]
+    parts = [WalSegment(Lsn(n << 50), Lsn((n + 1) << 50)) for n in range(8)]
     waiting = PartQueue(parts, part_bytes=1 << 50)
     waiting.note_size(parts[0], 0)
     joined = waiting.take()

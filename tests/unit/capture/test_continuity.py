@@ -9,20 +9,20 @@ import pytest
 from pydantic import SecretStr
 
 from ingestd.model.errors import OperatorError, TransientError
-from ingestd.model.lake_state import Committed, RegisteredTable, TableState
+from ingestd.model.lake_state import LakeState, RegisteredTable, TableState
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import TableId
 from ingestd.ports import Fresh, LakeLost, Lost, Resumed
 from ingestd.postgres.settings import WalSettings
-from ingestd.postgres.wal.continuity import Standing, judge
-from ingestd.postgres.wal.server import Server, parse_history
+from ingestd.postgres.wal.continuity import SlotContinuity, judge
+from ingestd.postgres.wal.server import WalServer, parse_history
 from ingestd.postgres.wal.slots.slot import Slot
 
 ORDERS = TableId("public", "orders")
 SETTINGS = WalSettings(
     kind="wal", dsn=SecretStr("host=h"), tables=["public.*"], slot="shop", publication="shop"
 )
-SERVER = Server(
+SERVER = WalServer(
     version=180000,
     version_text="18.0",
     wal_level="logical",
@@ -58,17 +58,17 @@ SLOT = Slot(
     keep_size="1GB",
     idle_timeout="1min",
 )
-FOUND = Standing(SERVER, Lsn(0x900), SLOT, has_publication=True, switched={})
+FOUND = SlotContinuity(SERVER, Lsn(0x900), SLOT, has_publication=True, switched={})
 PROMOTED = replace(FOUND, server=replace(SERVER, timeline=2), switched={1: Lsn(0x600)})
 
 
-def lake(**changes: Any) -> Committed:
+def lake(**changes: Any) -> LakeState:
     live = RegisteredTable(ORDERS, 1, 1, TableState.LIVE, None, Lsn(1))
-    whole = Committed(3, Lsn(0x500), {ORDERS: Lsn(0x480)}, {ORDERS: live}, "7/1")
+    whole = LakeState(3, Lsn(0x500), {ORDERS: Lsn(0x480)}, {ORDERS: live}, "7/1")
     return replace(whole, **changes)
 
 
-def reason(found: Standing, committed: Committed) -> str:
+def reason(found: SlotContinuity, committed: LakeState) -> str:
     verdict = judge(found, SETTINGS, committed, where="source shop")
     assert isinstance(verdict, Lost), verdict
     return verdict.reason
@@ -85,7 +85,7 @@ def test_an_unharmed_slot_goes_on() -> None:
 
 def test_a_lake_without_rows_that_count_is_fresh() -> None:
     other = replace(FOUND, slot=None, server=replace(SERVER, system_identifier="8", timeline=9))
-    for committed in (Committed(), lake(position=None), lake(tables={})):
+    for committed in (LakeState(), lake(position=None), lake(tables={})):
         assert judge(other, SETTINGS, committed, where="x") == Fresh()
 
 
@@ -96,10 +96,10 @@ OTHER_SERVER = replace(FOUND, server=replace(SERVER, system_identifier="8"))
 @pytest.mark.parametrize(
     ("found", "committed", "told"),
     [
-        (FOUND, Committed(), "was read to 0/500, and the lake has nothing of this source"),
-        (FOUND, Committed(lake="another"), "the lake has nothing of this source"),
-        (replace(FOUND, has_publication=False), Committed(), "nothing of this source"),
-        (replace(FOUND, slot=slot(invalid="wal_removed")), Committed(), "nothing of this source"),
+        (FOUND, LakeState(), "was read to 0/500, and the lake has nothing of this source"),
+        (FOUND, LakeState(lake="another"), "the lake has nothing of this source"),
+        (replace(FOUND, has_publication=False), LakeState(), "nothing of this source"),
+        (replace(FOUND, slot=slot(invalid="wal_removed")), LakeState(), "nothing of this source"),
         (replace(FOUND, slot=slot(confirmed="0/501")), lake(), "read to 0/501, and the lake ends"),
         (replace(FOUND, slot=slot(confirmed="0/501")), lake(tables={ORDERS: HALF}), "older copy"),
         (
@@ -113,7 +113,7 @@ OTHER_SERVER = replace(FOUND, server=replace(SERVER, system_identifier="8"))
 )
 @pytest.mark.parametrize("who", ["ours", "theirs, and read", "theirs, and never read"])
 def test_a_lake_that_the_slot_was_not_read_into_is_lost(
-    found: Standing, committed: Committed, told: str, who: str
+    found: SlotContinuity, committed: LakeState, told: str, who: str
 ) -> None:
     """Of a slot that is not ours to make, only its statistics say that it was read."""
     settings = SETTINGS.model_copy(update={"manage": who == "ours"})
@@ -131,13 +131,15 @@ def test_a_lake_that_the_slot_was_not_read_into_is_lost(
 @pytest.mark.parametrize(
     ("found", "committed", "who"),
     [
-        (replace(FOUND, slot=None), Committed(), "ours"),
-        (FOUND, Committed(origin="7/1"), "ours"),  # a start that was cut short
-        (FOUND, Committed(), "theirs"),  # somebody makes the slot before the first start
+        (replace(FOUND, slot=None), LakeState(), "ours"),
+        (FOUND, LakeState(origin="7/1"), "ours"),  # a start that was cut short
+        (FOUND, LakeState(), "theirs"),  # somebody makes the slot before the first start
         (FOUND, lake(tables={}), "ours"),
     ],
 )
-def test_a_first_start_is_no_lost_lake(found: Standing, committed: Committed, who: str) -> None:
+def test_a_first_start_is_no_lost_lake(
+    found: SlotContinuity, committed: LakeState, who: str
+) -> None:
     settings = SETTINGS.model_copy(update={"manage": who == "ours"})
     assert judge(found, settings, committed, where="x") == Fresh()
 
@@ -168,7 +170,7 @@ def test_a_snapshot_half_done_needs_continuity_as_well() -> None:
         ),
     ],
 )
-def test_every_loss_is_told_by_its_own_reason(found: Standing, told: str) -> None:
+def test_every_loss_is_told_by_its_own_reason(found: SlotContinuity, told: str) -> None:
     assert told in reason(found, lake())
 
 

@@ -11,24 +11,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingestd.model.lsn import Lsn
-from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.schema import TableId
 from ingestd.postgres.catalog.user_types import TypeParts
-from ingestd.postgres.rewrites.ddl_log import DdlEvent, DdlLog, Known, parse, reason_of
-from ingestd.postgres.rewrites.fingerprint import Storage, StoredColumn
+from ingestd.postgres.rewrites.ddl_log import DdlEvent, DdlLog, KnownObject, parse, reason_of
+from ingestd.postgres.rewrites.fingerprint import StoredColumn, TableFingerprint
 
 TABLE, ROOT, LEAF, LATER, ENUM = 10, 20, 21, 22, 30
 NAME, ROOT_NAME = TableId("public", "t"), TableId("public", "r")
 COLUMNS = tuple(
     StoredColumn(n, t, -1, 1, has_missing=False, name=str(n)) for n, t in ((1, 23), (2, 25))
 )
-PLAIN = Storage(COLUMNS, {TABLE: 1}, types=(TypeParts(ENUM, 1, "x", parts=((31, "a"), (32, "b"))),))
-PARTS = Storage(COLUMNS, {LEAF: 1})
+PLAIN = TableFingerprint(
+    COLUMNS, {TABLE: 1}, types=(TypeParts(ENUM, 1, "x", parts=((31, "a"), (32, "b"))),)
+)
+PARTS = TableFingerprint(COLUMNS, {LEAF: 1})
 MORE = ("types", "leaves", "labels", "root")
 GOOD: dict[str, Any] = {"v": 1, "kind": "ALTER TABLE", "what": "table", "oid": TABLE}
 CHANGED = DdlEvent("ALTER TABLE", "table", TABLE, NAME, types={1: 23, 2: 25})
-SEEN = Visibility(100, 100)
-ALL_SEEN = Visibility(1000, 1000)
+SEEN = PgSnapshot(100, 100)
+ALL_SEEN = PgSnapshot(1000, 1000)
 AT = Lsn(500)
 FORGED_TABLE = replace(CHANGED, types={1: 23}, table=NAME)
 FORGED_TYPE = DdlEvent("ALTER TYPE", "type", ENUM, labels={31: "a", 32: "b"})
@@ -87,33 +89,41 @@ def test_names_in_another_encoding_are_not_compared() -> None:
 @pytest.mark.parametrize(
     ("event", "known", "reason"),
     [
-        (DdlEvent("TRUNCATE", "truncate", LEAF, root=ROOT), Known(), "a partition was truncated"),
+        (
+            DdlEvent("TRUNCATE", "truncate", LEAF, root=ROOT),
+            KnownObject(),
+            "a partition was truncated",
+        ),
         *(
             (
                 DdlEvent("ALTER TABLE", "rewrite", TABLE, why=why),
-                Known(),
+                KnownObject(),
                 "rewritten by ALTER TABLE",
             )
             for why in (0, 1, 2, 4, 12, 16)
         ),
-        (DdlEvent("ALTER TABLE", "rewrite", TABLE, why=8), Known(), None),
-        (DdlEvent("ALTER TABLE", "table column", TABLE), Known(), "a column was renamed"),
-        (CHANGED, Known(NAME, {1: 23, 2: 25}), None),
-        (CHANGED, Known(NAME, {1: 23, 2: 1043}), None),
-        (CHANGED, Known(NAME, {1: 20, 3: 25}), "a column's type changed"),
-        (CHANGED, Known(TableId("other", "t")), "it was renamed, or moved to another schema"),
-        (CHANGED, Known(gone=frozenset({LEAF})), "a partition was detached or dropped"),
-        (replace(CHANGED, what="dropped column"), Known(NAME), None),
-        (DdlEvent("ALTER TYPE", "composite type", ENUM), Known(), "labels or attributes"),
-        (DdlEvent("ALTER TYPE", "type", ENUM, labels={1: "b"}), Known(labels={1: "a"}), "labels"),
+        (DdlEvent("ALTER TABLE", "rewrite", TABLE, why=8), KnownObject(), None),
+        (DdlEvent("ALTER TABLE", "table column", TABLE), KnownObject(), "a column was renamed"),
+        (CHANGED, KnownObject(NAME, {1: 23, 2: 25}), None),
+        (CHANGED, KnownObject(NAME, {1: 23, 2: 1043}), None),
+        (CHANGED, KnownObject(NAME, {1: 20, 3: 25}), "a column's type changed"),
+        (CHANGED, KnownObject(TableId("other", "t")), "it was renamed, or moved to another schema"),
+        (CHANGED, KnownObject(gone=frozenset({LEAF})), "a partition was detached or dropped"),
+        (replace(CHANGED, what="dropped column"), KnownObject(NAME), None),
+        (DdlEvent("ALTER TYPE", "composite type", ENUM), KnownObject(), "labels or attributes"),
+        (
+            DdlEvent("ALTER TYPE", "type", ENUM, labels={1: "b"}),
+            KnownObject(labels={1: "a"}),
+            "labels",
+        ),
         (
             DdlEvent("ALTER TYPE", "type", ENUM, labels={1: "a", 2: "b"}),
-            Known(labels={1: "a"}),
+            KnownObject(labels={1: "a"}),
             None,
         ),
     ],
 )
-def test_reasons(event: DdlEvent, known: Known, reason: str | None) -> None:
+def test_reasons(event: DdlEvent, known: KnownObject, reason: str | None) -> None:
     found = reason_of(event, [known])
     assert (found or "").startswith(reason or "")
     assert (found is None) == (reason is None)

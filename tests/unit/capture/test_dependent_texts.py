@@ -12,21 +12,21 @@ from hypothesis import strategies as st
 
 from ingestd.model.changes import TableBatch, change_schema
 from ingestd.model.lsn import Lsn
-from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.schema import Column, Table, TableId
 from ingestd.postgres.rewrites.dependent_texts import (
     NO_TEXTS,
-    Doubt,
+    StaleText,
     TableTexts,
     TypeTexts,
-    Use,
+    TypeUse,
     doubts,
 )
-from ingestd.postgres.rewrites.fingerprint import Storage
+from ingestd.postgres.rewrites.fingerprint import TableFingerprint
 from ingestd.postgres.rewrites.streamed_texts import StreamedTexts
 
 OBJECTS = st.dictionaries(st.integers(1, 300), st.sampled_from("abc"), min_size=1)
-USES = (Use("regclass", "value", "v", 2205),)
+USES = (TypeUse("regclass", "value", "v", 2205),)
 
 
 def read(objects: dict[int, str], type_: str = "regclass") -> TableTexts:
@@ -38,7 +38,7 @@ def recorded(texts: TableTexts) -> TableTexts:
     return TableTexts.parse(str(texts))
 
 
-def counts(doubt: Doubt, oid: int) -> bool:
+def counts(doubt: StaleText, oid: int) -> bool:
     """Whether a value that refers to this object is in doubt."""
     is_above = doubt.is_above and oid > doubt.last
     in_bucket = oid <= doubt.last and oid % doubt.modulus in doubt.buckets
@@ -77,11 +77,11 @@ def test_what_an_older_version_did_not_record_is_in_doubt() -> None:
 
 
 def test_a_storage_with_texts_is_read_back_whatever_stands_beside() -> None:
-    storage = Storage((), {1: 2}, numbered=3, publication="p")
+    storage = TableFingerprint((), {1: 2}, numbered=3, publication="p")
     texts = read({1: "a", 700: "b"})
     text = str(replace(storage, texts=texts))
-    assert Storage.parse(str(storage)) == storage
-    assert Storage.parse(text) == replace(storage, texts=texts)
+    assert TableFingerprint.parse(str(storage)) == storage
+    assert TableFingerprint.parse(text) == replace(storage, texts=texts)
 
 
 COLUMNS = (Column("id", 23, -1, pa.int32(), identity=True), Column("v", 2205, -1, pa.string()))
@@ -106,7 +106,7 @@ def batch(*values: str | None, xid: int = 5, lsn: int = 100) -> TableBatch:
 @pytest.fixture
 def streamed() -> StreamedTexts:
     found = StreamedTexts()
-    found.read({16400: read({1: "a"})}, Visibility(5, 5), (), {16400: Lsn(50)})
+    found.read({16400: read({1: "a"})}, PgSnapshot(5, 5), (), {16400: Lsn(50)})
     return found
 
 
@@ -116,7 +116,7 @@ def test_a_text_that_no_object_has_is_judged_by_a_reading_that_sees_it(
     assert not streamed.take([batch("a", None, "-", "12345")])
     assert not streamed.take([batch("b", lsn=49)]), "void: the table was read at 50"
     assert streamed.take([batch("a", "b")])
-    before, after = Visibility(5, 5), Visibility(6, 6)
+    before, after = PgSnapshot(5, 5), PgSnapshot(6, 6)
     assert not streamed.has_news(before)
     assert streamed.has_news(after)
     assert streamed.difference(16400, read({1: "a"}), before) is None
@@ -141,8 +141,8 @@ def test_a_text_that_no_object_has_is_judged_by_a_reading_that_sees_it(
     ],
 )
 def test_the_roles_of_an_aclitem(item: str, is_known: bool) -> None:  # noqa: FBT001
-    uses = (Use("aclitem", "value", "v", 1033),)
+    uses = (TypeUse("aclitem", "value", "v", 1033),)
     texts = TableTexts((TypeTexts.of("aclitem", {1: "a", 2: "o '=/\"x"}),), uses)
     streamed = StreamedTexts()
-    streamed.read({16400: texts}, Visibility(5, 5), (), {})
+    streamed.read({16400: texts}, PgSnapshot(5, 5), (), {})
     assert streamed.take([batch(item)]) is not is_known

@@ -12,8 +12,8 @@ from ingestd.postgres.rewrites.catalog_evidence import Doubt, Proven, Question, 
 from ingestd.postgres.rewrites.fingerprint import (
     COMPARABLE_XIDS,
     KeyMark,
-    Storage,
     StoredColumn,
+    TableFingerprint,
     digest,
 )
 
@@ -21,12 +21,14 @@ ID = StoredColumn(1, 23, -1, 700, has_missing=False, name=digest("id"))
 NOTE = StoredColumn(2, 25, -1, 700, has_missing=False, name=digest("note"))
 TABLE, LEAF = 16400, 16410
 KEY = KeyMark("d", (1,), 16405, (1,), 16405)
-PLAIN = Storage((ID, NOTE), {TABLE: TABLE}, key=KEY, home="701", toast={TABLE: 16403}, ended=1000)
+PLAIN = TableFingerprint(
+    (ID, NOTE), {TABLE: TABLE}, key=KEY, home="701", toast={TABLE: 16403}, ended=1000
+)
 PARTED = replace(PLAIN, files={LEAF: LEAF}, toast={LEAF: 16413}, places={LEAF: ".702"})
 LATER = 5000
 
 
-def judged(then: Storage, now: Storage) -> list[Proven | Doubt]:
+def judged(then: TableFingerprint, now: TableFingerprint) -> list[Proven | Doubt]:
     return list(judge(TABLE, then, replace(now, ended=LATER)))
 
 

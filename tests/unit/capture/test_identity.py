@@ -9,7 +9,12 @@ import pytest
 
 from ingestd.model.schema import Column, Table, TableId
 from ingestd.postgres.catalog.publication import Published
-from ingestd.postgres.catalog.replica_identity import Partition, Sending, incomplete, only_inserts
+from ingestd.postgres.catalog.replica_identity import (
+    Partition,
+    PublishedIdentity,
+    incomplete,
+    only_inserts,
+)
 
 P = TableId("public", "p")
 LEAF = TableId("public", "leaf")
@@ -45,7 +50,9 @@ OURS = Published(None, None, 5)
 THEIRS = Published(None, None, None)
 
 
-def said(table: Table, sending: Sending, found: Published | None = None) -> tuple[str, str]:
+def said(
+    table: Table, sending: PublishedIdentity, found: Published | None = None
+) -> tuple[str, str]:
     """The reason and the remedy; empty ones if there is nothing to say."""
     error = incomplete(table, found, manage=True, sending=sending)
     return ("", "") if error is None else (error.reason, error.remedy or "")
@@ -63,7 +70,7 @@ def said(table: Table, sending: Sending, found: Published | None = None) -> tupl
     ],
 )
 def test_what_tells_rows_apart_is_taken(table: Table, leaf: Partition) -> None:
-    assert said(table, Sending(partitions=(leaf,))) == ("", "")
+    assert said(table, PublishedIdentity(partitions=(leaf,))) == ("", "")
 
 
 FULL_LEAVES, DEFAULT_LEAVES = ("isleaf", "IDENTITY FULL"), ("isleaf", "IDENTITY DEFAULT")
@@ -92,7 +99,7 @@ def test_a_remedy_is_one_that_the_server_takes(
 ) -> None:
     """18 takes no whole rows that lack a generated column."""
     for minds, words in ((False, remedy), (True, remedy_18)):
-        sending = Sending(frozenset("g"), partitions=(leaf,), minds_unsent=minds)
+        sending = PublishedIdentity(frozenset("g"), partitions=(leaf,), minds_unsent=minds)
         if minds and leaf.whole:
             continue  # refused for that
         told, helps = said(table, sending)
@@ -106,7 +113,7 @@ def test_a_remedy_is_one_that_the_server_takes(
     ("minds", "helps"), [(False, "IDENTITY FULL"), (True, "add a primary key")]
 )
 def test_a_key_with_a_column_that_is_not_sent(*, minds: bool, helps: str) -> None:
-    sending = Sending(frozenset("g"), frozenset("g"), minds_unsent=minds)
+    sending = PublishedIdentity(frozenset("g"), frozenset("g"), minds_unsent=minds)
     reason, remedy = said(replace(KEYED, key=()), sending)
     assert "generated column 'g', which is not published" in reason
     assert helps in remedy
@@ -118,7 +125,7 @@ def test_a_key_with_a_column_that_is_not_sent(*, minds: bool, helps: str) -> Non
 
 
 def test_who_publishes_what_the_server_refuses() -> None:
-    sending = Sending(partitions=(BARE_LEAF,))
+    sending = PublishedIdentity(partitions=(BARE_LEAF,))
     assert said(KEYED, sending, OURS)[0]
     assert said(KEYED, sending, THEIRS) == ("", "")
     assert (
@@ -126,4 +133,4 @@ def test_who_publishes_what_the_server_refuses() -> None:
         == "partition public.leaf has no usable replica identity"
     )
     for lost in (replace(DEFAULT_LEAF, unlogged=True), replace(DEFAULT_LEAF, foreign=True)):
-        assert said(KEYED, Sending(partitions=(lost,)), THEIRS)[0]
+        assert said(KEYED, PublishedIdentity(partitions=(lost,)), THEIRS)[0]

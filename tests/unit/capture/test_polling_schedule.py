@@ -9,14 +9,14 @@ from ingestd.postgres.polling.intervals import (
     QUIETEST,
     WHOLE_LIMIT_S,
     WHOLE_SHARE,
-    Turn,
+    PollSchedule,
 )
 
 INTERVAL_S = 10.0
 
 
-def turn(jitter: float = 0.0) -> Turn:
-    return Turn(INTERVAL_S, 0.0, jitter=lambda: jitter)
+def turn(jitter: float = 0.0) -> PollSchedule:
+    return PollSchedule(INTERVAL_S, 0.0, jitter=lambda: jitter)
 
 
 def test_a_table_that_changes_is_polled_every_interval() -> None:

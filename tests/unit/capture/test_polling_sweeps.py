@@ -7,11 +7,11 @@ import json
 import pytest
 
 from ingestd.model.schema import Table, TableId
-from ingestd.postgres.polling.keys.lake_keys import WHOLE, Part
+from ingestd.postgres.polling.keys.lake_keys import WHOLE, KeyPartition
 from ingestd.postgres.polling.polled_table import PolledTable
 from ingestd.postgres.polling.position_clock import Positions
-from ingestd.postgres.polling.progress import Progress, Seen
-from ingestd.postgres.polling.scheduler import Polls
+from ingestd.postgres.polling.progress import PollProgress, SeenXids
+from ingestd.postgres.polling.scheduler import PollScheduler
 from ingestd.postgres.settings import PollingSettings
 
 DAY_S = 86_400.0
@@ -19,17 +19,19 @@ NOW, STARTED = 1_800_000_000.0, 500.0
 
 
 def test_when_it_was_swept_survives_in_the_text() -> None:
-    progress = Progress(Seen(7), Seen(7), floor="x", cursor="at", swept_at=NOW, part=Part(3, 8))
-    assert Progress.parse(progress.to_text()) == progress
+    progress = PollProgress(
+        SeenXids(7), SeenXids(7), floor="x", cursor="at", swept_at=NOW, part=KeyPartition(3, 8)
+    )
+    assert PollProgress.parse(progress.to_text()) == progress
     assert progress.by("id").swept_at == NOW
     older = json.loads(progress.to_text())
     del older["swept_at"]
-    known = Progress.parse(json.dumps(older))
+    known = PollProgress.parse(json.dumps(older))
     assert known is not None
     assert known.swept_at == 0.0
-    assert known.part == Part(3, 8)
+    assert known.part == KeyPartition(3, 8)
     del older["part"]
-    known = Progress.parse(json.dumps(older))
+    known = PollProgress.parse(json.dumps(older))
     assert known is not None
     assert known.part == WHOLE
 
@@ -43,7 +45,7 @@ def test_the_time_to_the_next_sweep_goes_on_over_a_start(swept_at: float, in_s: 
     settings = PollingSettings.model_validate(
         {"kind": "polling", "dsn": "postgresql:///x", "tables": ["public.*"]}
     )
-    polls = Polls(
+    polls = PollScheduler(
         "shop",
         settings,
         Positions(),
@@ -54,5 +56,5 @@ def test_the_time_to_the_next_sweep_goes_on_over_a_start(swept_at: float, in_s: 
     )
     table = Table(TableId("public", "item"), 1, ())
     polled = PolledTable(table, None, None, 1.0, DAY_S)
-    polls.keep([polled], {table.id: Progress(Seen(7), Seen(7), swept_at=swept_at)})
+    polls.keep([polled], {table.id: PollProgress(SeenXids(7), SeenXids(7), swept_at=swept_at)})
     assert polls.states[table.id].sweep_at == pytest.approx(STARTED + in_s)

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from ingestd.postgres.connection.errors import classify
-from ingestd.postgres.connection.server_messages import said
+from ingestd.postgres.connection.server_messages import loggable_message
 
 VALUE = "canary@example.org"
 
@@ -47,7 +47,7 @@ def of(code: str, text: str) -> psycopg.Error:
     ],
 )
 def test_no_value_of_a_row_is_told(code: str, text: str, told: str) -> None:
-    found = said(of(code, text))
+    found = loggable_message(of(code, text))
     assert told in found
     assert VALUE not in found
     assert "\n" not in found
@@ -55,7 +55,7 @@ def test_no_value_of_a_row_is_told(code: str, text: str, told: str) -> None:
 
 def test_nothing_is_told_of_a_statement_with_somebodys_sql() -> None:
     for code in ("42501", "57014", "XX000", "53200", "08006", "23505"):
-        found = said(of(code, VALUE), runs_users_sql=True)
+        found = loggable_message(of(code, VALUE), runs_users_sql=True)
         assert VALUE not in found
         assert code in found
 
@@ -65,14 +65,14 @@ def test_every_code_that_is_told_is_chosen() -> None:
     told = {
         code[:2]
         for code in psycopg.errors.__dict__["_sqlcodes"]
-        if re.fullmatch("[0-9A-Z]{5}", code) and VALUE in said(of(code, VALUE))
+        if re.fullmatch("[0-9A-Z]{5}", code) and VALUE in loggable_message(of(code, VALUE))
     }
     assert told == {"08", "23", "25", "28", "3D", "40", "42", "53", "54", "55", "57", "XX"}
 
 
 def test_a_servers_text_is_cut() -> None:
     error = psycopg.OperationalError("FATAL:  " + "x" * 40_000_000)
-    assert len(said(error)) < 2_100
+    assert len(loggable_message(error)) < 2_100
     fault = classify(error, "source shop")
     assert len(str(fault)) < 3_000
 
@@ -82,4 +82,4 @@ def test_where_it_was_is_told_elsewhere() -> None:
         'connection to server at "10.0.0.5", port 5432 failed: FATAL:  no\n'
         'connection to server on socket "/run/x" failed: gone\n'
     )
-    assert said(psycopg.OperationalError(text)) == "FATAL:  no; gone"
+    assert loggable_message(psycopg.OperationalError(text)) == "FATAL:  no; gone"

@@ -5,20 +5,20 @@ from dataclasses import replace
 import pytest
 
 from ingestd.postgres.rewrites.catalog_evidence import is_altered, reassigned
-from ingestd.postgres.rewrites.fingerprint import KeyMark, Storage, StoredColumn, digest
+from ingestd.postgres.rewrites.fingerprint import KeyMark, StoredColumn, TableFingerprint, digest
 
 ID = StoredColumn(1, 23, -1, 700, has_missing=False, name=digest("id"))
 NOTE = StoredColumn(2, 25, -1, 700, has_missing=False, name=digest("note"))
-STORED = Storage((ID, NOTE), {16400: 16400}, digest("id > 5"), membership=17)
+STORED = TableFingerprint((ID, NOTE), {16400: 16400}, digest("id > 5"), membership=17)
 
 
 def test_what_is_written_is_read() -> None:
     former = replace(STORED, columns=(replace(ID, has_missing=True),)).after(STORED)
     assert former.former == {NOTE.name}
-    assert Storage.parse(str(former)) == former
-    assert Storage.parse(str(STORED)) == STORED
+    assert TableFingerprint.parse(str(former)) == former
+    assert TableFingerprint.parse(str(STORED)) == STORED
     ended = replace(STORED, ended=1 << 33)
-    found = Storage.parse(str(ended))
+    found = TableFingerprint.parse(str(ended))
     assert found == STORED  # it says when, not how
     assert found is not None
     assert found.ended == 1 << 33
@@ -33,9 +33,9 @@ def test_what_is_written_is_read() -> None:
         replace(placed, empty=frozenset({16401, 16402})),
         replace(sent, key=KeyMark("i", (), 0, (2,), 16391), is_streamed=False, ended=9),
     ):
-        assert Storage.parse(str(written)) == written
-    assert Storage.parse("") is None
-    assert Storage.parse("1:23:-1:744|16489:16489|") is None
+        assert TableFingerprint.parse(str(written)) == written
+    assert TableFingerprint.parse("") is None
+    assert TableFingerprint.parse("1:23:-1:744|16489:16489|") is None
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_column_made_after_one_that_no_look_saw(
     new = StoredColumn(number, 23, -1, 800, has_missing=False, name=digest("x"))
     now = replace(STORED, columns=(ID, NOTE, new), numbered=4, dropped=frozenset(dropped))
     assert reassigned(then, now) == reason
-    assert Storage.parse(str(now)) == now
+    assert TableFingerprint.parse(str(now)) == now
 
 
 def test_a_vacuum_full_alters_nothing() -> None:

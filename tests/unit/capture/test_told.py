@@ -8,25 +8,27 @@ import pytest
 
 from ingestd.decode.pgoutput.relation import Relation, RelationColumn
 from ingestd.model.lsn import Lsn
-from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.schema import TableId
-from ingestd.postgres.rewrites.fingerprint import KeyMark, Storage, StoredColumn, digest
-from ingestd.postgres.rewrites.stream_evidence import Tellings
+from ingestd.postgres.rewrites.fingerprint import KeyMark, StoredColumn, TableFingerprint, digest
+from ingestd.postgres.rewrites.stream_evidence import StreamEvidence
 
 TABLE, LEAF, XID, LSN = 16400, 16410, 800, Lsn(5000)
-SEEN, BEFORE = Visibility(810, 810), Visibility(790, 790)
+SEEN, BEFORE = PgSnapshot(810, 810), PgSnapshot(790, 790)
 INT, TEXT = 23, 25
 RENAMED, RETYPED = "a column was renamed", "a column's type changed"
 WENT = "a partition was detached or dropped"
 
 
-def stored(*names: str, leaves: tuple[int, ...] = (), types: tuple[int, ...] = ()) -> Storage:
+def stored(
+    *names: str, leaves: tuple[int, ...] = (), types: tuple[int, ...] = ()
+) -> TableFingerprint:
     kinds = types or (INT,) * len(names)
     columns = tuple(
         StoredColumn(number, kind, -1, 700, has_missing=False, name=digest(name))
         for number, (name, kind) in enumerate(zip(names, kinds, strict=True), start=1)
     )
-    return Storage(columns, {o: o for o in leaves}, places=dict.fromkeys(leaves, ".1"))
+    return TableFingerprint(columns, {o: o for o in leaves}, places=dict.fromkeys(leaves, ".1"))
 
 
 def relation(*names: str, type_oid: int = INT, xid: int = XID, lsn: Lsn = LSN) -> Relation:
@@ -66,15 +68,17 @@ THEN = stored("id", "n")
         *("name given on", "then told", "names swapped", "then swapped", "old one was", "one went"),
     ],
 )
-def test_i6_a_column_that_no_look_saw(told: list[str], now: Storage, reason: str | None) -> None:
-    tellings = Tellings()
+def test_i6_a_column_that_no_look_saw(
+    told: list[str], now: TableFingerprint, reason: str | None
+) -> None:
+    tellings = StreamEvidence()
     for names in told:
         tellings.columns(relation(*names.split()), THEN)
     assert tellings.by(SEEN).difference(TABLE, now.after(THEN)) == reason
 
 
 def test_i6_columns_that_the_publication_leaves_out_are_in_no_list() -> None:
-    tellings = Tellings()
+    tellings = StreamEvidence()
     tellings.columns(relation("id", "x"), THEN)
     now = stored("id", "n", "x")
     assert tellings.by(SEEN).difference(TABLE, now.after(THEN)) == RENAMED
@@ -82,14 +86,14 @@ def test_i6_columns_that_the_publication_leaves_out_are_in_no_list() -> None:
 
 
 def test_i6_a_type_that_only_the_stream_knows() -> None:
-    tellings = Tellings()
+    tellings = StreamEvidence()
     tellings.columns(relation("id", "n", type_oid=INT), stored("id", "n", types=(INT, TEXT)))
     now = stored("id", "n", types=(INT, TEXT))
     assert tellings.by(SEEN).difference(TABLE, now) == RETYPED
 
 
 def test_i6_a_column_that_came_and_went_is_a_former_one() -> None:
-    tellings = Tellings()
+    tellings = StreamEvidence()
     tellings.columns(relation("id", "n", "x"), THEN)
     unseen = tellings.by(SEEN)
     assert unseen.has_news(TABLE, THEN)
@@ -101,7 +105,7 @@ def test_i6_a_column_that_came_and_went_is_a_former_one() -> None:
 
 
 def test_i7_what_a_look_can_not_see_yet_is_judged_later() -> None:
-    tellings = Tellings()
+    tellings = StreamEvidence()
     tellings.columns(relation("id", "n", "x"), THEN)
     tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
     early = tellings.by(BEFORE)
@@ -116,7 +120,7 @@ def test_i7_what_a_look_can_not_see_yet_is_judged_later() -> None:
 
 
 def test_i6_what_is_told_while_tables_are_looked_at_is_for_the_next_look() -> None:
-    tellings = Tellings()
+    tellings = StreamEvidence()
     tellings.columns(relation("id", "n", "x"), THEN)
     unseen = tellings.by(SEEN)
     tellings.columns(relation("id", "n", "z"), THEN)
@@ -128,7 +132,7 @@ def test_i6_what_is_told_while_tables_are_looked_at_is_for_the_next_look() -> No
 
 
 def test_i6_what_earlier_runs_were_told() -> None:
-    tellings = Tellings()
+    tellings = StreamEvidence()
     tellings.recorded(TABLE, ["id", "n", "x"], stored("id", "n", "y"))
     unseen = tellings.by(SEEN)
     assert unseen.difference(TABLE, stored("id", "n", "x")) is None
@@ -136,7 +140,7 @@ def test_i6_what_earlier_runs_were_told() -> None:
 
 
 def test_i7_what_is_void_is_not_judged() -> None:
-    tellings = Tellings()
+    tellings = StreamEvidence()
     tellings.forget(tellings.by(SEEN), SEEN, {TABLE: THEN}, [TABLE])
     tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
     tellings.columns(relation("id", "n", "x"), THEN)
@@ -147,14 +151,14 @@ def test_i7_what_is_void_is_not_judged() -> None:
 
 
 def test_i7_what_lies_below_where_the_table_was_read_is_not_judged() -> None:
-    tellings = Tellings()
+    tellings = StreamEvidence()
     tellings.read({TABLE: Lsn(LSN + 1)})
     assert not tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
     assert tellings.partition(leaf(LEAF, Lsn(LSN + 1), XID), TABLE, THEN)
 
 
 def test_i6_a_partition_that_no_look_saw() -> None:
-    tellings = Tellings()
+    tellings = StreamEvidence()
     tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
     tellings.partition(leaf(LEAF, LSN, XID), TABLE + 1, THEN)  # where it went then
     now, unseen = stored("id", "n", leaves=(LEAF + 1,)), tellings.by(SEEN)
@@ -164,21 +168,21 @@ def test_i6_a_partition_that_no_look_saw() -> None:
     tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)  # when the stream is read anew
     assert not tellings.by(SEEN).has_news(TABLE, now)
     tellings.partition(leaf(LEAF, LSN, 820), TABLE, THEN)  # it came and went once more
-    assert tellings.by(Visibility(830, 830)).has_news(TABLE, now)
+    assert tellings.by(PgSnapshot(830, 830)).has_news(TABLE, now)
 
 
 def test_i7_a_partition_that_a_look_saw_is_for_the_looks() -> None:
-    tellings, then = Tellings(), stored("id", "n", leaves=(LEAF,))
+    tellings, then = StreamEvidence(), stored("id", "n", leaves=(LEAF,))
     tellings.forget(tellings.by(SEEN), SEEN, {TABLE: then}, [])
     assert not tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
     gone = replace(then, files={}, places={})
     assert tellings.by(SEEN).difference(TABLE, gone) is None
     assert not tellings.partition(leaf(LEAF, LSN, 820), TABLE, THEN)  # no reason to look at once
-    assert tellings.by(Visibility(830, 830)).difference(TABLE, gone) == WENT
+    assert tellings.by(PgSnapshot(830, 830)).difference(TABLE, gone) == WENT
 
 
 def test_i6_a_partition_filled_by_its_creator_counts_until_its_table_is_read_again() -> None:
-    tellings, now = Tellings(), stored("id", "n", leaves=(LEAF,))
+    tellings, now = StreamEvidence(), stored("id", "n", leaves=(LEAF,))
     tellings.expect_made(TABLE, {LEAF: XID})
     tellings.forget(tellings.by(SEEN), SEEN, {TABLE: now}, [])
     assert tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
@@ -189,7 +193,7 @@ def test_i6_a_partition_filled_by_its_creator_counts_until_its_table_is_read_aga
 
 
 def test_i6_what_is_settled_of_new_partitions_is_not_kept() -> None:
-    tellings, now = Tellings(), stored("id", "n", leaves=(LEAF,))
+    tellings, now = StreamEvidence(), stored("id", "n", leaves=(LEAF,))
     tellings.expect_made(TABLE, {LEAF: XID})
     tellings.forget(tellings.by(SEEN), SEEN, {TABLE: now}, [])
     tellings.partition(leaf(LEAF, LSN, XID + 1), TABLE, THEN)  # another transaction was the first
@@ -220,7 +224,7 @@ def test_i6_what_is_settled_of_new_partitions_is_not_kept() -> None:
     ],
 )
 def test_i6_another_replica_identity_of_a_partition(root: str, sent: str, *, is_told: bool) -> None:
-    tellings = Tellings()
+    tellings = StreamEvidence()
     then = replace(THEN, key=KeyMark.parse(root), files={LEAF: LEAF}, places={LEAF: ".1"})
     tellings.forget(tellings.by(SEEN), SEEN, {TABLE: then}, [])
     assert tellings.partition(leaf(identity=sent), TABLE, then) is is_told
@@ -229,7 +233,7 @@ def test_i6_another_replica_identity_of_a_partition(root: str, sent: str, *, is_
 
 
 def test_i6_a_change_that_comes_while_its_partition_is_found_empty_counts() -> None:
-    tellings, then = Tellings(), stored("id", "n", leaves=(LEAF,))
+    tellings, then = StreamEvidence(), stored("id", "n", leaves=(LEAF,))
     tellings.forget(tellings.by(SEEN), SEEN, {TABLE: then}, [])
     told = tellings.by(SEEN)
     tellings.partition(leaf(), TABLE, then)

@@ -7,7 +7,7 @@ from ingestd.model.lsn import Lsn
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.partitions import Leaf
 from ingestd.postgres.snapshot.ctid_splits import cut
-from ingestd.postgres.snapshot.resume import Unread, unread
+from ingestd.postgres.snapshot.resume import SnapshotRemainder, unread
 from tests.unit.run.fixtures import table
 
 POINT = Lsn.parse("1/2000")
@@ -22,7 +22,7 @@ def wheres(leaf: Leaf) -> list[str]:
 
 
 def ranges(text: str, leaves: list[Leaf]) -> list[tuple[int, int, int | None]]:
-    splits = Unread.parse(text).splits(TABLE, leaves, TARGET * 100)
+    splits = SnapshotRemainder.parse(text).splits(TABLE, leaves, TARGET * 100)
     found = [BlockRange.parse(split.where) for split in splits]
     return [(blocks.oid, blocks.start, blocks.end) for blocks in found]
 
@@ -31,8 +31,8 @@ def test_neighbouring_splits_are_written_as_one() -> None:
     splits = wheres(LEAF)
     left = unread(TABLE, POINT, 1000, splits, {splits[0], splits[4]})
     assert ranges(left, [LEAF]) == [(7, 10, 40), (7, 50, 100)]
-    assert Unread.parse(left).point == POINT
-    assert Unread.parse(left).nbytes == 1000
+    assert SnapshotRemainder.parse(left).point == POINT
+    assert SnapshotRemainder.parse(left).nbytes == 1000
 
 
 def test_every_leaf_has_its_own_ranges() -> None:
@@ -72,8 +72,8 @@ def test_what_is_read_whole_is_not_kept() -> None:
 def test_a_file_that_was_replaced_voids_what_was_kept(leaves: list[Leaf]) -> None:
     left = unread(TABLE, POINT, 0, wheres(LEAF), set())
     with pytest.raises(TableReplacedError):
-        Unread.parse(left).splits(TABLE, leaves, TARGET)
+        SnapshotRemainder.parse(left).splits(TABLE, leaves, TARGET)
 
 
 def test_the_key_is_kept() -> None:
-    assert Unread.parse(unread(TABLE, POINT, 0, wheres(LEAF), set())).key == ("id",)
+    assert SnapshotRemainder.parse(unread(TABLE, POINT, 0, wheres(LEAF), set())).key == ("id",)

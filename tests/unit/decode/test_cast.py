@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from ingestd.decode import native
 from ingestd.decode.pgoutput.native_tuples import walk_typed
-from ingestd.decode.pgoutput.tuples import Part
+from ingestd.decode.pgoutput.tuples import TupleRange
 from ingestd.decode.values.cast import cast, raw_text
-from ingestd.decode.values.text_column import Source, texts_of
+from ingestd.decode.values.text_column import ByteBuffer, texts_of
 from ingestd.model.schema import TIMESTAMP, TIMESTAMP_NTZ, Column
 from tests.unit.decode.pgoutput import tuple_data
 from tests.unit.decode.plain import Refused, parse
@@ -95,8 +95,8 @@ def check_typed(
     tuples = [tuple_data([value]) for value in values]
     lengths = np.array([len(t) for t in tuples], np.int64)
     ends = np.cumsum(lengths)
-    part = Part(ends - lengths, ends, 1)
-    found = walk_typed(Source(b"".join(tuples)), part, [Column("c", 0, -1, kind)])
+    part = TupleRange(ends - lengths, ends, 1)
+    found = walk_typed(ByteBuffer(b"".join(tuples)), part, [Column("c", 0, -1, kind)])
     if found is None or "c" not in found.values:
         assert native.compiled is None or pa.types.is_nested(kind) or kind in UNTYPED
         return

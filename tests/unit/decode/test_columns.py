@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingestd.decode.copy.columnar import ColumnarDecoder
-from ingestd.decode.copy.packing import Form, Packing, form_of
-from ingestd.decode.pgoutput.decoder import StreamDecoder
+from ingestd.decode.copy.packing import ColumnForm, Packing, form_of
+from ingestd.decode.pgoutput.decoder import PgoutputDecoder
 from ingestd.decode.pgoutput.relation import table_of
 from ingestd.decode.values.masks import masked, masked_text
 from ingestd.decode.values.text_column import texts_of
@@ -41,7 +41,7 @@ def decode(columns: dict[str, Column], messages: list[bytes], identity: str) -> 
     """Decode messages of relation 1, whose columns have been replaced by these."""
     names = [(c.name, c.type_oid, c.typmod, c.identity) for c in columns.values()]
     relation = pgoutput.relation(1, "t", names, identity=identity)
-    decoder = StreamDecoder(
+    decoder = PgoutputDecoder(
         lambda r: with_before(replace(table_of(r), columns=tuple(columns.values())), full=True)
     )
     sent = [pgoutput.begin(100), relation, *messages, pgoutput.commit(100, 108)]
@@ -116,16 +116,16 @@ def test_masked_text() -> None:
 @pytest.mark.parametrize(
     ("changed", "form"),
     [
-        ({}, Form.FIXED),
-        ({"mask": NULL}, Form.TEXT),
-        ({"mask": SHA, "type": pa.string()}, Form.TEXT),
-        ({"is_override": True, "type": pa.decimal128(12, 2)}, Form.TEXT),
-        ({"stored_as": "other"}, Form.FIXED),
-        ({"type_oid": 99_999}, Form.TEXT),
-        ({"type_oid": 1007, "type": pa.list_(pa.field("element", pa.int32()))}, Form.TEXT),
+        ({}, ColumnForm.FIXED),
+        ({"mask": NULL}, ColumnForm.TEXT),
+        ({"mask": SHA, "type": pa.string()}, ColumnForm.TEXT),
+        ({"is_override": True, "type": pa.decimal128(12, 2)}, ColumnForm.TEXT),
+        ({"stored_as": "other"}, ColumnForm.FIXED),
+        ({"type_oid": 99_999}, ColumnForm.TEXT),
+        ({"type_oid": 1007, "type": pa.list_(pa.field("element", pa.int32()))}, ColumnForm.TEXT),
     ],
 )
-def test_form_of_packed_column(changed: dict[str, Any], form: Form) -> None:
+def test_form_of_packed_column(changed: dict[str, Any], form: ColumnForm) -> None:
     assert form_of(replace(column("n", 23, pa.int32()), **changed)) is form
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingestd.decode.pgoutput.decoder import StreamDecoder
-from ingestd.decode.pgoutput.reordered_drain import CommitsAhead
+from ingestd.decode.pgoutput.decoder import PgoutputDecoder
+from ingestd.decode.pgoutput.reordered_drain import ReorderedDrain
 from ingestd.model.errors import ProtocolError
 from tests.unit.decode import pgoutput
 from tests.unit.decode.streamed_server import Server
@@ -65,7 +65,7 @@ def span(xid: int, low: int, high: int) -> bytes:
 
 
 def read(messages: list[bytes], cuts: list[int]) -> list[bytes]:
-    order, found = CommitsAhead(), []
+    order, found = ReorderedDrain(), []
     bounds = [0, *sorted(c % (len(messages) + 1) for c in cuts), len(messages)]
     for start, end in pairwise(bounds):
         for buffer, starts, ends in order.feed(*pgoutput.laid_out(messages[start:end])):
@@ -210,7 +210,7 @@ def test_damaged_bytes_give_protocol_error_and_nothing_else(seed: int, data: st.
     server = Server(random.Random(seed), 3)
     server.run(60)
     messages = damaged(told(server.wire), data)
-    order, decoder = CommitsAhead(), StreamDecoder(resolve, hold_bytes=60)
+    order, decoder = ReorderedDrain(), PgoutputDecoder(resolve, hold_bytes=60)
     try:
         for stretch in order.feed(*pgoutput.laid_out(messages)):
             decoder.feed(*stretch)

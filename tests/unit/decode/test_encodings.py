@@ -12,7 +12,7 @@ import pytest
 from ingestd.decode.values.cast import cast, raw_texts
 from ingestd.decode.values.encodings import _MULTIPLE, _SINGLE, Encoding, encoding_of
 from ingestd.decode.values.masks import masked
-from ingestd.decode.values.text_column import Source, Texts
+from ingestd.decode.values.text_column import ByteBuffer, TextColumn
 from ingestd.model.schema import Mask
 
 if TYPE_CHECKING:
@@ -26,11 +26,13 @@ BEGIN RETURN convert(value, encoding, 'UTF8'); EXCEPTION WHEN others THEN RETURN
 """
 
 
-def texts(values: Sequence[bytes | None], encoding: Encoding | None) -> Texts:
+def texts(values: Sequence[bytes | None], encoding: Encoding | None) -> TextColumn:
     lengths = np.array([len(v or b"") for v in values], np.int64)
     starts = np.cumsum(lengths) - lengths
     present = np.array([v is not None for v in values])
-    return Texts(Source(b"".join(v or b"" for v in values), encoding), starts, lengths, present)
+    return TextColumn(
+        ByteBuffer(b"".join(v or b"" for v in values), encoding), starts, lengths, present
+    )
 
 
 def sequences(encoding: Encoding) -> list[bytes]:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from ingestd.decode.pgoutput.changes import change_batches
-from ingestd.decode.pgoutput.decoder import StreamDecoder
+from ingestd.decode.pgoutput.decoder import PgoutputDecoder
 from ingestd.decode.pgoutput.messages import Messages, Transactions
 from ingestd.decode.pgoutput.relation import table_of
 from ingestd.model.changes import Chunk, TableBatch
@@ -37,7 +37,7 @@ def decode() -> Chunk:
         messages += [pgoutput.insert(n, values) for n in oids[2:]]
         late += [pgoutput.insert(n, values) for n in oids[:2]]
     messages += [*reversed(late), pgoutput.commit(100, 108)]
-    decoder = StreamDecoder(lambda relation: with_before(table_of(relation), full=False))
+    decoder = PgoutputDecoder(lambda relation: with_before(table_of(relation), full=False))
     [chunk] = decoder.feed(*pgoutput.laid_out(messages))
     return chunk
 

@@ -19,18 +19,18 @@ from ingestd.decode.copy.packing import Packing, fields_of
 from ingestd.decode.copy.rows import CopyDecoder, CopyRows
 from ingestd.decode.pgoutput import streamed_transactions as streamed
 from ingestd.decode.pgoutput.backend_messages import Cutter, error_fields
-from ingestd.decode.pgoutput.decoder import StreamDecoder
+from ingestd.decode.pgoutput.decoder import PgoutputDecoder
 from ingestd.decode.pgoutput.relation import Relation, table_of
-from ingestd.decode.pgoutput.reordered_drain import CommitsAhead
+from ingestd.decode.pgoutput.reordered_drain import ReorderedDrain
 from ingestd.decode.pgoutput.shortening import CopiedChange, StreamedChange
-from ingestd.decode.pgoutput.streamed_transactions import CommitOrder
+from ingestd.decode.pgoutput.streamed_transactions import StreamedTransactions
 from ingestd.decode.type_mapping import lake_type
 from ingestd.model.errors import ProtocolError
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Column, Mask, Table, TableId, with_before
 from ingestd.postgres.polling.polled_table import PolledTable
-from ingestd.postgres.polling.rows import FoundRows, Place
-from ingestd.postgres.wal.block_decoder import BlockDecoding
+from ingestd.postgres.polling.rows import FoundRows, PollRowOrigin
+from ingestd.postgres.wal.block_decoder import BlockDecoder
 from tests.harness import lying_messages as honest
 from tests.harness.lies import (
     LONG,
@@ -97,10 +97,10 @@ class Reading:
 
     def __init__(self, *, limit_bytes: int | None = None) -> None:
         self.chunks: list[Chunk] = []
-        self.decoder = StreamDecoder(
+        self.decoder = PgoutputDecoder(
             resolve, tell_message=lambda *_: True, row_limit_bytes=limit_bytes or 1 << 31
         )
-        self.order = CommitOrder(MemorySpool())
+        self.order = StreamedTransactions(MemorySpool())
         self.cutter = Cutter()
         if limit_bytes is not None:
             self.cutter = Cutter(limit_bytes, lambda: StreamedChange(limit_bytes // 4))
@@ -115,7 +115,7 @@ class Reading:
                 else psycopg.Error(str(error_fields(found.last[1]))[:SAID_BYTES])
             )
             given: Any = Sent(buffer, found.starts, found.ends, ended)
-            decoding = BlockDecoding(self.decoder, self.order, given)
+            decoding = BlockDecoder(self.decoder, self.order, given)
             while not decoding.is_done:
                 self.chunks += decoding.some()
         except ProtocolError as error:
@@ -169,8 +169,8 @@ class Unpacking:
 
     def __init__(self, *, is_ahead: bool) -> None:
         self.messages = MessageRows()
-        self.order = CommitsAhead() if is_ahead else None
-        self.decoder = StreamDecoder(resolve)
+        self.order = ReorderedDrain() if is_ahead else None
+        self.decoder = PgoutputDecoder(resolve)
 
     def feed(self, buffer: bytes, starts: Any, ends: Any) -> None:
         found = self.messages.unpack(buffer, starts, ends)
@@ -197,7 +197,7 @@ class Looking:
         if rows is not None:
             found = FoundRows.of(POLLED, rows, 1000)
             assert len(found.last_cursor) < 2 * LONG
-            for batch in found.changes(Place(Lsn(7), AT), None):
+            for batch in found.changes(PollRowOrigin(Lsn(7), AT), None):
                 batch.rows.validate(full=True)
 
     def finish(self) -> None:

@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 
-from ingestd.decode.pgoutput.decoder import StreamDecoder
+from ingestd.decode.pgoutput.decoder import PgoutputDecoder
 from ingestd.decode.pgoutput.logical_messages import MOST_BYTES
 from ingestd.decode.pgoutput.streamed_transactions import count_before, without_xids
 from ingestd.model.lsn import Lsn
@@ -43,7 +43,7 @@ def test_ours_are_told_and_others_are_counted(hold_bytes: int) -> None:
         told.append((content, lsn, xid))
         return content != b"refused"
 
-    decoder = StreamDecoder(lambda _: None, tell_message=tell, hold_bytes=hold_bytes)
+    decoder = PgoutputDecoder(lambda _: None, tell_message=tell, hold_bytes=hold_bytes)
     ours, own = message(DDL, b'{"v": 1}'), message(b"ingestd", b"")
     stream = [
         message(b"other", b"", flags=0),

@@ -14,10 +14,10 @@ from tests.unit.decode import pgoutput
 OIDS = range(1, 9)
 
 MANY_TABLES = dedent("""
-    from ingestd.process.memory import give_back_early
-    give_back_early()
+    from ingestd.process.memory import configure_allocators
+    configure_allocators()
     from ingestd.decode.pgoutput.relation import table_of
-    from ingestd.decode.pgoutput.decoder import StreamDecoder
+    from ingestd.decode.pgoutput.decoder import PgoutputDecoder
     from tests.unit.decode import pgoutput
 
     def heap_mb():
@@ -33,7 +33,7 @@ MANY_TABLES = dedent("""
     messages.append(pgoutput.commit(100, 108))
     laid_out = pgoutput.laid_out(messages)
     before_mb = heap_mb()
-    kept = StreamDecoder(table_of).feed(*laid_out)
+    kept = PgoutputDecoder(table_of).feed(*laid_out)
     print(heap_mb() - before_mb)
 """)
 """3 MB of messages, which give as many bytes of rows."""

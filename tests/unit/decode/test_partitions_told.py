@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from ingestd.decode.pgoutput.decoder import StreamDecoder
+from ingestd.decode.pgoutput.decoder import PgoutputDecoder
 from ingestd.decode.pgoutput.relation import Relation, table_of
 from ingestd.model.schema import with_before
 from tests.unit.decode import pgoutput
@@ -46,7 +46,7 @@ def test_partitions_are_told(
     messages: list[bytes], told: list[tuple[int, ...]], pieces: int
 ) -> None:
     found: list[tuple[int, ...]] = []
-    decoder = StreamDecoder(
+    decoder = PgoutputDecoder(
         lambda r: with_before(table_of(r), full=False) if r.oid in {ROOT, OTHER} else None,
         tell_partition=partial(take, found),
         hold_bytes=0,
@@ -67,7 +67,7 @@ def test_every_cut_tells_the_same() -> None:
     messages = [BEGIN, ROOT_IS, LEAF_IS, insert(ROOT), OTHER_IS, insert(OTHER), COMMIT]
     for cuts in itertools.combinations(range(1, len(messages)), 2):
         found: list[tuple[int, ...]] = []
-        decoder = StreamDecoder(
+        decoder = PgoutputDecoder(
             lambda r: with_before(table_of(r), full=False) if r.oid in {ROOT, OTHER} else None,
             tell_partition=partial(take, found),
             hold_bytes=0,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ingestd.decode.pgoutput.decoder import StreamDecoder
+from ingestd.decode.pgoutput.decoder import PgoutputDecoder
 from ingestd.decode.pgoutput.relation import Relation, table_of
 from ingestd.model.schema import Table, TableId, with_before
 from tests.unit.decode import pgoutput
@@ -22,12 +22,12 @@ def whole(relation: Relation) -> Table:
     return with_before(table_of(relation), full=True)
 
 
-def decoder(*, without_body: bool = False) -> StreamDecoder:
+def decoder(*, without_body: bool = False) -> PgoutputDecoder:
     def resolve(relation: Relation) -> Table:
         table = whole(relation)
         return replace(table, columns=table.columns[:1], before=()) if without_body else table
 
-    return StreamDecoder(resolve, row_limit_bytes=LIMIT_BYTES)
+    return PgoutputDecoder(resolve, row_limit_bytes=LIMIT_BYTES)
 
 
 @pytest.mark.parametrize(

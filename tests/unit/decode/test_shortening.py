@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingestd.decode.pgoutput.backend_messages import MOST_ASIDE_BYTES, MOST_BYTES, Cutter
-from ingestd.decode.pgoutput.decoder import StreamDecoder
+from ingestd.decode.pgoutput.decoder import PgoutputDecoder
 from ingestd.decode.pgoutput.relation import Relation, table_of
 from ingestd.decode.pgoutput.shortening import (
     CopiedChange,
@@ -192,7 +192,7 @@ def test_isolated_a_shortened_change_stops_its_table_if_something_is_missing(
     messages = [pgoutput.begin(100), pgoutput.relation(OID, "big", columns)]
     messages += [part[25:] for part in shortened(StreamedChange(ROOM), HEADER + change, [])]
     messages += [pgoutput.insert(OID, [b"3", b"b"]), pgoutput.commit(100, 110)]
-    [chunk] = StreamDecoder(resolve, row_limit_bytes=1000).feed(*pgoutput.laid_out(messages))
+    [chunk] = PgoutputDecoder(resolve, row_limit_bytes=1000).feed(*pgoutput.laid_out(messages))
     [batch] = chunk.batches
     assert batch.rows.column("id").to_pylist() == ([3] if captures_body else [2, 3])
     assert batch.rows.column("_cdc_seq").to_pylist()[-1] == 2

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingestd.decode.pgoutput.decoder import JOINT_VALUES, SMALL_ROWS, StreamDecoder
+from ingestd.decode.pgoutput.decoder import JOINT_VALUES, SMALL_ROWS, PgoutputDecoder
 from ingestd.decode.pgoutput.messages import SPARSE
 from ingestd.decode.pgoutput.relation import Relation, table_of
 from ingestd.model.changes import Chunk, change_schema
@@ -197,7 +197,7 @@ def resolve(relation: Relation) -> Table | None:
 
 
 def decode(messages: list[bytes], cuts: list[int], hold_bytes: int) -> list[Chunk]:
-    decoder = StreamDecoder(resolve, hold_bytes=hold_bytes)
+    decoder = PgoutputDecoder(resolve, hold_bytes=hold_bytes)
     chunks: list[Chunk] = []
     bounds = [0, *sorted(c % (len(messages) + 1) for c in cuts), len(messages)]
     for start, end in pairwise(bounds):

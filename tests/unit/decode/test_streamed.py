@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingestd.decode.pgoutput.decoder import StreamDecoder
+from ingestd.decode.pgoutput.decoder import PgoutputDecoder
 from ingestd.decode.pgoutput.streamed_transactions import (
-    CommitOrder,
     OpenMessages,
     Spool,
+    StreamedTransactions,
     count_before,
 )
 from ingestd.model.errors import ProtocolError
@@ -55,7 +55,7 @@ class MemorySpool:
 
 def ordered(wire: list[bytes], cuts: list[int], spool: Spool) -> list[bytes]:
     """What leaves, with the wire's messages fed in pieces."""
-    order, found = CommitOrder(spool), []
+    order, found = StreamedTransactions(spool), []
     bounds = [0, *sorted(c % (len(wire) + 1) for c in cuts), len(wire)]
     for start, end in pairwise(bounds):
         for buffer, starts, ends in order.feed(*pgoutput.laid_out(wire[start:end])):
@@ -118,8 +118,8 @@ def test_whole_transactions_in_commit_order_with_the_definitions_they_were_made_
 def test_decoder_takes_what_is_put_in_order(seed: int, cuts: list[int]) -> None:
     server = Server(random.Random(seed), 3)
     server.run(200)
-    decoder = StreamDecoder(lambda r: None if r.oid > 2 else resolve(r), hold_bytes=200)
-    order, chunks = CommitOrder(MemorySpool()), []
+    decoder = PgoutputDecoder(lambda r: None if r.oid > 2 else resolve(r), hold_bytes=200)
+    order, chunks = StreamedTransactions(MemorySpool()), []
     bounds = [0, *sorted(c % (len(server.wire) + 1) for c in cuts), len(server.wire)]
     for start, end in pairwise(bounds):
         for stretch in order.feed(*pgoutput.laid_out(server.wire[start:end])):
@@ -142,7 +142,7 @@ def test_decoder_takes_what_is_put_in_order(seed: int, cuts: list[int]) -> None:
 
 def test_idle_position_of_a_keepalive_while_a_transaction_is_open() -> None:
     """It commits above what the server has read: the position may be confirmed, and it comes."""
-    decoder, order = StreamDecoder(resolve), CommitOrder(MemorySpool())
+    decoder, order = PgoutputDecoder(resolve), StreamedTransactions(MemorySpool())
     relation = pgoutput.relation(1, "t", [("a", 25, -1, False)])
     row = pgoutput.insert(1, [b"x"])
 
@@ -220,7 +220,7 @@ def test_damaged_bytes_give_protocol_error_and_nothing_else(seed: int, data: st.
     server = Server(random.Random(seed), 3)
     server.run(60)
     wire = damaged(server.wire, data)
-    order, decoder = CommitOrder(MemorySpool()), StreamDecoder(resolve, hold_bytes=60)
+    order, decoder = StreamedTransactions(MemorySpool()), PgoutputDecoder(resolve, hold_bytes=60)
     try:
         for stretch in order.feed(*pgoutput.laid_out(wire)):
             decoder.feed(*stretch)
@@ -234,6 +234,6 @@ def test_aborts_of_what_was_never_sent_are_ignored() -> None:
     row, abort = pgoutput.insert(1, [b"x"]), struct.pack(">cII", b"A", 8, 9)
     transaction = [pgoutput.begin(7), relation, row, pgoutput.commit(7, 9)]
     for wire in ([abort, *transaction], [*transaction, abort], [abort]):
-        chunks = StreamDecoder(resolve).feed(*pgoutput.laid_out(wire))
+        chunks = PgoutputDecoder(resolve).feed(*pgoutput.laid_out(wire))
         assert [c.position for c in chunks] == ([9] if len(wire) > 1 else [])
         assert ordered(wire, [], MemorySpool()) == [m for m in wire if m != abort]

@@ -10,10 +10,10 @@ import pytest
 
 from ingestd.decode import native
 from ingestd.decode.change_batch import cast_column
-from ingestd.decode.native import Compiled
+from ingestd.decode.native import NativeFunctions
 from ingestd.decode.pgoutput.native_tuples import TypedTuples, walk_typed
-from ingestd.decode.pgoutput.tuples import Part
-from ingestd.decode.values.text_column import Source, texts_of
+from ingestd.decode.pgoutput.tuples import TupleRange
+from ingestd.decode.values.text_column import ByteBuffer, texts_of
 from ingestd.model.schema import TIMESTAMP, TIMESTAMP_NTZ, Column
 from tests.unit.decode.pgoutput import UNCHANGED, Value, tuple_data
 
@@ -23,7 +23,7 @@ ROW = (b"-12", b"text", b"t")
 
 
 @pytest.fixture
-def compiled() -> Compiled:
+def compiled() -> NativeFunctions:
     assert native.compiled is not None
     return native.compiled
 
@@ -38,11 +38,11 @@ def columns(kinds: Sequence[pa.DataType] = TYPES) -> list[Column | None]:
 
 def laid_out(
     tuples: Sequence[bytes], *, before: bytes = b"", behind: bytes = b""
-) -> tuple[Source, Part]:
+) -> tuple[ByteBuffer, TupleRange]:
     lengths = np.array([len(t) for t in tuples])
     ends = len(before) + np.cumsum(lengths)
-    source = Source(before + b"".join(tuples) + behind)
-    return source, Part(ends - lengths, ends, len(TYPES))
+    source = ByteBuffer(before + b"".join(tuples) + behind)
+    return source, TupleRange(ends - lengths, ends, len(TYPES))
 
 
 def walked(rows: Sequence[Sequence[Value]], wanted: Sequence[Column | None]) -> TypedTuples | None:
@@ -98,7 +98,7 @@ def test_any_byte_in_a_value_is_judged_as_cast_judges_it(kind: pa.DataType, text
     values = pa.array(texts, pa.binary())
     wanted = cast_column(texts_of(values), column("c0", kind))
     source, part = laid_out([tuple_data([t]) for t in texts])
-    found = walk_typed(source, Part(part.at, part.ends, 1), [column("c0", kind)])
+    found = walk_typed(source, TupleRange(part.at, part.ends, 1), [column("c0", kind)])
     assert found is not None
     assert found.values["c0"].array.equals(wanted.array)
     assert found.values["c0"].refused.tolist() == wanted.refused.tolist()
@@ -139,8 +139,8 @@ def test_where_a_tuple_is_malformed_nothing_is_taken() -> None:
     ("at", "end"), [(-1, 20), (0, 1 << 62), (1 << 62, 1 << 62), (20, 0), (-9, -5)]
 )
 def test_nothing_outside_the_buffer_is_looked_at(at: int, end: int) -> None:
-    source = Source(tuple_data(ROW))
-    assert walk_typed(source, Part(np.array([at]), np.array([end]), 3), columns()) is None
+    source = ByteBuffer(tuple_data(ROW))
+    assert walk_typed(source, TupleRange(np.array([at]), np.array([end]), 3), columns()) is None
 
 
 def test_a_tuple_may_end_before_its_message() -> None:
@@ -150,7 +150,7 @@ def test_a_tuple_may_end_before_its_message() -> None:
     assert found.stops.tolist() == [len(tuple_data(ROW))]
 
 
-def test_arrays_that_are_too_short_are_refused(compiled: Compiled) -> None:
+def test_arrays_that_are_too_short_are_refused(compiled: NativeFunctions) -> None:
     one, two = np.zeros(1, np.int64), np.zeros(2, np.int64)
     states = np.zeros(2, np.uint8)
     for ends, stops, values, given in (
@@ -167,7 +167,7 @@ def test_arrays_that_are_too_short_are_refused(compiled: Compiled) -> None:
         compiled.words(b"", two, one)
 
 
-def test_words_outside_their_buffer_are_zeros(compiled: Compiled) -> None:
+def test_words_outside_their_buffer_are_zeros(compiled: NativeFunctions) -> None:
     offsets = np.array([-1, -(1 << 62), 0, 1, 8, 9, 1 << 62])
     words = np.full(len(offsets), 7)
     compiled.words(b"123456789", offsets, words)
@@ -186,7 +186,7 @@ def test_words_outside_their_buffer_are_zeros(compiled: Compiled) -> None:
     ],
 )
 def test_columns_that_there_are_not_are_refused(
-    compiled: Compiled, kind: int, size: int, precision: int, scale: int
+    compiled: NativeFunctions, kind: int, size: int, precision: int, scale: int
 ) -> None:
     empty, states = np.zeros(0, np.int64), np.zeros(0, np.uint8)
     output = (kind, size, precision, scale, empty, empty, states)
@@ -196,7 +196,7 @@ def test_columns_that_there_are_not_are_refused(
         compiled.walk(b"", empty, empty, empty, [None] * (1 << 15))
 
 
-def test_what_is_read_only_is_not_written(compiled: Compiled) -> None:
+def test_what_is_read_only_is_not_written(compiled: NativeFunctions) -> None:
     one, fixed = np.zeros(1, np.int64), np.zeros(1, np.int64)
     fixed.flags.writeable = False
     with pytest.raises((BufferError, TypeError, ValueError)):
@@ -210,7 +210,7 @@ def test_what_is_read_only_is_not_written(compiled: Compiled) -> None:
     [(0, 4, 3), (0, 11, 20), (10, 1, 20), (-1, 1, 20), (1 << 62, 1 << 62, 20), (0, -1, 20)],
 )
 def test_values_outside_their_buffer_are_not_copied(
-    compiled: Compiled, start: int, length: int, room: int
+    compiled: NativeFunctions, start: int, length: int, room: int
 ) -> None:
     offsets, to = np.zeros(2, np.int32), pa.allocate_buffer(room)
     with pytest.raises(ValueError, match="outside"):
@@ -224,7 +224,7 @@ def test_values_outside_their_buffer_are_not_copied(
     [(0, 8, 2), (0, 12, 20), (10, 2, 20), (-1, 4, 20), (1 << 62, 1 << 62, 20), (0, -4, 20)],
 )
 def test_texts_of_bytes_outside_their_buffer_are_not_read(
-    compiled: Compiled, start: int, length: int, room: int
+    compiled: NativeFunctions, start: int, length: int, room: int
 ) -> None:
     offsets, odd, to = np.zeros(2, np.int32), np.zeros(1, np.bool_), pa.allocate_buffer(room)
     text = b"\\x01234567"
@@ -235,7 +235,7 @@ def test_texts_of_bytes_outside_their_buffer_are_not_read(
 
 
 @pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 40])
-def test_values_of_any_length_are_copied_whole(compiled: Compiled, size: int) -> None:
+def test_values_of_any_length_are_copied_whole(compiled: NativeFunctions, size: int) -> None:
     buffer = bytes(range(100))
     starts, lengths = np.array([0, 60, 100 - size, 5]), np.array([size, 0, size, size])
     offsets, to = np.zeros(5, np.int32), pa.allocate_buffer(3 * size)
@@ -254,7 +254,7 @@ def test_odd_and_unsent_values_of_many_columns_are_each_their_own() -> None:
     ]
     wanted = columns([pa.int16()] * 4)
     source, part = laid_out([tuple_data(row) for row in rows])
-    found = walk_typed(source, Part(part.at, part.ends, 4), wanted)
+    found = walk_typed(source, TupleRange(part.at, part.ends, 4), wanted)
     assert found is not None
     assert {
         name: (cast.refused.tolist(), cast.texts.gather().to_pylist(), cast.array.to_pylist())
@@ -270,14 +270,14 @@ def test_odd_and_unsent_values_of_many_columns_are_each_their_own() -> None:
 def test_as_many_columns_as_a_relation_can_have() -> None:
     width = (1 << 15) - 1
     tuple_ = tuple_data([b"1"] * width)
-    part = Part(np.array([0]), np.array([len(tuple_)]), width)
-    found = walk_typed(Source(tuple_), part, columns([pa.int32()] * width))
+    part = TupleRange(np.array([0]), np.array([len(tuple_)]), width)
+    found = walk_typed(ByteBuffer(tuple_), part, columns([pa.int32()] * width))
     assert found is not None
     assert len(found.values) == width
 
 
 def test_what_was_compiled_from_another_checkout_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, compiled: Compiled
+    monkeypatch: pytest.MonkeyPatch, compiled: NativeFunctions
 ) -> None:
     assert native._load() is compiled
     monkeypatch.setattr(native, "_VERSION", compiled.VERSION + 1)

@@ -9,9 +9,9 @@ from ingestd.model.lake_state import TableState
 from ingestd.model.lsn import Lsn
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import SourceState
-from ingestd.ports import Lag
+from ingestd.ports import CaptureLag
 
-LAG = Lag(Lsn(10), Lsn(4), 6, 7, 8)
+LAG = CaptureLag(Lsn(10), Lsn(4), 6, 7, 8)
 
 
 def test_no_metric_is_left_of_a_source_that_went() -> None:

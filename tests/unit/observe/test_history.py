@@ -9,9 +9,9 @@ import pytest
 
 from ingestd.model.errors import TransientError
 from ingestd.model.lsn import Lsn
-from ingestd.observe.history import INTERVAL_S, POINTS_KEPT, History, columns
+from ingestd.observe.history import INTERVAL_S, POINTS_KEPT, SourceHistories, columns
 from ingestd.observe.status import SourceState, SourceStatus
-from ingestd.ports import Lag
+from ingestd.ports import CaptureLag
 
 T0 = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -20,7 +20,7 @@ T0 = datetime(2026, 1, 2, tzinfo=UTC)
 def shop() -> SourceStatus:
     made = SourceStatus("shop", T0)
     made.enter(SourceState.STREAMING, T0)
-    made.measured(Lag(Lsn(90), Lsn(50), 40, 60, None), 0.25, T0)
+    made.measured(CaptureLag(Lsn(90), Lsn(50), 40, 60, None), 0.25, T0)
     return made
 
 
@@ -36,7 +36,7 @@ def commit(source: SourceStatus, rows: int, *ages_s: float) -> None:
 
 
 def test_a_point_has_what_happened_since_the_one_before(shop: SourceStatus) -> None:
-    history = History()
+    history = SourceHistories()
     commit(shop, 1000, 99.0)
     for n in range(3):
         if n:
@@ -51,7 +51,7 @@ def test_a_point_has_what_happened_since_the_one_before(shop: SourceStatus) -> N
 
 
 def test_there_is_no_lag_while_nobody_measures_it(shop: SourceStatus) -> None:
-    history = History()
+    history = SourceHistories()
     history.observe({"shop": shop}, at(0))
     shop.enter(SourceState.BACKING_OFF, T0, TransientError("gone", reason="x"))
     history.observe({"shop": shop}, at(1))
@@ -59,7 +59,7 @@ def test_there_is_no_lag_while_nobody_measures_it(shop: SourceStatus) -> None:
 
 
 def test_a_clock_that_is_set_back_makes_no_rate(shop: SourceStatus) -> None:
-    history = History()
+    history = SourceHistories()
     history.observe({"shop": shop}, at(5))
     commit(shop, 10)
     history.observe({"shop": shop}, at(1))
@@ -67,7 +67,7 @@ def test_a_clock_that_is_set_back_makes_no_rate(shop: SourceStatus) -> None:
 
 
 def test_bounded_an_hour_is_kept_and_no_more(shop: SourceStatus) -> None:
-    history = History()
+    history = SourceHistories()
     for n in range(POINTS_KEPT + 40):
         history.observe({"shop": shop}, at(n))
     past = history.of("shop")

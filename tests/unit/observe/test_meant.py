@@ -10,7 +10,7 @@ import pytest
 from ingestd.app.factories import load
 from ingestd.cli.daemon import meant_daemon
 from ingestd.config.units import Address
-from ingestd.http.daemon_identity import MeantDaemon
+from ingestd.http.daemon_identity import DaemonIdentity
 from ingestd.model.errors import OperatorError
 from ingestd.observe.status import DaemonStatus, SourceStatus
 from ingestd.observe.status_json import to_json
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 T0 = datetime(2026, 1, 2, tzinfo=UTC)
 CLAIMS = {"shop": "slot 'a', database x", "old": "polling, database y"}
-MEANT = MeantDaemon("/lake", CLAIMS)
+MEANT = DaemonIdentity("/lake", CLAIMS)
 
 
 def told(lake: str = "/lake", **claims: str) -> dict[str, Any]:

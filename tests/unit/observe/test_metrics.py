@@ -10,13 +10,13 @@ from ingestd.model.lsn import Lsn
 from ingestd.observe.freshness import RecentFreshness
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import SourceState
-from ingestd.ports import Lag
+from ingestd.ports import CaptureLag
 
 
 @pytest.fixture
 def metrics() -> Metrics:
     metrics = Metrics()
-    metrics.lag("shop", Lag(Lsn(900), Lsn(500), 400, 700, None), 1.5)
+    metrics.lag("shop", CaptureLag(Lsn(900), Lsn(500), 400, 700, None), 1.5)
     metrics.received("shop", Lsn(800))
     metrics.confirmed("shop", Lsn(500))
     metrics.rows("shop", "public.orders", {"c": 3, "u": 2})

@@ -15,7 +15,7 @@ from ingestd.config.redaction import Redactor
 from ingestd.observe.systemd import (
     READY_WITHIN_S,
     ServiceManager,
-    Telling,
+    SystemdNotifier,
     telling_service_manager,
 )
 
@@ -135,7 +135,9 @@ async def test_a_loop_that_hangs_gives_no_sign_of_life(address: str) -> None:
 
 
 def test_a_source_that_cannot_be_reached_does_not_keep_the_daemon_from_having_started() -> None:
-    telling = Telling(Readiness("source shop is backing_off: no route"), Redactor(), began=100.0)
+    telling = SystemdNotifier(
+        Readiness("source shop is backing_off: no route"), Redactor(), began=100.0
+    )
     status = "STATUS=not delivering: source shop is backing_off: no route"
     assert telling.due(100.0, stopping=False) == [status]
     assert telling.due(99.9 + READY_WITHIN_S, stopping=False) == []
@@ -146,7 +148,7 @@ def test_a_source_that_cannot_be_reached_does_not_keep_the_daemon_from_having_st
 
 def test_a_status_is_one_short_line_without_secrets() -> None:
     readiness = Readiness("cannot reach\nREADY=1 sesame-4711", "x" * 1000)
-    telling = Telling(readiness, Redactor(["sesame-4711"]), began=0.0)
+    telling = SystemdNotifier(readiness, Redactor(["sesame-4711"]), began=0.0)
     [status] = telling.due(0.0, stopping=False)
     assert "\n" not in status
     assert "sesame" not in status
@@ -210,7 +212,7 @@ async def test_a_service_that_has_not_started_is_not_told_to_be_ready_by_a_reloa
 
 def test_a_paused_source_is_named_and_is_no_fault() -> None:
     paused = ["source shop is paused since 2026-01-02 03:04:05 UTC"]
-    telling = Telling(Readiness(), Redactor(), began=0.0, paused=lambda: paused)
+    telling = SystemdNotifier(Readiness(), Redactor(), began=0.0, paused=lambda: paused)
     assert telling.due(0.0, stopping=False) == ["READY=1", f"STATUS=ready; {paused[0]}"]
 
 

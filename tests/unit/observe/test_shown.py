@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingestd.config.redaction import Redactor
-from ingestd.http.status_diff import Redacted, Shown
+from ingestd.http.status_diff import RedactionCache, StatusDiff
 from ingestd.model.errors import OperatorError
 from ingestd.model.lake_state import TableState
 from ingestd.model.lsn import Lsn
-from ingestd.observe.history import History
+from ingestd.observe.history import SourceHistories
 from ingestd.observe.status import DaemonStatus, SnapshotOutcome, SourceState, SourceStatus
 
 T0 = datetime(2026, 1, 2, tzinfo=UTC)
-REDACTED = Redacted(Redactor(["sesame"]))
+REDACTED = RedactionCache(Redactor(["sesame"]))
 
 
 class Told:
@@ -29,15 +29,15 @@ class Told:
     def __init__(self) -> None:
         self.shop = SourceStatus("shop", T0)
         self.status = DaemonStatus("0.1.0", T0, {"shop": self.shop})
-        self.history = History()
-        self._shown = Shown(REDACTED)
+        self.history = SourceHistories()
+        self._shown = StatusDiff(REDACTED)
 
     def update(self) -> dict[str, Any]:
         found = self._shown.update(self.status, self.history, T0)
         return json.loads(json.dumps(found))  # type: ignore[no-any-return]
 
     def all(self) -> dict[str, Any]:
-        return Shown(REDACTED).update(self.status, self.history, T0)
+        return StatusDiff(REDACTED).update(self.status, self.history, T0)
 
 
 def commit(source: SourceStatus, table: str, rows: int = 1) -> None:

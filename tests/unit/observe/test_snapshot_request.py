@@ -11,7 +11,7 @@ import pytest
 from ingestd.config.redaction import Redactor
 from ingestd.config.units import Address
 from ingestd.http import snapshot_client as module
-from ingestd.http.daemon_identity import MeantDaemon
+from ingestd.http.daemon_identity import DaemonIdentity
 from ingestd.http.server import HttpServer
 from ingestd.http.snapshot_client import (
     Following,
@@ -266,7 +266,7 @@ class Seen:
             self._then.pop(0)()
 
 
-SHOP, CRM = MeantDaemon("", {"shop": ""}), MeantDaemon("", {"crm": ""})
+SHOP, CRM = DaemonIdentity("", {"shop": ""}), DaemonIdentity("", {"crm": ""})
 
 
 async def test_ask_and_follow(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from ingestd.observe.status import (
     ready,
 )
 from ingestd.observe.status_json import to_json
-from ingestd.ports import Lag
+from ingestd.ports import CaptureLag
 
 T0 = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 LATER = T0 + timedelta(minutes=1)
@@ -88,7 +88,7 @@ def test_json_has_every_figure(status: DaemonStatus) -> None:
     stream(shop)
     shop.received(Lsn(0x30))
     shop.confirmed(Lsn(0x20))
-    lag = Lag(Lsn(0x40), Lsn(0x20), 32, 64, None, wal_status="reserved")
+    lag = CaptureLag(Lsn(0x40), Lsn(0x20), 32, 64, None, wal_status="reserved")
     shop.measured(lag, 0.1, LATER)
     found = json.loads(json.dumps(to_json(status)))
     assert found["ready"] is True

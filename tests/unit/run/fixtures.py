@@ -18,7 +18,7 @@ from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import SourceStatus
 from ingestd.pipeline.filling_epoch import EpochPolicy
 from ingestd.pipeline.pipeline import Pipeline, PipelinePolicy
-from ingestd.pipeline.telemetry.source import Watch
+from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.ports import Sink
 from ingestd.testing.fakes.capture import FakeCapture, FakeChange, FakeDatabase
 from ingestd.testing.fakes.sink import MemoryDisk, MemoryLake
@@ -49,8 +49,10 @@ def policy(*, max_delay_s: float = 0.0, max_bytes: int = 1 << 20) -> PipelinePol
     return PipelinePolicy(EpochPolicy(max_delay_s, max_bytes), idle_interval_s=0.01)
 
 
-def watch(source: str = "shop") -> Watch:
-    return Watch(SourceStatus(source, datetime.now(UTC)), Metrics(), structlog.get_logger())
+def watch(source: str = "shop") -> SourceTelemetry:
+    return SourceTelemetry(
+        SourceStatus(source, datetime.now(UTC)), Metrics(), structlog.get_logger()
+    )
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -68,7 +70,7 @@ async def running(
     before_commit: Callable[[str], None] = lambda _: None,
     rows_per_chunk: int = 1000,
     settings: PipelinePolicy | None = None,
-    watching: Watch | None = None,
+    watching: SourceTelemetry | None = None,
     capture: FakeCapture | None = None,
     sink: Sink | None = None,
 ) -> AsyncIterator[asyncio.Task[None]]:

@@ -28,9 +28,9 @@ from ingestd.lake.fold.plain import fold
 from ingestd.model.changes import TRUNCATE, UPDATE, TableBatch, marker_batch
 from ingestd.model.keys import Key
 from ingestd.model.lsn import ZERO, Lsn
-from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.schema import Column, Table, TableId, with_before
-from ingestd.pipeline.dedup_window import Delivered, Touched
+from ingestd.pipeline.dedup_window import DedupWindow, RecentXids
 from ingestd.testing.fakes.database import FakeChange, FakeDatabase, FakeTransaction
 from ingestd.testing.fakes.rows import numbered, read_batch, stream_batches
 
@@ -81,7 +81,7 @@ RULES = frozenset(
 class Chunk:
     """Rows read, not placed yet."""
 
-    seen: Visibility
+    seen: PgSnapshot
     position: Lsn
     rows: list[Row]
     blocks: frozenset[int] = frozenset()
@@ -167,8 +167,8 @@ class Daemon:
         self._floor = lake.watermark or ZERO
         self._has_rows = lake.watermark is not None
         self._holds_rows_read = False
-        self._delivered = Delivered()
-        self.touched: Touched | None = None
+        self._delivered = RecentXids()
+        self.touched: DedupWindow | None = None
         self.reading: Reading | None = None
         self.unrecorded: Progress | str | None = None
         if lake.state == "snapshotting":
@@ -244,7 +244,7 @@ class Daemon:
         before = self._delivered.of(T.id)
         if not self.keeps("wait for commits that were delivered"):
             before = before[:0]
-        self.touched = Touched(T, self._base.visibility(), before)
+        self.touched = DedupWindow(T, self._base.visibility(), before)
         reading.state = State.RECORDED
 
     def _look_for_unsent(self, reading: Reading) -> None:

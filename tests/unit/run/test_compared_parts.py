@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from ingestd.digests.value_hashes import Hashes
 from ingestd.pipeline.verify import compare as compared_parts
-from ingestd.pipeline.verify.compare import Comparison, Differing
-from ingestd.pipeline.verify.fold import Folded
+from ingestd.pipeline.verify.compare import Differing, TableCompared
+from ingestd.pipeline.verify.fold import FoldedHashes
 from ingestd.ports.verify import Kind, Matrix
 
 NONE = np.empty(0, np.uint64)
@@ -25,13 +25,13 @@ def source_of(pairs: list[tuple[int, int]]) -> Matrix:
     return found
 
 
-def lake_of(pairs: list[tuple[int, int]], doubled: Hashes = NONE) -> Folded:
+def lake_of(pairs: list[tuple[int, int]], doubled: Hashes = NONE) -> FoldedHashes:
     keys, rows = np.array(sorted(pairs), np.uint64).reshape(-1, 2).T
-    return Folded(keys, rows, doubled)
+    return FoldedHashes(keys, rows, doubled)
 
 
-def compared(source: Matrix, lake: Folded, *, has_key: bool = True) -> Comparison:
-    found = Comparison()
+def compared(source: Matrix, lake: FoldedHashes, *, has_key: bool = True) -> TableCompared:
+    found = TableCompared()
     found.take(source, lake, has_key=has_key)
     return found
 
@@ -61,7 +61,7 @@ def test_keyed_rows(source: Pairs, lake: Pairs) -> None:
 @settings(deadline=None)
 @given(st.lists(small), st.lists(small))
 def test_whole_rows_count_as_often_as_they_are_there(source: list[int], lake: list[int]) -> None:
-    whole = Folded(*(np.array(sorted(lake), np.uint64),) * 2, NONE)
+    whole = FoldedHashes(*(np.array(sorted(lake), np.uint64),) * 2, NONE)
     found = compared(source_of([(n, n) for n in source]), whole, has_key=False)
     missing, extra = Counter(source) - Counter(lake), Counter(lake) - Counter(source)
     by_kind = {

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 from ingestd.model.changes import NO_COMMITS, Chunk, TableBatch, change_schema
-from ingestd.model.lake_state import Unlisted
+from ingestd.model.lake_state import UnlistedRows
 from ingestd.model.lsn import Lsn
-from ingestd.pipeline.dedup_window import Delivered
-from ingestd.pipeline.filling_epoch import FillingEpoch, Tally
+from ingestd.pipeline.dedup_window import RecentXids
+from ingestd.pipeline.filling_epoch import FillingEpoch, RowTally
 from tests.unit.run.fixtures import A
 
 NOTHING: Any = {"commit_times": NO_COMMITS, "nbytes": 0}
@@ -25,7 +25,7 @@ def rows(*raw: list[tuple[str, str]] | None) -> pa.RecordBatch:
 
 
 def test_lossless_values_kept_as_text_are_counted() -> None:
-    tally = Tally()
+    tally = RowTally()
     batch = rows(None, [("id", "infinity")], [("id", "NaN"), ("_cdc_before.id", "x")], None)
     tally.count(batch)
     assert (tally.ops["c"], tally.raw_values) == (4, 3)
@@ -44,7 +44,7 @@ def test_an_epoch_begins_with_the_first_row_that_the_lake_held_or_is_given(
 ) -> None:
     """What a killed attempt left comes again from a source that replays, and not from others."""
     epoch = FillingEpoch(Mock(rows=1), start=Lsn(100))
-    epoch.list_more(Unlisted(Lsn(200), Lsn(220), datetime(2026, 1, 2, tzinfo=UTC)))
+    epoch.list_more(UnlistedRows(Lsn(200), Lsn(220), datetime(2026, 1, 2, tzinfo=UTC)))
     given = None if replayed is None else Lsn(replayed)
     for first_lsn in (given, None, Lsn(400)):
         chunk = Chunk((), Lsn(500), is_open=False, first_lsn=first_lsn, **NOTHING)
@@ -56,7 +56,7 @@ def test_changes_without_a_transaction_id_are_not_remembered_as_delivered() -> N
     batch = rows(None, None, None)
     at = batch.schema.get_field_index("_cdc_xid")
     field = batch.schema.field(at)
-    delivered = Delivered()
+    delivered = RecentXids()
     for xids in ([None, 7, 7], [None, None, None]):
         some = batch.set_column(at, field, pa.array(xids, field.type))
         delivered.take(TableBatch(A, some, 1))

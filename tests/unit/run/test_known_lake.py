@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ingestd.model.errors import LakeLostError
-from ingestd.model.lake_state import Committed
+from ingestd.model.lake_state import LakeState
 from ingestd.model.lsn import Lsn
 from ingestd.pipeline import known_lake
 from ingestd.pipeline.known_lake import KnownLake, LakeRoot, look
@@ -16,7 +16,7 @@ from ingestd.ports import Continuity, LakeLost, Resumed
 from ingestd.testing.fakes.capture import FakeCapture, FakeDatabase
 from ingestd.testing.fakes.sink import MemoryLake
 
-HERE = Committed(3, Lsn(500), origin="7/1", lake="a")
+HERE = LakeState(3, Lsn(500), origin="7/1", lake="a")
 
 
 @pytest.mark.parametrize(
@@ -28,12 +28,12 @@ HERE = Committed(3, Lsn(500), origin="7/1", lake="a")
         (replace(HERE, lake="b"), "another lake: its id is b, and was a"),
         (replace(HERE, position=Lsn(499)), "older copy"),
         (replace(HERE, position=None), "older copy"),
-        (Committed(), "has nothing of this source any more"),
-        (Committed(lake="a"), "has nothing of this source any more"),
+        (LakeState(), "has nothing of this source any more"),
+        (LakeState(lake="a"), "has nothing of this source any more"),
     ],
 )
 def test_a_lake_is_held_against_what_this_process_wrote(
-    committed: Committed, told: str | None
+    committed: LakeState, told: str | None
 ) -> None:
     known = KnownLake()
     assert known.difference(committed) is None  # nothing is known at first
@@ -93,7 +93,7 @@ async def test_a_lake_that_grows_meanwhile_is_read_again(*, grows: bool) -> None
     lake.disk.position = Lsn(100)
 
     class Ahead(FakeCapture):
-        async def continuity(self, committed: Committed) -> Continuity:
+        async def continuity(self, committed: LakeState) -> Continuity:
             if grows:
                 lake.disk.position = Lsn(200)
             is_whole = (committed.position or 0) >= Lsn(200)

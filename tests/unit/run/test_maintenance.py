@@ -17,8 +17,8 @@ from ingestd.model.lsn import Lsn
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import SourceState, SourceStatus
 from ingestd.pipeline.maintenance import MANY, Maintainer, MaintenanceSchedule
-from ingestd.pipeline.telemetry.maintenance import MaintenanceWatch
-from ingestd.pipeline.telemetry.source import Watch
+from ingestd.pipeline.telemetry.maintenance import MaintenanceTelemetry
+from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.ports import MaintainedTable
 from tests.unit.run.fixtures import A, until
 
@@ -62,7 +62,7 @@ class FakeMaintenance:
 @dataclass
 class World:
     lake: FakeMaintenance
-    watch: Watch
+    watch: SourceTelemetry
     metrics: Metrics
     clock: Clock
     maintainer: Maintainer
@@ -87,8 +87,8 @@ def world(
     lake: FakeMaintenance | None = None,
 ) -> World:
     metrics, clock, lake = Metrics(), Clock(), lake or FakeMaintenance()
-    watch = Watch(SourceStatus("shop", NOW), metrics, structlog.get_logger())
-    told = MaintenanceWatch(metrics, structlog.get_logger(), watch)
+    watch = SourceTelemetry(SourceStatus("shop", NOW), metrics, structlog.get_logger())
+    told = MaintenanceTelemetry(metrics, structlog.get_logger(), watch)
     turn = turn or asyncio.Semaphore(1)
     maintainer = Maintainer(lake, schedule, told, turn, monotonic=clock)
     return World(lake, watch, metrics, clock, maintainer)

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from ingestd.model.errors import OperatorError, TransientError
 from ingestd.model.schema import TableId
 from ingestd.observe.status import SourceState
-from ingestd.pipeline.source_runner import OneSource, Supervised
+from ingestd.pipeline.source_runner import SourceRunner, SourceSpec
 from ingestd.pipeline.supervisor import Supervisor
 from ingestd.testing.fakes.pause import FakePauseMark
 from tests.unit.run.fixtures import LIMIT_S, until, watch
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from ingestd.pipeline.pipeline import Pipeline
-    from ingestd.pipeline.telemetry.source import Watch
+    from ingestd.pipeline.telemetry.source import SourceTelemetry
 
 SINCE = datetime(2026, 11, 22, 12, tzinfo=UTC)
 FULL = OperatorError("lake ./lake: the disk is full", remedy="free space there")
@@ -33,17 +33,17 @@ class Told:
 
     def __init__(self) -> None:
         self.mark = FakePauseMark()
-        self.watch: Watch = watch()
+        self.watch: SourceTelemetry = watch()
         self.delivering = 0
         self.attempts = 0
         self.holding = 0
-        self.source = Supervised(
+        self.source = SourceSpec(
             lambda: cast("Pipeline", self),
             self.watch,
             mark=self.mark,
             make_paused=lambda: Held(self),
         )
-        self.one = OneSource(self.source, jitter=lambda: 0.0, now=lambda: SINCE)
+        self.one = SourceRunner(self.source, jitter=lambda: 0.0, now=lambda: SINCE)
 
     @property
     def state(self) -> SourceState:

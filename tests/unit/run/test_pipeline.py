@@ -17,13 +17,13 @@ import pytest
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.model.changes import Chunk, CommittedEpoch, EpochSummary
 from ingestd.model.errors import OperatorError, TableError, TransientError
-from ingestd.model.lake_state import Committed, RegisteredTable, TableState
+from ingestd.model.lake_state import LakeState, RegisteredTable, TableState
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Column, Table, TableId, with_before
 from ingestd.observe.status import SourceState
 from ingestd.pipeline.filling_epoch import EpochPolicy
 from ingestd.pipeline.pipeline import Pipeline, PipelinePolicy
-from ingestd.ports import Continuity, Lost, Refused, Snapshot, SnapshotItem, Stop
+from ingestd.ports import Continuity, Lost, Refused, Snapshot, SnapshotItem, StoppedTables
 from ingestd.testing.fakes.capture import FakeCapture, FakeChange, FakeDatabase
 from ingestd.testing.fakes.sink import MemoryDisk, MemoryEpochWriter, MemoryLake
 from ingestd.testing.fakes.snapshot import FakeSnapshot
@@ -310,7 +310,7 @@ async def test_a_loss_is_recorded_before_anything_hides_it() -> None:
 def test_what_a_snapshot_left_to_be_read_is_void_after_a_loss() -> None:
     half = RegisteredTable(A.id, A.oid, 1, TableState.SNAPSHOTTING, None, Lsn(5), progress="left")
     pipeline = Pipeline(FakeCapture(FakeDatabase([A])), MemoryLake(), policy(), watch())
-    committed = Committed(1, Lsn(9), {A.id: Lsn(9)}, {A.id: half}, "fake-1")
+    committed = LakeState(1, Lsn(9), {A.id: Lsn(9)}, {A.id: half}, "fake-1")
     given_up = pipeline._give_up_position(committed, Lost("gone"))
     assert given_up.position is None
     assert (given_up.tables[A.id].progress, given_up.tables[A.id].reason) == ("", "gone")
@@ -329,7 +329,7 @@ async def test_a_source_behind_the_lake_is_never_taken_for_one_that_goes_on(
     position = base.slot
 
     class Behind(FakeCapture):
-        async def continuity(self, _committed: Committed) -> Continuity:
+        async def continuity(self, _committed: LakeState) -> Continuity:
             return Lost("it is behind", remedy="move on", is_behind=True)
 
     settings = replace(policy(), resnapshot_when_lost=resnapshot)
@@ -417,7 +417,9 @@ async def test_a_fault_of_the_source_does_not_wait_for_ever_for_the_lake(
 ) -> None:
     base, disk, begun = FakeDatabase([A]), MemoryDisk(), asyncio.Event()
 
-    async def hang(writer: MemoryEpochWriter, *_: EpochSummary | Stop | None) -> CommittedEpoch:
+    async def hang(
+        writer: MemoryEpochWriter, *_: EpochSummary | StoppedTables | None
+    ) -> CommittedEpoch:
         writer.is_committing = True
         begun.set()
         return await asyncio.Future()

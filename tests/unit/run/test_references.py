@@ -16,9 +16,9 @@ from ingestd.model.schema import TableId
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus, ready
 from ingestd.pipeline import reference_tables as keeping
-from ingestd.pipeline.reference_tables import Followed, References, Reread
-from ingestd.pipeline.telemetry.reference import ReferenceWatch
-from ingestd.pipeline.telemetry.source import Watch
+from ingestd.pipeline.reference_tables import FullRefresh, IncrementalRefresh, References
+from ingestd.pipeline.telemetry.reference import ReferenceTelemetry
+from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.testing.fakes.reference import (
     FakeReferenceLake,
     FakeReferenceSink,
@@ -60,8 +60,8 @@ class World:
         self.lake = FakeReferenceLake()
         self.status = SourceStatus("shop", since=T0, state=SourceState.STREAMING)
         log = structlog.get_logger()
-        self.watch = Watch(self.status, Metrics(), log)
-        self.told = ReferenceWatch(self.status, Metrics(), log, self.watch, {NAME: kind})
+        self.watch = SourceTelemetry(self.status, Metrics(), log)
+        self.told = ReferenceTelemetry(self.status, Metrics(), log, self.watch, {NAME: kind})
         self.faults: list[IngestdError] = []
         self.delays: list[float] = []
         self.made = 0
@@ -83,9 +83,9 @@ class World:
     async def running(self, refresh_s: float | None = None) -> AsyncGenerator[References, None]:
         sink = FakeReferenceSink(self.lake)
         keeper: Any = (
-            Followed(NAME, self.source, sink, self.told)
+            IncrementalRefresh(NAME, self.source, sink, self.told)
             if self.kind == "snapshot_plus_cdc"
-            else Reread(NAME, self.source, sink, self.told, refresh_s)
+            else FullRefresh(NAME, self.source, sink, self.told, refresh_s)
         )
         found = References({NAME: keeper}, self.told, frozenset({NAME}))
         task = asyncio.create_task(found.run())
@@ -305,13 +305,13 @@ async def test_a_stopped_table_is_not_shown_live_between_two_tries(
     async with world.running(refresh_s):
         await world.version(1)
     shown: list[tuple[TableState, str | None]] = []
-    enter = ReferenceWatch._enter
+    enter = ReferenceTelemetry._enter
 
-    def entered(watch: ReferenceWatch, reference: Any, state: TableState) -> None:
+    def entered(watch: ReferenceTelemetry, reference: Any, state: TableState) -> None:
         enter(watch, reference, state)
         shown.append((state, reference.reason))
 
-    monkeypatch.setattr(ReferenceWatch, "_enter", entered)
+    monkeypatch.setattr(ReferenceTelemetry, "_enter", entered)
     world.table.upsert(row(2))
     world.faults += [OperatorError("no such value") for _ in range(3)]
     poll = Failing.poll_changes

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from ingestd.model.schema import Table, TableId
-    from ingestd.pipeline.telemetry.source import Watch
+    from ingestd.pipeline.telemetry.source import SourceTelemetry
     from ingestd.ports import Snapshot
 
 
@@ -75,7 +75,7 @@ class Shop:
         self.base, self.disk = FakeDatabase([a, B]), MemoryDisk()
         self.base.commit(put(A, 1), put(B, 1))
         self.capture = HeldCapture(self.base)
-        self.watch: Watch = watch()
+        self.watch: SourceTelemetry = watch()
         self.pipeline = Pipeline(self.capture, MemoryLake(self.disk), policy(), self.watch)
 
     def is_settled(self) -> bool:

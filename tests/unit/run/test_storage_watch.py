@@ -14,7 +14,7 @@ from ingestd.lake.store.pending_calls import PATIENCE_S, StorageCalls
 from ingestd.lake.store.store import LocalStore
 from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus, ready
 from ingestd.observe.status_json import to_json
-from ingestd.pipeline.telemetry.storage import StorageWatch
+from ingestd.pipeline.telemetry.storage import StorageTelemetry
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +37,7 @@ def test_the_oldest_call_is_told_once_it_takes_too_long(tmp_path: Path) -> None:
     shop = SourceStatus("shop", T0, SourceState.STREAMING)
     shop.storage = calls.waiting
     status = DaemonStatus("1", T0, {"shop": shop})
-    watch = StorageWatch(status, structlog.get_logger())
+    watch = StorageTelemetry(status, structlog.get_logger())
     with capture_logs() as logs:
         with calls.during(store, "shop/public/a"):
             clock.now += PATIENCE_S - 1

@@ -20,7 +20,7 @@ from ingestd.model.schema import TableId
 from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus, ready
 from ingestd.pipeline import source_runner as one_source
 from ingestd.pipeline.retry import retry_delay_s
-from ingestd.pipeline.source_runner import Supervised
+from ingestd.pipeline.source_runner import SourceSpec
 from ingestd.pipeline.supervisor import Supervisor
 from tests.unit.run.fixtures import LIMIT_S, until, watch
 
@@ -78,8 +78,8 @@ class ScriptedPipeline:
             await outcome
 
 
-def supervised(name: str, attempt: Callable[[asyncio.Event], object]) -> Supervised:
-    return Supervised(lambda: cast("Pipeline", ScriptedPipeline(attempt)), watch(name))
+def supervised(name: str, attempt: Callable[[asyncio.Event], object]) -> SourceSpec:
+    return SourceSpec(lambda: cast("Pipeline", ScriptedPipeline(attempt)), watch(name))
 
 
 def failing(error: Exception) -> Callable[[asyncio.Event], object]:
@@ -307,7 +307,7 @@ async def test_a_snapshot_is_asked_of_the_pipeline_that_runs() -> None:
         pipelines.append(ScriptedPipeline(attempt))
         return cast("Pipeline", pipelines[-1])
 
-    supervisor = Supervisor({"shop": Supervised(make, watching)}, jitter=lambda: 0.0)
+    supervisor = Supervisor({"shop": SourceSpec(make, watching)}, jitter=lambda: 0.0)
     task = asyncio.create_task(supervisor.run(stop))
     await until(lambda: watching.not_running() is None)
     supervisor.request_snapshot("shop", [ORDERS])
@@ -329,7 +329,7 @@ async def test_a_table_that_is_not_captured_is_refused_by_the_pipeline() -> None
         watching.enter(SourceState.STREAMING)
         await stopping.wait()
 
-    source = Supervised(lambda: cast("Pipeline", ScriptedPipeline(attempt)), watching)
+    source = SourceSpec(lambda: cast("Pipeline", ScriptedPipeline(attempt)), watching)
     supervisor = Supervisor({"shop": source})
     task = asyncio.create_task(supervisor.run(stop))
     await until(lambda: watching.not_running() is None)
@@ -358,5 +358,5 @@ async def test_a_source_that_does_not_run_says_why(error: IngestdError, state: s
         await task
 
 
-def state_of(source: Supervised) -> SourceStatus:
+def state_of(source: SourceSpec) -> SourceStatus:
     return source.watch._status

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from ingestd.model.lake_state import Committed, TableState, registered
+from ingestd.model.lake_state import LakeState, TableState, registered
 from ingestd.model.lsn import Lsn
-from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.schema import Column
-from ingestd.pipeline.table_set import TableBook
+from ingestd.pipeline.table_set import TableSet
 from ingestd.ports import Discovery
 from tests.unit.run.fixtures import A
 
@@ -23,9 +23,9 @@ AT = datetime(2024, 5, 6, tzinfo=UTC)
 FOUND = Discovery((A,), (), "server", lsn=Lsn(50))
 
 
-def live_book() -> TableBook:
+def live_book() -> TableSet:
     """A book of one table that is live, with its snapshot at 10."""
-    first = TableBook(Committed(position=Lsn(40)))
+    first = TableSet(LakeState(position=Lsn(40)))
     first.update(FOUND)
     loads = first.begin([A])
     first.read_at([A], Lsn(10))
@@ -33,16 +33,16 @@ def live_book() -> TableBook:
     return after_restart(first, TableState.LIVE)
 
 
-def after_restart(book: TableBook, state: TableState) -> TableBook:
+def after_restart(book: TableSet, state: TableState) -> TableSet:
     """A book that has only what `_tables` and the lake have."""
     [event] = book.events([A], state, AT, Lsn(20))
     known = {A.id: registered(event, book.known.get(A.id))}
-    again = TableBook(Committed(position=Lsn(40), tables=known, watermarks={A.id: Lsn(40)}))
+    again = TableSet(LakeState(position=Lsn(40), tables=known, watermarks={A.id: Lsn(40)}))
     again.update(FOUND)
     return again
 
 
-def asked(book: TableBook) -> dict[TableId, int]:
+def asked(book: TableSet) -> dict[TableId, int]:
     book.request([A.id])
     loads = book.begin(book.to_read())
     book.read_at([A], Lsn(60))
@@ -74,7 +74,7 @@ def test_why_a_table_is_read_anew_is_known_after_a_restart() -> None:
 
 
 def test_a_table_that_was_never_read_is_not_read_anew() -> None:
-    book = TableBook(Committed())
+    book = TableSet(LakeState())
     book.update(replace(FOUND, interrupted={A.id: "gap"}))
     assert book.to_read() == [A]
     assert book.cause(A.id) is None
@@ -158,14 +158,14 @@ def test_what_was_asked_for_may_be_cancelled_after_a_restart() -> None:
 
 
 def test_what_was_never_whole_stops_when_its_snapshot_is_cancelled() -> None:
-    book = TableBook(Committed())
+    book = TableSet(LakeState())
     book.update(FOUND)
     book.begin([A])
     assert book.cancel([A.id]) == ([], [A.id])
 
 
 def test_a_first_reading_that_is_gone_on_with_has_its_marker_already() -> None:
-    book = TableBook(Committed())
+    book = TableSet(LakeState())
     book.update(FOUND)
     loads = book.begin([A])
     assert book.marks_first(A.id)
@@ -179,7 +179,7 @@ def test_a_first_reading_that_is_gone_on_with_has_its_marker_already() -> None:
 NEWER = replace(A, columns=(*A.columns, Column("x", 23, -1, pa.int32(), "integer")))
 
 
-def told_by(xid: int) -> TableBook:
+def told_by(xid: int) -> TableSet:
     """A live book to which the stream has told of `NEWER`, by a commit at 45."""
     book = live_book()
     assert book.is_new_version(NEWER)
@@ -190,19 +190,19 @@ def told_by(xid: int) -> TableBook:
 
 def test_i6_a_discovery_that_does_not_see_who_told_is_older() -> None:
     book = told_by(700)
-    book.update(replace(FOUND, seen=Visibility(700, 701, frozenset({700}))))
+    book.update(replace(FOUND, seen=PgSnapshot(700, 701, frozenset({700}))))
     assert book.latest([A]) == [NEWER]
     assert book.changed(AT, Lsn(50)) == []
     # Without the column, by somebody later.
-    book.update(replace(FOUND, lsn=Lsn(60), seen=Visibility(702, 702)))
+    book.update(replace(FOUND, lsn=Lsn(60), seen=PgSnapshot(702, 702)))
     assert book.latest([A]) == [A]
     assert [event.table for event in book.changed(AT, Lsn(60))] == [A]
 
 
 def test_who_told_long_ago_is_not_taken_for_somebody_to_come() -> None:
     book = told_by(700)
-    book.update(replace(FOUND, seen=Visibility(702, 702)))
-    book.update(replace(FOUND, seen=Visibility((1 << 31) + 800, (1 << 31) + 800)))
+    book.update(replace(FOUND, seen=PgSnapshot(702, 702)))
+    book.update(replace(FOUND, seen=PgSnapshot((1 << 31) + 800, (1 << 31) + 800)))
     assert book.latest([A]) == [A]
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 
 from ingestd.model.changes import change_schema
-from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.schema import Column, Table, TableId
 from ingestd.pipeline import dedup_window as module
-from ingestd.pipeline.dedup_window import Touched
+from ingestd.pipeline.dedup_window import DedupWindow
 
 if TYPE_CHECKING:
     import pytest
@@ -40,7 +40,7 @@ def renamed(*pairs: tuple[int, int]) -> pa.RecordBatch:
 
 def test_rows_are_owed_once_where_many_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_UNSENT", 10)
-    touched = Touched(TABLE, Visibility(1, 1), np.empty(0, np.int64))
+    touched = DedupWindow(TABLE, PgSnapshot(1, 1), np.empty(0, np.int64))
     for _ in range(100):
         touched.owe(TABLE, lacking(1, 2, 3))
     assert touched.owes <= 3 + 10
@@ -54,7 +54,7 @@ def test_rows_are_owed_once_where_many_are(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_when_all_is_read_a_new_key_is_owed_only_of_a_row_that_is() -> None:
     """Or a source that changes keys faster than they are read would never let it end."""
-    touched = Touched(TABLE, Visibility(1, 1), np.empty(0, np.int64))
+    touched = DedupWindow(TABLE, PgSnapshot(1, 1), np.empty(0, np.int64))
     touched.owe(TABLE, lacking(1, 2))
     touched.close()
     touched.owe(TABLE, lacking(1, 7))

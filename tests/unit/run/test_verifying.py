@@ -17,10 +17,10 @@ from ingestd.model.lsn import Lsn
 from ingestd.pipeline.verify import compare as compared_parts
 from ingestd.pipeline.verify import run as verifying
 from ingestd.pipeline.verify import table as table_verification
-from ingestd.pipeline.verify.run import Looks, Verification, rest_between
+from ingestd.pipeline.verify.run import PollingTolerance, Verification, rest_between
 from ingestd.pipeline.verify.table import VerifySettings
 from ingestd.ports import Split
-from ingestd.ports.verify import KEY, Digested, Kind, Outcome, Point, State
+from ingestd.ports.verify import KEY, Digested, Kind, VerifyOutcome, VerifyPoint, VerifyState
 from ingestd.terminal.verify import Untold
 from tests.unit.sink.rows import make_batch, make_table
 
@@ -50,8 +50,8 @@ class Source:
         self.looked = 0
 
     @property
-    def point(self) -> Point:
-        return Point(Lsn(10), is_exact=self._is_exact)
+    def point(self) -> VerifyPoint:
+        return VerifyPoint(Lsn(10), is_exact=self._is_exact)
 
     @asynccontextmanager
     async def open(self, tables: Sequence[Table]) -> AsyncIterator[VerifiedSource]:
@@ -87,7 +87,9 @@ class Lake:
         columns = tuple(ComparedColumn(c.name, (c.name,), c.type) for c in table.columns)
         return Digested(table, columns, (0,))
 
-    async def survey(self, described: Digested, point: Point, *, most_linked: int) -> Digested:
+    async def survey(
+        self, described: Digested, point: VerifyPoint, *, most_linked: int
+    ) -> Digested:
         assert point.lsn == 10
         assert most_linked > 0
         return described
@@ -109,7 +111,7 @@ def verification(
     lake: Lake,
     *,
     wait_s: float = 0.3,
-    looks: dict[TableId, Looks] | None = None,
+    looks: dict[TableId, PollingTolerance] | None = None,
     memory_bytes: int = 1 << 20,
 ) -> Verification:
     settings = VerifySettings(memory_bytes, wait_s=wait_s)
@@ -121,9 +123,9 @@ async def verified(
     lake: Lake,
     *,
     wait_s: float = 0.3,
-    looks: dict[TableId, Looks] | None = None,
+    looks: dict[TableId, PollingTolerance] | None = None,
     memory_bytes: int = 1 << 20,
-) -> Outcome:
+) -> VerifyOutcome:
     one = verification(source, lake, wait_s=wait_s, looks=looks, memory_bytes=memory_bytes)
     [outcome] = await one.run([TABLE])
     return outcome
@@ -132,7 +134,7 @@ async def verified(
 async def test_it_waits_for_the_lake() -> None:
     lake = Lake(ONE, TWO, positions=(None, 9, 10))
     outcome = await verified(Source([ONE, TWO]), lake, wait_s=30)
-    assert (outcome.state, outcome.source_rows) == (State.EQUAL, 2)
+    assert (outcome.state, outcome.source_rows) == (VerifyState.EQUAL, 2)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +145,7 @@ async def test_a_lake_that_does_not_get_there_is_told(
     positions: Sequence[int | None], told: str
 ) -> None:
     outcome = await verified(Source([ONE]), Lake(ONE, positions=positions))
-    assert outcome.state is State.NOT_REACHED
+    assert outcome.state is VerifyState.NOT_REACHED
     assert isinstance(outcome.fault, TransientError)
     assert outcome.fault.reason == "lake_behind"
     assert told in str(outcome.fault)
@@ -169,15 +171,17 @@ class Fault(Source):
 @pytest.mark.parametrize(
     ("fault", "state"),
     [
-        (TransientError("cut off", reason="connection_lost"), State.NOT_REACHED),
-        (OperatorError("no room"), State.NOT_COMPARED),
+        (TransientError("cut off", reason="connection_lost"), VerifyState.NOT_REACHED),
+        (OperatorError("no room"), VerifyState.NOT_COMPARED),
     ],
 )
-async def test_a_fault_leaves_what_was_found_before(fault: IngestdError, state: State) -> None:
+async def test_a_fault_leaves_what_was_found_before(
+    fault: IngestdError, state: VerifyState
+) -> None:
     tables = [make_table(name) for name in ("a", "b", "c", "d")]
     source = Fault("b", fault, [ONE])
     outcomes = await verification(source, Lake(ONE)).run(tables)
-    assert [o.state for o in outcomes] == [State.EQUAL, state, state, state]
+    assert [o.state for o in outcomes] == [VerifyState.EQUAL, state, state, state]
     assert [o.fault for o in outcomes] == [None, fault, None, None]
     assert outcomes[2].note == outcomes[3].note == "the verification ended at table public.b"
 
@@ -200,7 +204,9 @@ async def test_a_fault_before_anything_was_begun_is_raised() -> None:
 class Linked(Lake):
     """All of whose rows are linked, as far as it knows."""
 
-    async def survey(self, described: Digested, point: Point, *, most_linked: int) -> Digested:
+    async def survey(
+        self, described: Digested, point: VerifyPoint, *, most_linked: int
+    ) -> Digested:
         described = await super().survey(described, point, most_linked=most_linked)
         matrices = [m async for m in self.changes(described)]
         return replace(described, linked=np.unique(matrices[0][:, KEY]))
@@ -212,9 +218,9 @@ async def test_more_linked_changes_than_memory_holds_are_refused(
     monkeypatch.setattr(table_verification, "LEAST_LINKED_BYTES", 0)
     changes = [{"id": 1, "note": str(n)} for n in range(10)]
     outcome = await verified(Source(changes[-1:]), Linked(*changes))
-    assert outcome.state is State.EQUAL
+    assert outcome.state is VerifyState.EQUAL
     outcome = await verified(Source(changes[-1:]), Linked(*changes), memory_bytes=1000)
-    assert outcome.state is State.NOT_COMPARED
+    assert outcome.state is VerifyState.NOT_COMPARED
     assert outcome.fault is not None
     assert outcome.fault.remedy == "ingestd verify ... --memory 1MB"
 
@@ -230,7 +236,7 @@ def test_looks_at_the_lake_become_rarer() -> None:
 async def test_every_kind_of_difference_is_named() -> None:
     three = {"id": 3, "note": "d"}
     outcome = await verified(Source([ONE, TWO]), Lake(OTHER, three, ONE | {"_cdc_op": "d"}))
-    assert outcome.state is State.DIFFERENT
+    assert outcome.state is VerifyState.DIFFERENT
     assert [(str(d.kind), dict(d.key), d.columns) for d in outcome.differences] == [
         ("different", {"id": "2"}, ("note",)),
         ("extra", {"id": "3"}, ()),
@@ -243,19 +249,19 @@ async def test_a_table_that_changes_meanwhile_is_not_compared() -> None:
     source = Source([ONE])
     source.fault = TableChangedError(TABLE.id, "was truncated")
     outcome = await verified(source, Lake(ONE))
-    assert (outcome.state, outcome.fault) == (State.NOT_COMPARED, source.fault)
+    assert (outcome.state, outcome.fault) == (VerifyState.NOT_COMPARED, source.fault)
 
 
 async def test_without_an_exact_position_what_goes_away_is_no_difference() -> None:
     source = Source([ONE, OTHER], [ONE, TWO], is_exact=False)
     outcome = await verified(source, Lake(ONE, TWO), wait_s=30)
-    assert (outcome.state, source.looked) == (State.EQUAL, 2)
+    assert (outcome.state, source.looked) == (VerifyState.EQUAL, 2)
 
 
 async def test_without_an_exact_position_other_differences_each_time_are_none() -> None:
     source = Source([ONE, OTHER], [ONE | {"note": "z"}, TWO], is_exact=False)
     outcome = await verified(source, Lake(ONE, TWO), wait_s=30)
-    assert (outcome.state, source.looked) == (State.EQUAL, 2)
+    assert (outcome.state, source.looked) == (VerifyState.EQUAL, 2)
 
 
 async def test_more_differences_than_are_kept_are_not_reached(
@@ -268,12 +274,12 @@ async def test_more_differences_than_are_kept_are_not_reached(
     lake = Lake(*looks[0])
     outcome = await verified(Source(*looks[1:], is_exact=False), lake, wait_s=2)
     assert isinstance(outcome.fault, TransientError)
-    assert (outcome.state, outcome.fault.reason) == (State.NOT_REACHED, "not_settled")
+    assert (outcome.state, outcome.fault.reason) == (VerifyState.NOT_REACHED, "not_settled")
     # those that stay among them are told
     looks = [[{"id": 0, "note": "z"}, *rows] for rows in looks]
     monkeypatch.setattr(compared_parts, "KEPT", 4)
     outcome = await verified(Source(*looks[1:], is_exact=False), lake, wait_s=2)
-    assert outcome.state is State.DIFFERENT
+    assert outcome.state is VerifyState.DIFFERENT
     assert outcome.counts == {Kind.MISSING: 1}
 
 
@@ -286,44 +292,48 @@ async def test_what_was_kept_of_too_many_differences_hides_none(
     monkeypatch.setattr(verifying, "_FIRST_REST_S", 0.02)
     monkeypatch.setattr(compared_parts, "KEPT", 1)
     outcome = await verified(source, Lake(ONE, TWO), wait_s=2)
-    assert outcome.state is State.DIFFERENT
+    assert outcome.state is VerifyState.DIFFERENT
 
 
 async def test_without_an_exact_position_what_stays_to_the_end_is_one() -> None:
     source = Source([ONE, OTHER], is_exact=False)
     outcome = await verified(source, Lake(ONE, TWO))
-    assert (outcome.state, source.looked > 1) == (State.DIFFERENT, True)
+    assert (outcome.state, source.looked > 1) == (VerifyState.DIFFERENT, True)
     assert outcome.counts == {Kind.DIFFERENT: 1}
 
 
 @pytest.mark.parametrize(
     ("sweep_s", "state"),
-    [(None, State.EQUAL), (600.0, State.NOT_REACHED), (0.01, State.DIFFERENT)],
+    [(None, VerifyState.EQUAL), (600.0, VerifyState.NOT_REACHED), (0.01, VerifyState.DIFFERENT)],
 )
 async def test_rows_that_only_the_lake_has_wait_for_a_sweep(
-    sweep_s: float | None, state: State
+    sweep_s: float | None, state: VerifyState
 ) -> None:
     source = Source([ONE], is_exact=False)
-    outcome = await verified(source, Lake(ONE, TWO), looks={TABLE.id: Looks(0.0, sweep_s)})
+    outcome = await verified(
+        source, Lake(ONE, TWO), looks={TABLE.id: PollingTolerance(0.0, sweep_s)}
+    )
     assert outcome.state is state
     assert (source.looked == 1) == (sweep_s is None)  # nothing to wait for
     assert (outcome.note is not None) == (sweep_s is None)
 
 
-@pytest.mark.parametrize(("poll_s", "state"), [(600.0, State.NOT_REACHED), (0.01, State.DIFFERENT)])
+@pytest.mark.parametrize(
+    ("poll_s", "state"), [(600.0, VerifyState.NOT_REACHED), (0.01, VerifyState.DIFFERENT)]
+)
 async def test_rows_that_differ_wait_for_a_poll_of_a_quiet_table(
-    poll_s: float, state: State
+    poll_s: float, state: VerifyState
 ) -> None:
     """The lake moves on by polls of other tables."""
     source = Source([ONE, TWO], is_exact=False)
-    outcome = await verified(source, Lake(ONE), looks={TABLE.id: Looks(poll_s, None)})
+    outcome = await verified(source, Lake(ONE), looks={TABLE.id: PollingTolerance(poll_s, None)})
     assert outcome.state is state
     if outcome.fault is not None:
         assert "--wait 1200s" in str(outcome.fault)
 
 
 async def test_a_lake_that_polls_seldom_move_is_not_taken_for_one_that_stands() -> None:
-    looks = {TABLE.id: Looks(100.0, None)}
+    looks = {TABLE.id: PollingTolerance(100.0, None)}
     outcome = await verified(Source([ONE]), Lake(ONE, positions=(7,)), looks=looks)
     assert outcome.fault is not None
     assert "quiet tables are polled every 100 s: --wait 200s" in str(outcome.fault)
@@ -335,7 +345,7 @@ async def test_a_look_that_ends_late_is_the_last(monkeypatch: pytest.MonkeyPatch
     source = Source([ONE, TWO], is_exact=False)
     lake = Lake(ONE, positions=(7, 7, 10) * 4)
     outcome = await verified(source, lake, wait_s=1.2)
-    assert (outcome.state, source.looked) == (State.DIFFERENT, 2)
+    assert (outcome.state, source.looked) == (VerifyState.DIFFERENT, 2)
 
 
 async def test_of_more_differences_than_are_kept_it_is_said(
@@ -343,7 +353,7 @@ async def test_of_more_differences_than_are_kept_it_is_said(
 ) -> None:
     monkeypatch.setattr(compared_parts, "KEPT", 1)
     outcome = await verified(Source([ONE, TWO], is_exact=False), Lake())
-    assert (outcome.state, outcome.counts) == (State.DIFFERENT, {Kind.MISSING: 1})
+    assert (outcome.state, outcome.counts) == (VerifyState.DIFFERENT, {Kind.MISSING: 1})
     assert outcome.note is not None
     assert "more differ" in outcome.note
 
@@ -351,7 +361,7 @@ async def test_of_more_differences_than_are_kept_it_is_said(
 async def test_rows_that_a_sweep_may_find_are_not_told_with_others() -> None:
     source = Source([ONE], is_exact=False)
     lake = Lake(ONE | {"note": "z"}, TWO)
-    outcome = await verified(source, lake, looks={TABLE.id: Looks(0.0, 600.0)})
-    assert (outcome.state, outcome.counts) == (State.DIFFERENT, {Kind.DIFFERENT: 1})
+    outcome = await verified(source, lake, looks={TABLE.id: PollingTolerance(0.0, 600.0)})
+    assert (outcome.state, outcome.counts) == (VerifyState.DIFFERENT, {Kind.DIFFERENT: 1})
     assert outcome.note is not None
     assert "1 more rows may be gone" in outcome.note

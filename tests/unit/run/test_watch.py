@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from ingestd.model.changes import CommittedEpoch, EpochSummary, TableInEpoch, change_schema
 from ingestd.model.errors import OperatorError, TableError, TransientError
-from ingestd.model.lake_state import Committed, TableEvent, TableState, registered
+from ingestd.model.lake_state import LakeState, TableEvent, TableState, registered
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import TIMESTAMP, TIMESTAMP_NTZ, Table, TableId
 from ingestd.observe.metrics import Metrics
@@ -27,10 +27,10 @@ from ingestd.observe.status import (
     ready,
 )
 from ingestd.observe.status_json import to_json
-from ingestd.pipeline.filling_epoch import FillingEpoch, Tally
+from ingestd.pipeline.filling_epoch import FillingEpoch, RowTally
 from ingestd.pipeline.telemetry.raw_values import hint
-from ingestd.pipeline.telemetry.source import Watch
-from ingestd.ports import Discovery, Lag, Refused
+from ingestd.pipeline.telemetry.source import SourceTelemetry
+from ingestd.ports import CaptureLag, Discovery, Refused
 from ingestd.testing.fakes.sink import MemoryDisk, MemoryLake
 from tests.unit.run.fixtures import A, B
 
@@ -47,7 +47,9 @@ class Watched:
         self.status = SourceStatus("shop", T0)
         self.metrics = Metrics()
         self.now = T0
-        self.watch = Watch(self.status, self.metrics, structlog.get_logger(), now=lambda: self.now)
+        self.watch = SourceTelemetry(
+            self.status, self.metrics, structlog.get_logger(), now=lambda: self.now
+        )
         self.watch.enter(SourceState.STREAMING)
 
     def readiness(self) -> tuple[bool, list[str]]:
@@ -81,9 +83,9 @@ def event(table: Table, state: TableState, **more: Any) -> TableEvent:
     return TableEvent(table, state, T0, Lsn(0x10), **more)
 
 
-def live(*tables: Table) -> Committed:
+def live(*tables: Table) -> LakeState:
     events = [event(t, TableState.LIVE, snapshot_lsn=Lsn(0x8)) for t in tables]
-    return Committed(tables={e.table.id: registered(e, None) for e in events})
+    return LakeState(tables={e.table.id: registered(e, None) for e in events})
 
 
 def offer(*tables: Table, refused: tuple[Refused, ...] = ()) -> Discovery:
@@ -115,7 +117,7 @@ def test_isolated_a_stopped_table_is_not_ready_until_it_is_live_again(watched: W
     assert watched.status.tables["public.a"].snapshot_lsn == Lsn(0x20)
 
 
-NO_LAG = Lag(Lsn(0x20), None, None, None, None)
+NO_LAG = CaptureLag(Lsn(0x20), None, None, None, None)
 LATER = {
     "measured": lambda watch: watch.measured(NO_LAG, None),
     "not measured": lambda watch: watch.not_measured(OperatorError("no")),
@@ -126,9 +128,9 @@ LATER = {
 }
 
 
-def dropped_at(at: datetime) -> Committed:
+def dropped_at(at: datetime) -> LakeState:
     gone = replace(event(A, TableState.DROPPED, reason="dropped"), at=at)
-    return Committed(tables={A.id: registered(gone, None)})
+    return LakeState(tables={A.id: registered(gone, None)})
 
 
 def named(table: Table) -> Discovery:
@@ -198,7 +200,7 @@ def test_a_name_is_quoted_for_the_shell(watched: Watched) -> None:
 
 def test_a_refused_table_has_its_own_remedy_only(watched: Watched) -> None:
     error = TableError(A.id, "no key", remedy="ALTER TABLE a ADD PRIMARY KEY (id)")
-    watched.watch.discovered(Committed(), offer(B, refused=(Refused(A, error),)))
+    watched.watch.discovered(LakeState(), offer(B, refused=(Refused(A, error),)))
     watched.watch.tables_changed(
         [event(A, TableState.STOPPED, reason=error.reason, remedy=error.remedy)]
     )
@@ -344,11 +346,13 @@ def test_a_request_that_went_with_its_pipeline_is_told(watched: Watched) -> None
 # --- values kept as text ---------------------------------------------------------------------
 
 
-async def commit(watch: Watch, table: Table, raw: Mapping[str, str], rows: int = 2) -> None:
+async def commit(
+    watch: SourceTelemetry, table: Table, raw: Mapping[str, str], rows: int = 2
+) -> None:
     schema = change_schema(table)
     values = {"_cdc_op": ["c"] * rows, "_cdc_raw": [list(raw.items())] * rows}
     arrays = [pa.array(values.get(f.name, [None] * rows), f.type) for f in schema]
-    tally = Tally()
+    tally = RowTally()
     tally.count(pa.RecordBatch.from_arrays(arrays, schema=schema))
     lake = MemoryLake(MemoryDisk())
     await lake.open()
@@ -430,7 +434,7 @@ def test_no_lag_is_shown_while_it_is_not_known(watched: Watched, how: str) -> No
     watched.metrics.buffered("shop", 9)
     if how == "failed again":
         watched.watch.failed(error, 1.0)
-    watched.watch.measured(Lag(Lsn(9), Lsn(5), 4, 7, 11), None)
+    watched.watch.measured(CaptureLag(Lsn(9), Lsn(5), 4, 7, 11), None)
     assert lags(watched) == LAGS
     if how == "failed again":
         watched.watch.failed(error, 1.0)
@@ -442,5 +446,5 @@ def test_no_lag_is_shown_while_it_is_not_known(watched: Watched, how: str) -> No
     if how != "cannot be asked":
         value = watched.metrics.registry.get_sample_value
         assert value("ingestd_buffer_bytes", {"source": "shop"}) == 0
-    watched.watch.measured(Lag(Lsn(9), Lsn(5), 4, 7, 11), None)
+    watched.watch.measured(CaptureLag(Lsn(9), Lsn(5), 4, 7, 11), None)
     assert lags(watched) == LAGS

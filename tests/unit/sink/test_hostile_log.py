@@ -40,7 +40,7 @@ from ingestd.model.errors import FolderError, IngestdError, OperatorError, Table
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Column, Table, TableId
 from ingestd.ports import Fragment
-from ingestd.ports.verify import Point
+from ingestd.ports.verify import VerifyPoint
 from tests.harness.maintaining import order_of
 from tests.unit.sink.rows import inserts, listed_live, make_table, summary
 
@@ -170,7 +170,7 @@ async def read(lake: Path) -> object:
 async def verify(lake: Path) -> object:
     made = DeltaVerifiedLake(str(lake), "shop")
     await made.known()
-    point = Point(Lsn(10_000))
+    point = VerifyPoint(Lsn(10_000))
     found = await made.survey(await made.describe(A), point, most_linked=9)
     async with aclosing(made.changes(found)) as changes:
         keys = [m[:, 0].tolist() async for m in changes]

@@ -20,7 +20,11 @@ from deltalake import DeltaTable, Schema
 from ingestd.lake.delta.appender import CHECKPOINT_EVERY, AppendLog
 from ingestd.lake.delta.read import list_files, read_raw
 from ingestd.lake.delta_lake import DeltaLake
-from ingestd.lake.maintenance.compaction import Maintained, MaintenancePolicy, TableMaintenance
+from ingestd.lake.maintenance.compaction import (
+    MaintenancePolicy,
+    MaintenanceResult,
+    TableMaintenance,
+)
 from ingestd.lake.maintenance.log_cleanup import LogCleaner
 from ingestd.lake.store.fsync import Fsync
 from ingestd.lake.store.store import LocalStore
@@ -75,7 +79,7 @@ def maintain(
     days: float = 0,
     began_s: float = 0.0,
     killed_at: str = "",
-) -> Maintained:
+) -> MaintenanceResult:
     """Maintain a table some days from now."""
 
     def step(name: str) -> None:
@@ -274,7 +278,7 @@ async def test_files_that_this_run_writes_are_no_orphans_however_long_it_takes(
 async def test_a_table_that_another_keeps_a_record_of_is_left_alone(tmp_path: Path) -> None:
     await filled(tmp_path)
     (tmp_path / FOLDER / "_backfill").mkdir()
-    assert maintain(tmp_path, days=30, began_s=1e12) == Maintained()
+    assert maintain(tmp_path, days=30, began_s=1e12) == MaintenanceResult()
     assert len(live(tmp_path)) == 20
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from ingestd.model.lake_state import Committed
+    from ingestd.model.lake_state import LakeState
 
 A = make_table("a")
 RAW = "shop/public/a"
@@ -57,7 +57,7 @@ async def is_live(lake: DeltaLake) -> None:
     )
 
 
-async def found(root: Path) -> Committed:
+async def found(root: Path) -> LakeState:
     lake = DeltaLake(str(root), "shop")
     try:
         return await lake.open()

@@ -15,16 +15,16 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from ingestd.digests.row_digests import RawText, key_digests, value_hashes
+from ingestd.digests.row_digests import DigestedText, key_digests, value_hashes
 from ingestd.lake.verify import lake as verified_lake
 from ingestd.lake.verify.change_values import values_of_changes
 from ingestd.lake.verify.lake import DeltaVerifiedLake
 from ingestd.model.errors import TableChangedError, TableError
 from ingestd.model.lsn import Lsn
-from ingestd.model.pg_snapshot import Visibility
+from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.schema import Column, Table
 from ingestd.pipeline.verify.fold import fold_digests
-from ingestd.ports.verify import KEY, Point
+from ingestd.ports.verify import KEY, VerifyPoint
 from tests.harness.raw_lake import RawLake
 from tests.unit.sink.rows import make_table
 
@@ -55,7 +55,7 @@ def live(raw: RawLake, *tables: Table, at_lsn: int | None = None) -> None:
     raw.record("live", *tables, snapshot_lsn=100, at_lsn=at_lsn)
 
 
-async def rows_at(raw: RawLake, table: Table, point: Point) -> Rows:
+async def rows_at(raw: RawLake, table: Table, point: VerifyPoint) -> Rows:
     """The rows that are there, as values; the same by numbers."""
     lake = DeltaVerifiedLake(str(raw.uri), "shop")
     try:
@@ -80,8 +80,8 @@ async def rows_at(raw: RawLake, table: Table, point: Point) -> Rows:
     return sorted(rows, key=lambda row: str(row["id"]))
 
 
-def everything(raw: RawLake) -> Point:
-    return Point(Lsn(raw.lsn + 1))
+def everything(raw: RawLake) -> VerifyPoint:
+    return VerifyPoint(Lsn(raw.lsn + 1))
 
 
 def test_what_the_snapshot_does_not_see_is_left_out(raw: RawLake) -> None:
@@ -91,21 +91,21 @@ def test_what_the_snapshot_does_not_see_is_left_out(raw: RawLake) -> None:
     unseen = commit(raw, TABLE, {"id": 2, "_cdc_op": "d", "_cdc_xid": 9})
     above = commit(raw, TABLE, {"id": 3, "note": "c", "_cdc_xid": 8})
 
-    async def notes(point: Point) -> dict[int, str]:
+    async def notes(point: VerifyPoint) -> dict[int, str]:
         return {row["id"]: row["note"] for row in await rows_at(raw, TABLE, point)}
 
-    assert asyncio.run(notes(Point(Lsn(above)))) == {1: "b"}
-    seen = Visibility(7, 10, frozenset({7, 9}))
-    assert asyncio.run(notes(Point(Lsn(above), seen))) == {1: "a", 2: "a"}
-    assert asyncio.run(notes(Point(Lsn(above), Visibility(8, 8)))) == {1: "b", 2: "a"}
-    assert asyncio.run(notes(Point(Lsn(unseen)))) == {1: "b", 2: "a"}
-    assert asyncio.run(notes(Point(Lsn(above), is_exact=False))) == {1: "b", 3: "c"}
+    assert asyncio.run(notes(VerifyPoint(Lsn(above)))) == {1: "b"}
+    seen = PgSnapshot(7, 10, frozenset({7, 9}))
+    assert asyncio.run(notes(VerifyPoint(Lsn(above), seen))) == {1: "a", 2: "a"}
+    assert asyncio.run(notes(VerifyPoint(Lsn(above), PgSnapshot(8, 8)))) == {1: "b", 2: "a"}
+    assert asyncio.run(notes(VerifyPoint(Lsn(unseen)))) == {1: "b", 2: "a"}
+    assert asyncio.run(notes(VerifyPoint(Lsn(above), is_exact=False))) == {1: "b", 3: "c"}
 
 
 def test_ids_that_have_come_round_are_those_of_old_rows() -> None:
     lsn = np.array([10, 1 << 40, 1 << 40])
     xids = np.array([900, 900, -1])
-    point = Point(Lsn((1 << 40) + 1), Visibility(800, 800))
+    point = VerifyPoint(Lsn((1 << 40) + 1), PgSnapshot(800, 800))
     assert point.sees(lsn, np.ones(3, np.int64), xids).tolist() == [True, False, True]
 
 
@@ -114,7 +114,7 @@ def test_rows_that_were_read_at_the_very_position_count(raw: RawLake) -> None:
     live(raw, TABLE)
     read = [{"id": n, "_cdc_op": "r", "_cdc_seq": 0, "_cdc_xid": None} for n in (1, 2)]
     lsn = commit(raw, TABLE, {"id": 9, "_cdc_op": "t", "_cdc_seq": -1}, *read, {"id": 3})
-    rows = asyncio.run(rows_at(raw, TABLE, Point(Lsn(lsn), Visibility(1, 1))))
+    rows = asyncio.run(rows_at(raw, TABLE, VerifyPoint(Lsn(lsn), PgSnapshot(1, 1))))
     assert [row["id"] for row in rows] == [1, 2]
 
 
@@ -144,7 +144,7 @@ async def test_a_row_has_its_value_in_one_of_its_columns_or_from_before_it_was_t
         ["2", "None", "NaN", "7", "infinity"],
         ["3", "None", "2.50", "None", "None"],
     ]
-    assert isinstance(rows[1]["n"], RawText)
+    assert isinstance(rows[1]["n"], DigestedText)
 
 
 async def test_an_older_value_that_the_newest_type_can_not_hold_counts_as_its_text(
@@ -165,7 +165,7 @@ async def test_an_older_value_that_the_newest_type_can_not_hold_counts_as_its_te
     rows = await rows_at(raw, new, everything(raw))
     found = [row["n"] for row in rows]
     assert found == [Decimal("1.50"), "NaN", "1.234", None, Decimal("2.50")]
-    assert [isinstance(n, RawText) for n in found] == [False, True, True, False, False]
+    assert [isinstance(n, DigestedText) for n in found] == [False, True, True, False, False]
 
 
 def test_a_column_that_older_rows_have_nan_in_is_not_altered(raw: RawLake) -> None:

@@ -8,7 +8,7 @@ import pytest
 from deltalake import DeltaTable
 
 from ingestd.lake.delta_lake import DeltaLake
-from ingestd.lake.fencing import Writer
+from ingestd.lake.fencing import WriterIdentity
 from ingestd.model.errors import OperatorError
 from ingestd.model.lake_state import Notice
 from ingestd.model.lsn import Lsn
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 OLD, NEW = "slot 'old', database shop", "slot 'new', database shop"
 
 
-async def start(lake: Path, writer: Writer) -> DeltaLake:
+async def start(lake: Path, writer: WriterIdentity) -> DeltaLake:
     """Open the lake as one attempt of a daemon does."""
     opened = DeltaLake(str(lake), "shop", writer=writer)
     await opened.open()
@@ -28,19 +28,19 @@ async def start(lake: Path, writer: Writer) -> DeltaLake:
     return opened
 
 
-async def noticed(lake: Path, writer: Writer) -> list[Notice]:
+async def noticed(lake: Path, writer: WriterIdentity) -> list[Notice]:
     opened = DeltaLake(str(lake), "shop", writer=writer)
     return list((await opened.open()).notices)
 
 
-async def refused(lake: Path, writer: Writer) -> OperatorError:
+async def refused(lake: Path, writer: WriterIdentity) -> OperatorError:
     with pytest.raises(OperatorError) as caught:
         await start(lake, writer)
     return caught.value
 
 
 async def test_one_writer_who_was_taken_over_from_does_not_fight_back(lake: Path) -> None:
-    first, second = Writer(OLD), Writer(NEW)
+    first, second = WriterIdentity(OLD), WriterIdentity(NEW)
     before = await start(lake, first)
     after = await start(lake, second)
     with pytest.raises(OperatorError, match="another ingestd has taken over") as caught:
@@ -55,15 +55,15 @@ async def test_one_writer_who_was_taken_over_from_does_not_fight_back(lake: Path
 
 
 async def test_one_writer_a_daemon_that_is_started_takes_over(lake: Path) -> None:
-    second = Writer(NEW)
-    await start(lake, Writer(OLD))
+    second = WriterIdentity(NEW)
+    await start(lake, WriterIdentity(OLD))
     await start(lake, second)
-    await start(lake, Writer(OLD))
+    await start(lake, WriterIdentity(OLD))
     await refused(lake, second)
 
 
 async def test_who_takes_over_says_from_whom_and_what_becomes_of_the_slot(lake: Path) -> None:
-    first, second = Writer(OLD), Writer(NEW)
+    first, second = WriterIdentity(OLD), WriterIdentity(NEW)
     assert await noticed(lake, first) == []
     await start(lake, first)
     [notice] = await noticed(lake, second)
@@ -77,39 +77,41 @@ async def test_who_takes_over_says_from_whom_and_what_becomes_of_the_slot(lake: 
 
 @pytest.mark.parametrize("claim", [OLD, "slot 'old', database shop at 10.0.0.5", ""])
 async def test_nobody_is_told_who_only_starts_anew_or_looks(lake: Path, claim: str) -> None:
-    await start(lake, Writer(OLD))
-    assert await noticed(lake, Writer(claim)) == []
+    await start(lake, WriterIdentity(OLD))
+    assert await noticed(lake, WriterIdentity(claim)) == []
 
 
 async def test_another_database_is_another_by_polling_too(lake: Path) -> None:
-    first = Writer("polling, database shop at h port 5432")
+    first = WriterIdentity("polling, database shop at h port 5432")
     await start(lake, first)
-    assert await noticed(lake, Writer("polling, database shop at other")) == []
-    second = Writer("polling, database crm at h port 5432")
+    assert await noticed(lake, WriterIdentity("polling, database shop at other")) == []
+    second = WriterIdentity("polling, database crm at h port 5432")
     assert [n.event for n in await noticed(lake, second)] == ["lake.taken_over"]
     await start(lake, second)
     await refused(lake, first)
 
 
 async def test_a_look_at_a_lake_whose_newest_commit_is_cut_short(lake: Path) -> None:
-    opened = await start(lake, Writer(OLD))
+    opened = await start(lake, WriterIdentity(OLD))
     await opened.advance(Lsn(105))
     newest = max((lake / "shop/_epochs/_delta_log").glob("*.json"))
     newest.write_bytes(newest.read_bytes()[:-20])
     with pytest.raises(OperatorError, match="cut short"):
-        await DeltaLake(str(lake), "shop", writer=Writer(NEW), is_claimed=False).last_claim()
+        await DeltaLake(
+            str(lake), "shop", writer=WriterIdentity(NEW), is_claimed=False
+        ).last_claim()
 
 
 async def test_no_slot_is_left_where_polling_was_before(lake: Path) -> None:
-    await start(lake, Writer("polling, database shop"))
-    [notice] = await noticed(lake, Writer(NEW))
+    await start(lake, WriterIdentity("polling, database shop"))
+    [notice] = await noticed(lake, WriterIdentity(NEW))
     assert "last written by polling, database shop" in notice.what
     assert "slot" not in notice.remedy
 
 
 async def test_one_writer_a_commit_that_nobody_signed_changes_nothing(lake: Path) -> None:
     """As those of OPTIMIZE, of ALTER and of our own maintenance."""
-    first, second = Writer(OLD), Writer(NEW)
+    first, second = WriterIdentity(OLD), WriterIdentity(NEW)
     await start(lake, first)
     await start(lake, second)
     DeltaTable(str(lake / "shop" / "_epochs")).alter.set_table_properties(
@@ -122,14 +124,14 @@ async def test_one_writer_a_commit_that_nobody_signed_changes_nothing(lake: Path
 @pytest.mark.parametrize("other", [OLD, "slot 'old', database shop at 10.0.0.5", ""])
 async def test_one_writer_who_has_the_claim_again_goes_on(lake: Path, other: str) -> None:
     """The other is gone; one without a name for its claim is of an older version."""
-    first = Writer(OLD)
+    first = WriterIdentity(OLD)
     await start(lake, first)
-    await start(lake, Writer(other))
+    await start(lake, WriterIdentity(other))
     await start(lake, first)
 
 
 async def test_one_writer_its_own_commits_are_no_ones_else(lake: Path) -> None:
-    first = Writer(OLD)
+    first = WriterIdentity(OLD)
     opened = await start(lake, first)
     await opened.advance(Lsn(105))
     await start(lake, first)
@@ -151,11 +153,11 @@ def test_a_role_that_polls_is_told_from_another_but_not_from_an_older_version() 
     ]
     for one in claims:
         for other in claims:
-            told = Writer(one).other_claim(f"0123 {other}")
+            told = WriterIdentity(one).other_claim(f"0123 {other}")
             assert told == (None if one == other else other)
-        assert Writer(one).other_claim("0123 polling, database shop at h port 5432") is None
-        assert Writer("polling, database shop").other_claim(f"0123 {one}") is None
-        assert Writer(one).other_claim("0123 polling, database crm at h") == (
+        assert WriterIdentity(one).other_claim("0123 polling, database shop at h port 5432") is None
+        assert WriterIdentity("polling, database shop").other_claim(f"0123 {one}") is None
+        assert WriterIdentity(one).other_claim("0123 polling, database crm at h") == (
             "polling, database crm at h"
         )
 

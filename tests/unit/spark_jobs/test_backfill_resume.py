@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from ingestd.model.lake_state import Committed
+from ingestd.model.lake_state import LakeState
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import TableId
 from ingestd.ports import Fragment
 from ingestd.postgres.catalog.block_range import BlockRange
 from spark_jobs.backfills.record import Plan, PlannedSplit
-from spark_jobs.backfills.resume import Standing, are_there, why_void
+from spark_jobs.backfills.resume import BackfillStanding, are_there, why_void
 from tests.unit.sink.rows import AT
 
 TABLE = TableId("public", "a")
@@ -29,9 +29,9 @@ PLAN = Plan(
     marker=Fragment("t.parquet", 1, 1, "{}", 0),
     splits=(PlannedSplit("x", 1), PlannedSplit("y", 1)),
 )
-READ_IN_PARTS = Standing(
+READ_IN_PARTS = BackfillStanding(
     table=TABLE,
-    committed=Committed(5, P),
+    committed=LakeState(5, P),
     origin="7/1",
     changed=None,
     definition="as it was",
@@ -43,7 +43,7 @@ READ_IN_PARTS = Standing(
 )
 LOADED = replace(
     READ_IN_PARTS,
-    committed=Committed(5, P, {TABLE: L}),
+    committed=LakeState(5, P, {TABLE: L}),
     is_loaded=True,
     is_complete=True,
     is_resumable=False,
@@ -54,16 +54,16 @@ LOADED = replace(
     "now",
     [
         READ_IN_PARTS,
-        replace(READ_IN_PARTS, committed=Committed(5, L)),  # another table of that run was loaded
+        replace(READ_IN_PARTS, committed=LakeState(5, L)),  # another table of that run was loaded
         replace(READ_IN_PARTS, is_complete=True, is_resumable=False),
         LOADED,
-        replace(LOADED, committed=Committed(5, L, {TABLE: L})),
-        replace(LOADED, committed=Committed(6, L, {TABLE: L})),
+        replace(LOADED, committed=LakeState(5, L, {TABLE: L})),
+        replace(LOADED, committed=LakeState(6, L, {TABLE: L})),
         replace(LOADED, is_at_one_point=False),
-        replace(LOADED, committed=Committed(5, P, {TABLE: P})),  # its `t` comes last
+        replace(LOADED, committed=LakeState(5, P, {TABLE: P})),  # its `t` comes last
     ],
 )
-def test_gone_on_with(now: Standing) -> None:
+def test_gone_on_with(now: BackfillStanding) -> None:
     assert why_void(PLAN, now) is None
 
 
@@ -75,21 +75,21 @@ def test_gone_on_with(now: Standing) -> None:
         (replace(READ_IN_PARTS, definition="other"), "not what they were"),
         (replace(READ_IN_PARTS, confirmed=Lsn(201)), "does not have the changes since 0/C8"),
         (replace(READ_IN_PARTS, confirmed=None), "does not have the changes"),
-        (replace(READ_IN_PARTS, committed=Committed(6, P)), "a daemon has written"),
-        (replace(READ_IN_PARTS, committed=Committed(5, Lsn(150))), "a daemon has written"),
-        (replace(READ_IN_PARTS, committed=Committed(5, P, {TABLE: Lsn(150)})), "a daemon"),
+        (replace(READ_IN_PARTS, committed=LakeState(6, P)), "a daemon has written"),
+        (replace(READ_IN_PARTS, committed=LakeState(5, Lsn(150))), "a daemon has written"),
+        (replace(READ_IN_PARTS, committed=LakeState(5, P, {TABLE: Lsn(150)})), "a daemon"),
         (replace(READ_IN_PARTS, is_resumable=False), "in parts"),
         (
             replace(READ_IN_PARTS, is_resumable=False, is_complete=True, is_at_one_point=False),
             "in parts",
         ),
         (replace(LOADED, is_complete=False), "can't be told"),
-        (replace(LOADED, committed=Committed(6, Lsn(250), {TABLE: L})), "a daemon"),
-        (replace(LOADED, committed=Committed(6, L, {TABLE: Lsn(250)})), "a daemon"),
-        (replace(LOADED, committed=Committed(7, L, {TABLE: L})), "a daemon"),
+        (replace(LOADED, committed=LakeState(6, Lsn(250), {TABLE: L})), "a daemon"),
+        (replace(LOADED, committed=LakeState(6, L, {TABLE: Lsn(250)})), "a daemon"),
+        (replace(LOADED, committed=LakeState(7, L, {TABLE: L})), "a daemon"),
     ],
 )
-def test_begins_anew(now: Standing, why: str) -> None:
+def test_begins_anew(now: BackfillStanding, why: str) -> None:
     assert why in (why_void(PLAN, now) or "")
 
 

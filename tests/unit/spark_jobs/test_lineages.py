@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.reconciling.key_lineage import START, Key, Move, Position, lineages
+from spark_jobs.reconciling.key_lineage import START, Key, KeyMove, Position, lineages
 
 KEYS = st.integers(0, 4)
 
@@ -12,7 +12,7 @@ def key(number: int) -> Key:
     return Key(number, -number)
 
 
-def row_at(found: list[Move], asked: Key, position: Position) -> tuple[Key, Position]:
+def row_at(found: list[KeyMove], asked: Key, position: Position) -> tuple[Key, Position]:
     """What the lineages say of a key at a position."""
     named = [
         (one.first, one.since)
@@ -25,11 +25,11 @@ def row_at(found: list[Move], asked: Key, position: Position) -> tuple[Key, Posi
 
 @given(st.lists(st.tuples(KEYS, KEYS).filter(lambda pair: pair[0] != pair[1]), max_size=12))
 def test_each_key_is_of_the_row_that_came_to_it_last(pairs: list[tuple[int, int]]) -> None:
-    moves: list[Move] = []
+    moves: list[KeyMove] = []
     holder: dict[int, tuple[Key, Position]] = {}
     for seq, (old, new) in enumerate(pairs, 1):
         position = (100 + seq // 3, seq)
-        moves.append(Move(key(old), key(new), position))
+        moves.append(KeyMove(key(old), key(new), position))
         holder[new] = holder.get(old, (key(old), START))
         holder[old] = (key(old), position)
         for number in range(5):
@@ -42,7 +42,7 @@ def test_each_key_is_of_the_row_that_came_to_it_last(pairs: list[tuple[int, int]
 
 
 def test_a_key_that_was_left_has_another_row() -> None:
-    moves = [Move(key(1), key(2), (10, 1)), Move(key(2), key(1), (20, 1))]
+    moves = [KeyMove(key(1), key(2), (10, 1)), KeyMove(key(2), key(1), (20, 1))]
     assert row_at(moves, key(2), (15, 0)) == (key(1), START)
     assert row_at(moves, key(1), (15, 0)) == (key(1), (10, 1))
     assert row_at(moves, key(1), (20, 1)) == (key(1), START)

@@ -9,14 +9,21 @@ from ingestd.model.lsn import Lsn
 from ingestd.model.schema import TableId
 from spark_jobs.reconcile import parser
 from spark_jobs.reconciling.differences import RangeSums, differing_ranges, total_rows
-from spark_jobs.reconciling.report import Example, Run, State, TableResult, exit_code_of, summary
+from spark_jobs.reconciling.report import (
+    Example,
+    ReconcileState,
+    Reconciliation,
+    TableResult,
+    exit_code_of,
+    summary,
+)
 from spark_jobs.source.split_frame import TaskFaultError, task_fault
 
 ORDERS = TableId("public", "orders")
-EQUAL = TableResult("public.orders", State.EQUAL, source_rows=3, mirror_rows=3)
+EQUAL = TableResult("public.orders", ReconcileState.EQUAL, source_rows=3, mirror_rows=3)
 DIFFERENT = TableResult(
     "public.lines",
-    State.DIFFERENT,
+    ReconcileState.DIFFERENT,
     source_rows=1200,
     missing=1,
     extra=2,
@@ -29,7 +36,7 @@ DIFFERENT = TableResult(
 
 
 def failed(fault: IngestdError) -> TableResult:
-    return TableResult("public.orders", State.NOT_COMPARED, fault=fault)
+    return TableResult("public.orders", ReconcileState.NOT_COMPARED, fault=fault)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +55,7 @@ def test_exit_code_is_that_of_the_worst_table(results: list[TableResult], code: 
 
 
 def test_summary_names_keys_and_columns() -> None:
-    run = Run("x", datetime(2026, 1, 1, tzinfo=UTC), "shop", Lsn(0x10000A0))
+    run = Reconciliation("x", datetime(2026, 1, 1, tzinfo=UTC), "shop", Lsn(0x10000A0))
     moved = failed(TableChangedError(ORDERS, "was truncated", remedy="compare it again"))
     assert summary(run, [EQUAL, DIFFERENT, moved]).splitlines() == [
         "public.orders: equal, 3 rows",

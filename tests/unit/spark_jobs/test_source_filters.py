@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import datasource as spark
 
-from ingestd.model.predicates import Comparison, IsNull, NotNull, OneOf, Predicate
+from ingestd.model.predicates import ColumnPredicate, IsNull, NotNull, OneOf, Predicate
 from ingestd.model.schema import Column
 from spark_jobs.source.filters import predicate_of
 
@@ -22,19 +22,19 @@ COLUMNS = {
 ID, T = ("id",), ("t",)
 
 TAKEN: list[tuple[spark.Filter, Predicate]] = [
-    (spark.EqualTo(ID, 1), Comparison("id", "=", 1)),
-    (spark.EqualTo(("Id__v2",), 1), Comparison("Id", "=", 1)),
-    (spark.EqualNullSafe(ID, 1), Comparison("id", "=", 1)),
-    (spark.GreaterThan(ID, 1), Comparison("id", ">", 1)),
-    (spark.LessThanOrEqual(("d",), 1.5), Comparison("d", "<=", 1.5)),
+    (spark.EqualTo(ID, 1), ColumnPredicate("id", "=", 1)),
+    (spark.EqualTo(("Id__v2",), 1), ColumnPredicate("Id", "=", 1)),
+    (spark.EqualNullSafe(ID, 1), ColumnPredicate("id", "=", 1)),
+    (spark.GreaterThan(ID, 1), ColumnPredicate("id", ">", 1)),
+    (spark.LessThanOrEqual(("d",), 1.5), ColumnPredicate("d", "<=", 1.5)),
     (spark.In(ID, (1, None, 2)), OneOf("id", (1, 2))),
     (spark.IsNull(ID), IsNull("id")),
     (spark.IsNotNull(ID), NotNull("id")),
     (spark.Not(spark.IsNull(ID)), NotNull("id")),
-    (spark.Not(spark.EqualTo(ID, 1)), Comparison("id", "<>", 1)),
-    (spark.Not(spark.GreaterThan(ID, 1)), Comparison("id", "<=", 1)),
-    (spark.EqualTo(T, "a"), Comparison("t", "=", "a")),
-    (spark.LessThan(("n",), Decimal("1.50")), Comparison("n", "<", Decimal("1.50"))),
+    (spark.Not(spark.EqualTo(ID, 1)), ColumnPredicate("id", "<>", 1)),
+    (spark.Not(spark.GreaterThan(ID, 1)), ColumnPredicate("id", "<=", 1)),
+    (spark.EqualTo(T, "a"), ColumnPredicate("t", "=", "a")),
+    (spark.LessThan(("n",), Decimal("1.50")), ColumnPredicate("n", "<", Decimal("1.50"))),
 ]
 LEFT: list[spark.Filter] = [
     spark.EqualTo(ID, None),

@@ -29,12 +29,12 @@ from ingestd.model.errors import TransientError
 from ingestd.model.keys import new_keys
 from ingestd.model.schema import Table
 from ingestd.ports import ChangeLog
-from ingestd.postgres.connection.liveness import WatchedConnection
+from ingestd.postgres.connection.liveness import LivenessCheckedConnection
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.polling.keys.key_hashes import hashed_columns, key_hashes, key_names
 from ingestd.postgres.polling.keys.key_pages import PAGE_ROWS, KeyPages, PackedKeys
 from ingestd.postgres.polling.keys.key_set import KeySet
-from ingestd.postgres.polling.keys.lake_keys import WHOLE, Part, parts_held
+from ingestd.postgres.polling.keys.lake_keys import WHOLE, KeyPartition, parts_held
 from ingestd.postgres.polling.keys.sorted_hashes import find
 from ingestd.postgres.settings import PollingSettings
 from ingestd.postgres.snapshot.ctid_splits import read_error
@@ -69,8 +69,8 @@ class Sweep:
         key_bytes: int,
         row_limit_bytes: int,
         page_rows: int = PAGE_ROWS,
-        first: Part = WHOLE,
-        began: Callable[[Part], None] = lambda _: None,
+        first: KeyPartition = WHOLE,
+        began: Callable[[KeyPartition], None] = lambda _: None,
     ) -> None:
         self._first = first
         self._began = began
@@ -167,7 +167,7 @@ class Sweep:
                 await asyncio.gather(reading, return_exceptions=True)
 
     async def _page(
-        self, connection: WatchedConnection, reader: KeyPages, before: PackedKeys | None
+        self, connection: LivenessCheckedConnection, reader: KeyPages, before: PackedKeys | None
     ) -> PackedKeys | None:
         await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         await reader.lock(connection)
@@ -199,7 +199,7 @@ class Sweep:
 
 
 async def absent(
-    connection: WatchedConnection, table: Table, keys: pa.RecordBatch, row_limit_bytes: int
+    connection: LivenessCheckedConnection, table: Table, keys: pa.RecordBatch, row_limit_bytes: int
 ) -> pa.RecordBatch:
     """Give those of these keys that the table has not, as the connection's transaction sees it.
 
@@ -222,7 +222,7 @@ async def absent(
 
 
 async def _listed(
-    connection: WatchedConnection, reader: KeyPages, keys: pa.RecordBatch
+    connection: LivenessCheckedConnection, reader: KeyPages, keys: pa.RecordBatch
 ) -> AsyncGenerator[PackedKeys, None]:
     start = 0
     while start < keys.num_rows:

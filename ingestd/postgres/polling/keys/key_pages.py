@@ -23,7 +23,7 @@ from psycopg import AsyncConnection, sql
 
 from ingestd.decode.copy.columnar import ColumnarDecoder
 from ingestd.decode.copy.fields import CopyFields
-from ingestd.decode.copy.packing import Form, Packing, fields_of, form_of
+from ingestd.decode.copy.packing import ColumnForm, Packing, fields_of, form_of
 from ingestd.decode.values.encodings import Encoding
 from ingestd.model.errors import ProtocolError, TableError
 from ingestd.model.keys import Key
@@ -31,7 +31,7 @@ from ingestd.model.lsn import ZERO
 from ingestd.model.row_limit import key_limit_bytes, key_too_large
 from ingestd.model.schema import Column, Table
 from ingestd.postgres.catalog.relation_lock import lock_relation
-from ingestd.postgres.connection.liveness import WatchedConnection
+from ingestd.postgres.connection.liveness import LivenessCheckedConnection
 from ingestd.postgres.connection.session import sent_encoding
 from ingestd.postgres.polling.keys.key_order import KeyOrder, key_order
 from ingestd.postgres.snapshot.key_lookup import KeyedRelation, KeyList, can_be_found
@@ -107,7 +107,7 @@ class KeyPages:
         self._keyed: KeyedRelation | None = None
 
     async def pages(
-        self, connection: WatchedConnection, among: Sequence[Key] | None = None
+        self, connection: LivenessCheckedConnection, among: Sequence[Key] | None = None
     ) -> AsyncGenerator[PackedKeys, None]:
         """Return all keys, in the transaction that the connection is in.
 
@@ -121,7 +121,7 @@ class KeyPages:
 
     async def page(
         self,
-        connection: WatchedConnection,
+        connection: LivenessCheckedConnection,
         place: Sequence[bytes] | None,
         rows: int,
         among: Sequence[Key] | None = None,
@@ -171,7 +171,7 @@ class KeyPages:
         return self._keyed
 
     def _query(
-        self, connection: WatchedConnection, tails: Sequence[sql.Composable], rows: int
+        self, connection: LivenessCheckedConnection, tails: Sequence[sql.Composable], rows: int
     ) -> sql.Composed:
         """Write the COPY of what the SELECTs with these tails give, one after the other."""
         assert self._keyed is not None
@@ -196,7 +196,7 @@ class KeyPages:
                 is_converted=sent_encoding(connection) is None and server not in _UNPACKED,
             ),
             last=sql.SQL("").join(
-                sql.SQL(", {}").format(_last_of_array(i)) for i in self._numbers(Form.FIXED)
+                sql.SQL(", {}").format(_last_of_array(i)) for i in self._numbers(ColumnForm.FIXED)
             ),
             keys=self._cut(keys),
         )
@@ -219,10 +219,10 @@ class KeyPages:
         ).format(sql.SQL(" + ").join(sizes), keys, self.page_bytes)
 
     async def _row(
-        self, connection: WatchedConnection, query: sql.Composed
+        self, connection: LivenessCheckedConnection, query: sql.Composed
     ) -> Sequence[bytes | None]:
         """Return the fields of the only row of a COPY."""
-        width = fields_of(self.table, Packing.MEASURED) + len(self._numbers(Form.FIXED))
+        width = fields_of(self.table, Packing.MEASURED) + len(self._numbers(ColumnForm.FIXED))
         rows = CopyFields(f"keys of {self.table.id}", width)
         limit_bytes = _CONVERTED * self._key_limit_bytes
         found: list[list[bytes | None]] = []
@@ -245,11 +245,11 @@ class KeyPages:
     def _too_large(self, key_bytes: int) -> TableError:
         return key_too_large(self.table.id, key_bytes, self._key_limit_bytes)
 
-    def _numbers(self, form: Form) -> list[int]:
+    def _numbers(self, form: ColumnForm) -> list[int]:
         return [i for i, c in enumerate(self.table.columns) if form_of(c) is form]
 
     def _page(self, fields: Sequence[bytes | None], encoding: Encoding | None) -> PackedKeys | None:
-        fixed = self._numbers(Form.FIXED)
+        fixed = self._numbers(ColumnForm.FIXED)
         count = fields[1]
         if count is not None and len(count) != _LENGTH.size:
             raise ProtocolError("a page of keys without their number")
@@ -261,7 +261,7 @@ class KeyPages:
         at, last = 2, []
         for column in self.table.columns:
             form = form_of(column)
-            if form is Form.FIXED:
+            if form is ColumnForm.FIXED:
                 last.append(lasts.pop(0) or b"")
                 at += 1
             else:
@@ -274,7 +274,7 @@ class KeyPages:
 
 def _is_short(column: Column) -> bool:
     """Whether no value of the column takes more than some bytes."""
-    return form_of(column) is Form.FIXED or column.type_oid == _UUID
+    return form_of(column) is ColumnForm.FIXED or column.type_oid == _UUID
 
 
 def _least_bytes(column: Column) -> int:
@@ -288,14 +288,14 @@ def _last_of_array(number: int) -> sql.Composable:
     return output_of(sql.SQL("({})[pg_catalog.count(*)]").format(array))
 
 
-def _last_value(values: bytes | None, lengths: bytes | None, form: Form) -> bytes:
+def _last_value(values: bytes | None, lengths: bytes | None, form: ColumnForm) -> bytes:
     if values is None or lengths is None or len(lengths) < _LENGTH.size:
         raise ProtocolError("a page of keys without its values")
     (length,) = _LENGTH.unpack(lengths[-_LENGTH.size :])
     if not 0 <= length <= len(values):
         raise ProtocolError("lengths do not fill the values of a page of keys")
     value = values[len(values) - length :]
-    return b"\\x" + value.hex().encode() if form is Form.BYTES else value
+    return b"\\x" + value.hex().encode() if form is ColumnForm.BYTES else value
 
 
 def _copied(fields: Sequence[bytes | None]) -> bytes:

@@ -47,7 +47,7 @@ class _TooManyError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class KeyPartition:
     """One of `count` (a power of two) equal parts of all hashes."""
 
     number: int = 0
@@ -62,7 +62,7 @@ class Part:
         return inside
 
 
-WHOLE = Part()
+WHOLE = KeyPartition()
 
 
 @dataclass(slots=True)
@@ -163,7 +163,7 @@ class _Collected:
 class _Search:
     """The search for one part of a table's keys."""
 
-    def __init__(self, table: Table, part: Part, limit: int) -> None:
+    def __init__(self, table: Table, part: KeyPartition, limit: int) -> None:
         self._table = table
         self._part = part
         self.survey = _Survey()
@@ -210,15 +210,15 @@ async def keys_held(log: ChangeLog, table: Table, limit_bytes: int) -> Hashes | 
 
 
 async def parts_held(
-    log: ChangeLog, table: Table, limit_bytes: int, first: Part = WHOLE
-) -> AsyncGenerator[tuple[Part, Hashes], None]:
+    log: ChangeLog, table: Table, limit_bytes: int, first: KeyPartition = WHOLE
+) -> AsyncGenerator[tuple[KeyPartition, Hashes], None]:
     """Give the same part by part, each within the limit: in order, but as of later and later.
 
     From the part `first` on: those before it are left out.
     """
     at, count = first.number, first.count
     while at < count:
-        part = Part(at, count)
+        part = KeyPartition(at, count)
         try:
             hashes = await _held(log, table, part, max(limit_bytes, _LEAST_BYTES) // _BYTES)
         except _TooManyError:
@@ -228,7 +228,7 @@ async def parts_held(
             at += 1
 
 
-async def _held(log: ChangeLog, table: Table, part: Part, limit: int) -> Hashes:
+async def _held(log: ChangeLog, table: Table, part: KeyPartition, limit: int) -> Hashes:
     loop = asyncio.get_running_loop()
     thread = ThreadPoolExecutor(1, "keys")  # one: what it frees is used again
     search = _Search(table, part, limit)

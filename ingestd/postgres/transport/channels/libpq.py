@@ -17,7 +17,7 @@ from psycopg.pq import DiagnosticField, ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
 
 from ingestd.decode.pgoutput.backend_messages import HEADER_BYTES
-from ingestd.postgres.connection.liveness import WatchedConnection
+from ingestd.postgres.connection.liveness import LivenessCheckedConnection
 from ingestd.postgres.transport.channels.channel import PIECE_BYTES, read_turn
 
 _HEADER = struct.Struct(">ci")
@@ -32,7 +32,7 @@ class LibpqChannel:
 
     wants_write = False
 
-    def __init__(self, connection: WatchedConnection) -> None:
+    def __init__(self, connection: LivenessCheckedConnection) -> None:
         self._pg: PGconn | None = connection.pgconn
         self._fd = connection.pgconn.socket
         # A connection is used by one thread at a time. Not held while waiting for the network.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ingestd.postgres.connection.liveness import WatchedConnection
+from ingestd.postgres.connection.liveness import LivenessCheckedConnection
 from ingestd.postgres.transport.channels.channel import Channel
 from ingestd.postgres.transport.channels.libpq import LibpqChannel, is_encrypted_by_kerberos
 from ingestd.postgres.transport.channels.plain import PlainChannel
@@ -12,7 +12,7 @@ from ingestd.postgres.transport.channels.tls import tls_channel
 class Channels:
     """Opens the channels of a connection, one after another, each while libpq is idle."""
 
-    def __init__(self, connection: WatchedConnection) -> None:
+    def __init__(self, connection: LivenessCheckedConnection) -> None:
         self._connection = connection
         self._by_kerberos: bool | None = None
 

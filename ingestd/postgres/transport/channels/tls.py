@@ -26,7 +26,7 @@ from typing import Any
 import structlog
 from psycopg import pq
 
-from ingestd.postgres.connection.liveness import WatchedConnection
+from ingestd.postgres.connection.liveness import LivenessCheckedConnection
 from ingestd.postgres.transport.channels.channel import LOW_WATER_BYTES, PIECE_BYTES, read_turn
 
 _WANT_READ, _WANT_WRITE, _SYSCALL, _ZERO_RETURN = 2, 3, 5, 6
@@ -42,7 +42,7 @@ class TlsChannel:
     The connection has it released before it closes: it frees the object.
     """
 
-    def __init__(self, connection: WatchedConnection, library: Library, ssl: int) -> None:
+    def __init__(self, connection: LivenessCheckedConnection, library: Library, ssl: int) -> None:
         self.wants_write = False
         self._library = library
         self._ssl = ssl
@@ -140,7 +140,7 @@ class TlsChannel:
         self._socket.close()
 
 
-def tls_channel(connection: WatchedConnection) -> TlsChannel | None:
+def tls_channel(connection: LivenessCheckedConnection) -> TlsChannel | None:
     """Return the channel of an encrypted connection, None where its session can't be had."""
     library = _library()
     pointer = getattr(connection.pgconn, "pgconn_ptr", None)

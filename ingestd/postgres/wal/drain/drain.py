@@ -27,16 +27,16 @@ import numpy as np
 import psycopg
 from numpy.typing import NDArray
 
-from ingestd.decode.pgoutput.decoder import StreamDecoder
+from ingestd.decode.pgoutput.decoder import PgoutputDecoder
 from ingestd.failpoints import lost, reach
 from ingestd.model.changes import Chunk
 from ingestd.model.errors import ProtocolError
 from ingestd.model.lsn import Lsn
 from ingestd.model.row_limit import UNLIMITED_BYTES
 from ingestd.postgres.connection.errors import is_unsendable
-from ingestd.postgres.connection.server_messages import said
+from ingestd.postgres.connection.server_messages import loggable_message
 from ingestd.postgres.transport.copy_out import LARGE_BLOCK_BYTES, Block
-from ingestd.postgres.wal.drain.parts import MOST_JOINED, Part, PartQueue, cut
+from ingestd.postgres.wal.drain.parts import MOST_JOINED, PartQueue, WalSegment, cut
 from ingestd.postgres.wal.drain.slot_copy import DrainSlot, Result
 from ingestd.postgres.wal.slots.slot import moved_slot, skipped, vanished_slot
 
@@ -110,7 +110,7 @@ class CatchUpPolicy:
         """Stream for a time: what stands in the way may pass."""
         self.paused_until_s = self.monotonic() + seconds
 
-    def take_smaller_parts(self, failed: Part) -> bool:
+    def take_smaller_parts(self, failed: WalSegment) -> bool:
         """Join parts no more, or make them smaller; False if they are as small as they get."""
         if failed.is_joined:
             self.most_joined = 1
@@ -125,7 +125,7 @@ class CatchUpPolicy:
         self.drained += 1
         self.takes_open = True
 
-    def gives_open(self, part: Part) -> bool:
+    def gives_open(self, part: WalSegment) -> bool:
         """Whether the server may give segments of transactions before their commit.
 
         Not in what is joined: its number of messages could be reached before any commit.
@@ -145,7 +145,7 @@ class PartFailedError(Exception):
         self.remedy = remedy
 
 
-class CatchUp:
+class Drain:
     """One draining of a slot's backlog. Made by `begin`.
 
     Raises psycopg.Error; PartFailedError; ProtocolError. `close` it always: that drops the
@@ -170,7 +170,7 @@ class CatchUp:
         *,
         lineage: str,
         row_limit_bytes: int = UNLIMITED_BYTES,
-    ) -> CatchUp:
+    ) -> Drain:
         """Copy the slot, as often as the policy says and the server lets, but once at least.
 
         `lineage`: see `refuse_other`; `row_limit_bytes`: see `DrainSlot.open`. Raises
@@ -204,7 +204,7 @@ class CatchUp:
         return cls(slot, slots, policy)
 
     async def chunks(
-        self, start: Lsn, target: Lsn, decoder: StreamDecoder
+        self, start: Lsn, target: Lsn, decoder: PgoutputDecoder
     ) -> AsyncGenerator[Chunk, None]:
         """Give the transactions from `start` up to `target`, or less if streaming is better then.
 
@@ -246,7 +246,7 @@ class CatchUp:
         self, waiting: PartQueue, behind_bytes: int
     ) -> AsyncGenerator[tuple[Block, Result, Lsn | None], None]:
         """Give the blocks of all parts in order; with the last of each its end."""
-        making: deque[tuple[DrainSlot, Part, asyncio.Task[None]]] = deque()
+        making: deque[tuple[DrainSlot, WalSegment, asyncio.Task[None]]] = deque()
 
         def make_next(slot: DrainSlot) -> None:
             if waiting and self._policy.is_too_much(slot.again_bytes, behind_bytes):
@@ -279,7 +279,9 @@ class CatchUp:
             del block
             yield given.pop(), result, end
 
-    async def _first_block(self, slot: DrainSlot, part: Part, made: asyncio.Task[None]) -> Block:
+    async def _first_block(
+        self, slot: DrainSlot, part: WalSegment, made: asyncio.Task[None]
+    ) -> Block:
         """Give the first block of a part's result, which the server has whole then."""
         try:
             await made
@@ -294,10 +296,10 @@ class CatchUp:
                 remedy = _WITHOUT_OPEN
             elif not is_too_large or not self._policy.take_smaller_parts(part):
                 raise
-            raise PartFailedError(said(error), remedy=remedy) from error
+            raise PartFailedError(loggable_message(error), remedy=remedy) from error
 
     async def _decoded(
-        self, decoder: StreamDecoder, result: Result, block: Block, waiting: PartQueue
+        self, decoder: PgoutputDecoder, result: Result, block: Block, waiting: PartQueue
     ) -> list[Chunk]:
         try:
             return await asyncio.to_thread(_decode, decoder, result, block, waiting)
@@ -307,7 +309,7 @@ class CatchUp:
             self._policy.takes_open = False
             raise PartFailedError(error.what, remedy=_WITHOUT_OPEN) from error
 
-    def _make(self, slot: DrainSlot, part: Part) -> asyncio.Task[None]:
+    def _make(self, slot: DrainSlot, part: WalSegment) -> asyncio.Task[None]:
         return self._start(slot.make(part, gives_open=self._policy.gives_open(part)))
 
     async def close(self) -> None:
@@ -338,7 +340,7 @@ class CatchUp:
 
 
 def _decode(
-    decoder: StreamDecoder, result: Result, block: Block, waiting: PartQueue
+    decoder: PgoutputDecoder, result: Result, block: Block, waiting: PartQueue
 ) -> list[Chunk]:
     chunks: list[Chunk] = []
     for buffer, starts, ends in result.read(block):
@@ -349,7 +351,7 @@ def _decode(
 
 
 def timed_feed(
-    decoder: StreamDecoder,
+    decoder: PgoutputDecoder,
     buffer: bytes | memoryview,
     starts: NDArray[np.int64],
     ends: NDArray[np.int64],

@@ -35,7 +35,7 @@ _PAGE_BYTES, _INSIDE_BYTES = 8192, 512
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WalSegment:
     """The transactions whose commit_lsn is in `begin` to below `end`.
 
     `most_messages`: it was several, and ends sooner, after the transaction with which it has so
@@ -51,16 +51,16 @@ class Part:
         """Whether it was several."""
         return self.most_messages > 0
 
-    def up_to(self, position: Lsn) -> Part:
+    def up_to(self, position: Lsn) -> WalSegment:
         """Give what of it lies below `position`."""
         return replace(self, end=position)
 
-    def after(self, position: Lsn) -> Part:
+    def after(self, position: Lsn) -> WalSegment:
         """Give what of it lies there and above."""
         return replace(self, begin=position)
 
 
-def cut(start: Lsn, target: Lsn, *, slots: int, part_bytes: int) -> list[Part]:
+def cut(start: Lsn, target: Lsn, *, slots: int, part_bytes: int) -> list[WalSegment]:
     """Give the parts of `start` to `target` in order, of about `part_bytes` at most.
 
     There are at least `slots`, if that leaves enough for each. With several slots the first is
@@ -76,7 +76,7 @@ def cut(start: Lsn, target: Lsn, *, slots: int, part_bytes: int) -> list[Part]:
     total = first + 100 * (count - 1)
     inside = {_inside_page(start + nbytes * (total - 100 * n) // total) for n in range(1, count)}
     bounds = [start, *sorted(bound for bound in inside if start < bound < target), target]
-    return [Part(begin, end) for begin, end in pairwise(bounds)]
+    return [WalSegment(begin, end) for begin, end in pairwise(bounds)]
 
 
 def _inside_page(position: int) -> Lsn:
@@ -93,7 +93,7 @@ class PartQueue:
     """
 
     def __init__(
-        self, parts: Iterable[Part], *, part_bytes: int, most_joined: int = MOST_JOINED
+        self, parts: Iterable[WalSegment], *, part_bytes: int, most_joined: int = MOST_JOINED
     ) -> None:
         self._waiting = deque(parts)
         self._part_bytes = part_bytes
@@ -104,7 +104,7 @@ class PartQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def take(self) -> Part | None:
+    def take(self) -> WalSegment | None:
         """Give the next, if there is one."""
         if not self._waiting:
             return None
@@ -113,14 +113,14 @@ class PartQueue:
             return joined[0]
         message_bytes = self._nbytes / self._messages if self._messages else MESSAGE_BYTES
         most_messages = max(1, min(round(self._part_bytes / message_bytes), _MOST_MESSAGES))
-        return Part(joined[0].begin, joined[-1].end, most_messages)
+        return WalSegment(joined[0].begin, joined[-1].end, most_messages)
 
     def note_messages(self, count: int, nbytes: int) -> None:
         """Take of what size some were."""
         self._messages += count
         self._nbytes += nbytes
 
-    def note_size(self, part: Part, nbytes: int) -> None:
+    def note_size(self, part: WalSegment, nbytes: int) -> None:
         """Take how many bytes of messages a part held."""
         is_sparse = nbytes * SPARSE_RATIO < part.end - part.begin
         self._at_a_time = min(2 * self._at_a_time, self._most_joined) if is_sparse else 1

@@ -21,18 +21,18 @@ from psycopg import sql
 
 from ingestd.decode.copy.message_rows import MessageRows
 from ingestd.decode.pgoutput import reordered_drain as commits_ahead
-from ingestd.decode.pgoutput.reordered_drain import CommitsAhead
+from ingestd.decode.pgoutput.reordered_drain import ReorderedDrain
 from ingestd.decode.pgoutput.shortening import CopiedChange
 from ingestd.decode.pgoutput.streamed_transactions import Stretch
 from ingestd.failpoints import reach_async
 from ingestd.model.errors import ProtocolError
 from ingestd.model.lsn import Lsn
 from ingestd.model.row_limit import UNLIMITED_BYTES, change_limit_bytes, kept_bytes
-from ingestd.postgres.connection.liveness import WatchedConnection
+from ingestd.postgres.connection.liveness import LivenessCheckedConnection
 from ingestd.postgres.connection.session import connect, end_without_client
 from ingestd.postgres.transport.copy_out import Block, CopyOut
 from ingestd.postgres.wal.decoding_memory import raise_decoding_memory
-from ingestd.postgres.wal.drain.parts import Part
+from ingestd.postgres.wal.drain.parts import WalSegment
 from ingestd.postgres.wal.drain.queries import (
     CHANGES,
     CLEAR_SETTINGS,
@@ -60,7 +60,7 @@ class Result:
     def __init__(self, *, has_open: bool) -> None:
         self.has_open = has_open
         self._messages = MessageRows()
-        self._order = CommitsAhead() if has_open else None
+        self._order = ReorderedDrain() if has_open else None
 
     def read(self, block: Block) -> Iterator[Stretch]:
         """Give its messages, in commit order. Raises ProtocolError."""
@@ -83,7 +83,7 @@ class DrainSlot:
 
     def __init__(
         self,
-        connection: WatchedConnection,
+        connection: LivenessCheckedConnection,
         name: str,
         publication: str,
         *,
@@ -156,7 +156,7 @@ class DrainSlot:
         """How much WAL the next call reads that this or an earlier one has read."""
         return max(0, self._position - self._restart)
 
-    async def make(self, part: Part, *, gives_open: bool = False) -> None:
+    async def make(self, part: WalSegment, *, gives_open: bool = False) -> None:
         """Have the server make a part's result; return when it has.
 
         `gives_open`: of transactions that do not fit its memory it may give segments, before their
@@ -184,7 +184,7 @@ class DrainSlot:
         """Give the next of the result; with `is_last` it is the last."""
         return await self._copy.read_block()
 
-    async def finish(self, part: Part) -> Lsn:
+    async def finish(self, part: WalSegment) -> Lsn:
         """Take that a part's result is read, and give its end, which may come before `part.end`.
 
         Raises ProtocolError if what was read ends before it should.
@@ -202,7 +202,7 @@ class DrainSlot:
         """Stop what runs, and drop the slot. Twice is fine, but not while a call waits."""
         await self._copy.close()
 
-    def _query(self, part: Part) -> sql.Composed:
+    def _query(self, part: WalSegment) -> sql.Composed:
         options = OPEN_OPTIONS if self._has_open else OPTIONS
         changes = CHANGES.format(
             slot=sql.Literal(self._name),

@@ -11,7 +11,7 @@ from psycopg import AsyncConnection, sql
 
 from ingestd.model.errors import OperatorError, TransientError
 from ingestd.postgres.catalog.publication import FIRST_WITH_PARTS, find_publication, published
-from ingestd.postgres.connection.claim import Control
+from ingestd.postgres.connection.claim import ControlConnection
 from ingestd.postgres.connection.dsn import role_of
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal.slots.slot import busy_slot, drop_slot, find_slot
@@ -40,7 +40,7 @@ class Belongings:
     """What a source of kind `wal` has on its server. Use it within `claimed_belongings`."""
 
     def __init__(
-        self, control: Control, connection: AsyncConnection[Any], settings: WalSettings
+        self, control: ControlConnection, connection: AsyncConnection[Any], settings: WalSettings
     ) -> None:
         self._control = control
         self._connection = connection
@@ -115,7 +115,7 @@ async def claimed_belongings(source: str, settings: WalSettings) -> AsyncIterato
     Raises OperatorError while one does; what `classify` makes of a fault.
     """
     where = f"source {source}"
-    control = Control(where, settings.dsn.get_secret_value())
+    control = ControlConnection(where, settings.dsn.get_secret_value())
     try:
         try:
             await control.claim(

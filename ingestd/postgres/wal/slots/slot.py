@@ -17,7 +17,7 @@ from psycopg.rows import class_row
 
 from ingestd.model.errors import IngestdError, OperatorError, TransientError
 from ingestd.model.lsn import Lsn
-from ingestd.postgres.connection.server_messages import said
+from ingestd.postgres.connection.server_messages import loggable_message
 from ingestd.postgres.connection.wal_position import CURRENT, FLUSHED
 from ingestd.postgres.settings import WalSettings
 
@@ -192,11 +192,11 @@ async def advance_slot(connection: AsyncConnection[Any], name: str, position: Ls
     except psycopg.errors.UndefinedObject as error:
         raise vanished_slot(name) from error
     except psycopg.errors.ObjectNotInPrerequisiteState as error:
-        raise moved_slot(name, said(error)) from error
+        raise moved_slot(name, loggable_message(error)) from error
 
 
 @dataclass(slots=True)
-class SlotPast:
+class UndecodablePast:
     """What the slot can't decode; a source has one as long as the process runs.
 
     `lacks_publication`: it was made after changes that the slot still has to send.

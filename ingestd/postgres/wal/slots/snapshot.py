@@ -12,7 +12,7 @@ from ingestd.postgres.connection.session import connect
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.snapshot.chunked import can_be_chunked, move_on
 from ingestd.postgres.snapshot.point import PointSnapshot
-from ingestd.postgres.snapshot.read_view import Place
+from ingestd.postgres.snapshot.read_view import RowOrigin
 from ingestd.postgres.snapshot.resume import unread
 from ingestd.postgres.wal.slots.slot import ExportedPoint
 
@@ -31,7 +31,7 @@ class TableSnapshot(PointSnapshot):
         super().__init__(
             settings,
             exported.snapshot,
-            Place(exported.point, exported.at),
+            RowOrigin(exported.point, exported.at),
             tables,
             row_limit_bytes=row_limit_bytes,
         )
