@@ -77,7 +77,7 @@ def moved_on(
 
 
 @dataclass(frozen=True, slots=True)
-class _Survey:
+class _ChangeSurvey:
     """What there is in changes: the last `t`; how many others; rows not sent whole; moved keys."""
 
     emptied: Position | None
@@ -86,7 +86,7 @@ class _Survey:
     moves: list[KeyMove]
 
 
-def _survey(changes: DataFrame, *, has_key: bool) -> _Survey:
+def _survey(changes: DataFrame, *, has_key: bool) -> _ChangeSurvey:
     moves = f.array()
     if has_key:
         new1, new2, old1, old2 = map(f.col, _KEYS)
@@ -101,7 +101,7 @@ def _survey(changes: DataFrame, *, has_key: bool) -> _Survey:
     emptied = None if told["emptied"] is None else tuple(told["emptied"])
     found = [KeyMove(Key(r[2], r[3]), Key(r[0], r[1]), (r[4], r[5])) for r in told["moves"]]
     above = [move for move in found if emptied is None or move.position > emptied]
-    return _Survey(emptied, told["changes"], told["unsent"], above)
+    return _ChangeSurvey(emptied, told["changes"], told["unsent"], above)
 
 
 def _position() -> Column:
@@ -176,7 +176,7 @@ def _with_keys(changes: DataFrame, comparison: ComparedTable) -> DataFrame:
 
 
 def _settled(
-    source: DataFrame, changes: DataFrame, comparison: ComparedTable, seen: _Survey
+    source: DataFrame, changes: DataFrame, comparison: ComparedTable, seen: _ChangeSurvey
 ) -> RolledForward:
     touched = changes.selectExpr("_cdc_new1 AS h1", "_cdc_new2 AS h2").union(
         changes.where("_cdc_old1 IS NOT NULL").select("_cdc_old1", "_cdc_old2")

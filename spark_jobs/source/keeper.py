@@ -130,7 +130,7 @@ def _over(plan: ReadPlan, *, is_numbered: bool) -> IngestdError:
     )
 
 
-class _Line:
+class _KeeperConnection:
     """A connection to a reader."""
 
     def __init__(
@@ -161,7 +161,9 @@ class KeeperServer:
             mine = new_nonce()
             writer.write(f"{mine}\n".encode())
             theirs = (await reader.readline()).decode(errors="replace").strip()
-            line = _Line(reader, writer, Talk(self._token, (theirs, mine), is_keeper=True))
+            line = _KeeperConnection(
+                reader, writer, Talk(self._token, (theirs, mine), is_keeper=True)
+            )
             await line.say({})  # the greeting
             request = await line.heard()
             if request is not None:
@@ -173,7 +175,7 @@ class KeeperServer:
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
-    async def _answer(self, request: dict[str, Any], line: _Line) -> None:
+    async def _answer(self, request: dict[str, Any], line: _KeeperConnection) -> None:
         match request["asks"]:
             case "there":
                 await line.say({})
@@ -186,7 +188,7 @@ class KeeperServer:
         plan_id, count = await self._keeper.plan(from_text(request["plan"]))
         return {"plan": plan_id, "count": count}
 
-    async def _lease(self, request: dict[str, Any], line: _Line) -> None:
+    async def _lease(self, request: dict[str, Any], line: _KeeperConnection) -> None:
         plan_id, partition = request["plan"], request["partition"]
         try:
             held, granted = await self._keeper.lease(plan_id, request["execution"], partition)

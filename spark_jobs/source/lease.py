@@ -29,7 +29,7 @@ ANSWER_LIMIT_S = 120.0
 class Lease:
     """A partition being read. `granted`: what to read; `finish` when all of it was."""
 
-    def __init__(self, line: _Line, granted: Granted) -> None:
+    def __init__(self, line: _LeaseConnection, granted: Granted) -> None:
         self._line = line
         self.granted = granted
 
@@ -69,7 +69,7 @@ def is_there(keeper: KeeperAddress) -> bool:
         return False
 
 
-class _Line:
+class _LeaseConnection:
     """A connection to the keeper. Raises TransientError when it goes."""
 
     def __init__(
@@ -112,7 +112,7 @@ class _Line:
 @contextmanager
 def _asked(
     keeper: KeeperAddress, request: dict[str, Any]
-) -> Iterator[tuple[_Line, dict[str, Any]]]:
+) -> Iterator[tuple[_LeaseConnection, dict[str, Any]]]:
     where = f"{keeper.host}:{keeper.port}"
     try:
         connection = socket.create_connection((keeper.host, keeper.port), CONNECT_LIMIT_S)
@@ -121,7 +121,7 @@ def _asked(
     with connection, connection.makefile("rb") as file:
         connection.settimeout(ANSWER_LIMIT_S)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        line = _Line(connection, file, keeper.token, where)
+        line = _LeaseConnection(connection, file, keeper.token, where)
         line.say(request)
         answer = line.answer()
         raise_failure(answer)

@@ -63,7 +63,7 @@ class _Known:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _FoundChanges:
     """One table's changes in a stretch of messages with one definition of its relation.
 
     `rank`: place among the captured relations of its message (0 but for truncates).
@@ -273,7 +273,7 @@ class PgoutputDecoder:
 
     def _find(
         self, messages: Messages, transactions: Transactions, counts: Ints
-    ) -> Iterator[_Found]:
+    ) -> Iterator[_FoundChanges]:
         """Find the captured changes; note in `counts` how many each message has."""
         if self._is_stale:
             self._is_stale = False
@@ -333,7 +333,7 @@ class PgoutputDecoder:
         start: int,
         end: int,
         counts: Ints,
-    ) -> Iterator[_Found]:
+    ) -> Iterator[_FoundChanges]:
         types = messages.types[start:end]
         truncated = self._find_truncates(
             messages, (np.flatnonzero(types == TRUNCATE) + start).tolist(), counts
@@ -439,21 +439,21 @@ def _left_out(messages: Messages, message: int, is_captured: Sequence[bool]) -> 
 
 def _with_truncates(
     relation: Relation, table: Table, rows: Ints, truncates: list[tuple[int, int]]
-) -> _Found:
+) -> _FoundChanges:
     """Put a table's truncates (message, rank) among its rows' changes, in message order."""
     ranks = np.zeros(len(rows), np.int64)
     if not truncates:
-        return _Found(relation, table, rows, ranks)
+        return _FoundChanges(relation, table, rows, ranks)
     places = np.array(truncates, np.int64)
     messages, ranks = np.append(rows, places[:, 0]), np.append(ranks, places[:, 1])
     order = np.argsort(messages, kind="stable")
-    return _Found(relation, table, messages[order], ranks[order])
+    return _FoundChanges(relation, table, messages[order], ranks[order])
 
 
 def _batches(
     messages: Messages,
     transactions: Transactions,
-    found: Sequence[_Found],
+    found: Sequence[_FoundChanges],
     counts: Ints,
     reached: Ints,
 ) -> tuple[TableBatch, ...]:

@@ -28,7 +28,7 @@ Refuse = Callable[[str], Exception]
 
 
 @dataclass(slots=True)
-class _Found:
+class _LastRows:
     """Which row each value of each last row is taken from."""
 
     rows: Ints
@@ -108,8 +108,8 @@ class _Fold:
 
     # --- values that were not sent ------------------------------------------------------------
 
-    def _resolve(self, kept: Ints) -> _Found:
-        found = _Found(kept)
+    def _resolve(self, kept: Ints) -> _LastRows:
+        found = _LastRows(kept)
         lacking = np.flatnonzero(self._lacks[kept])
         if not len(lacking):
             return found
@@ -121,7 +121,7 @@ class _Fold:
         return found
 
     def _resolve_one(
-        self, found: _Found, place: int, name: str, history: dict[int, list[int]]
+        self, found: _LastRows, place: int, name: str, history: dict[int, list[int]]
     ) -> None:
         row = int(found.rows[place])
         while True:
@@ -151,7 +151,7 @@ class _Fold:
 
     # --- the outcome --------------------------------------------------------------------------
 
-    def _kept(self, found: _Found) -> pa.Table:
+    def _kept(self, found: _LastRows) -> pa.Table:
         columns = {}
         for name in self._names:
             sources = found.sources.get(name, found.rows)
@@ -166,7 +166,7 @@ class _Fold:
         columns["_cdc_before"] = self._bases(found)
         return pa.table(columns)
 
-    def _bases(self, found: _Found) -> pa.Array:
+    def _bases(self, found: _LastRows) -> pa.Array:
         """Give the key that a row had before, where that was another."""
         count = len(found.rows)
         others = {

@@ -66,7 +66,7 @@ WHOLE = KeyPartition()
 
 
 @dataclass(slots=True)
-class _Survey:
+class _KeySurvey:
     """What is known before a key is looked at. `void`: the position of the newest `t`."""
 
     epoch: int = -1
@@ -166,7 +166,7 @@ class _Search:
     def __init__(self, table: Table, part: KeyPartition, limit: int) -> None:
         self._table = table
         self._part = part
-        self.survey = _Survey()
+        self.survey = _KeySurvey()
         self.deaths = _Deaths(limit // 8)
         self.collected = _Collected(limit)
 
