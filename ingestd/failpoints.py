@@ -127,7 +127,7 @@ class Failpoint:
     has_acted: bool = False
 
     def is_due(self, count: int) -> bool:
-        """Whether it acts at the `count`-th time."""
+        """Return whether it acts at the `count`-th time."""
         return count == self.time or (self.goes_on and count > self.time)
 
 
@@ -208,12 +208,12 @@ def _entry(text: str) -> Failpoint:
 
 
 def reach(point: str, fault: Fault = os_error) -> None:
-    """Take that a thread is at `point`. Raises what `fault` makes of a text, if it is to."""
+    """Record that a thread is at `point`. Raises what `fault` makes of a text, if it is to."""
     if _Switch.armed is not None:
         time.sleep(_Switch.armed.act(point, fault))
 
 
 async def reach_async(point: str, fault: Fault = lost) -> None:
-    """Take that a coroutine is at `point`; a delay holds up nothing else."""
+    """Record that a coroutine is at `point`; a delay holds up nothing else."""
     if _Switch.armed is not None:
         await asyncio.sleep(_Switch.armed.act(point, fault))

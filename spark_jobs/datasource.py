@@ -86,7 +86,7 @@ class IngestdDataSource(DataSource):
         return spark_schema(self._found(options).table, options.columns, raw=options.raw)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Give a reader of these columns. Raises IngestdError."""
+        """Return a reader of these columns. Raises IngestdError."""
         options = parse_options(self.options)
         kind = FilteredReader if options.pushdown and options.limit is None else SourceReader
         return kind(options, self._found(options), schema, self._load)

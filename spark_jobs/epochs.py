@@ -77,7 +77,7 @@ class MirrorCut(Mapping[str, "DataFrame"]):
 
 
 def read_at(spark: SparkSession, target: str, epoch: int) -> MirrorCut:
-    """Give the newest cut at or below an epoch: one micro-batch may take several epochs at once.
+    """Return the newest cut at or below an epoch: one micro-batch may take several epochs at once.
 
     Raises OperatorError if there is none.
     """
@@ -85,7 +85,7 @@ def read_at(spark: SparkSession, target: str, epoch: int) -> MirrorCut:
 
 
 def latest(spark: SparkSession, target: str) -> MirrorCut:
-    """Give the newest cut. Raises OperatorError if there is none."""
+    """Return the newest cut. Raises OperatorError if there is none."""
     return _cut(spark, target, None)
 
 

@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 
 
 def as_of(spark: SparkSession, target: str, table: str, at: datetime) -> DataFrame:
-    """Give a table's rows as they were at a time. See `spark_jobs.histories.views.as_of`."""
+    """Return a table's rows as they were at a time. See `spark_jobs.histories.views.as_of`."""
     from spark_jobs.histories import views as history_views  # noqa: PLC0415 - pyspark only where it is used
 
     return history_views.as_of(spark, target, table, at)
 
 
 def as_of_lsn(spark: SparkSession, target: str, table: str, lsn: int | str) -> DataFrame:
-    """Give a table's rows as of a position. See `spark_jobs.histories.views.as_of_lsn`."""
+    """Return a table's rows as of a position. See `spark_jobs.histories.views.as_of_lsn`."""
     from spark_jobs.histories import views as history_views  # noqa: PLC0415 - pyspark only where it is used
 
     return history_views.as_of_lsn(spark, target, table, lsn)
 
 
 def parser() -> argparse.ArgumentParser:
-    """Give the command line's parser."""
+    """Return the command line's parser."""
     return table_job_parser("history", __doc__ or "", "histories")
 
 

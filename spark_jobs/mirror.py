@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Give the command line's parser."""
+    """Return the command line's parser."""
     found = table_job_parser("mirror", __doc__ or "", "mirrors")
     found.add_argument(
         "--soft-deletes", action="store_true", help="keep deleted rows, with _cdc_deleted_at"

@@ -25,7 +25,7 @@ MAX_RANGES = 1 << 16
 
 
 def parser() -> argparse.ArgumentParser:
-    """Give the command line's parser."""
+    """Return the command line's parser."""
     found = job_parser("reconcile", __doc__ or "")
     found.add_argument(
         "tables", nargs="*", metavar="TABLE", help="schema.table or a pattern of them; all without"

@@ -65,7 +65,7 @@ def job_session(
     settings: Mapping[str, str] | None = None,
     needs_driver: bool = False,
 ) -> SparkSession:
-    """Give the session a job runs in, wherever it was started.
+    """Return the session a job runs in, wherever it was started.
 
     `remote` (or the environment's SPARK_REMOTE) names a Spark Connect server. Under spark-submit
     the session is that one's, with its master and jars. Else it is a local one (`local_session`).

@@ -31,12 +31,12 @@ def archive_path(java: str, classes: Sequence[Path]) -> Path:
 
 
 def options_to_use(archive: Path) -> str:
-    """Give the JVM's options for an archive; none if it is not there."""
+    """Return the JVM's options for an archive; none if it is not there."""
     return f" -XX:SharedArchiveFile={archive} {_SILENT}" if _is_usable(archive) else ""
 
 
 def options_to_make(archive: Path) -> str:
-    """Give the options with which a JVM writes its classes to an archive when it ends."""
+    """Return the options with which a JVM writes its classes to an archive when it ends."""
     return f" -XX:ArchiveClassesAtExit={archive} {_SILENT}"
 
 
@@ -47,7 +47,7 @@ def _is_usable(archive: Path) -> bool:
 
 
 def has_plain_path(archive: Path) -> bool:
-    """Whether a JVM's options can name it: Spark splits them at blanks."""
+    """Return whether a JVM's options can name it: Spark splits them at blanks."""
     return " " not in str(archive)
 
 

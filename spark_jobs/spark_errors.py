@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def meaning_of(error: Exception) -> IngestdError:
-    """Give the error to show: an operator's for what was asked wrongly, else a transient one.
+    """Return the error to show: an operator's for what was asked wrongly, else a transient one.
 
     An AnalysisException's first line is shown, it names tables and columns. Of others only the
     condition and the class: their texts quote values.

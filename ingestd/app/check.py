@@ -125,7 +125,7 @@ async def _check_room(connectors: Mapping[str, Connector]) -> list[CheckLine]:
 
 
 def _answers(lines: Sequence[CheckLine]) -> bool:
-    """Whether the source's server can be asked for more."""
+    """Return whether the source's server can be asked for more."""
     return not any(x.level == "fail" and x.subject in {"connection", "server"} for x in lines)
 
 

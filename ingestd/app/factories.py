@@ -38,7 +38,7 @@ def require_source(config: Config, source: str) -> None:
 
 
 def storage_options(config: Config) -> Mapping[str, str] | None:
-    """Give the lake's options as deltalake takes them."""
+    """Return the lake's options as deltalake takes them."""
     options = {k: v.get_secret_value() for k, v in config.lake.storage_options.items()}
     return options or None
 
@@ -49,7 +49,7 @@ def connector_bytes(config: Config) -> int:
 
 
 def connector_of(config: Config, name: str, settings: SourceSettings) -> Connector:
-    """Give what reads a source."""
+    """Return what reads a source."""
     factory = FACTORIES[settings.kind]
     return factory.create(name, settings, memory_bytes=connector_bytes(config))
 
@@ -63,7 +63,7 @@ def lake_of(
     is_claimed: bool = True,
     calls: StorageCalls | None = None,
 ) -> DeltaLake:
-    """Give a source's raw tables. `is_claimed`: whoever uses it holds the source's claim."""
+    """Return a source's raw tables. `is_claimed`: whoever uses it holds the source's claim."""
     return DeltaLake(
         config.lake.uri,
         source,
@@ -85,7 +85,7 @@ def reference_table_of(
     is_claimed: bool = True,
     calls: StorageCalls | None = None,
 ) -> DeltaReferenceTable:
-    """Give the table that is kept equal to a table of a source."""
+    """Return the table that is kept equal to a table of a source."""
     return DeltaReferenceTable(
         config.lake.uri,
         source,
@@ -101,7 +101,7 @@ def reference_table_of(
 def raw_source_of(
     config: Config, source: str, table: TableId, calls: StorageCalls, position: int | None
 ) -> ReferenceTableSource:
-    """Give a table as its raw table has it, from `position` on."""
+    """Return a table as its raw table has it, from `position` on."""
     made = RawReferenceSource(
         config.lake.uri,
         source,
@@ -127,7 +127,7 @@ def policy_of(config: Config, settings: SourceSettings) -> PipelinePolicy:
 
 
 def pause_mark_of(config: Config, name: str, calls: StorageCalls | None = None) -> PauseMark:
-    """Give what keeps in the lake that a source is paused."""
+    """Return what keeps in the lake that a source is paused."""
     options = storage_options(config)
     return LakePauseMark(
         config.lake.uri, name, storage_options=options, needs_lake=True, calls=calls
@@ -135,7 +135,7 @@ def pause_mark_of(config: Config, name: str, calls: StorageCalls | None = None) 
 
 
 def pause_mark(config_path: Path, source: str) -> PauseMark:
-    """Give the same of a config file's source. Raises ConfigError."""
+    """Return the same of a config file's source. Raises ConfigError."""
     config = load(config_path)
     require_source(config, source)
     return pause_mark_of(config, source)

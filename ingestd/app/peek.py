@@ -31,7 +31,7 @@ _BEFORE = "_cdc_before."
 
 
 def last_epochs(config: Config, source: str, limit: int) -> dict[str, Any]:
-    """Give the document of `ingestd epochs --json`: the last epochs, newest first.
+    """Return the document of `ingestd epochs --json`: the last epochs, newest first.
 
     ``{"source", "epochs": [{"epoch", "first_lsn", "end_lsn", "last_commit_ts", "committed_at",
     "transactions", "rows", "bytes", "tables": [{"table", "version", "rows"}]}]}``.
@@ -46,7 +46,7 @@ def _epoch(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def last_changes(config: Config, source: str, table: str, limit: int) -> dict[str, Any]:
-    """Give the document of `ingestd peek --json`: the last changes by position, newest first.
+    """Return the document of `ingestd peek --json`: the last changes by position, newest first.
 
     ``{"source", "table", "changes": [{"op", "lsn", "seq", "xid", "ts", "epoch", "columns",
     "before", "unchanged", "raw"}]}``, columns by the lake's names. What the config masks or leaves
@@ -90,7 +90,7 @@ def _change(row: Mapping[str, Any], controls: TableSettings) -> dict[str, Any]:
 
 
 def hidden(name: str, value: object, controls: TableSettings) -> object:
-    """Give a lake column's value as it may be shown: rows may be older than their mask."""
+    """Return a lake column's value as it may be shown: rows may be older than their mask."""
     plain = _VERSION.sub("", name.removeprefix(_BEFORE)).casefold()
     kinds = {column.casefold(): kind for column, kind in controls.mask_columns.items()}
     kinds |= dict.fromkeys(map(str.casefold, controls.exclude_columns), "null")
@@ -119,7 +119,7 @@ def _store(config: Config) -> Store:
 
 
 def _plain(value: object) -> object:
-    """Give a value as JSON has it: numbers that it can't hold, times and bytes as text."""
+    """Return a value as JSON has it: numbers that it can't hold, times and bytes as text."""
     if isinstance(value, Mapping):
         return {str(name): _plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):

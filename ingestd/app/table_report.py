@@ -36,7 +36,7 @@ class SourceReport:
 
 
 def report_to_json(reports: Mapping[str, SourceReport]) -> dict[str, Any]:
-    """Give the document of `ingestd tables --json`.
+    """Return the document of `ingestd tables --json`.
 
     ``{"sources": {name: {"schemas": [...], "tables": [...], "faults": [{"what", "remedy"}]}}}``. A
     table has ``table`` ("schema.table"), ``schema``, ``name``, ``comment``, ``rows`` and ``bytes``
@@ -118,7 +118,7 @@ async def _or_fault(asking: Awaitable[T]) -> T | IngestdError:
 
 
 def _recorded(source: str, known: Mapping[TableId, RegisteredTable]) -> Told:
-    """Give what the lake has recorded of the tables, in the form of /status."""
+    """Return what the lake has recorded of the tables, in the form of /status."""
     return {
         str(name): {
             "state": str(table.state),
@@ -157,7 +157,7 @@ class SourceFindings:
     states: Told
 
     def tables(self, schema: str | None) -> list[dict[str, Any]]:
-        """Give every table of the schema, or of all; at the end those that are not there."""
+        """Return every table of the schema, or of all; at the end those that are not there."""
         coverage = self.coverage or Coverage((), ())
         captured = {t.id: t for t in coverage.tables}
         found = [

@@ -43,7 +43,7 @@ class VerifyReport:
         return [*found, f"source {self.source}{at}: {told or 'no tables'}"]
 
     def to_json(self) -> dict[str, Any]:
-        """Give it for machines. Values are there if they were asked for."""
+        """Return it for machines. Values are there if they were asked for."""
         return {
             "source": self.source,
             "lsn": None if self.lsn is None else str(self.lsn),

@@ -14,13 +14,13 @@ from ingestd.cli.config_path import DEFAULT_CONFIG
 
 
 def sources(ctx: Any, incomplete: str) -> list[str]:  # noqa: ANN401 - click's context, or typer's
-    """Give the names of the sources."""
+    """Return the names of the sources."""
     found = _sources(_document(ctx))
     return sorted(name for name in found if name.startswith(incomplete))
 
 
 def tables(ctx: Any, incomplete: str) -> list[str]:  # noqa: ANN401
-    """Give the tables of the source that is named: those in the lake, and those in the config."""
+    """Return the tables of the source that is named: those in the lake, and those in the config."""
     document = _document(ctx)
     source = str(ctx.params.get("source") or "")
     section = _sources(document).get(source, {})
@@ -52,7 +52,7 @@ def _texts(value: object) -> list[str]:
 
 
 def _in_lake(uri: str, source: str) -> set[str]:
-    """Give the tables that a local lake has."""
+    """Return the tables that a local lake has."""
     if not uri or "://" in uri:
         return set()
     from ingestd.lake.layout import OWN_FOLDERS, Layout  # noqa: PLC0415

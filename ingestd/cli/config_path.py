@@ -9,5 +9,5 @@ DEFAULT_CONFIG = Path("ingestd.toml")
 
 
 def daemon_config(config: Path | None, url: str | None) -> Path | None:
-    """Give the config that says which daemon is asked; None where its URL does."""
+    """Return the config that says which daemon is asked; None where its URL does."""
     return DEFAULT_CONFIG if config is None and url is None else config

@@ -93,7 +93,7 @@ def reporting(*, debug: bool, config: Path | None = None, unasked: str = "--yes"
 
 
 def _readable(text: str) -> str:
-    """Give an error as it is, for a terminal wrapped between words."""
+    """Return an error as it is, for a terminal wrapped between words."""
     if not sys.stderr.isatty():
         return text
     return wrapped(text, shutil.get_terminal_size().columns)
@@ -136,7 +136,7 @@ def _print_trace(error: BaseException, config: Path | None) -> None:
 
 
 def redactor_of(config: Path | None) -> Redactor:
-    """Give what takes the config's secrets out of text. Raises ConfigError."""
+    """Return what takes the config's secrets out of text. Raises ConfigError."""
     if config is not None:
         return load(config).redactor
     from ingestd.config.redaction import Redactor  # noqa: PLC0415
@@ -153,7 +153,7 @@ def load(config: Path) -> Config:
 
 
 def exit_code(error: IngestdError) -> int:
-    """Give the exit code of a command that ended with this error."""
+    """Return the exit code of a command that ended with this error."""
     if isinstance(error, ConfigError):
         return EXIT_USAGE
     return EXIT_TRANSIENT if isinstance(error, TransientError) else EXIT_OPERATOR

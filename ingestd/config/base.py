@@ -29,6 +29,6 @@ class Section(BaseModel):
     _hidden: set[str] = PrivateAttr(default_factory=set)
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
-        """Give what the repr shows: a value that came by env: or file: is masked."""
+        """Yield what the repr shows: a value that came by env: or file: is masked."""
         for name, value in super().__repr_args__():
             yield name, MASK if name in self._hidden else value

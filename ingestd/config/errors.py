@@ -89,7 +89,7 @@ def problems_of(
 
 
 def describe(problems: Sequence[Problem], document: object, resolver: Interpolator) -> list[str]:
-    """Give one line per problem, in the order found, each with the key's path; no secrets."""
+    """Return one line per problem, in the order found, each with the key's path; no secrets."""
     lines = []
     for problem in problems:
         if problem.at in resolver.errors and problem.why != resolver.errors[problem.at]:

@@ -162,7 +162,7 @@ def _hide(config: Config, resolver: Interpolator, environ: Mapping[str, str]) ->
 
 
 def _field_at(config: Config, at: KeyPath) -> tuple[Section, str]:
-    """Give the innermost section on the way to a key, and the name of its field there."""
+    """Return the innermost section on the way to a key, and the name of its field there."""
     section: Section = config
     name = str(at[0])
     held: Any = config

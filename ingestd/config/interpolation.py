@@ -27,7 +27,7 @@ class Interpolator:
     errors: dict[KeyPath, str] = field(default_factory=dict)
 
     def resolve(self, value: object, at: KeyPath = ()) -> object:
-        """Give the value with every reference in it replaced; one that fails stays as it is."""
+        """Return the value with every reference in it replaced; one that fails stays as it is."""
         if isinstance(value, dict):
             return {k: self.resolve(v, (*at, k)) for k, v in value.items()}
         if isinstance(value, list):

@@ -85,7 +85,7 @@ _LONGEST_NAME = 8
 
 
 def secrets_of(value: str) -> Iterator[str]:
-    """Give a secret and those inside it, as written and as meant (a DSN holds both)."""
+    """Yield a secret and those inside it, as written and as meant (a DSN holds both)."""
     yield value
     if "\n" in value:
         yield from (line for line in value.splitlines() if len(line.strip()) >= _MIN_LINE_LENGTH)
@@ -102,7 +102,7 @@ def secrets_of(value: str) -> Iterator[str]:
 
 
 def secrets_in_environment(environ: Mapping[str, str]) -> list[str]:
-    """Give the values that libpq and object stores take from there, whatever the config says."""
+    """Return the values that libpq and object stores take from there, whatever the config says."""
     return [
         value
         for name, value in environ.items()
@@ -111,7 +111,7 @@ def secrets_in_environment(environ: Mapping[str, str]) -> list[str]:
 
 
 def _in_json(value: str) -> Iterable[str]:
-    """Give what is secret in the JSON of a service account."""
+    """Return what is secret in the JSON of a service account."""
     if not value.lstrip().startswith("{"):
         return []
     try:
@@ -123,7 +123,7 @@ def _in_json(value: str) -> Iterable[str]:
 
 
 def _forms(secret: str) -> Iterable[str]:
-    """Give the ways in which libraries write a text: in URLs, in code, in JSON, in DSNs."""
+    """Yield the ways in which libraries write a text: in URLs, in code, in JSON, in DSNs."""
     yield secret
     yield quote(secret)
     yield quote(secret, safe="")
@@ -162,7 +162,7 @@ class Redactor:
         return "Redactor()"
 
     def text(self, text: str) -> str:
-        """Give the text without secrets and without a server error's row values."""
+        """Return the text without secrets and without a server error's row values."""
         if self._known is not None:
             text = self._known.sub(MASK, text)
         small = text.lower()
@@ -172,7 +172,7 @@ class Redactor:
         return text
 
     def tree(self, value: object) -> object:
-        """Give a value for JSON: strings redacted at any depth, LSNs and others as text."""
+        """Return a value for JSON: strings redacted at any depth, LSNs and others as text."""
         if isinstance(value, str):
             return self.text(value)
         if value is None or (isinstance(value, int | float) and not isinstance(value, Lsn)):

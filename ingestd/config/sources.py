@@ -115,28 +115,28 @@ class SourceSettings(Section):
 
     @classmethod
     def defaults(cls, source: str) -> Mapping[str, object]:
-        """Give the defaults that depend on the source's name."""
+        """Return the defaults that depend on the source's name."""
         del source
         return {}
 
     def includes(self, schema: str, name: str) -> bool:
-        """Say whether `tables` asks for this table: by one pattern, and excluded by none."""
+        """Return whether `tables` asks for this table: by one pattern, and excluded by none."""
         return included(self.tables, schema, name)
 
     def streams(self, table: TableId) -> bool:
-        """Say whether a table's changes are captured: of some only the current rows are kept."""
+        """Return whether a table's changes are captured: of some only the current rows are kept."""
         return (
             self.includes(table.schema, table.name)
             and self.controls(table).reference not in UNSTREAMED
         )
 
     def controls(self, table: TableId) -> TableSettings:
-        """Give the settings of a table: those of its section, or the defaults."""
+        """Return the settings of a table: those of its section, or the defaults."""
         found = (s for text, s in self.table.items() if TableId.parse(text) == table)
         return next(found, NO_CONTROLS)
 
     def references(self) -> dict[TableId, TableSettings]:
-        """Give the tables whose current rows the lake keeps."""
+        """Return the tables whose current rows the lake keeps."""
         return {TableId.parse(n): s for n, s in self.table.items() if s.reference != "off"}
 
     @property
@@ -149,7 +149,7 @@ class SourceSettings(Section):
         return None
 
     def secrets(self) -> list[str]:
-        """Give the values that nobody may see."""
+        """Return the values that nobody may see."""
         fields = (getattr(self, name) for name in type(self).model_fields)
         return [f.get_secret_value() for f in fields if isinstance(f, SecretStr)]
 
@@ -175,7 +175,7 @@ class SourceSettings(Section):
 
 
 def included(patterns: Sequence[str], schema: str, name: str) -> bool:
-    """Say whether a table is in: by one pattern, and excluded by none."""
+    """Return whether a table is in: by one pattern, and excluded by none."""
 
     def matches(pattern: str) -> bool:
         wanted = TableId.parse(pattern.removeprefix("!"))

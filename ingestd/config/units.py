@@ -66,7 +66,7 @@ def address(text: object) -> Address | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether a host name or address is this machine's own for itself."""
+    """Return whether a host name or address is this machine's own for itself."""
     if host.lower().rstrip(".") == "localhost":
         return True
     try:

@@ -27,7 +27,7 @@ _Member = tuple[int, str, TextColumn]
 
 
 def cast_batched(wanted: Sequence[Wanted]) -> list[Tuples]:
-    """Give the tuples with the values of these columns, all of one source.
+    """Return the tuples with the values of these columns, all of one source.
 
     Those that are masked are left to whoever builds the rows.
     """
@@ -74,7 +74,7 @@ def _cast(parts: Sequence[TextColumn], to: pa.DataType, *, is_override: bool) ->
 
 
 def _joined(parts: Sequence[TextColumn]) -> tuple[TextColumn, NDArray[np.int64]]:
-    """Give all values one after another, and where each part begins, and the last ends."""
+    """Return all values one after another, and where each part begins, and the last ends."""
     present = heads = None
     if any(part.present is not None for part in parts):
         present = np.concatenate(

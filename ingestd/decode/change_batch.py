@@ -121,7 +121,7 @@ def _column(column: Column, tuples: Tuples, count: int, raw: _Raw, prefix: str) 
 
 
 def _values(column: Column, tuples: Tuples) -> CastColumn | pa.Array | None:
-    """Give a column's values, masked if it is, or None if it was not walked."""
+    """Return a column's values, masked if it is, or None if it was not walked."""
     if column.name in tuples.values:
         return tuples.values[column.name]
     walked = tuples.fields.get(column.name)
@@ -171,7 +171,7 @@ def _unchanged(table: Table, new: Tuples, count: int, kind: pa.DataType) -> pa.A
 
 
 def _unsent(table: Table, new: Tuples) -> tuple[list[str], Rows, Rows]:
-    """Give the columns with unsent values; and, for each such value, its row and column."""
+    """Return the columns with unsent values; and, for each such value, its row and column."""
     names: list[str] = []
     rows: list[Rows] = []
     for column in table.columns:

@@ -27,7 +27,7 @@ _INTEGERS = {"short": pa.int16(), "integer": pa.int32(), "long": pa.int64()}
 
 
 def column_name(source_name: str) -> str:
-    """Give the name that a source column would have in the lake if no other had it.
+    """Return the name that a source column would have in the lake if no other had it.
 
     That is its own name, whatever characters are in it: measured, deltalake 1.6 and Spark 4.2 with
     Delta 4.4 read them all, in batches and as a stream. (Space, comma, semicolon, braces,
@@ -41,7 +41,7 @@ def column_name(source_name: str) -> str:
 
 
 def folded(name: str) -> str:
-    """Give what names that differ only by case have in common.
+    """Return what names that differ only by case have in common.
 
     As coarse as what any reader compares by. Delta takes lower-case names; Spark, for fields of
     structs and in MERGE, takes characters for equal whose capitals are (measured; Java's
@@ -82,7 +82,7 @@ def allocate(
 
 
 def _kept(column: Column, own: Mapping[str, str]) -> Column | None:
-    """Give the column with the one of its `own` lake columns, by Delta type, that holds it."""
+    """Return the column with the one of its `own` lake columns, by Delta type, that holds it."""
     wanted = delta_type(column.type)
     if wanted in own:
         return _stored(column, own[wanted])

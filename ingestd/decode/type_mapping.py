@@ -98,7 +98,7 @@ BUILT_IN: Types = {
 def lake_type(
     type_oid: int, typmod: int, types: Types = BUILT_IN, *, as_struct: bool = False
 ) -> pa.DataType:
-    """Give the Arrow type for values of a type; string where nothing holds it better.
+    """Return the Arrow type for values of a type; string where nothing holds it better.
 
     A string column has the text of the type's output function. `as_struct`: composite types, also
     inside others, as structs; raises ValueError with the reason where Delta can't have that struct.
@@ -156,7 +156,7 @@ def _numeric(typmod: int) -> pa.DataType:
 
 
 def _declared(typmod: int) -> tuple[int, int] | None:
-    """Give a numeric's precision and scale."""
+    """Return a numeric's precision and scale."""
     if typmod < _VARHDRSZ:
         return None
     packed = typmod - _VARHDRSZ
@@ -206,7 +206,7 @@ def override_type(text: str, type_oid: int, typmod: int, types: Types = BUILT_IN
 
 
 def is_number(type_oid: int, types: Types) -> bool:
-    """Whether the server compares values, or their elements, as whole or decimal numbers."""
+    """Return whether the server compares values, or their elements, as whole or decimal numbers."""
     known = types.get(type_oid)
     if known is not None and known.kind in {"domain", "array"}:
         return is_number(known.of, types)

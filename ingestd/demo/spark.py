@@ -38,7 +38,7 @@ def stream_read(session: SparkSession, table_path: str, folder: str) -> DataFram
 
 
 def current_rows(changes: DataFrame, key: Sequence[str]) -> DataFrame:
-    """Give the current rows: the newest change per key by (_cdc_lsn, _cdc_seq), deletes left out.
+    """Return the current rows: the newest change per key by (_cdc_lsn, _cdc_seq), deletes left out.
 
     Every row below the last `t` is void. (Columns that the server did not send, `_cdc_unchanged`,
     are not looked up here.)

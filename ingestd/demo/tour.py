@@ -221,7 +221,7 @@ def _bindir() -> Path:
 
 
 def _fresh_folder(path: Path) -> Path:
-    """Give an empty folder: what an earlier demo left there is removed, nothing else ever."""
+    """Return an empty folder: what an earlier demo left there is removed, nothing else ever."""
     folder = path.absolute()
     if folder.exists() and any(folder.iterdir()):
         if not (folder / _MARKER).exists():
@@ -256,7 +256,7 @@ tables = ["public.*"]
 
 
 def _program() -> str:
-    """Give what ingestd is called by where the demo was called from."""
+    """Return what ingestd is called by where the demo was called from."""
     if shutil.which("ingestd") is not None:
         return "ingestd"
     return sys.argv[0] if Path(sys.argv[0]).name == "ingestd" else "python -m ingestd"

@@ -81,12 +81,12 @@ class RawTexts:
             self._rows[name] = rows[places], items.take(pa.array(places))
 
     def hashes(self, name: str) -> tuple[NDArray[np.int64], Hashes] | None:
-        """Give the rows that have a text of this name, and its hashes."""
+        """Return the rows that have a text of this name, and its hashes."""
         found = self._rows.get(name)
         return None if found is None else (found[0], _raw_hashes(found[1]))
 
     def texts(self, name: str) -> Mapping[int, str]:
-        """Give the texts of this name by their rows."""
+        """Return the texts of this name by their rows."""
         found = self._rows.get(name)
         if found is None:
             return {}
@@ -132,7 +132,7 @@ def _stored_digests(  # noqa: PLR0917 - of one lake column
 def values_of(
     column: ComparedColumn, given: Given, raw: RawTexts, rows: int, prefix: str = ""
 ) -> list[Value]:
-    """Give each row's value of a column."""
+    """Return each row's value of a column."""
     found: list[Value] = [None] * rows
     for name in column.stored:
         values = given(name)
@@ -150,7 +150,7 @@ def values_of(
 def _as_last(
     column: ComparedColumn, name: str, values: pa.Array
 ) -> tuple[pa.Array, Mapping[int, str]]:
-    """Give values of a lake column as the newest would have them.
+    """Return values of a lake column as the newest would have them.
 
     And the texts of those that it can't hold, by their rows: the source's are texts as well.
     """
@@ -185,7 +185,7 @@ def _keyed(hashes: Hashes, kind: pa.DataType) -> Hashes:
 
 
 def salted(hashes: Hashes, number: int) -> Hashes:
-    """Give a column's part of the rows' numbers; `number`: its place."""
+    """Return a column's part of the rows' numbers; `number`: its place."""
     return mixed(hashes + np.uint64((number + 1) * _STEP & _MASK))
 
 
@@ -200,7 +200,7 @@ def row_digests(columns: Mapping[int, Hashes], rows: int) -> Hashes:
 def digests_of(
     batch: pa.RecordBatch, columns: Sequence[ComparedColumn], key: Sequence[int]
 ) -> tuple[Hashes, Hashes]:
-    """Give the numbers of rows' keys, and of the rows. `key`: places; none: the row itself."""
+    """Return the numbers of rows' keys, and of the rows. `key`: places; none: the row itself."""
     rows = batch.num_rows
     raw = RawTexts(batch.column(RAW))
     hashes = {i: column_digests(c, given_by(batch), raw, rows) for i, c in enumerate(columns)}

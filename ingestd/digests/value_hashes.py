@@ -59,7 +59,7 @@ def combined(columns: Iterable[Hashes], rows: int) -> Hashes:
 
 
 def text_hash(text: str) -> np.uint64:
-    """Give the hash that a text has in a column."""
+    """Return the hash that a text has in a column."""
     data = np.frombuffer(text.encode(), np.uint8)
     hashed: np.uint64 = _of_cuts(data, np.array([0, len(data)]))[0]
     return hashed

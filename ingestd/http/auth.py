@@ -135,14 +135,14 @@ def check_http(settings: HttpSettings, environ: Mapping[str, str]) -> CheckLine 
 
 
 def host_of(header: str) -> str:
-    """Give the host in a Host header, without its port (RFC 9110, section 7.2)."""
+    """Return the host in a Host header, without its port (RFC 9110, section 7.2)."""
     if header.startswith("["):
         return header.partition("]")[0] + "]"
     return header.partition(":")[0]
 
 
 def _is_of_other_page(request: web.Request) -> bool:
-    """Say whether a page makes it for itself; one that leads a person here reads nothing."""
+    """Return whether a page makes it for itself; one that leads a person here reads nothing."""
     site, mode = (request.headers.get(f"Sec-Fetch-{x}", "") for x in ("Site", "Mode"))
     return site in _OTHER_PAGES and mode != "navigate"
 

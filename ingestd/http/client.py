@@ -303,7 +303,7 @@ def _require_proof(connection: http.client.HTTPConnection, listen: Address) -> N
 
 
 def _is_verified(listen: Address) -> bool:
-    """Whether TLS tells who listens there."""
+    """Return whether TLS tells who listens there."""
     return isinstance(listen, Endpoint) and listen.tls is not None
 
 

@@ -104,7 +104,7 @@ class CommandToken:
         return self._token
 
     def is_given(self, request: web.Request) -> bool:
-        """Whether the request has the token."""
+        """Return whether the request has the token."""
         return self._token is not None and is_given(request, self._token)
 
     @staticmethod
@@ -139,7 +139,7 @@ CONFIGURED = CommandToken(off=None)
 
 
 def is_given(request: web.Request, token: str) -> bool:
-    """Whether the Authorization header (RFC 6750) has the token; in constant time."""
+    """Return whether the Authorization header (RFC 6750) has the token; in constant time."""
     header = request.headers.get("Authorization", "")
     given = header[len(_SCHEME) :].strip() if header.lower().startswith(_SCHEME) else ""
     # aiohttp keeps bytes that are no UTF-8 as lone surrogates
@@ -147,7 +147,7 @@ def is_given(request: web.Request, token: str) -> bool:
 
 
 def is_same_machine(peer: str, own: str) -> bool:
-    """Whether both ends of a connection are on one machine, by their addresses."""
+    """Return whether both ends of a connection are on one machine, by their addresses."""
     return peer == own or is_loopback(peer)
 
 
@@ -216,7 +216,7 @@ _TEMPORARY = "ingestd-http-"
 
 
 def _folders(environ: Mapping[str, str]) -> Iterator[Callable[[], Path]]:
-    """Give what opens the folders that may have the file, the best one first.
+    """Yield what opens the folders that may have the file, the best one first.
 
     That of the service manager, else the user's own for such state (XDG Base Directory), else a new
     one. None is in a lake.

@@ -203,7 +203,7 @@ class _BadRequests(logging.Filter):
 
 
 def _server_log() -> logging.Logger:
-    """Give what aiohttp's server logs to: one of our own for each server, below the root."""
+    """Return what aiohttp's server logs to: one of our own for each server, below the root."""
     log = logging.Logger("ingestd.http")  # noqa: LOG001 - by name it would be shared, and kept
     log.parent = logging.getLogger()
     log.addFilter(_BadRequests())

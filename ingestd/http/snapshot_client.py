@@ -92,7 +92,7 @@ def ask_to_cancel(
 
 
 def table_names(tables: Sequence[str]) -> list[str]:
-    """Give each table once, as /status names it. Raises ConfigError."""
+    """Return each table once, as /status names it. Raises ConfigError."""
     try:
         return list(dict.fromkeys(str(TableId.parse(table)) for table in tables))
     except ValueError as error:
@@ -198,7 +198,7 @@ class Following:
         return found
 
     def _is_read(self, then: Status | None, now: Status) -> bool:
-        """Whether it is live by a snapshot that was not there before."""
+        """Return whether it is live by a snapshot that was not there before."""
         if now["state"] != "live" or now["snapshot_requested"] or now["snapshot"] is not None:
             return False
         if _ended(then, now) == "done":

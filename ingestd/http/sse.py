@@ -47,7 +47,7 @@ class _Reader:
         return self._request.transport is None or self._request.transport.is_closing()
 
     def put(self, event: bytes | None) -> bool:
-        """Give it an event; False if it is cut off because too many wait."""
+        """Return it an event; False if it is cut off because too many wait."""
         try:
             self.events.put_nowait(event)
         except asyncio.QueueFull:

@@ -50,7 +50,7 @@ class StatusDiff:
     def update(
         self, status: DaemonStatus, history: SourceHistories, now: datetime
     ) -> dict[str, Any]:
-        """Give what is new, for JSON: ``sources`` has those only that have something new.
+        """Return what is new, for JSON: ``sources`` has those only that have something new.
 
         ``removed``: those that are gone.
         """
@@ -113,7 +113,7 @@ class _ShownSource:
 
 
 def _seen(table: TableStatus) -> Hashable:
-    """Give what differs as soon as anything does that is shown."""
+    """Return what differs as soon as anything does that is shown."""
     read = table.snapshot
     return (
         table.state,

@@ -49,7 +49,7 @@ class ProofKey:
         return hmac.new(self._key, message, hashlib.sha256).hexdigest()
 
     def is_proven(self, challenge: str, address: str, proof: str) -> bool:
-        """Whether it is the proof of a challenge at this address. In constant time."""
+        """Return whether it is the proof of a challenge at this address. In constant time."""
         expected = self.proof(challenge, address).encode()
         return hmac.compare_digest(expected, proof.encode(errors="replace"))
 

@@ -98,7 +98,7 @@ def _try_file(store: Store) -> None:
 
 
 def _try_second_commit(store: Store) -> bool:
-    """Say whether it was seen to be refused. Raises OperatorError if it is not."""
+    """Return whether it was seen to be refused. Raises OperatorError if it is not."""
     if store.puts_new:
         _try_put_new(store)
         return True

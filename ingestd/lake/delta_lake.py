@@ -291,7 +291,7 @@ class DeltaLake:
         return await self.close_epoch(CommittedEpoch(number, summary, self.now(), ()))
 
     async def files_of(self, table: TableId) -> frozenset[str]:
-        """Give the paths of the data files that a raw table consists of; none if it is not there.
+        """Return the paths of the data files that a raw table consists of; none if it is not there.
 
         As it was when last read or committed.
         """
@@ -306,7 +306,7 @@ class DeltaLake:
         return bool(self._held)
 
     def raw_table(self, table: TableId) -> RawTable:
-        """Give the raw table, which may not exist yet. Raises TableError for a name too long."""
+        """Return the raw table, which may not exist yet. Raises TableError for a name too long."""
         if table not in self._raw:
             self._raw[table] = self._new_raw(table)
         return self._raw[table]
@@ -580,7 +580,7 @@ class DeltaLake:
         return {t: found for t, found in self._each_usable(held).items() if found is not None}
 
     def _as_it_is(self, entry: RegisteredTable) -> RegisteredTable:
-        """Give it with what its raw table says: where to go on, the types of its columns.
+        """Return it with what its raw table says: where to go on, the types of its columns.
 
         `_tables` may say more than was ever written: that a column has another type now, of a
         table that stopped for just that reason.

@@ -53,7 +53,7 @@ class EpochHost(Protocol):
         ...
 
     async def usable(self, table: TableId) -> RawTable:
-        """Give the raw table."""
+        """Return the raw table."""
         ...
 
     async def ensure_unreplaced(self) -> None:

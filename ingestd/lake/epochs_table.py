@@ -72,7 +72,7 @@ class EpochTable:
         return self._log.exists
 
     def listed(self) -> dict[str, int]:
-        """Give the newest version of each table that an epoch lists, by "schema.table".
+        """Return the newest version of each table that an epoch lists, by "schema.table".
 
         Reads all epochs.
         """

@@ -29,7 +29,7 @@ class WriterIdentity:
         self._doubtful: dict[str, int] = {}
 
     def doubt(self, folder: str, version: int) -> None:
-        """Take that a commit of this version of a log may still come to be."""
+        """Record that a commit of this version of a log may still come to be."""
         self._doubtful[folder] = version
 
     def is_in_doubt(self, folder: str, version: int) -> bool:
@@ -86,13 +86,13 @@ def drop_of(claim: str) -> str:
 
 
 def _is_same(one: str, other: str) -> bool:
-    """Whether one daemon alone can have both. Versions before signed without a role."""
+    """Return whether one daemon alone can have both. Versions before signed without a role."""
     roles = {found[0] for claim in (one, other) if (found := _ROLE.match(claim))}
     one, other = (_ROLE.sub("polling", claim, count=1) for claim in (one, other))
     return len(roles) < 2 and _held(one) == _held(other)  # noqa: PLR2004
 
 
 def _held(claim: str) -> str:
-    """Give of a claim what one daemon alone can have: the slot, else the database."""
+    """Return of a claim what one daemon alone can have: the slot, else the database."""
     slot, _, _ = claim.partition(",")
     return slot if _SLOT.match(claim) else claim.partition(" at ")[0]

@@ -35,7 +35,7 @@ def segment(name: str) -> str:
 
 
 def name_of(path_segment: str) -> str:
-    """Give the name that `segment` made this of."""
+    """Return the name that `segment` made this of."""
     return _MAPPED.sub(lambda match: chr(int(match[1], 16)), path_segment)
 
 
@@ -85,7 +85,7 @@ class Layout:
         return "/".join([folder, *parts])
 
     def table_of(self, schema_segment: str, table_segment: str) -> TableId:
-        """Give the table whose raw table lies in these two folders."""
+        """Return the table whose raw table lies in these two folders."""
         return TableId(name_of(schema_segment), name_of(table_segment))
 
     def app_id(self, table: TableId | None = None) -> str:

@@ -60,7 +60,7 @@ class RowRange:
     at: datetime
 
     def with_more(self, other: RowRange) -> RowRange:
-        """Give both together."""
+        """Return both together."""
         return RowRange(
             self.rows + other.rows,
             min(self.first, other.first),
@@ -133,7 +133,7 @@ class RawTable:
         return reduce(RowRange.with_more, found)
 
     def files(self) -> frozenset[str]:
-        """Give the paths of its data files. Blocks."""
+        """Return the paths of its data files. Blocks."""
         if not self.log.exists:
             return frozenset()
         with storage_faults(self.log.uri):
@@ -193,7 +193,7 @@ class RawTable:
         return found
 
     def admit(self, rows: pa.Schema) -> pa.Schema:
-        """Give the schema the table must have for such rows. Raises TableError."""
+        """Return the schema the table must have for such rows. Raises TableError."""
         if self._admitted is None or not self._admitted.equals(rows):
             try:
                 self.plan = evolved(self.plan, rows)

@@ -90,7 +90,7 @@ class RegistryTable:
             self._keep(row)
 
     def tables(self) -> dict[str, RegisteredTable]:
-        """Give the present state of every table, by its text ("schema.table")."""
+        """Return the present state of every table, by its text ("schema.table")."""
         return dict(self._tables)
 
     def table(self, table: TableId) -> RegisteredTable | None:

@@ -18,13 +18,13 @@ class SchemaConflictError(ValueError):
 
 
 def evolved(lake: pa.Schema | None, rows: pa.Schema) -> pa.Schema:
-    """Give the schema that holds both. Raises SchemaConflictError."""
+    """Return the schema that holds both. Raises SchemaConflictError."""
     fields = _merged(list(lake) if lake is not None else [], list(rows), "")
     return pa.schema(fields)
 
 
 def additions(lake: pa.Schema, wanted: pa.Schema) -> list[pa.Field]:
-    """Give the top-level fields of `wanted` that the lake lacks, or has with fewer fields."""
+    """Return the top-level fields of `wanted` that the lake lacks, or has with fewer fields."""
     known = {f.name: delta_type(f.type) for f in lake}
     return [f for f in wanted if known.get(f.name) != delta_type(f.type)]
 

@@ -74,7 +74,7 @@ class WorkerThreads:
 
 
 async def ahead(items: Generator[T, None, None]) -> AsyncGenerator[T, None]:
-    """Give what a generator does that blocks, in a thread of its own, an item ahead of who asks.
+    """Yield what a generator does that blocks, in a thread of its own, an item ahead of who asks.
 
     One thread, because what it allocates and others free can then be used again.
     """

@@ -119,7 +119,7 @@ NO_COMMITS: NDArray[np.int64] = np.empty(0, np.int64)
 
 
 def field_of(values: pa.Array | pa.ChunkedArray, name: str) -> pa.Array | pa.ChunkedArray:
-    """Give a field of structs, such as `_cdc_before`; null where they are.
+    """Return a field of structs, such as `_cdc_before`; null where they are.
 
     By its number: Arrow takes a name that begins with a dot for a path.
     """

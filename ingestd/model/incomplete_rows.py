@@ -15,7 +15,7 @@ from ingestd.model.schema import TableId
 
 
 def has_incomplete(batch: TableBatch) -> bool:
-    """Whether a row that is new lacks values that were not sent."""
+    """Return whether a row that is new lacks values that were not sent."""
     unchanged = batch.rows.column("_cdc_unchanged")
     if unchanged.null_count == len(unchanged):
         return False

@@ -19,7 +19,7 @@ _OF_BEFORE = "_cdc_before."
 
 
 def new_keys(table: Table, rows: pa.RecordBatch) -> Iterator[Key]:
-    """Give the key of each of these change rows; of before what was not sent, being TOASTed."""
+    """Yield the key of each of these change rows; of before what was not sent, being TOASTed."""
     columns = [rows.column(n) for n in _lake_names(table)]
     keys = _keys(columns, rows.column("_cdc_raw"), _lake_names(table))
     # What is read has no row of before, and nothing that was not sent.
@@ -33,7 +33,7 @@ def new_keys(table: Table, rows: pa.RecordBatch) -> Iterator[Key]:
 
 
 def old_keys(table: Table, rows: pa.RecordBatch) -> Iterator[Key]:
-    """Give the key that each row had before; nulls for those without `_cdc_before`."""
+    """Yield the key that each row had before; nulls for those without `_cdc_before`."""
     before = rows.column("_cdc_before")
     names = _lake_names(table)
     columns = [field_of(before, n) for n in names]
@@ -46,7 +46,7 @@ def key_columns(table: Table) -> list[str]:
 
 
 def key_rows(table: Table, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Give of these change rows what `new_keys` and `old_keys` look at, and no more to hold."""
+    """Return of these change rows what `new_keys` and `old_keys` look at, and no more to hold."""
     before = rows.column("_cdc_before")
     names = _lake_names(table)
     fields = [field_of(before, name) for name in names]

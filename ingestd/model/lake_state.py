@@ -61,7 +61,7 @@ class RegisteredColumn:
 
 
 def registered_columns(table: Table) -> tuple[RegisteredColumn, ...]:
-    """Give the table's columns as `_tables` would have them: to see whether something is new."""
+    """Return the table's columns as `_tables` would have them: to see whether something is new."""
     key = table.captured_key
     return tuple(
         RegisteredColumn(
@@ -108,7 +108,7 @@ class RegisteredTable:
     at: datetime | None = field(default=None, compare=False)
 
     def carrying(self, before: RegisteredTable | None) -> RegisteredTable:
-        """Give it with what an earlier row had and this one leaves open."""
+        """Return it with what an earlier row had and this one leaves open."""
         if before is None:
             return replace(self, lake_columns={c.name: c for c in self.columns})
         columns = self.columns or before.columns
@@ -121,7 +121,7 @@ class RegisteredTable:
 
 
 def registered(event: TableEvent, before: RegisteredTable | None) -> RegisteredTable:
-    """Give what is registered of a table after an event."""
+    """Return what is registered of a table after an event."""
     table = event.table
     found = RegisteredTable(
         table=table.id,
@@ -214,6 +214,6 @@ class LakeState:
         return any(t.state is TableState.LIVE or t.progress for t in self.tables.values())
 
     def is_live(self, table: TableId) -> bool:
-        """Whether the table's snapshot is complete and its changes are taken."""
+        """Return whether the table's snapshot is complete and its changes are taken."""
         found = self.tables.get(table)
         return found is not None and found.state is TableState.LIVE

@@ -70,7 +70,7 @@ _COMPARE: Mapping[Operator, Callable[[Any, Any], Any]] = MappingProxyType(
 
 
 def kept(rows: pa.RecordBatch, predicates: Sequence[Predicate]) -> pa.RecordBatch:
-    """Give the rows for which all predicates are true: what a reader does with `remaining`.
+    """Return the rows for which all predicates are true: what a reader does with `remaining`.
 
     The columns have the predicates' names here. Raises pyarrow.ArrowInvalid for values that can't
     be compared with the column, KeyError for a column that is not there.

@@ -16,7 +16,7 @@ _TOKEN = re.compile(r"""[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|"(?:[^"]|"")*\""
 
 
 def printable(text: str) -> str:
-    """Give a text on one line, without what a terminal would obey.
+    """Return a text on one line, without what a terminal would obey.
 
     Spaces of any width stay: they may be part of a name in SQL that is there to be pasted.
     """
@@ -77,5 +77,5 @@ def _shell_character(character: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Give a text as `printable`, but for the ends of its lines."""
+    """Return a text as `printable`, but for the ends of its lines."""
     return "\n".join(map(printable, text.split("\n")))

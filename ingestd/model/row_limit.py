@@ -33,7 +33,7 @@ READING_PART = 4
 
 
 def row_limit_bytes(memory_bytes: int) -> int:
-    """Give the largest row that a connector of `memory_bytes` takes: its source's share."""
+    """Return the largest row that a connector of `memory_bytes` takes: its source's share."""
     return min(UNLIMITED_BYTES, max(LEAST_BYTES, READING_PART * memory_bytes))
 
 

@@ -114,7 +114,7 @@ class Table:
     storage: str = ""
 
     def column(self, name: str) -> Column:
-        """Give the column of that name. Raises KeyError."""
+        """Return the column of that name. Raises KeyError."""
         for column in self.columns:
             if column.name == name:
                 return column
@@ -144,7 +144,7 @@ class Table:
 
 
 def with_before(table: Table, *, full: bool) -> Table:
-    """Give the table with `before` decided: which columns `_cdc_before` has (design section 2).
+    """Return the table with `before` decided: which columns `_cdc_before` has (design section 2).
 
     The identity columns by default. With REPLICA IDENTITY FULL the server sends whole old rows:
     kept whole when asked for (`full`) or when there is no key to go by, else cut to the primary
@@ -160,7 +160,7 @@ def with_before(table: Table, *, full: bool) -> Table:
 
 
 def in_name_order(arrow: pa.DataType) -> pa.DataType:
-    """Give the type with its structs' fields in the order of their names, at any depth."""
+    """Return the type with its structs' fields in the order of their names, at any depth."""
     if pa.types.is_list(arrow):
         return pa.list_(arrow.value_field.with_type(in_name_order(arrow.value_type)))
     if pa.types.is_struct(arrow):

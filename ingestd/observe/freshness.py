@@ -45,7 +45,7 @@ class FreshnessHistogram(Collector):
         self._sums.pop(source, None)
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        """Give the metric for a scrape (cumulative counts)."""
+        """Yield the metric for a scrape (cumulative counts)."""
         family = HistogramMetricFamily(
             "ingestd_freshness_seconds",
             "Commit at the source to durable, per transaction without replication origin.",
@@ -79,12 +79,12 @@ class RecentFreshness:
         return self._seen
 
     def quantile(self, q: float) -> float | None:
-        """Give the quantile (0..1) in seconds, None before the first transaction."""
+        """Return the quantile (0..1) in seconds, None before the first transaction."""
         held = self._ages[: min(self._seen, _RECENT)]
         return float(np.quantile(held, q)) if len(held) else None
 
     def quantile_since(self, seen: int, q: float) -> float | None:
-        """Give that of the transactions after the first `seen`, None without any."""
+        """Return that of the transactions after the first `seen`, None without any."""
         count = min(self._seen - seen, _RECENT)
         if count <= 0:
             return None

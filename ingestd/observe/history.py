@@ -68,7 +68,7 @@ class SourceHistory:
         self.added += 1
 
     def since(self, added: int) -> list[HistoryPoint]:
-        """Give the points that came after the first `added`, as far as they are kept."""
+        """Return the points that came after the first `added`, as far as they are kept."""
         new = min(self.added - added, len(self.points))
         return list(self.points)[len(self.points) - new :]
 
@@ -85,12 +85,12 @@ class SourceHistories:
             self.of(name).observe(source, now)
 
     def of(self, source: str) -> SourceHistory:
-        """Give that of one source; an empty one before its first point."""
+        """Return that of one source; an empty one before its first point."""
         return self._sources.setdefault(source, SourceHistory())
 
 
 def columns(points: Iterable[HistoryPoint]) -> dict[str, list[float | None]]:
-    """Give points for JSON, a list for each figure; `at`: milliseconds since 1970 UTC."""
+    """Return points for JSON, a list for each figure; `at`: milliseconds since 1970 UTC."""
     held = list(points)
     return {
         "at": [round(p.at.timestamp() * 1000) for p in held],

@@ -32,7 +32,7 @@ class RedactSecrets:
         self._redactor = redactor
 
     def __call__(self, logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-        """Give the event with every value redacted and fit for JSON."""
+        """Return the event with every value redacted and fit for JSON."""
         del logger, method
         kept = {k: event[k] for k in ("_record", "_from_structlog") if k in event}
         facts: MutableMapping[str, object] = {
@@ -94,7 +94,7 @@ class _RefusedConnections:
         self._told_at: float | None = None
 
     def is_told(self, context: Mapping[str, Any]) -> bool:
-        """Whether this is that, and was told not long ago."""
+        """Return whether this is that, and was told not long ago."""
         if "socket" not in context or not isinstance(context.get("exception"), OSError):
             return False
         now = time.monotonic()

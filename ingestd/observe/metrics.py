@@ -248,7 +248,7 @@ class Metrics:
         self._restarts.labels(source, reason).inc()
 
     def text(self) -> bytes:
-        """Give all of it in Prometheus' text format."""
+        """Return all of it in Prometheus' text format."""
         return generate_latest(self.registry)
 
 

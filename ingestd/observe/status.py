@@ -124,14 +124,14 @@ class TableStatus:
         return self.snapshot
 
     def go_live(self, snapshot_lsn: Lsn | None, now: datetime) -> None:
-        """Take that the table is live by the rows that were read at a point, new ones or old."""
+        """Record that the table is live by the rows that were read at a point, new ones or old."""
         if snapshot_lsn not in {None, self.replaced_lsn}:
             self.last_snapshot = LastSnapshot(now, SnapshotOutcome.DONE)
 
     def end_snapshot(
         self, outcome: SnapshotOutcome, now: datetime, error: IngestdError | None = None
     ) -> None:
-        """Take that no snapshot is asked for or under way any more."""
+        """Record that no snapshot is asked for or under way any more."""
         self.snapshot, self.snapshot_requested = None, False
         what, remedy = (None, None) if error is None else (error.what, error.remedy)
         self.last_snapshot = LastSnapshot(now, outcome, what, remedy)
@@ -237,7 +237,7 @@ class SourceStatus:
         return new
 
     def pause(self, since: datetime) -> None:
-        """Take that somebody paused it, and since when. No fault, so no error is noted."""
+        """Record that somebody paused it, and since when. No fault, so no error is noted."""
         self.state, self.since = SourceState.PAUSED, since
         self.reason, self.remedy = None, f"ingestd resume {self.source}"
 
@@ -372,7 +372,7 @@ class DaemonStatus:
 
 
 def ready(status: DaemonStatus) -> tuple[bool, list[str]]:
-    """Say whether every source delivers all its tables, and if not why not (I8).
+    """Return whether every source delivers all its tables, and if not why not (I8).
 
     A source that somebody paused is not asked for more: see `paused`.
     """

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def to_json(status: DaemonStatus) -> dict[str, Any]:
-    """Give the whole status.
+    """Return the whole status.
 
     `commands`: the file of the token that they need, its user, or why they are off. `offline`: why
     it is not the daemon itself that says so; see `ingestd.app.offline_status`.
@@ -44,13 +44,13 @@ def to_json(status: DaemonStatus) -> dict[str, Any]:
 
 
 def source_to_json(source: SourceStatus) -> dict[str, Any]:
-    """Give a source's part of `to_json`."""
+    """Return a source's part of `to_json`."""
     tables = [table_to_json(t) for _, t in sorted(source.tables.items())]
     return {**facts_to_json(source), "tables": tables}
 
 
 def facts_to_json(source: SourceStatus) -> dict[str, Any]:
-    """Give all that `source_to_json` does but the tables."""
+    """Return all that `source_to_json` does but the tables."""
     return {
         "state": str(source.state),
         "reason": source.reason,
@@ -87,7 +87,7 @@ def _wait_to_json(wait: StorageWait | None) -> dict[str, Any] | None:
 
 
 def table_to_json(table: TableStatus) -> dict[str, Any]:
-    """Give a table's part of `source_to_json`."""
+    """Return a table's part of `source_to_json`."""
     return {
         "table": table.table,
         "state": str(table.state),

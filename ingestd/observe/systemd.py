@@ -87,7 +87,7 @@ class SystemdNotifier:
         return self._is_ready_told
 
     def due(self, now: float, *, stopping: bool) -> list[str]:
-        """Give what has to be told now, and take it as told."""
+        """Return what has to be told now, and take it as told."""
         if stopping:
             if self._is_end_told:
                 return []

@@ -17,7 +17,7 @@ _TOLD = (IngestdError, OSError)
 
 
 def trace(exc_info: ExcInfo) -> str:
-    """Give the traceback of an error and of those that led to it, the first one first.
+    """Return the traceback of an error and of those that led to it, the first one first.
 
     A structlog exception formatter. The texts of libraries' errors are left out.
     """

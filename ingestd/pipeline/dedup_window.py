@@ -113,19 +113,19 @@ class DedupWindow:
         return bool(seen.sees(self._before).all()) and not self.overtaken(point, seen)
 
     def close(self) -> None:
-        """Take that every row has been read, but for what is owed: a change has one before it."""
+        """Record that every row has been read, but for what is owed: a change has one before it."""
         self._is_closed = True
         self._again |= self._take_unsent(sys.maxsize)
 
     def pass_floor(self, seen: PgSnapshot) -> None:
-        """Take that no chunk to come is older than this snapshot."""
+        """Record that no chunk to come is older than this snapshot."""
         self._floor = seen
         changes, self._changes = self._changes, []
         for part in changes:
             self._keep(part.where(~seen.sees(part.xids)))
 
     def overtaken(self, position: Lsn, seen: PgSnapshot) -> set[Key]:
-        """Give the keys whose changes lie below `position` and are not seen there."""
+        """Return the keys whose changes lie below `position` and are not seen there."""
         found: set[Key] = set()
         for part in self._changes:
             mask = (part.lsns < position) & ~seen.sees(part.xids)
@@ -134,7 +134,7 @@ class DedupWindow:
         return found
 
     def fresh(self, page: TableBatch, position: Lsn, seen: PgSnapshot) -> TableBatch:
-        """Give rows that a chunk read, without those whose newer changes lie below them."""
+        """Return rows that a chunk read, without those whose newer changes lie below them."""
         self.is_void |= page.table.identifying != self._key
         overtaken = self.overtaken(position, seen)
         if not overtaken:
@@ -151,12 +151,12 @@ class DedupWindow:
         return len(self._again) + self._unsent_rows
 
     def owe_again(self, keys: set[Key]) -> None:
-        """Take that what was to be read has been; of these rows in vain: they were overtaken."""
+        """Record that what was to be read has been; of these rows in vain: they were overtaken."""
         self._again |= keys
         self._asked = set()
 
     def take_unsent(self, limit: int) -> set[Key]:
-        """Give about `limit` keys of rows to be read, once; then say `owe_again`."""
+        """Return about `limit` keys of rows to be read, once; then say `owe_again`."""
         self._asked = self._take_unsent(limit)
         return self._asked
 
@@ -200,7 +200,7 @@ class RecentXids:
         return sum(len(part) for parts in self._xids.values() for part in parts)
 
     def forget(self, seen: PgSnapshot) -> None:
-        """Take that a snapshot sees what it sees, and all later ones do."""
+        """Record that a snapshot sees what it sees, and all later ones do."""
         for name, parts in list(self._xids.items()):
             xids = np.unique(np.concatenate(parts))
             xids = xids[~seen.sees(xids)]
@@ -210,5 +210,5 @@ class RecentXids:
                 del self._xids[name]
 
     def of(self, table: TableId) -> Ints:
-        """Give those of a table."""
+        """Return those of a table."""
         return np.concatenate([NONE, *self._xids.get(table, ())])

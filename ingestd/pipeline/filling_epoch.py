@@ -61,7 +61,7 @@ class RowTally:
 
 
 def column_type(schema: pa.Schema, key: str) -> pa.DataType:
-    """Give the type of the column that a key of `_cdc_raw` names (design section 2)."""
+    """Return the type of the column that a key of `_cdc_raw` names (design section 2)."""
     if key in schema.names:
         return schema.field(key).type
     return schema.field("_cdc_before").type.field(key.removeprefix("_cdc_before.")).type
@@ -172,7 +172,7 @@ class FillingEpoch:
         return self.can_close and not self.has_rows
 
     def is_due(self, now: float, policy: EpochPolicy, *, checkpoint: bool = False) -> bool:
-        """Whether it is to be committed now: one that ends a split as soon as it can be."""
+        """Return whether it is to be committed now: one that ends a split as soon as it can be."""
         if self.opened_at is None or not self.can_close or not self.has_rows:
             return False
         full = bool(self.loads or self.splits) or self.nbytes >= policy.max_bytes

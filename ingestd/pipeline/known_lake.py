@@ -62,13 +62,13 @@ class KnownLake:
         )
 
     def is_found(self, lake: str) -> None:
-        """Take that the source is written to this lake."""
+        """Record that the source is written to this lake."""
         self.lake = lake
         self.lost.clear()
         self.found.set()
 
     def is_lost(self) -> None:
-        """Take that nothing may be written."""
+        """Record that nothing may be written."""
         self.found.clear()
         self.lost.set()
 
@@ -92,7 +92,7 @@ class LakeRoot:
         self._waited_for.add(source)
 
     def forget(self, source: str) -> None:
-        """Take that a source is not there any more."""
+        """Record that a source is not there any more."""
         self._said.pop(source, None)
         self._settle(source)
 
@@ -102,7 +102,7 @@ class LakeRoot:
         self._settle(source)
 
     def fail(self, source: str) -> None:
-        """Take that an attempt of a source ended: nobody waits for what it knows."""
+        """Record that an attempt of a source ended: nobody waits for what it knows."""
         self._settle(source)
 
     def _settle(self, source: str) -> None:

@@ -313,7 +313,7 @@ class Pipeline:
         return replace(committed, damaged={**committed.damaged, **not_fenced})
 
     def _give_up_lake(self, why: str) -> None:
-        """Take that the lake is not what it was, if that was agreed to. Raises LakeLostError."""
+        """Record that the lake is not what it was, if that was agreed to. Raises LakeLostError."""
         if not (self._policy.resnapshot_when_lake_lost or self._known.is_accepted):
             self._known.is_lost()
             self._root.say(self._watch.source, why)
@@ -321,7 +321,7 @@ class Pipeline:
         self._given_up_lake = LakeLost(why)
 
     def _agreed(self, committed: LakeState, verdict: Continuity) -> Continuity:
-        """Give the verdict, or what it is after a lake was given up. Raises LakeLostError."""
+        """Return the verdict, or what it is after a lake was given up. Raises LakeLostError."""
         if self._given_up_lake is None and isinstance(verdict, LakeLost):
             self._give_up_lake(verdict.reason)  # it was moved, or the lake committed to, meanwhile
         given_up = self._given_up_lake

@@ -318,7 +318,7 @@ class References:
     async def _tried(
         self, work: Awaitable[float | None]
     ) -> tuple[float | None, IngestdError | None]:
-        """Give its outcome or its fault: whatever it is, only this table stops."""
+        """Return its outcome or its fault: whatever it is, only this table stops."""
         try:
             return await work, None
         except IngestdError as fault:

@@ -249,7 +249,7 @@ async def _until(over: asyncio.Event, beside: BackgroundJob) -> BaseException | 
 async def _first_of(
     *events: asyncio.Event, or_task: asyncio.Task[None] | None = None
 ) -> asyncio.Event | None:
-    """Give the first of these events that is set; None if the task ended before."""
+    """Return the first of these events that is set; None if the task ended before."""
     waiting = {asyncio.create_task(event.wait()): event for event in events}
     tasks = [*waiting, *([] if or_task is None else [or_task])]
     try:

@@ -125,7 +125,7 @@ class TableSet:
         )
 
     def cancel(self, names: Iterable[TableId]) -> tuple[list[Table], list[TableId]]:
-        """Give up the readings of tables, asked for or under way.
+        """Return up the readings of tables, asked for or under way.
 
         Gives those that are whole without, and the others. Raises OperatorError for one of which
         nothing is to be read, or that has begun and has no key: rows that were read already would
@@ -172,7 +172,7 @@ class TableSet:
         self.postpone(found.locked)
 
     def postpone(self, names: Iterable[TableId]) -> None:
-        """Take that the source can't send these yet: until the next discovery."""
+        """Record that the source can't send these yet: until the next discovery."""
         for name in names:
             self._entries[name].is_postponed = self._entries[name].is_wanted = True
 
@@ -213,7 +213,7 @@ class TableSet:
         return replace(table, storage=self._doubts.get(table.id, table.storage))
 
     def read_again(self, name: TableId, *, from_the_start: bool) -> int:
-        """Take that a table was altered while it was read; what was kept of it may be void.
+        """Record that a table was altered while it was read; what was kept of it may be void.
 
         Gives how often that has happened since it was whole.
         """
@@ -232,7 +232,7 @@ class TableSet:
         return [t for t in found if t.id not in self.known or self.known[t.id].oid != t.oid]
 
     def changed(self, at: datetime, position: Lsn) -> list[TableEvent]:
-        """Give what the discovery told that `_tables` does not know, of tables that are whole.
+        """Return what the discovery told that `_tables` does not know, of tables that are whole.
 
         Once, and not before the stream has reached the discovery: until then, rows of earlier
         definitions may come.
@@ -266,7 +266,7 @@ class TableSet:
         return is_older and self._differs(entry.table, self.known.get(entry.table.id))
 
     def departures(self, at: datetime, at_lsn: Lsn) -> list[TableEvent]:
-        """Give the events for tables that can't or need not be captured any more.
+        """Return the events for tables that can't or need not be captured any more.
 
         Only what is news: a refusal that `_tables` has already is not repeated. That a table was
         dropped is news when the stream has reached the discovery (`changed`): until then, its last
@@ -315,16 +315,16 @@ class TableSet:
         return loads
 
     def table(self, name: TableId) -> Table:
-        """Give a table as it was last discovered."""
+        """Return a table as it was last discovered."""
         return self._entries[name].table
 
     def distrust(self) -> None:
-        """Take that of what is to be read the source may not have sent all changes until now."""
+        """Record that of what is to be read the source may not have sent all changes until now."""
         for entry in self._entries.values():
             entry.is_new = entry.is_wanted and not entry.progress
 
     def request_partial(self, names: Iterable[TableId]) -> None:
-        """Take that some rows of tables are to be read. Raises OperatorError if it can't be."""
+        """Record that some rows of tables are to be read. Raises OperatorError if it can't be."""
         chosen = list(names)
         for name in chosen:
             entry = self._entries.get(name)
@@ -343,7 +343,7 @@ class TableSet:
         return self._loads
 
     def end_partial(self, load: int) -> TableId | None:
-        """Take that they are durable; give the table, None if it was no such reading."""
+        """Record that they are durable; give the table, None if it was no such reading."""
         return self._partial.pop(load, None)
 
     def being_read(self, loads: Mapping[TableId, int]) -> list[Table]:
@@ -355,7 +355,7 @@ class TableSet:
         ]
 
     def latest(self, tables: Sequence[Table]) -> list[Table]:
-        """Give these as `_tables` is to have them: as the stream told, if that was later."""
+        """Return these as `_tables` is to have them: as the stream told, if that was later."""
         return [entry.latest(self._discovery) for entry in self._of(tables)]
 
     def left(self, name: TableId) -> str:
@@ -363,7 +363,7 @@ class TableSet:
         return self._entries[name].progress
 
     def is_new(self, name: TableId) -> bool:
-        """Whether the source may not have sent all changes of transactions that run."""
+        """Return whether the source may not have sent all changes of transactions that run."""
         return self._entries[name].is_new
 
     def progressed(self, name: TableId, load: int, left: str) -> Table | None:
@@ -386,12 +386,12 @@ class TableSet:
         self._with_rows.add(name)
 
     def marks_first(self, name: TableId) -> bool:
-        """Whether the table's `t` comes before its rows: the lake has none of it."""
+        """Return whether the table's `t` comes before its rows: the lake has none of it."""
         entry = self._entries.get(name)
         return entry is not None and not (entry.owes_marker or entry.progress)
 
     def marks_last(self, name: TableId) -> bool:
-        """Whether the table's `t` comes after its rows: until then the old ones serve."""
+        """Return whether the table's `t` comes after its rows: until then the old ones serve."""
         entry = self._entries.get(name)
         return entry is not None and entry.owes_marker
 
@@ -408,7 +408,7 @@ class TableSet:
         return [e.latest(self._discovery) for e in read.values() if e.is_whole]
 
     def give_up(self, loads: Mapping[TableId, int]) -> None:
-        """Take that readings failed: their tables are to be read again, or what was left."""
+        """Record that readings failed: their tables are to be read again, or what was left."""
         for name, load in loads.items():
             entry = self._entries.get(name)
             if entry is not None and entry.load == load:
@@ -425,7 +425,7 @@ class TableSet:
     # --- the stream ---------------------------------------------------------------------------
 
     def is_captured(self, name: TableId) -> bool:
-        """Whether this table's rows are taken.
+        """Return whether this table's rows are taken.
 
         All of them, whatever is being read: a snapshot's `t` voids what lies below it, and leaving
         out a table's changes would leave gaps in the `_cdc_seq` of the others. So are rows of a
@@ -439,15 +439,15 @@ class TableSet:
         return self.has_departed(table) or self.is_captured(table.id)
 
     def has_departed(self, table: Table) -> bool:
-        """Whether it was dropped, or has another name now."""
+        """Return whether it was dropped, or has another name now."""
         return (table.oid, table.id) in self._departed
 
     def has_successor(self, table: Table) -> bool:
-        """Whether another table has the name of this one, which has departed."""
+        """Return whether another table has the name of this one, which has departed."""
         return self.has_departed(table) and table.id in self._entries
 
     def is_later_version(self, table: Table) -> bool:
-        """Whether a table that has departed came with other columns than `_tables` has."""
+        """Return whether a table that has departed came with other columns than `_tables` has."""
         known = self.known.get(table.id)
         is_this = known is not None and known.oid == table.oid
         return is_this and not self.has_successor(table) and self._differs(table, known)
@@ -458,7 +458,7 @@ class TableSet:
         return entry is not None and entry.note_incomplete(lsn)
 
     def is_incomplete(self, name: TableId) -> bool:
-        """Whether a row that lacks values is above what its reading made void."""
+        """Return whether a row that lacks values is above what its reading made void."""
         entry = self._entries.get(name)
         return entry is not None and entry.is_incomplete
 
@@ -515,7 +515,7 @@ class TableSet:
         return TableState.LIVE if entry.is_whole else TableState.SNAPSHOTTING
 
     def is_present(self, name: TableId) -> bool:
-        """Whether the source offers it."""
+        """Return whether the source offers it."""
         return name in self._entries
 
     def stop(self, name: TableId) -> Table:
@@ -570,7 +570,7 @@ class TableSet:
 
 
 def _definition(table: Table) -> tuple[object, ...]:
-    """Give what, when it changes, may let a stopped table go on."""
+    """Return what, when it changes, may let a stopped table go on."""
     return table.columns, table.replica_identity, table.key
 
 

@@ -27,7 +27,7 @@ def progress_of(left: str, *, is_marked: bool) -> str:
 
 
 def left_of(progress: str) -> str:
-    """Give what `_tables` says is left of a reading (`Snapshot.left`)."""
+    """Return what `_tables` says is left of a reading (`Snapshot.left`)."""
     return progress.partition(_MARKED)[2]
 
 
@@ -86,18 +86,18 @@ class TrackedTable:
         self.owes_marker, self.is_asked = marker != _FIRST, marker == _AGAIN
 
     def ask(self, whole_at: Lsn | None) -> None:
-        """Take that somebody wants it read anew. `whole_at`: its snapshot so far."""
+        """Record that somebody wants it read anew. `whole_at`: its snapshot so far."""
         if self.is_whole:
             self.is_asked, self.whole_at = True, whole_at
         self.is_wanted, self.is_stopped, self.progress = True, False, ""
 
     def cancel(self) -> None:
-        """Take that nobody wants it read any more, which was whole when it was asked for."""
+        """Record that nobody wants it read any more, which was whole when it was asked for."""
         self.is_wanted, self.load, self.progress = False, None, ""
         self.is_asked, self.point = False, self.whole_at
 
     def miss(self, cause: str | None) -> None:
-        """Take that changes of it may have been missed: it has to be read from the start.
+        """Record that changes of it may have been missed: it has to be read from the start.
 
         `cause`: None where it was not whole.
         """
@@ -106,18 +106,18 @@ class TrackedTable:
         self.has_gap = True
 
     def begin(self, load: int, *, has_rows: bool) -> None:
-        """Take that its rows are being read. `has_rows`: the lake has older ones."""
+        """Record that its rows are being read. `has_rows`: the lake has older ones."""
         self.is_wanted, self.has_gap, self.rewritten = False, False, None
         self.load, self.point = load, None
         if not self.progress:
             self.owes_marker = has_rows
 
     def fail(self) -> None:
-        """Take that its reading failed: it is to be read again, or what was left."""
+        """Record that its reading failed: it is to be read again, or what was left."""
         self.load, self.point, self.is_wanted = None, None, True
 
     def end(self) -> None:
-        """Take that all rows of its reading are durable."""
+        """Record that all rows of its reading are durable."""
         self.load, self.progress, self.failures = None, "", 0
         if not self.has_gap:
             self.cause = None
@@ -133,7 +133,7 @@ class TrackedTable:
         self.cause = None
 
     def note_incomplete(self, lsn: Lsn) -> bool:
-        """Take that a row came that lacks values, unless that would be seen: say whether it was.
+        """Record that a row came that lacks values, unless that would be seen: say whether it was.
 
         Not where readers see it: what is read anew, and was not asked for, voids what lies below.
         """
@@ -163,7 +163,7 @@ class TrackedTable:
         return not discovery.seen.sees(np.array([xid]))[0]
 
     def latest(self, discovery: Discovery) -> Table:
-        """Give its columns as the stream told after the discovery, or as that did."""
+        """Return its columns as the stream told after the discovery, or as that did."""
         if self.version is None or not self.is_told_after(discovery):
             return self.table
         return replace(self.version, storage=self.table.storage)

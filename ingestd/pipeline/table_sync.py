@@ -112,7 +112,7 @@ class TableSync:
         self._requested.set()
 
     def cancel(self, tables: Sequence[TableId]) -> Coroutine[Any, Any, None]:
-        """Give up readings; what is returned records it. Raises OperatorError: none to cancel."""
+        """Return up readings; what is returned records it. Raises OperatorError: none to cancel."""
         asked = {table for table, _ in self._partial}
         self._partial = [(table, where) for table, where in self._partial if table not in tables]
         whole, others = self._book.cancel([t for t in tables if t not in asked])
@@ -236,7 +236,7 @@ class TableSync:
             self._pass_or_raise(error)
 
     async def _next_group(self) -> tuple[list[Table], Way]:
-        """Give tables to be read together, and how: what was begun goes on first, one by one."""
+        """Return tables to be read together, and how: what was begun goes on first, one by one."""
         tables = self._book.to_read()
         begun = next((t for t in tables if self._book.left(t.id)), None)
         if begun is not None:

@@ -183,7 +183,7 @@ class Snapshot(Protocol):
         ...
 
     def items(self) -> AsyncGenerator[SnapshotItem, None]:
-        """Give every table's pages, tables and splits in any order or mixed.
+        """Yield every table's pages, tables and splits in any order or mixed.
 
         A TableError: that table failed, nothing more of it comes, the others go on (I8). Bounded
         memory. Ends when all tables are read. Call once.
@@ -191,7 +191,7 @@ class Snapshot(Protocol):
         ...
 
     def rows_of(self, table: Table, keys: Collection[Key]) -> AsyncGenerator[SnapshotPage, None]:
-        """Give the rows with these keys (of `Table.identifying`), in chunks; at least one page.
+        """Yield the rows with these keys (of `Table.identifying`), in chunks; at least one page.
 
         For a chunked snapshot only. A key without a row is left out. Raises TableError.
         """
@@ -271,7 +271,7 @@ class ChangeCapture(Protocol):
         ...
 
     async def continuity(self, committed: LakeState) -> Continuity:
-        """Say whether streaming can go on where the lake ends. Changes nothing."""
+        """Return whether streaming can go on where the lake ends. Changes nothing."""
         ...
 
     async def prepare(
@@ -321,7 +321,7 @@ class ChangeCapture(Protocol):
         ...
 
     def live(self, after: Lsn | None) -> AsyncGenerator[Chunk, None]:
-        """Give the changes of transactions with commit_lsn >= `after`, in commit order, for ever.
+        """Yield the changes of transactions with commit_lsn >= `after`, in commit order, for ever.
 
         `after` must be durable: the source may take it as confirmed. None: from the confirmed
         position. Bounded memory: not asking for the next chunk holds the
@@ -335,7 +335,7 @@ class ChangeCapture(Protocol):
         ...
 
     def checkpoint_requested(self) -> bool:
-        """Whether to close the epoch: the source waits for it, or a backlog is all there."""
+        """Return whether to close the epoch: the source waits for it, or a backlog is all there."""
         ...
 
     async def confirm(self, position: Lsn) -> None:

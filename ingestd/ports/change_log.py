@@ -18,7 +18,7 @@ class ChangeLog(Protocol):
     def changes(
         self, table: TableId, columns: Sequence[str]
     ) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Give the durable change rows of a table, in any order: these columns of its raw table.
+        """Yield the durable change rows of a table, in any order: these columns of its raw table.
 
         As of when the call is made; nothing of a table that the lake has not. A column that it
         lacks is left out. Bounded memory. Close it always. Raises TransientError, OperatorError.

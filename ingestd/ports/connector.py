@@ -108,7 +108,7 @@ class PageSource(Protocol):
         ...
 
     def batches(self) -> AsyncIterator[pa.RecordBatch]:
-        """Give the rows: the projected columns, lake names and types, plus `_cdc_raw`.
+        """Yield the rows: the projected columns, lake names and types, plus `_cdc_raw`.
 
         Bounded memory.
         """
@@ -136,7 +136,7 @@ class Connector(Protocol):
         ...
 
     def splits(self, *, resumable: bool = False) -> SplitManager:
-        """Give what cuts tables in the way that is read fastest.
+        """Return what cuts tables in the way that is read fastest.
 
         With `resumable` a split has the same rows under a later snapshot too, but for those that
         came, went or changed; the price is slower reading, and one split for each table or

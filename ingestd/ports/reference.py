@@ -36,7 +36,7 @@ class ReferenceTableSource(Protocol):
         ...
 
     async def poll_snapshot(self) -> pa.RecordBatch | None:
-        """Give the next batch of the snapshot, None for good after the last.
+        """Return the next batch of the snapshot, None for good after the last.
 
         All batches together are the table at one moment, each row once. Each has the table's
         columns, lake names and types, and nothing else; the first may be empty, so that an empty
@@ -47,7 +47,7 @@ class ReferenceTableSource(Protocol):
         ...
 
     def is_snapshot_complete(self) -> bool:
-        """Whether `poll_snapshot` has given None.
+        """Return whether `poll_snapshot` has given None.
 
         No longer so when the snapshot is void (the table was truncated, read anew or altered):
         then `poll_snapshot` gives another one, which takes the place of all that was given.
@@ -55,7 +55,7 @@ class ReferenceTableSource(Protocol):
         ...
 
     async def poll_changes(self) -> pa.RecordBatch | None:
-        """Give what changed since the last poll, or since the snapshot: one row a key.
+        """Return what changed since the last poll, or since the snapshot: one row a key.
 
         None while the snapshot is not complete, also when it has just become void. The table's
         columns, and ``_cdc_op``: `u`, the row as it is now, or `d`, the key of one that is gone.
@@ -66,7 +66,7 @@ class ReferenceTableSource(Protocol):
         ...
 
     def checkpoint(self) -> bytes:
-        """Give the state from which `restore` goes on. Changes nothing."""
+        """Return the state from which `restore` goes on. Changes nothing."""
         ...
 
     def restore(self, checkpoint: bytes) -> bool:

@@ -200,7 +200,7 @@ class Sink(ChangeLog, Protocol):
         ...
 
     async def has_marker(self, table: Table, point: Lsn) -> bool:
-        """Whether the `t` of a snapshot at `point` is durable in the raw table."""
+        """Return whether the `t` of a snapshot at `point` is durable in the raw table."""
         ...
 
     async def advance(self, position: Lsn) -> None:

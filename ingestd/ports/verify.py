@@ -132,7 +132,7 @@ class VerifiedLake(Protocol):
     """The lake, which only is read."""
 
     async def position(self) -> Lsn | None:
-        """Give the position up to which it has everything; None for an empty lake."""
+        """Return the position up to which it has everything; None for an empty lake."""
         ...
 
     async def describe(self, table: Table) -> Digested:
@@ -152,11 +152,11 @@ class VerifiedLake(Protocol):
         ...
 
     def changes(self, digested: Digested) -> AsyncGenerator[Matrix, None]:
-        """Give the numbers of the changes that were surveyed, in any order."""
+        """Yield the numbers of the changes that were surveyed, in any order."""
         ...
 
     async def rows_of(self, digested: Digested, keys: Collection[int]) -> Rows:
-        """Give the rows with these hashes of their keys (or of themselves), by the plain fold."""
+        """Return the rows with these hashes of their keys (or of themselves), by the plain fold."""
         ...
 
     async def ensure_whole(self, table: Table) -> None:

@@ -97,7 +97,7 @@ class CopiedReferenceSource:
         return 0
 
     async def poll_snapshot(self) -> pa.RecordBatch | None:
-        """Give some rows; the first batch is empty. After an error it can't go on."""
+        """Return some rows; the first batch is empty. After an error it can't go on."""
         if self._is_complete:
             return None
         if self._batches is None:
@@ -117,18 +117,18 @@ class CopiedReferenceSource:
         return batch
 
     def is_snapshot_complete(self) -> bool:
-        """Whether all rows were given."""
+        """Return whether all rows were given."""
         return self._is_complete
 
     async def poll_changes(self) -> pa.RecordBatch | None:
-        """Give none."""
+        """Return none."""
         if not self._is_complete or self._schema is None:
             return None
         schema = self._schema.append(pa.field("_cdc_op", pa.string()))
         return pa.RecordBatch.from_pylist([], schema)
 
     def checkpoint(self) -> bytes:
-        """Say whether the snapshot is complete."""
+        """Return whether the snapshot is complete."""
         return b"complete" if self._is_complete else b"begun" if self._has_begun else b""
 
     def restore(self, checkpoint: bytes) -> bool:

@@ -86,7 +86,7 @@ class PostgresSettings(SourceSettings):
         return False
 
     def secrets(self) -> list[str]:
-        """Give the values that nobody may see; of the DSN, its passwords as libpq reads them."""
+        """Return the values that nobody may see; of the DSN, its passwords as libpq reads them."""
         parts = conninfo_to_dict(self.dsn.get_secret_value())
         return [*super().secrets(), *(str(parts[n]) for n in SECRET_PARTS if n in parts)]
 
@@ -150,7 +150,7 @@ class WalSettings(PostgresSettings):
         return {"slot": f"ingestd_{source}", "publication": f"ingestd_{source}"}
 
     def exclusive(self) -> tuple[str, object]:
-        """Give the slot: it has one reader."""
+        """Return the slot: it has one reader."""
         return "slot", (self.slot, self.dsn.get_secret_value())
 
     @property
@@ -264,7 +264,7 @@ class PollingSettings(PostgresSettings):
     """Settings of single tables: a section each, by `"schema.table"`."""
 
     def controls(self, table: TableId) -> PolledTableSettings:
-        """Give the settings of a table: those of its section, or the defaults."""
+        """Return the settings of a table: those of its section, or the defaults."""
         found = (s for text, s in self.table.items() if TableId.parse(text) == table)
         return next(found, NOT_DESCRIBED)
 

@@ -62,7 +62,7 @@ class ReadThrottle:
         self._free_at = 0.0
 
     async def passed(self, nbytes: int) -> None:
-        """Take that so much was read; return when more may be."""
+        """Record that so much was read; return when more may be."""
         if self._bytes_per_s is None:
             return
         now = asyncio.get_running_loop().time()
@@ -192,7 +192,7 @@ class SourceAtPoint:
         await self._held.close()
 
     def _read(self, table: Table) -> Table:
-        """Give the table without the rows that count as deleted."""
+        """Return the table without the rows that count as deleted."""
         if not isinstance(self._settings, PollingSettings):
             return table
         deleted = self._settings.controls(table.id).deleted

@@ -68,6 +68,6 @@ def append(path: Path) -> BinaryIO:
 
 
 def is_shared(folder: Path) -> bool:
-    """Whether others may put files into a folder: another's, or one that all may write."""
+    """Return whether others may put files into a folder: another's, or one that all may write."""
     found = folder.stat()
     return found.st_uid != os.geteuid() or bool(found.st_mode & stat.S_IWOTH)

@@ -12,7 +12,7 @@ SAID = "Too many open files"
 
 
 def are_left() -> bool:
-    """Whether this process can open another file now."""
+    """Return whether this process can open another file now."""
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))
     except OSError:

@@ -34,7 +34,7 @@ def print_checks(lines: Sequence[CheckLine], redactor: Redactor) -> None:
 
 
 def checks_to_json(lines: Sequence[CheckLine]) -> dict[str, Any]:
-    """Give the document of `ingestd check --json`.
+    """Return the document of `ingestd check --json`.
 
     ``{"checks": [{"source", "subject", "level", "detail", "remedy"}], "failed", "warned"}``.
     """

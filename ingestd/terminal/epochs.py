@@ -83,7 +83,7 @@ def _moment(text: str | None, precision: str = "milliseconds") -> str:
 
 
 def _lines(change: Mapping[str, Any], width: int) -> Iterator[str]:
-    """Give a change's values, wrapped between them where they are short enough."""
+    """Yield a change's values, wrapped between them where they are short enough."""
     parts = [f"{name} {_value(change, name, value)}" for name, value in _told(change)]
     before = [f"{name} {_shown(value)}" for name, value in (change["before"] or {}).items()]
     for label, found in (("", parts), ("before: ", before)):
@@ -99,7 +99,7 @@ def _lines(change: Mapping[str, Any], width: int) -> Iterator[str]:
 
 
 def _told(change: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Give the columns that say something: of deleted rows only the identity is there."""
+    """Yield the columns that say something: of deleted rows only the identity is there."""
     for name, value in change["columns"].items():
         is_said = name in change["unchanged"] or name in change["raw"]
         if value is not None or is_said or change["op"] not in {"d", "t"}:

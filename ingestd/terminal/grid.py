@@ -39,7 +39,7 @@ class Grid:
             out.print(Text(" " * indent + line), soft_wrap=True)
 
     def lines(self) -> Iterator[str]:
-        """Give the plain form, line by line."""
+        """Yield the plain form, line by line."""
         rows = [list(map(printable, row)) for row in [self.headings, *self.rows]]
         widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
         for row in rows:

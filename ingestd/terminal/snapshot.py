@@ -114,7 +114,7 @@ class SnapshotBars(TableBars):
             self.console.print(Text(printable(f"  {progress.table}: {progress.state}")))
 
     def _speed(self, progress: TableProgress) -> str:
-        """Give the bytes a second of the last few looks."""
+        """Return the bytes a second of the last few looks."""
         seen = self._speeds.setdefault(progress.table, deque(maxlen=_SPEED_WINDOW))
         if seen and progress.nbytes < seen[-1][1]:
             seen.clear()  # it began again

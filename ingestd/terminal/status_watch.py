@@ -46,7 +46,7 @@ def _redraw(ask: Callable[[], Mapping[str, Any]], interval_s: float, out: Consol
 
 
 def _drawn(status: Mapping[str, Any], out: Console, interval_s: float) -> Text:
-    """Give the printed form as something that can be drawn over itself."""
+    """Return the printed form as something that can be drawn over itself."""
     buffer = io.StringIO()
     inner = Console(
         file=buffer,

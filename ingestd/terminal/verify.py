@@ -46,6 +46,6 @@ class VerifyBars(TableBars):
 
 
 def verify_progress() -> Untold | VerifyBars:
-    """Give bars on stderr if that is a terminal."""
+    """Return bars on stderr if that is a terminal."""
     console = Console(stderr=True)
     return VerifyBars(console) if console.is_terminal else Untold()

@@ -153,7 +153,7 @@ class Backfill:
     def _wanted(
         self, names: Sequence[TableId], committed: LakeState, discovery: Discovery
     ) -> list[TableId]:
-        """Give those that are to be read. Raises OperatorError for one that is not captured."""
+        """Return those that are to be read. Raises OperatorError for one that is not captured."""
         book = TableSet(committed, self._policy.resnapshot_rewritten)
         book.update(discovery)
         unread = {table.id for table in book.to_read()}
@@ -250,7 +250,7 @@ class Backfill:
 
 
 def _is_handed_over(committed: LakeState, name: TableId) -> bool:
-    """Whether all of it is read, and the daemon has to finish it."""
+    """Return whether all of it is read, and the daemon has to finish it."""
     known = committed.tables.get(name)
     if known is None or known.state is not TableState.SNAPSHOTTING:
         return False

@@ -31,7 +31,7 @@ class SplitRunner(Protocol):
     """Runs tasks somewhere."""
 
     def run(self, reader: BackfillReader, orders: Sequence[SplitOrder]) -> list[Note | Failure]:
-        """Give what each order came to, in their order. Blocks.
+        """Return what each order came to, in their order. Blocks.
 
         Raises IngestdError if tasks can't run.
         """
@@ -220,7 +220,7 @@ class BackfillReading:
 
 
 def _orders(snapshot: TableSnapshot, table: TableBackfill) -> list[SplitOrder]:
-    """Give what of a table is to be read under a snapshot."""
+    """Return what of a table is to be read under a snapshot."""
     plan = table.agreed
     return [
         SplitOrder(

@@ -44,7 +44,7 @@ class Note:
     fragments: tuple[Fragment, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Give it as JSON has it."""
+        """Return it as JSON has it."""
         return asdict(self) | {"point": str(self.point), "at": self.at.isoformat()}
 
     @classmethod
@@ -101,7 +101,7 @@ class Plan:
         return max(self.watermark or ZERO, self.position or ZERO)
 
     def continued(self, taken: Collection[Note]) -> Plan:
-        """Give the plan of a run that goes on with what these notes tell."""
+        """Return the plan of a run that goes on with what these notes tell."""
         number = int(self.run.partition("-")[0]) + 1
         return replace(self, run=run_name(number), taken=tuple(taken))
 
@@ -149,7 +149,7 @@ def run_name(number: int) -> str:
 
 
 def definition_of(table: Table) -> str:
-    """Give a digest of all that says what a table's rows are like in the lake."""
+    """Return a digest of all that says what a table's rows are like in the lake."""
     masks = [
         None if c.mask is None else (c.mask.kind, hashlib.sha256(c.mask.key).hexdigest())
         for c in table.columns
@@ -181,7 +181,7 @@ class Record:
         return f"{self._folder}/{run}"
 
     def last_plan(self) -> Plan | None:
-        """Give the plan of the last run that could write one."""
+        """Return the plan of the last run that could write one."""
         with self._faults():
             for run in sorted(self._store.folders(self._folder), reverse=True):
                 plan = self._plan(run)
@@ -194,14 +194,14 @@ class Record:
         write_durably(self._store, self.run_folder(plan.run), _PLAN, plan.to_text())
 
     def notes(self, plan: Plan) -> dict[int, Note]:
-        """Give the notes of a plan, by split: those that it took over, and its own run's."""
+        """Return the notes of a plan, by split: those that it took over, and its own run's."""
         found: dict[int, Note] = {}
         for note in self._all_notes(plan):
             found.setdefault(note.split, note)
         return found
 
     def with_files(self, notes: Mapping[int, Note]) -> dict[int, Note]:
-        """Give the notes whose files are all there as they were written."""
+        """Return the notes whose files are all there as they were written."""
         with self._faults(), ThreadPoolExecutor(LOOKS_AT_ONCE) as pool:
             found = pool.map(self._has_files, notes.values())
             return {number: notes[number] for number, has in zip(notes, found, strict=True) if has}
@@ -237,7 +237,7 @@ class Record:
         return plan if plan.run == run else None
 
     def _all_notes(self, plan: Plan) -> list[Note]:
-        """Give all there are, of one split too."""
+        """Return all there are, of one split too."""
         found = list(plan.taken)
         folder = self.run_folder(plan.run)
         with self._faults():

@@ -55,7 +55,7 @@ def why_void(plan: Plan, now: BackfillStanding) -> str | None:  # noqa: PLR0911 
 
 
 def _is_untouched(plan: Plan, now: BackfillStanding) -> bool:
-    """Whether nobody but backfills has written since the plan was made."""
+    """Return whether nobody but backfills has written since the plan was made."""
     lake = now.committed
     expected = {plan.point, plan.complete_to} if now.is_loaded else {plan.watermark}
     if lake.watermarks.get(now.table) not in expected:
@@ -66,7 +66,7 @@ def _is_untouched(plan: Plan, now: BackfillStanding) -> bool:
 
 
 def are_there(left: Iterable[str], present: Iterable[str]) -> bool:
-    """Whether the files that splits (`Split.where`) are ranges of are still the table's.
+    """Return whether the files that splits (`Split.where`) are ranges of are still the table's.
 
     `left`: splits that are to be read; `present`: those that it would be cut into now. Another file
     has the rows in other blocks than those that were read of the one before.

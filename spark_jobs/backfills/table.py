@@ -78,7 +78,7 @@ class TableBackfill:
         return sum(note.nbytes for note in self.notes.values())
 
     def files(self, *, is_marked: bool) -> list[Fragment]:
-        """Give its files, the one with the `t` first if that is to be among them."""
+        """Return its files, the one with the `t` first if that is to be among them."""
         found = [f for _, note in sorted(self.notes.items()) for f in note.fragments]
         return [self.agreed.marker, *found] if is_marked else found
 

@@ -73,7 +73,7 @@ class Failure:
         return cls(error.what, error.remedy, None, reason)
 
     def error(self) -> IngestdError:
-        """Give it as an error again."""
+        """Return it as an error again."""
         if self.table is not None:
             return TableError(self.table, self.what, remedy=self.remedy)
         if self.reason is not None:
@@ -149,7 +149,7 @@ class BackfillReader:
 
 
 def snapshot_rows(table: Table, batch: pa.RecordBatch, order: SplitOrder) -> pa.RecordBatch:
-    """Give a page's rows as the raw table has them: `r` at (point, 0).
+    """Return a page's rows as the raw table has them: `r` at (point, 0).
 
     `batch`: the table's columns by their lake names, and `_cdc_raw`.
     """

@@ -33,7 +33,7 @@ _OBJECT_STORE = {"s3": "s3a"}
 
 
 def job_parser(name: str, description: str) -> argparse.ArgumentParser:
-    """Give a parser with what every job takes: --source, --config, --remote."""
+    """Return a parser with what every job takes: --source, --config, --remote."""
     parser = argparse.ArgumentParser(
         prog=f"python -m spark_jobs.{name}",
         description=description,
@@ -73,7 +73,7 @@ def _pattern(text: str) -> str:
 
 
 def lake_uri(arguments: argparse.Namespace) -> str:
-    """Give the lake as Spark names it. Raises ConfigError without --lake and --config."""
+    """Return the lake as Spark names it. Raises ConfigError without --lake and --config."""
     if arguments.lake is not None:
         return spark_uri(arguments.lake)
     if arguments.config is None:
@@ -96,7 +96,7 @@ def require_config(arguments: argparse.Namespace) -> Config:
 
 
 def positive(kind: type[int | float]) -> Callable[[str], float]:
-    """Give an argument's type: a number above 0."""
+    """Return an argument's type: a number above 0."""
 
     def parse(text: str) -> float:
         found = kind(text)
@@ -146,7 +146,7 @@ def tell(error: IngestdError) -> None:
 
 
 def _is_sparks(error: Exception) -> bool:
-    """Whether it came from Spark, or from the connection to its JVM: none of our own."""
+    """Return whether it came from Spark, or from the connection to its JVM: none of our own."""
     is_of_it = type(error).__module__.startswith(("pyspark", "py4j"))
     return is_of_it or isinstance(error, (ConnectionError, EOFError))
 
@@ -173,7 +173,7 @@ def run_until_stopped(job: Callable[[Sequence[str], threading.Event], int]) -> N
 
 
 def exit_code(error: IngestdError) -> int:
-    """Give the exit code of a job that ended with this error."""
+    """Return the exit code of a job that ended with this error."""
     if isinstance(error, ConfigError):
         return EXIT_USAGE
     return EXIT_TRANSIENT if isinstance(error, TransientError) else EXIT_OPERATOR

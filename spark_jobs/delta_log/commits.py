@@ -138,12 +138,12 @@ def settings(session: SparkSession, values: Mapping[str, str]) -> Iterator[None]
 
 
 def current_version(session: SparkSession, path: str) -> int:
-    """Give the newest version of a table. No Spark job."""
+    """Return the newest version of a table. No Spark job."""
     return int(snapshot_of(session, path).version())
 
 
 def newest_entry(session: SparkSession, path: str) -> int:
-    """Give the newest version of a table, as the names in its log tell; -1 without one.
+    """Return the newest version of a table, as the names in its log tell; -1 without one.
 
     (To take a snapshot of a version that another engine wrote costs Delta a Spark job.)
     """
@@ -163,13 +163,13 @@ _MAX_LISTED = 100
 
 
 def size_bytes(session: SparkSession, path: str) -> int | None:
-    """Give the size of a table's newest version, None if its log does not tell. No Spark job."""
+    """Return the size of a table's newest version, None if its log does not tell. No Spark job."""
     found = snapshot_of(session, path).sizeInBytesIfKnown()
     return int(found.get()) if found.isDefined() else None
 
 
 def identity(session: SparkSession, path: str) -> tuple[str, dict[str, str]]:
-    """Give a table's id and its properties that are named ``ingestd.*``. No Spark job."""
+    """Return a table's id and its properties that are named ``ingestd.*``. No Spark job."""
     metadata = snapshot_of(session, path).metadata()
     pairs = metadata.configuration().toSeq()
     found = [pairs.apply(n) for n in range(pairs.size())]
@@ -178,13 +178,13 @@ def identity(session: SparkSession, path: str) -> tuple[str, dict[str, str]]:
 
 
 def table_property(session: SparkSession, path: str, name: str) -> str | None:
-    """Give a property of a table, None without it. No Spark job."""
+    """Return a property of a table, None without it. No Spark job."""
     found = snapshot_of(session, path).metadata().configuration().get(name)
     return str(found.get()) if found.isDefined() else None
 
 
 def snapshot_of(session: SparkSession, path: str) -> Any:  # noqa: ANN401 - a Scala object
-    """Give Delta's snapshot of a table's newest version. No Spark job."""
+    """Return Delta's snapshot of a table's newest version. No Spark job."""
     nothing = option(session)
     return delta_log(session, path).update(False, nothing, nothing)  # noqa: FBT003 - not a stale one
 
@@ -196,7 +196,7 @@ def delta_log(session: SparkSession, path: str) -> Any:  # noqa: ANN401 - a Scal
 
 
 def commits_above(session: SparkSession, path: str, version: int) -> list[JobCommit]:
-    """Give the commits of a table above a version, newest first. No Spark job.
+    """Return the commits of a table above a version, newest first. No Spark job.
 
     At most HISTORY_LIMIT, and none of those whose log entries have been cleaned up.
     """

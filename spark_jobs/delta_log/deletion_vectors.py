@@ -60,7 +60,7 @@ def vector_files_of(vector: Mapping[str, Any], uri: str) -> list[str]:
 
 
 def rows_gone(session: SparkSession, path: str, add: Mapping[str, Any]) -> Rows:
-    """Give the rows that a file of the table at `path` does not have any more, ascending.
+    """Return the rows that a file of the table at `path` does not have any more, ascending.
 
     `add`: the file's action. Raises Py4JError if they can't be read, FolderError if they lie
     elsewhere.

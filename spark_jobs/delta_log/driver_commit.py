@@ -46,7 +46,7 @@ class Work:
 
 
 def is_plain(snapshot: Any) -> bool:  # noqa: ANN401 - Delta's
-    """Whether files of the driver may be added; else Spark is to write."""
+    """Return whether files of the driver may be added; else Spark is to write."""
     names = str(snapshot.metadata().configuration().keys().mkString("\n")).split("\n")
     return not any(name.startswith(_NOT_PLAIN) for name in names)
 
@@ -73,7 +73,7 @@ def new_file(
 
 
 def removed(add: Action, now_ms: int) -> Action:
-    """Give the action that takes away what `add` added. `now_ms`: since 1970."""
+    """Return the action that takes away what `add` added. `now_ms`: since 1970."""
     gone = {
         "path": add["path"],
         "partitionValues": {},

@@ -111,7 +111,7 @@ def _rows(source: pa.NativeFile, columns: Sequence[str] | None, max_nbytes: int)
 
 @contextmanager
 def _on_this_machine(path: Any, system: Any) -> Iterator[Path]:  # noqa: ANN401 - Java's
-    """Give where a file is, or where one of a store may be meanwhile."""
+    """Return where a file is, or where one of a store may be meanwhile."""
     if _is_local(system):
         yield Path(path.toUri().getPath())
         return

@@ -57,7 +57,7 @@ class MirrorFiles:
             yield
 
     def of(self, session: SparkSession, path: str, snapshot: Any) -> Files | None:  # noqa: ANN401
-        """Give the files of Delta's snapshot of a table; None for too many, and if it's not told.
+        """Return the files of Delta's snapshot of a table; None for too many, and if it's not told.
 
         A Spark job where more than a few commits were made since they were last told whole.
         """
@@ -115,7 +115,7 @@ def _files(
 
 
 def _is_whole(info: Action) -> bool:
-    """Whether a commit names every file there is after it."""
+    """Return whether a commit names every file there is after it."""
     told = info.get("operationParameters", {})
     if info.get("operation") == "STREAMING UPDATE":
         return bool(told.get("outputMode") == "Complete")

@@ -19,7 +19,7 @@ _FIRST_DAY, _LAST_DAY = -354_285, 2_932_896
 
 
 def statistics(rows: pa.Table, indexed: Sequence[str]) -> dict[str, Any]:
-    """Give those of the columns `indexed`, and of times."""
+    """Return those of the columns `indexed`, and of times."""
     bounds: dict[str, tuple[int | str, int | str]] = {}
     ranged = [f.name for f in rows.schema if pa.types.is_temporal(f.type)]
     chosen = dict.fromkeys([*indexed, *ranged])
@@ -46,7 +46,7 @@ def _has_bounds(kind: pa.DataType) -> bool:
 
 
 def _bounds(values: pa.ChunkedArray) -> tuple[int | str, int | str] | None:
-    """Give the lowest and highest value as Delta writes them; None without, and far from now."""
+    """Return the lowest and highest value as Delta writes them; None without, and far from now."""
     kind = values.type
     if pa.types.is_integer(kind):
         both = pc.min_max(values).as_py()

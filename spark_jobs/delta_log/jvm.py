@@ -19,7 +19,7 @@ HADOOP_PATH = "org.apache.hadoop.fs.Path"
 
 
 def java_class(session: SparkSession, name: str) -> Any:  # noqa: ANN401 - whatever it has
-    """Give a class: its static members, and by a call its constructor.
+    """Return a class: its static members, and by a call its constructor.
 
     Whether it is there shows when it is used (Py4JError). Raises PySparkException on a Spark
     Connect server.
@@ -28,5 +28,5 @@ def java_class(session: SparkSession, name: str) -> Any:  # noqa: ANN401 - whate
 
 
 def option(session: SparkSession, value: Any = None) -> Any:  # noqa: ANN401 - whatever it has
-    """Give Scala's Some of a value, or None."""
+    """Return Scala's Some of a value, or None."""
     return java_class(session, "scala.Option").apply(value)

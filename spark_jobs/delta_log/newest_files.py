@@ -41,7 +41,7 @@ class NewestFiles:
     path: str
 
     def rows_above(self, column: str, above: int, through: int | None = None) -> pa.Table | None:
-        """Give the rows in whose whole-numbered `column` is more than `above`.
+        """Return the rows in whose whole-numbered `column` is more than `above`.
 
         Later entries have no lower values than earlier ones. `through`: nor are rows needed that
         have more than this, though there may be some.
@@ -50,11 +50,11 @@ class NewestFiles:
         return None if found is None else found.filter(pc.greater(found[column], above))
 
     def all_rows(self) -> pa.Table | None:
-        """Give all rows of a table with few entries; its files need no statistics."""
+        """Return all rows of a table with few entries; its files need no statistics."""
         return self._read(self._all_files)
 
     def last_rows(self, app_id: str | None = None) -> pa.Table | None:
-        """Give the rows that were added last, by one commit.
+        """Return the rows that were added last, by one commit.
 
         It may have taken rows away as well if it is of the Delta application `app_id`.
         """
@@ -138,7 +138,7 @@ def _is_plain(add: dict[str, Any]) -> bool:
 
 
 def _bounds(add: dict[str, Any], column: str, table: str) -> tuple[str, int, int] | None:
-    """Give a file's name, its lowest and highest value; None if that is not told."""
+    """Return a file's name, its lowest and highest value; None if that is not told."""
     told = json.loads(add.get("stats") or "{}")
     low, high = (told.get(name, {}).get(column) for name in ("minValues", "maxValues"))
     if low is None or high is None or not _is_plain(add):

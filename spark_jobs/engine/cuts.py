@@ -119,7 +119,7 @@ class CutLog:
         return epochs_id, False
 
     def last(self) -> EpochCut | None:
-        """Give the newest cut, None if there is none. Spark job, unless the log tells it."""
+        """Return the newest cut, None if there is none. Spark job, unless the log tells it."""
         self._version = current_version(self._session, self.path)
         found = newest_cut(self._session, self.path, self._name)
         self._newest = None if found is None else self._added(found.epoch, self._version)
@@ -166,7 +166,7 @@ class CutLog:
         return is_there
 
     def _added(self, epoch: int, version: int) -> tuple[int, Action] | None:
-        """Give what added the newest cut, if the commit of that version did, and it alone."""
+        """Return what added the newest cut, if the commit of that version did, and it alone."""
         entries = log_entries(self._session, self.path, version) or []
         adds = [e["add"] for e in entries if "add" in e and e["add"]["dataChange"]]
         if len(adds) != 1:
@@ -198,7 +198,7 @@ def _app_id(name: str) -> str:
 
 
 def newest_cut(session: SparkSession, path: str, name: str) -> EpochCut | None:
-    """Give the newest cut, None if there is none. Raises OperatorError where there is no log.
+    """Return the newest cut, None if there is none. Raises OperatorError where there is no log.
 
     `name`: of the job that adds them. Spark job, unless the log's newest entries tell it.
     """
@@ -211,7 +211,7 @@ def newest_cut(session: SparkSession, path: str, name: str) -> EpochCut | None:
 
 
 def find_cut(session: SparkSession, path: str, epoch: int | None = None) -> EpochCut | None:
-    """Give the newest cut (at or below `epoch`) by Spark. Raises as `newest_cut`."""
+    """Return the newest cut (at or below `epoch`) by Spark. Raises as `newest_cut`."""
     try:
         rows = CheckedTables().rows(session, path)
         rows.columns  # noqa: B018 - a Connect server is asked only now

@@ -27,12 +27,12 @@ class EpochMemory:
                 self._known[last.number] = last
 
     def between(self, above: int, through: int) -> list[Epoch]:
-        """Give the epochs above one, through another."""
+        """Return the epochs above one, through another."""
         self._ensure(above + 1, through)
         return [self._known[n] for n in range(above + 1, through + 1)]
 
     def end_lsn(self, number: int) -> int:
-        """Give the position that an epoch ends at; 0 for epoch 0."""
+        """Return the position that an epoch ends at; 0 for epoch 0."""
         if number == 0:
             return 0
         self._ensure(number, number)

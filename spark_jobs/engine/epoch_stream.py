@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 
 def is_whole(definition: Definition) -> bool:
-    """Whether the fold of the raw table, at every epoch, is the table.
+    """Return whether the fold of the raw table, at every epoch, is the table.
 
     A table without a key is not while it is read anew: what was read stands beside the old rows
     until its `t` comes.
@@ -259,7 +259,7 @@ class EpochStream:
     # --- the tables ---------------------------------------------------------------------------
 
     def _whole(self, registry: Registry, through: Epoch) -> dict[str, Definition]:
-        """Give the tables whose raw tables, up to an epoch, are the tables."""
+        """Return the tables whose raw tables, up to an epoch, are the tables."""
         found: dict[str, Definition] = {}
         is_newest: bool | None = None
         for table in registry.tables:
@@ -353,7 +353,7 @@ class EpochStream:
         self.stopped[table] = error
 
     def _registry(self) -> Registry:
-        """Give what `_tables` says; it is read when it has changed."""
+        """Return what `_tables` says; it is read when it has changed."""
         newest = self._newest_registry()
         if newest != self._registry_version:
             self._known = self.lake.registry()

@@ -148,7 +148,7 @@ class TableMover:
             self.job.move(rest, step)
 
     def _without_gone_files(self, lake: SourceLake, step: Step) -> SourceLake | None:
-        """Give what the lake has above the raw files that are gone; None if none is.
+        """Return what the lake has above the raw files that are gone; None if none is.
 
         Raises TableError if the table's own are.
         """
@@ -174,7 +174,7 @@ class TableMover:
         return lake.above(max(highest))
 
     def _session(self) -> SparkSession:
-        """Give this thread's own session: what signs a commit is the session's."""
+        """Return this thread's own session: what signs a commit is the session's."""
         session: SparkSession | None = getattr(self._sessions, "session", None)
         if session is None:
             session = self.lake.session.newSession()

@@ -34,7 +34,7 @@ class Owner:
     lake: str
 
     def signature(self, epoch: int, schema_version: int) -> Signature:
-        """Give what it signs a commit with."""
+        """Return what it signs a commit with."""
         return Signature(self.job, self.source, self.lake, epoch, schema_version)
 
     def app_id(self, table: str) -> str:
@@ -105,7 +105,7 @@ def moved(
     *,
     above: int,
 ) -> TablePosition:
-    """Give where a table is after a step. Raises TableError if another job moved it meanwhile.
+    """Return where a table is after a step. Raises TableError if another job moved it meanwhile.
 
     `signature`: of the step's last commit; `above`: the epoch that it began with.
     """

@@ -58,14 +58,14 @@ def above_truncate(changes: pa.Table) -> pa.Table:
 
 
 def unfolded(changes: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """Give rows that are one a key and all there, as outcomes: a snapshot's."""
+    """Return rows that are one a key and all there, as outcomes: a snapshot's."""
     rows = changes.select([*columns, "_cdc_raw", *CARRIED])
     rows = rows.append_column(DELETED, pa.array(np.zeros(rows.num_rows, bool)))
     return rows.append_column(KEPT, _lists({}, rows.num_rows))
 
 
 def _keys(changes: pa.Table, key: Sequence[str]) -> tuple[_Ints, _Mask]:
-    """Give the number of each row's key, and which rows are to be folded one by one.
+    """Return the number of each row's key, and which rows are to be folded one by one.
 
     Those are all rows of a key that was another one's, or that has a row with texts.
     """
@@ -91,7 +91,7 @@ def _keys(changes: pa.Table, key: Sequence[str]) -> tuple[_Ints, _Mask]:
 def _old_keys(
     changes: pa.Table, own: Sequence[pa.Array], key: Sequence[str]
 ) -> tuple[_Ints, list[pa.Array]] | None:
-    """Give the rows that tell which key they had before, and these keys; None without any."""
+    """Return the rows that tell which key they had before, and these keys; None without any."""
     before = changes["_cdc_before"]
     if before.null_count == len(before) or not {f.name for f in before.type}.issuperset(key):
         return None
@@ -127,7 +127,7 @@ class _Sorted:
         return cls(order, first, np.flatnonzero(np.roll(is_first, -1)))
 
     def newest_with(self, is_there: _Mask) -> _Ints:
-        """Give for each key its newest row of these, as its number; _NOWHERE without one."""
+        """Return for each key its newest row of these, as its number; _NOWHERE without one."""
         places = np.arange(len(self.order))
         newest = np.maximum.accumulate(np.where(is_there[self.order], places, -1))[self.last]
         is_own = newest >= self.first[self.last]
@@ -190,7 +190,7 @@ def _before(changes: pa.Table, name: str, like: pa.Array) -> pa.Array:
 
 
 def _lists(kept: dict[str, _Mask], count: int) -> pa.Array:
-    """Give the names of the columns kept, by row; null for none."""
+    """Return the names of the columns kept, by row; null for none."""
     kind = pa.list_(pa.string())
     if not kept:
         return pa.nulls(count, kind)

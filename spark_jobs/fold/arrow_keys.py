@@ -23,7 +23,7 @@ _COMPARED = (
 
 
 def are_compared(rows: pa.Table, key: Sequence[str]) -> bool:
-    """Whether keys are equal where Arrow says so, and none is a text in `_cdc_raw`."""
+    """Return whether keys are equal where Arrow says so, and none is a text in `_cdc_raw`."""
     kinds = [rows.schema.field(name).type for name in key]
     return all(any(is_one(kind) for is_one in _COMPARED) for kind in kinds) and not any(
         pc.any(pc.is_in(chunk.keys, value_set=pa.array(key, chunk.keys.type))).as_py()
@@ -33,7 +33,7 @@ def are_compared(rows: pa.Table, key: Sequence[str]) -> bool:
 
 
 def numbered(columns: Sequence[pa.Array]) -> NDArray[np.int64]:
-    """Give each row of these columns a number below their length: the same to equal rows."""
+    """Return each row of these columns a number below their length: the same to equal rows."""
     found: NDArray[np.int64] | None = None
     for column in columns:
         codes = column.dictionary_encode(null_encoding="encode").indices.to_numpy().astype(np.int64)
@@ -50,7 +50,7 @@ def numbered(columns: Sequence[pa.Array]) -> NDArray[np.int64]:
 def found_in(
     old: Sequence[pa.ChunkedArray], wanted: Sequence[pa.ChunkedArray]
 ) -> NDArray[np.int64]:
-    """Give for each row of `old` the place of its like in `wanted`, whose rows differ; -1: none.
+    """Return for each row of `old` the place of its like in `wanted`, whose rows differ; -1: none.
 
     A null is like nothing.
     """

@@ -80,7 +80,7 @@ def merge(old: pa.Table, outcomes: pa.Table, key: Sequence[str], schema: pa.Sche
 
 
 def shaped(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Give rows with the columns of `schema`, in its order: null where there is none."""
+    """Return rows with the columns of `schema`, in its order: null where there is none."""
     there = set(rows.column_names)
     return pa.table(
         [
@@ -92,7 +92,7 @@ def shaped(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _matches(old: pa.Table, outcomes: pa.Table, key: Sequence[str]) -> _Ints | None:
-    """Give the number of each row's outcome, -1 without one."""
+    """Return the number of each row's outcome, -1 without one."""
     if not old.num_rows:
         return np.empty(0, np.int64)
     has_null = any(outcomes[name].null_count for name in key)
@@ -134,7 +134,7 @@ def _merged(old: pa.Table, places: _Ints, outcomes: pa.Table, schema: pa.Schema)
 
 
 def _with_kept_texts(own: pa.ChunkedArray, before: pa.ChunkedArray, kept: pa.Array) -> pa.Array:
-    """Give `_cdc_raw`: a value that is kept has its text, if it had one."""
+    """Return `_cdc_raw`: a value that is kept has its text, if it had one."""
     texts = []
     pairs = zip(own.to_pylist(), before.to_pylist(), kept.to_pylist(), strict=True)
     for mine, earlier, names in pairs:

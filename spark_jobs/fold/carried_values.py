@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def borrow(
     folded: FoldedKey, mirror: Callable[[], DataFrame], key: Sequence[LakeColumn]
 ) -> pa.Table:
-    """Give the outcomes with the values that other keys' rows in the mirror have.
+    """Return the outcomes with the values that other keys' rows in the mirror have.
 
     `mirror` gives its rows. Two Spark jobs, none if nothing is borrowed. What is not in the mirror
     either is null.

@@ -77,13 +77,13 @@ def fold_changes(changes: pa.Table, columns: Sequence[str], key: Sequence[str]) 
 
 
 def keys_of(changes: pa.Table, key: Sequence[str]) -> list[Key]:
-    """Give each row's key: its values, or the source's text where the column can't hold one."""
+    """Return each row's key: its values, or the source's text where the column can't hold one."""
     raws = _raws(changes)
     return [_key(values, raws.get(i), "", key) for i, values in enumerate(_tuples(changes, key))]
 
 
 def old_keys_of(changes: pa.Table, key: Sequence[str]) -> dict[int, Key]:
-    """Give the key before each update that changed it, by the row's number."""
+    """Return the key before each update that changed it, by the row's number."""
     before = changes["_cdc_before"]
     if before.null_count == len(before):
         return {}
@@ -182,7 +182,7 @@ class _Before:
 
 
 def before_column(changes: pa.Table, name: str) -> pa.Array:
-    """Give the old rows' values of a column; null where there is no old row."""
+    """Return the old rows' values of a column; null where there is no old row."""
     before = changes["_cdc_before"].combine_chunks()
     if isinstance(before, pa.ChunkedArray):
         before = pa.concat_arrays(before.chunks)
@@ -270,7 +270,7 @@ def _outcome_raws(
     taken: Mapping[str, Mapping[int, int | None]],
     renamed: Mapping[int, int],
 ) -> pa.Array:
-    """Give the `_cdc_raw` of the outcomes: each value's text goes where the value goes."""
+    """Return the `_cdc_raw` of the outcomes: each value's text goes where the value goes."""
     raws = _raws(changes)
     outcomes: list[list[tuple[str, str]] | None] = [None] * len(found)
     if raws:

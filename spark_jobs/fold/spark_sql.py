@@ -106,7 +106,7 @@ _TOASTED = ("string", "binary", "array", "struct")
 
 
 def linked_changes(changes: DataFrame, key: Sequence[LakeColumn]) -> tuple[pa.Table, DataFrame]:
-    """Give the changes that have to be followed from key to key, and the keys these concern.
+    """Return the changes that have to be followed from key to key, and the keys these concern.
 
     Those are the old and new keys of the updates that changed a key and did not send every value.
     Two Spark jobs; both results are in the driver's memory.
@@ -131,7 +131,7 @@ def linked_changes(changes: DataFrame, key: Sequence[LakeColumn]) -> tuple[pa.Ta
 
 
 def old_texts() -> Column:
-    """Give the part of `_cdc_raw` that is of the old row, by the columns' names; null if none."""
+    """Return the part of `_cdc_raw` that is of the old row, by the columns' names; null if none."""
     texts = f.map_from_entries(
         f.transform(
             f.filter(f.map_entries(RAW), lambda e: e["key"].startswith(BEFORE_RAW)),
@@ -167,7 +167,7 @@ def fold_in_spark(
 
 
 def unfolded(changes: DataFrame, columns: Sequence[LakeColumn]) -> DataFrame:
-    """Give rows that are one a key and all there, as outcomes: a snapshot's."""
+    """Return rows that are one a key and all there, as outcomes: a snapshot's."""
     return _own(changes, columns, ())
 
 
@@ -194,7 +194,7 @@ def _grouping(key: Sequence[LakeColumn]) -> list[Column]:
 
 
 def _key_changed(changes: DataFrame, key: Sequence[LakeColumn]) -> Column:
-    """Whether a row is an update of a row that had another key."""
+    """Return whether a row is an update of a row that had another key."""
     nothing = f.lit(False)  # noqa: FBT003 - SQL's false
     if not set(_fields(changes)).issuperset(k.name for k in key):
         return nothing
@@ -214,7 +214,7 @@ def _fields(changes: DataFrame) -> list[str]:
 def _own(
     changes: DataFrame, columns: Sequence[LakeColumn], unsent: Sequence[LakeColumn]
 ) -> DataFrame:
-    """Give each change as an event of its own key; what the old row tells is put in."""
+    """Return each change as an event of its own key; what the old row tells is put in."""
     there, fields = set(changes.columns), set(_fields(changes))
     kept = f.col("_cdc_unchanged")
     raw = f.map_filter(RAW, lambda name, _: ~name.startswith(BEFORE_RAW))
@@ -249,7 +249,7 @@ def _vacated(
     key: Sequence[LakeColumn],
     events: DataFrame,
 ) -> DataFrame:
-    """Give the keys that rows had before an update changed them, as deletions."""
+    """Return the keys that rows had before an update changed them, as deletions."""
     names = {k.name for k in key}
     return changes.where(_key_changed(changes, key)).select(
         *[

@@ -37,7 +37,7 @@ _YES = f.lit
 
 
 def keyed_versions(window: Window, before: DataFrame | None, shape: HistoryShape) -> DataFrame:
-    """Give the versions as they are after the window, those of `before` included.
+    """Return the versions as they are after the window, those of `before` included.
 
     `before`: versions that began below the window and do not end there (`history_versions.stored`),
     of the keys in the window; of all keys if it has marks. Columns: `VERSION`, the source's, and
@@ -74,7 +74,7 @@ def keyed_versions(window: Window, before: DataFrame | None, shape: HistoryShape
 
 
 def keys_of(window: Window, shape: HistoryShape) -> DataFrame:
-    """Give the parts of every key that the window's rows have or had, once each."""
+    """Return the parts of every key that the window's rows have or had, once each."""
     rows = window.rows.where(f.col("_cdc_op") != TRUNCATE)
     keys = rows.select(*shape.named_parts())
     if window.moves:
@@ -194,7 +194,7 @@ def _without_repeated_reads(
 
 
 def _values(shape: HistoryShape) -> list[Column]:
-    """Give what two rows may have in common; `v` and `t` with the column's number."""
+    """Return what two rows may have in common; `v` and `t` with the column's number."""
     found: list[Column] = [f.coalesce(f.col(UNCHANGED), f.array()).alias("unchanged")]
     for number, (name, kind) in enumerate(shape.types.items()):
         value = col(name)

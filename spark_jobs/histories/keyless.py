@@ -39,7 +39,7 @@ _OPENS = "_cdc_opens"
 
 
 def keyless_versions(window: Window, before: DataFrame | None, shape: HistoryShape) -> DataFrame:
-    """Give the versions as they are after the window, those of `before` included.
+    """Return the versions as they are after the window, those of `before` included.
 
     `before`: as of `history_keyed.keyed_versions`; of all rows that the window ends, or of all.
     """
@@ -81,12 +81,12 @@ def keyless_versions(window: Window, before: DataFrame | None, shape: HistorySha
 
 
 def rows_of(window: Window, shape: HistoryShape) -> DataFrame:
-    """Give the parts of every row that the window's changes put in or take away, once each."""
+    """Return the parts of every row that the window's changes put in or take away, once each."""
     return _changes(window, shape).select(*shape.part_names).distinct()
 
 
 def _old_rows(rows: DataFrame, shape: HistoryShape) -> DataFrame:
-    """Give the rows that were before; a column that the old row does not have is null."""
+    """Return the rows that were before; a column that the old row does not have is null."""
     fields = old_columns(rows)
     values = [
         (f.col(BEFORE).getField(n) if n in fields else f.lit(None)).cast(kind).alias(n)
@@ -99,7 +99,7 @@ def _old_rows(rows: DataFrame, shape: HistoryShape) -> DataFrame:
 
 
 def _changes(window: Window, shape: HistoryShape) -> DataFrame:
-    """Give what opens a row, and what ends one, in the columns of versions."""
+    """Return what opens a row, and what ends one, in the columns of versions."""
     op = f.col("_cdc_op")
     rows = window.rows
     opened = rows.where(op.isin(INSERT, UPDATE))
@@ -135,7 +135,7 @@ def _changes(window: Window, shape: HistoryShape) -> DataFrame:
 
 
 def _reads(window: Window, mark: Mark, shape: HistoryShape) -> DataFrame:
-    """Give the rows that the snapshot of this mark read, as current versions."""
+    """Return the rows that the snapshot of this mark read, as current versions."""
     is_its = (f.col("_cdc_op") == SNAPSHOT) & (f.col("_cdc_lsn") == mark.lsn)
     return window.rows.where(is_its).select(
         *(col(n) for n in shape.columns),
@@ -153,7 +153,7 @@ def _reads(window: Window, mark: Mark, shape: HistoryShape) -> DataFrame:
 
 
 def _paired(events: DataFrame, truncates: Sequence[Mark], shape: HistoryShape) -> DataFrame:
-    """Give each opening with the ending of its row, the first with the first.
+    """Return each opening with the ending of its row, the first with the first.
 
     An ending that finds no row is left out: only what was captured of a table that was not read yet
     has such ones.

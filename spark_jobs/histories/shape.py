@@ -90,7 +90,7 @@ class HistoryShape:
         return sorted({c.since_lsn for c in self.lives if c.is_again})
 
     def made_at(self, lsn: int) -> list[LakeColumn]:
-        """Give the columns that came, or came again, at a position."""
+        """Return the columns that came, or came again, at a position."""
         return [c for c in self.lives if c.since_lsn == lsn and c.has_values_at(lsn)]
 
     def without_values_at(self, lsn: int) -> list[str]:
@@ -126,7 +126,7 @@ class HistoryShape:
         of: str | None = None,
         lsn: str = "_cdc_lsn",
     ) -> list[Column]:
-        """Give what tells a row apart, as values that Spark can compare and group by.
+        """Return what tells a row apart, as values that Spark can compare and group by.
 
         Null equals null here. `values`: a struct to take it from instead of the row; `prefix`: of
         the names in `_cdc_raw` that go with it. `of`: the alias of the row's table. `lsn`: what is
@@ -168,7 +168,7 @@ class HistoryShape:
         return found
 
     def named_parts(self, values: Column | None = None, *, prefix: str = "") -> list[Column]:
-        """Give `parts` under their names."""
+        """Return `parts` under their names."""
         parts = self.parts(values, prefix=prefix)
         return [part.alias(f"_cdc_k{i}") for i, part in enumerate(parts)]
 
@@ -181,10 +181,10 @@ def _earlier(column: LakeColumn, others: set[str]) -> list[str]:
 
 
 def position(lsn: str = "_cdc_lsn", seq: str = "_cdc_seq") -> Column:
-    """Give a position that can be compared."""
+    """Return a position that can be compared."""
     return f.struct(f.col(lsn).alias("lsn"), f.col(seq).alias("seq"))
 
 
 def literal_position(lsn: int, seq: int) -> Column:
-    """Give a position that is known."""
+    """Return a position that is known."""
     return f.struct(f.lit(lsn).cast("long").alias("lsn"), f.lit(seq).cast("long").alias("seq"))

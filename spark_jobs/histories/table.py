@@ -49,7 +49,7 @@ class HistoryTable:
     checked: CheckedTables = field(default_factory=CheckedTables)
 
     def rows(self) -> DataFrame:
-        """Give the history's rows."""
+        """Return the history's rows."""
         return self.checked.rows(self.session, self.path)
 
     def columns(self) -> list[str]:
@@ -57,7 +57,7 @@ class HistoryTable:
         return self.checked.columns(self.session, self.path)
 
     def before(self, window: Window, shape: HistoryShape, keys: DataFrame | None) -> DataFrame:
-        """Give the versions that a window may change: those that do not end below it.
+        """Return the versions that a window may change: those that do not end below it.
 
         Columns: `history_versions.stored`, and `_cdc_again`: the version begins in the window,
         which makes it anew. `keys`: of rows with these parts only.

@@ -19,7 +19,7 @@ _PLACE = ("_cdc_lsn", "_cdc_seq")
 
 
 def filled(events: DataFrame, window: Window, shape: HistoryShape) -> DataFrame:
-    """Give events with what they lack; `_cdc_unchanged` names what is nowhere to be had.
+    """Return events with what they lack; `_cdc_unchanged` names what is nowhere to be had.
 
     A row that got another key takes it from under its old one, through any number of keys: one
     round each. More than one such update in the window costs a Spark job a round.
@@ -63,7 +63,7 @@ def _value(known: Column, value: Column, text: Column) -> Column:
 
 
 def _sent(name: str, shape: HistoryShape, *, is_in_before: bool) -> Column:
-    """Give what an event tells of a column; null if it is what the event before tells."""
+    """Return what an event tells of a column; null if it is what the event before tells."""
     is_unsent = f.coalesce(f.array_contains(UNCHANGED, name), f.expr("false"))
     own = _value(f.expr("true"), col(name), f.try_element_at(f.col(RAW), f.lit(name)))
     nothing = _value(
@@ -115,7 +115,7 @@ def _through_keys(events: DataFrame, shape: HistoryShape, window: Window) -> Dat
 
 
 def _joined(events: DataFrame, left: DataFrame, count: int) -> DataFrame:
-    """Give moved rows what their old keys had."""
+    """Return moved rows what their old keys had."""
     columns = [n for n in events.columns if n not in {_told(i) for i in range(count)}]
     found = events.join(left, [*_PLACE], "left")
     lacks = f.col("_cdc_moved")

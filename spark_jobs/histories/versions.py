@@ -28,17 +28,17 @@ VERSION = (RAW, UNCHANGED, *PLACE, "_cdc_to", "_cdc_had", "_cdc_is_old")
 
 
 def end(lsn: Column, seq: Column, at: Column) -> Column:
-    """Give where a version ends; null if there is no `lsn`."""
+    """Return where a version ends; null if there is no `lsn`."""
     return f.when(lsn.isNotNull(), f.struct(lsn.alias("lsn"), seq.alias("seq"), at.alias("at")))
 
 
 def no_end() -> Column:
-    """Give the end of what has none."""
+    """Return the end of what has none."""
     return f.lit(None).cast(END_TYPE)
 
 
 def marks(found: Sequence[Mark]) -> Column:
-    """Give marks as an array of ends, in order."""
+    """Return marks as an array of ends, in order."""
     each = [
         f.struct(
             f.lit(m.lsn).cast("long").alias("lsn"),
@@ -51,7 +51,7 @@ def marks(found: Sequence[Mark]) -> Column:
 
 
 def first_above(found: Sequence[Mark], lsn: Column, seq: Column) -> Column:
-    """Give the first of these marks above a position, as an end; null if there is none."""
+    """Return the first of these marks above a position, as an end; null if there is none."""
     if not found:
         return no_end()
     above = f.filter(
@@ -72,7 +72,7 @@ def count_below(found: Sequence[Mark], lsn: Column, seq: Column) -> Column:
 def kept_raw(
     raw: Column, without: Sequence[str] = (), texts: Sequence[tuple[str, Column]] = ()
 ) -> Column:
-    """Give `_cdc_raw` without the old row's texts and these columns', with some texts put in.
+    """Return `_cdc_raw` without the old row's texts and these columns', with some texts put in.
 
     A text that is null is not put in; null if nothing is left.
     """
@@ -93,7 +93,7 @@ def kept_raw(
 
 
 def stored(history: DataFrame, shape: HistoryShape, prefix: str) -> DataFrame:
-    """Give a history's rows as versions, with the parts that tell them apart."""
+    """Return a history's rows as versions, with the parts that tell them apart."""
     name = {n: f.col(prefix + n) for n in ADDED}
     ends = end(name["valid_to_lsn"], name["valid_to_seq"], name["valid_to"])
     rows = history.select(
@@ -112,7 +112,7 @@ def stored(history: DataFrame, shape: HistoryShape, prefix: str) -> DataFrame:
 
 
 def with_missing(versions: DataFrame, shape: HistoryShape) -> DataFrame:
-    """Give versions that were there when a column came what the source has for them.
+    """Return versions that were there when a column came what the source has for them.
 
     Taken back from what `HistoryTable.evolve` filled, and a change told later had ended before.
     Where the column had been dropped before, such a version is two.
@@ -181,7 +181,7 @@ def _split_at(versions: DataFrame, lsn: int, shape: HistoryShape) -> DataFrame:
 
 
 def as_history(shape: HistoryShape, prefix: str) -> list[Column]:
-    """Give a history's columns, of versions."""
+    """Return a history's columns, of versions."""
     ends = f.col("_cdc_to")
     added = {
         "valid_from": f.col("_cdc_ts"),

@@ -26,7 +26,7 @@ _MAX_LONG = (1 << 63) - 1
 
 
 def as_of_lsn(spark: SparkSession, target: str, table: str, lsn: int | str) -> DataFrame:
-    """Give a table's rows as they were just after the transaction that committed at `lsn`.
+    """Return a table's rows as they were just after the transaction that committed at `lsn`.
 
     `lsn`: an integer or Postgres' text (``16/B374D848``). Columns: the source's, `_cdc_raw`. The
     same LSN for several tables gives them at one point. Raises OperatorError without a history, or
@@ -41,7 +41,7 @@ def as_of_lsn(spark: SparkSession, target: str, table: str, lsn: int | str) -> D
 
 
 def as_of(spark: SparkSession, target: str, table: str, at: datetime) -> DataFrame:
-    """Give a table's rows as they were at a time of the source's clock, inclusive. Spark job.
+    """Return a table's rows as they were at a time of the source's clock, inclusive. Spark job.
 
     That is just after the last transaction, in the order of the log, that this table's history has
     with a commit time at or before `at`. Raises OperatorError, also for a time without a zone.
@@ -52,7 +52,7 @@ def as_of(spark: SparkSession, target: str, table: str, at: datetime) -> DataFra
 def lsn_at(
     spark: SparkSession, target: str, at: datetime, tables: Sequence[str] | None = None
 ) -> int:
-    """Give the LSN of the last transaction of these tables that committed at or before a time.
+    """Return the LSN of the last transaction of these tables that committed at or before a time.
 
     All tables of the newest cut if none are named; 0 if there is no such transaction. With it,
     `as_of_lsn` gives several tables at one point. One Spark job over all of them.

@@ -227,7 +227,7 @@ def _measured(
 
 
 def empty_window(rows: DataFrame) -> Window:
-    """Give a window of these rows, which are none."""
+    """Return a window of these rows, which are none."""
     return Window(rows, 0, (0, 0), (), (), 0, 0, has_reads=False, lowest_read=None)
 
 
@@ -244,7 +244,7 @@ def moved(rows: DataFrame, shape: HistoryShape) -> Column:
 
 
 def has_old_keys(rows: DataFrame, shape: HistoryShape) -> bool:
-    """Say whether `_cdc_before` has the key's columns."""
+    """Return whether `_cdc_before` has the key's columns."""
     there = old_columns(rows)
     return there.issuperset(name for names in shape.versions for name in names)
 

@@ -27,22 +27,22 @@ def quoted(name: str) -> str:
 
 
 def col(name: str, of: str | None = None) -> Column:
-    """Give the column of that very name, of the DataFrame with the alias `of`."""
+    """Return the column of that very name, of the DataFrame with the alias `of`."""
     return f.col(quoted(name) if of is None else f"{of}.{quoted(name)}")
 
 
 def may_be_raw(column: LakeColumn) -> bool:
-    """Whether a value of the column may be in `_cdc_raw` instead."""
+    """Return whether a value of the column may be in `_cdc_raw` instead."""
     return column.delta_type not in _NEVER_RAW
 
 
 def needs_column_mapping(names: Sequence[str]) -> bool:
-    """Whether Delta can write these names only with column mapping."""
+    """Return whether Delta can write these names only with column mapping."""
     return any(_NEEDS_MAPPING.intersection(name) for name in names)
 
 
 def selected(rows: DataFrame, columns: Sequence[LakeColumn]) -> list[Column]:
-    """Give the columns of a raw table; null for one that it does not have yet."""
+    """Return the columns of a raw table; null for one that it does not have yet."""
     there = set(rows.columns)
     return [
         col(c.name) if c.name in there else f.lit(None).cast(c.delta_type).alias(c.name)
@@ -51,7 +51,7 @@ def selected(rows: DataFrame, columns: Sequence[LakeColumn]) -> list[Column]:
 
 
 def same_key(key: Sequence[LakeColumn], left: str, right: str) -> Column:
-    """Give the condition that two aliased DataFrames' rows have one key.
+    """Return the condition that two aliased DataFrames' rows have one key.
 
     A value that its column can't hold is compared by its text, in `_cdc_raw`.
     """
@@ -67,7 +67,7 @@ def same_key(key: Sequence[LakeColumn], left: str, right: str) -> Column:
 
 
 def later(left: str, right: str) -> Column:
-    """Give the condition that `left`'s row is of a higher position than `right`'s."""
+    """Return the condition that `left`'s row is of a higher position than `right`'s."""
     lsn = col("_cdc_lsn", left), col("_cdc_lsn", right)
     seq = col("_cdc_seq", left), col("_cdc_seq", right)
     return (lsn[0] > lsn[1]) | ((lsn[0] == lsn[1]) & (seq[0] > seq[1]))

@@ -16,7 +16,7 @@ from ingestd.model.schema import TableId
 
 
 def lake_position(config: Config, source: str) -> Lsn | None:
-    """Give the position up to which the lake has everything; None for an empty lake.
+    """Return the position up to which the lake has everything; None for an empty lake.
 
     The app transaction of `_epochs`: an idle source has a position above its last epoch.
     """
@@ -27,7 +27,7 @@ def lake_position(config: Config, source: str) -> Lsn | None:
 
 
 def known_tables(config: Config, source: str) -> Mapping[TableId, RegisteredTable]:
-    """Give what the lake has of the source's tables."""
+    """Return what the lake has of the source's tables."""
     registry = RegistryTable(_log(config, source, Layout(source).tables), lambda _: None)
     registry.load()
     return {table.table: table for table in registry.tables().values()}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def with_missing(rows: DataFrame, added: Sequence[LakeColumn]) -> DataFrame:
-    """Give rows (with `_cdc_lsn` and `_cdc_raw`) with the columns they were written before."""
+    """Return rows (with `_cdc_lsn` and `_cdc_raw`) with the columns they were written before."""
     there = set(rows.columns)
     for column in added:
         is_before = col("_cdc_lsn") < column.since_lsn
@@ -34,7 +34,7 @@ def with_missing(rows: DataFrame, added: Sequence[LakeColumn]) -> DataFrame:
 
 
 def missing_value(column: LakeColumn) -> tuple[Column, str | None]:
-    """Give the value that such rows have, and its text if the column can't hold it."""
+    """Return the value that such rows have, and its text if the column can't hold it."""
     if column.missing is None:
         return f.lit(None).cast(column.delta_type), None
     buffer = column.missing.encode()
@@ -46,14 +46,14 @@ def missing_value(column: LakeColumn) -> tuple[Column, str | None]:
 
 
 def _literal(value: object) -> Column:
-    """Give a value; dates and times as text, because pyspark takes the process's time zone."""
+    """Return a value; dates and times as text, because pyspark takes the process's time zone."""
     if isinstance(value, list):
         return f.array(*map(_literal, value))
     return f.lit(str(value) if isinstance(value, date) else value)
 
 
 def with_text(column: LakeColumn, text: str | None) -> Column:
-    """Give `_cdc_raw` with the text of a value that its column can't hold; None: without any.
+    """Return `_cdc_raw` with the text of a value that its column can't hold; None: without any.
 
     (There is one where a column was dropped and made again under its name.)
     """

@@ -22,7 +22,7 @@ _EPOCH = "_cdc_epoch"
 def read_newest(
     lake: SourceLake, table: str, *, above: int, through: int, rows: int
 ) -> pa.Table | None:
-    """Give the raw rows of the epochs above one and through another; None: let Spark read them.
+    """Return the raw rows of the epochs above one and through another; None: let Spark read them.
 
     They are `rows`, as `_epochs` has it, or it is None: so nothing hangs on the order of the log's
     entries, nor on a file that was compacted meanwhile.
@@ -36,6 +36,6 @@ def read_newest(
 
 
 def has_unsent(changes: pa.Table, names: Sequence[str]) -> bool:
-    """Whether some change did not send one of these columns."""
+    """Return whether some change did not send one of these columns."""
     unsent = pc.unique(pc.list_flatten(changes["_cdc_unchanged"]))
     return not set(names).isdisjoint(unsent.to_pylist())

@@ -62,7 +62,7 @@ class Epoch:
 
 
 def as_spark_gives(at: datetime) -> datetime:
-    """Give a time of Arrow's (UTC) as Spark's rows have it: of this process' zone, without it."""
+    """Return a time of Arrow's (UTC) as Spark's rows have it: of this process' zone, without it."""
     return at.replace(tzinfo=UTC).astimezone().replace(tzinfo=None)
 
 
@@ -134,11 +134,11 @@ class SourceLake:
         return None if root is None else LocalStore(root, Fsync())
 
     def using(self, session: SparkSession) -> SourceLake:
-        """Give the same lake, read in another session."""
+        """Return the same lake, read in another session."""
         return self._but(session, self.unread_lsn)
 
     def above(self, lsn: int) -> SourceLake:
-        """Give the same lake without the raw rows up to a position.
+        """Return the same lake without the raw rows up to a position.
 
         Their files are not read (statistics of `_cdc_lsn`), but `_epochs` still has their number:
         whoever counts sees whether they are missed.
@@ -159,7 +159,7 @@ class SourceLake:
             )
 
     def epochs(self, above: int = 0) -> list[Epoch]:
-        """Give the epochs with higher numbers, in order. Spark job, unless they are few."""
+        """Return the epochs with higher numbers, in order. Spark job, unless they are few."""
         few = NewestFiles(self.session, self.epochs_path).rows_above("epoch", above)
         if few is not None and set(EPOCH_COLUMNS).issubset(few.column_names):
             found = sorted((Epoch.of_arrow(row) for row in few.to_pylist()), key=_number)
@@ -178,7 +178,7 @@ class SourceLake:
         return Registry(row.asDict(recursive=True) for row in rows.collect())
 
     def changes(self, table: str, *, above: int, through: int) -> DataFrame:
-        """Give the raw rows of the epochs above one and through another (inclusive).
+        """Return the raw rows of the epochs above one and through another (inclusive).
 
         Files of other epochs are not read (statistics of `_cdc_epoch`). Raises AnalysisException if
         there is no raw table, FolderError if its log names files of others.

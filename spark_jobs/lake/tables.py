@@ -44,7 +44,7 @@ class LakeColumn:
     until_lsn: int | None = None
 
     def has_values_at(self, lsn: int) -> bool:
-        """Whether rows that are written at a position have values in it."""
+        """Return whether rows that are written at a position have values in it."""
         return self.from_lsn <= lsn and (self.until_lsn is None or lsn < self.until_lsn)
 
 

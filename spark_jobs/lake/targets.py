@@ -12,6 +12,6 @@ HISTORIES = "_history"
 
 
 def table_path(target: str, table: str) -> str:
-    """Give the folder of a table ("schema.table"). Raises ValueError for another text."""
+    """Return the folder of a table ("schema.table"). Raises ValueError for another text."""
     named = TableId.parse(table)
     return f"{target.rstrip('/')}/{segment(named.schema)}/{segment(named.name)}"

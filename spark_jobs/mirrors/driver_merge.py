@@ -249,13 +249,13 @@ def _size(adds: Iterable[Action]) -> int:
 
 
 def _can_be_matched(adds: Sequence[Action], outcomes: pa.Table, key: Sequence[str]) -> bool:
-    """Whether rows can be compared with those of these files: see `rewriting.merge`."""
+    """Return whether rows can be compared with those of these files: see `rewriting.merge`."""
     rows = sum(json.loads(add.get("stats") or "{}").get("numRecords", 0) for add in adds)
     return rows <= MAX_HASHED or are_compared(outcomes, key)
 
 
 def _to_be_joined(adds: Mapping[str, Action], touched: Sequence[Action]) -> list[Action]:
-    """Give the small files beside these that are to be written as one, when there are many."""
+    """Return the small files beside these that are to be written as one, when there are many."""
     small = {path: add for path, add in adds.items() if _is_small(add)}
     if len(small) <= _MAX_SMALL:
         return []
@@ -266,7 +266,7 @@ def _to_be_joined(adds: Mapping[str, Action], touched: Sequence[Action]) -> list
 
 
 def _that_may_have(adds: Mapping[str, Action], outcomes: pa.Table, name: str) -> list[Action]:
-    """Give the files whose keys, by their statistics, may be among those of the outcomes."""
+    """Return the files whose keys, by their statistics, may be among those of the outcomes."""
     values = outcomes[name]
     is_many = len(values) > _MAX_LOOKED_UP
     if is_many or not pa.types.is_integer(values.type) or values.null_count:

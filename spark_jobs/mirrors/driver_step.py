@@ -33,7 +33,7 @@ class DriverStep(MirrorStep):
         return self._within_limits(self._move)
 
     def newest(self) -> pa.Table | None:
-        """Give the raw rows of the step, with the columns there are now."""
+        """Return the raw rows of the step, with the columns there are now."""
         step = self.step
         read = read_newest(
             self.lake, step.table, above=step.above, through=step.through.number, rows=step.rows
@@ -69,7 +69,7 @@ class DriverStep(MirrorStep):
         return in_driver.apply(outcomes, [k.name for k in self.key], self.step.signature)
 
     def _made_of(self, changes: pa.Table) -> pa.Table | None:
-        """Give the outcomes of rows that nothing was before."""
+        """Return the outcomes of rows that nothing was before."""
         names = [c.name for c in self.columns]
         is_read = pc.equal(changes["_cdc_op"], "r")
         if pc.all(is_read).as_py() and pc.count_distinct(changes["_cdc_lsn"]).as_py() <= 1:

@@ -337,7 +337,7 @@ class _Move(MirrorStep):
 
 
 def _near(outcomes: pa.Table, column: LakeColumn) -> Column | None:
-    """Give what is true of the mirror's rows ("t") that these outcomes may touch, by one column.
+    """Return what is true of the mirror's rows ("t") that these outcomes may touch, by one column.
 
     It prunes files, and what is left is read by it.
     """

@@ -33,7 +33,7 @@ _EXACT = {
 def whole_rows(
     changes: DataFrame, columns: Sequence[LakeColumn], added: Sequence[LakeColumn]
 ) -> DataFrame:
-    """Give the rows that are there after these changes of an empty table, as outcomes.
+    """Return the rows that are there after these changes of an empty table, as outcomes.
 
     `added`: columns that some of the changes were written before.
     """
@@ -92,7 +92,7 @@ def _merge(table: MirrorTable, net: DataFrame, columns: Sequence[LakeColumn], st
 
 
 def _copies(rows: DataFrame, count: Column) -> DataFrame:
-    """Give each row as often as it is counted."""
+    """Return each row as often as it is counted."""
     return rows.withColumn("copy", f.explode(f.sequence(f.lit(1), count))).drop("copy")
 
 
@@ -156,7 +156,7 @@ def _old(changes: DataFrame, column: LakeColumn) -> Column:
 
 
 def _text_of(columns: Sequence[LakeColumn], of: str | None = None) -> Column:
-    """Give a text that is the same for equal rows only."""
+    """Return a text that is the same for equal rows only."""
     values = f.struct(*[col(c.name, of).alias(f"c{n}") for n, c in enumerate(columns)])
     # A column that is no more is no part of a row, but rows of before have its texts.
     own = f.map_filter(col(RAW, of), lambda name, _: name.isin([c.name for c in columns]))

@@ -63,7 +63,7 @@ class MirrorRow:
 
 
 def mirror_row(session: SparkSession, target: str, epoch: int) -> MirrorRow | None:
-    """Give the first row of `_mirror` at or above an epoch; None if there is none. Spark job."""
+    """Return the first row of `_mirror` at or above an epoch; None if there is none. Spark job."""
     try:
         rows = CheckedTables().rows(session, f"{target}/{MIRRORS}")
     except AnalysisException:
@@ -92,7 +92,7 @@ def newest_version(session: SparkSession, path: str, recorded: int, epoch: int) 
 
 
 def mirror_rows(session: SparkSession, path: str, version: int) -> DataFrame:
-    """Give the rows of a mirror at a version that count: not those that were deleted softly."""
+    """Return the rows of a mirror at a version that count: not those that were deleted softly."""
     rows = CheckedTables().rows(session, path, version)
     if DELETED_AT in rows.columns:
         rows = rows.where(f"{DELETED_AT} IS NULL")

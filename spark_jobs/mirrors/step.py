@@ -58,7 +58,7 @@ class MirrorStep:
             )
 
     def fault(self, what: str, remedy: str) -> TableError:
-        """Give what stops this table."""
+        """Return what stops this table."""
         return TableError(TableId.parse(self.step.table), what, remedy=remedy)
 
     def ensure_same_key(self, changed_from: int | None) -> None:

@@ -103,7 +103,7 @@ class MirrorTable:
         return DeltaTable.isDeltaTable(self.session, self.path)
 
     def rows(self) -> DataFrame:
-        """Give the mirror's rows."""
+        """Return the mirror's rows."""
         return self.checked.rows(self.session, self.path)
 
     def columns(self) -> list[str]:
@@ -212,7 +212,7 @@ class MirrorTable:
                 self._merge(outcomes, signature)
 
     def in_driver(self, above: int) -> DriverMerge | None:
-        """Give what does as `apply` without Spark jobs, for a mirror that is at epoch `above`.
+        """Return what does as `apply` without Spark jobs, for a mirror that is at epoch `above`.
 
         None if the mirror is not one that this is for.
         """

@@ -40,7 +40,7 @@ def sums_by_range(rows: DataFrame) -> Ranges:
 
 
 def differing_ranges(expected: Ranges, there: Ranges) -> list[int]:
-    """Give the ranges whose rows are not the same, in order."""
+    """Return the ranges whose rows are not the same, in order."""
     every = expected.keys() | there.keys()
     return sorted(b for b in every if expected.get(b, NOTHING) != there.get(b, NOTHING))
 
@@ -53,7 +53,7 @@ def total_rows(ranges: Ranges) -> int:
 def differences(
     expected: DataFrame, there: DataFrame, ranges: Collection[int], comparison: ComparedTable
 ) -> DataFrame:
-    """Give one row for each key (whole row, without a key) that differs in these ranges.
+    """Return one row for each key (whole row, without a key) that differs in these ranges.
 
     kind; count: how many rows are missing or extra; key: as JSON, null for whole rows; columns:
     names of those that differ, null but for DIFFERENT; row: the row's hash, to tell whole rows
@@ -102,7 +102,7 @@ def _side(frame: DataFrame, ranges: Collection[int], side: int) -> DataFrame:
 
 
 def _of(side: int, column: Column) -> Column:
-    """Give the value of one side: there is one row a key, or they are all the same."""
+    """Return the value of one side: there is one row a key, or they are all the same."""
     return f.any_value(f.when(f.col("side") == side, column), ignoreNulls=True)
 
 
@@ -116,7 +116,7 @@ def _differing(comparison: ComparedTable) -> Column:
 
 
 def _shown(texts: str) -> Column:
-    """Give the values of the columns that differ, or of all where the row is on one side only."""
+    """Return the values of the columns that differ, or of all where the row is on one side only."""
     columns = f.col("columns")
     return f.map_filter(
         f.col(texts), lambda name, _: columns.isNull() | f.array_contains(columns, name)

@@ -46,7 +46,7 @@ class Lineage:
 
 
 def lineages(moves: Iterable[KeyMove]) -> list[Lineage]:
-    """Give the lineages of all keys in these moves, in any order."""
+    """Return the lineages of all keys in these moves, in any order."""
     begun: dict[Key, list[tuple[Position, Key, Position]]] = {}
     for move in sorted(moves, key=lambda m: m.position):
         had = begun.get(move.old)

@@ -129,7 +129,7 @@ def _recounted(source: DataFrame, changes: DataFrame, comparison: ComparedTable)
 
 
 def _old(changes: DataFrame, name: str, kind: DataType) -> Value:
-    """Give a value of the old row, as far as it was sent."""
+    """Return a value of the old row, as far as it was sent."""
     before = changes.schema["_cdc_before"].dataType
     assert isinstance(before, StructType)
     if name not in before.names:
@@ -152,7 +152,7 @@ def _sent_or_old(changes: DataFrame, name: str, kind: DataType) -> Value:
 
 
 def _rows(values: Sequence[tuple[str, Value]]) -> list[Column]:
-    """Give columns and `_cdc_raw` for rows with these values."""
+    """Return columns and `_cdc_raw` for rows with these values."""
     names = f.array(*(f.lit(name) for name, _ in values))
     texts = f.map_from_arrays(names, f.array(*(value.raw for _, value in values)))
     kept = f.map_filter(texts, lambda _, text: text.isNotNull())
@@ -192,7 +192,7 @@ def _settled(
 
 
 def _last_values(changes: DataFrame, comparison: ComparedTable) -> DataFrame:
-    """Give, for each row that is there at the end, each column's last sent value.
+    """Return, for each row that is there at the end, each column's last sent value.
 
     A struct of value and raw text under each column's name, null if none was sent; `_cdc_lacks`:
     some are; `_cdc_first1`, `_cdc_first2`: the key under which the source had the row.

@@ -59,7 +59,7 @@ class Value:
     kind: DataType
 
     def parts(self) -> list[Column]:
-        """Give what its hash is made of."""
+        """Return what its hash is made of."""
         return [*_parts(self.column, self.kind), self.raw]
 
     def text(self) -> Column:
@@ -68,12 +68,12 @@ class Value:
 
 
 def named(name: str) -> Column:
-    """Give the column of that name, whatever characters are in it."""
+    """Return the column of that name, whatever characters are in it."""
     return f.col("`" + name.replace("`", "``") + "`")
 
 
 def value_of(name: str, kind: DataType) -> Value:
-    """Give a lake column's value in a row that has `_cdc_raw`."""
+    """Return a lake column's value in a row that has `_cdc_raw`."""
     return Value(named(name), f.try_element_at(f.col(RAW), f.lit(name)), kind)
 
 
@@ -84,7 +84,7 @@ def key_hashes(values: Sequence[Value]) -> tuple[Column, Column]:
 
 
 def hashed(rows: DataFrame, comparison: ComparedTable) -> DataFrame:
-    """Give one row for each: h1, h2, bucket, row, hashes, key, WEIGHT, and `texts` if asked for.
+    """Return one row for each: h1, h2, bucket, row, hashes, key, WEIGHT, and `texts` if asked for.
 
     `rows` has the compared columns and `_cdc_raw`; WEIGHT, if there, says how often each counts.
     h1, h2: hash of the key. `row`: of all columns. `hashes`: of each. `key`: the key as JSON.

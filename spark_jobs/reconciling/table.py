@@ -158,7 +158,7 @@ class TableComparison:
     def _mirror(
         self, table: Table, comparison: ComparedTable
     ) -> tuple[MirrorVersion | None, DataFrame]:
-        """Give the newest version of the mirror, and its rows; none where there is no mirror."""
+        """Return the newest version of the mirror, and its rows; none where there is no mirror."""
         recorded = self._row.versions.get(str(table.id))
         if recorded is None:
             rows = snapshot_schema(self._session, comparison)
@@ -239,14 +239,14 @@ class TableComparison:
 
 
 def snapshot_schema(session: SparkSession, comparison: ComparedTable) -> DataFrame:
-    """Give no rows, of the compared columns and `_cdc_raw`."""
+    """Return no rows, of the compared columns and `_cdc_raw`."""
     nothing = session.range(0)
     columns = [f.lit(None).cast(kind).alias(name) for name, kind in comparison.columns]
     return nothing.select(*columns, f.lit(None).cast("map<string,string>").alias(RAW))
 
 
 def _conformed(table: Table, rows: DataFrame, comparison: ComparedTable) -> DataFrame:
-    """Give the compared columns of a mirror; one that it lacks is null."""
+    """Return the compared columns of a mirror; one that it lacks is null."""
     there = {field.name: field.dataType for field in rows.schema.fields}
     columns = []
     for name, kind in comparison.columns:

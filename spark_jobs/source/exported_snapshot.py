@@ -102,7 +102,7 @@ class HeldSnapshot:
         return tuple(self._begun)
 
     async def grant(self, plan_id: str, plan: ReadPlan, count: int, partition: int) -> Granted:
-        """Give what a partition reads; the caller has a lease. Raises IngestdError."""
+        """Return what a partition reads; the caller has a lease. Raises IngestdError."""
         async with self._turn:
             begun = self._begun.get(plan_id)
             if begun is None:

@@ -45,7 +45,7 @@ class FilteredLoads:
 
 
 def _first(known: OrderedDict[str, str], name: str, value: str) -> str:
-    """Give what was known by this name, else let it be the value."""
+    """Return what was known by this name, else let it be the value."""
     found = known.setdefault(name, value)
     while len(known) > KNOWN:
         known.popitem(last=False)

@@ -50,7 +50,7 @@ _NEGATED: Mapping[Operator, Operator] = {
 
 
 def predicate_of(found: Filter, columns: Mapping[str, Column]) -> Predicate | None:
-    """Give the predicate that Postgres applies exactly as Spark would; None: Spark's own.
+    """Return the predicate that Postgres applies exactly as Spark would; None: Spark's own.
 
     A filter stands at the top of a WHERE: null counts as false. `columns` by the lake's names.
     """
@@ -81,7 +81,7 @@ def _translated(found: Filter, columns: Mapping[str, Column]) -> Predicate | Non
 
 
 def _may_be_another(value: object) -> bool:
-    """Whether Spark may have handed over another value than the query has.
+    """Return whether Spark may have handed over another value than the query has.
 
     By the calendar that it uses for this the days from 1582-10-05 to 14 are not there, and become
     the 15th. A day more on both sides is for zones.

@@ -67,7 +67,7 @@ class SnapshotKeeper:
     async def lease(
         self, plan_id: str, execution: str | None, partition: int
     ) -> tuple[HeldSnapshot, Any]:
-        """Give the execution's snapshot, and what the partition reads; to be `released`.
+        """Return the execution's snapshot, and what the partition reads; to be `released`.
 
         An execution without a number (a DataFrame's `rdd`) is one with its plan. Raises
         IngestdError.

@@ -30,7 +30,7 @@ _ANY_PORT = 5432
 
 
 def keeper_of(jvm_pid: int, host: str) -> KeeperAddress:
-    """Give the keeper of the process `jvm_pid` that listens on `host`; start it if there is none.
+    """Return the keeper of the process `jvm_pid` that listens on `host`; start it if there is none.
 
     Raises OperatorError if it does not start.
     """
@@ -49,13 +49,13 @@ def keeper_of(jvm_pid: int, host: str) -> KeeperAddress:
 
 
 def jvm_pid() -> int:
-    """Give the pid of the JVM that this Python worker works for: its parent, or the daemon's."""
+    """Return the pid of the JVM that this Python worker works for: its parent, or the daemon's."""
     parent = os.getppid()
     return _parent(parent) if "pyspark.daemon" in _command(parent) else parent
 
 
 def listening_host(dsn: str) -> str:
-    """Give the address of this machine that executors reach it by.
+    """Return the address of this machine that executors reach it by.
 
     What Spark was told (SPARK_LOCAL_IP, or by its operator for Kubernetes), else the one that the
     way to the source goes out of: executors have to get there too.
@@ -151,7 +151,7 @@ def _started(pid: int) -> str:
 
 
 def _told(pid: int, file: str, column: str) -> str:
-    """Give what /proc says of a process, or ps where there is none."""
+    """Return what /proc says of a process, or ps where there is none."""
     path = Path(f"/proc/{pid}/{file}")
     if path.exists():
         return path.read_text(errors="replace")

@@ -68,7 +68,7 @@ class Talk:
 
 
 def new_nonce() -> str:
-    """Give a number used once."""
+    """Return a number used once."""
     return secrets.token_hex(16)
 
 
@@ -78,7 +78,7 @@ def to_text(value: object) -> str:
 
 
 def from_text(text: str) -> Any:  # noqa: ANN401 - whatever was written
-    """Give what was pickled, of a line that was verified."""
+    """Return what was pickled, of a line that was verified."""
     return pickle.loads(base64.b64decode(text))  # noqa: S301 - see the module's docstring
 
 

@@ -61,7 +61,7 @@ def leased(
 
 
 def is_there(keeper: KeeperAddress) -> bool:
-    """Say whether the keeper answers, and is ours."""
+    """Return whether the keeper answers, and is ours."""
     try:
         with _asked(keeper, {"asks": "there"}):
             return True

@@ -51,7 +51,7 @@ _SIMPLE: dict[pa.DataType, DataType] = {
 
 
 def spark_type(arrow: pa.DataType) -> DataType:
-    """Give Spark's type for an Arrow type that a raw table can have. Raises TypeError."""
+    """Return Spark's type for an Arrow type that a raw table can have. Raises TypeError."""
     simple = _SIMPLE.get(arrow)
     if simple is not None:
         return simple
@@ -68,7 +68,7 @@ def spark_type(arrow: pa.DataType) -> DataType:
 
 
 def spark_schema(table: Table, columns: Sequence[str] | None, *, raw: bool) -> StructType:
-    """Give the schema of a table's rows; `columns` by the lake's names, None for all.
+    """Return the schema of a table's rows; `columns` by the lake's names, None for all.
 
     Raises ConfigError for a column that the table has not.
     """
@@ -87,7 +87,7 @@ def spark_schema(table: Table, columns: Sequence[str] | None, *, raw: bool) -> S
 
 
 def chosen(schema: StructType, table: Table) -> tuple[list[Column], bool]:
-    """Give the table's columns that are asked for by a schema, and whether `_cdc_raw` is.
+    """Return the table's columns that are asked for by a schema, and whether `_cdc_raw` is.
 
     Raises ConfigError where it asks for what the table has not, or for another type.
     """
@@ -119,12 +119,12 @@ def chosen(schema: StructType, table: Table) -> tuple[list[Column], bool]:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Give the Arrow schema that Spark's reader takes batches with, and no other."""
+    """Return the Arrow schema that Spark's reader takes batches with, and no other."""
     return cast("pa.Schema", to_arrow_schema(schema, timezone="UTC"))
 
 
 def as_spark_takes(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
-    """Give a batch's columns in the order and with the field names of `target`.
+    """Return a batch's columns in the order and with the field names of `target`.
 
     Values stay where they are: only names inside of nested types differ.
     """

@@ -26,7 +26,7 @@ class _End:
 
 
 def batches_of(sources: Sources) -> Generator[pa.RecordBatch, None, None]:
-    """Give the batches of these sources, one after the other, which a thread reads.
+    """Yield the batches of these sources, one after the other, which a thread reads.
 
     Closing the iterator stops the reading and closes the source. Raises what the sources raise.
     """
@@ -57,7 +57,7 @@ class _Reading:
         self._is_ready.wait()
 
     def next(self) -> pa.RecordBatch | _End:
-        """Give the next item. Not after an end."""
+        """Return the next item. Not after an end."""
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(self._items.get(), self._loop).result()
 

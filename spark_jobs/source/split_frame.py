@@ -55,7 +55,7 @@ class SnapshotRows:
     def of(
         cls, source: str, settings: BaseModel, kind: str, table: Table, splits: Sequence[Split]
     ) -> SnapshotRows:
-        """Give the rows of these splits, all columns."""
+        """Return the rows of these splits, all columns."""
         names = tuple(c.name for c in table.columns)
         bare = replace(table, columns=(), key=(), before=())
         parts = tuple(replace(split, table=bare) for split in splits)
@@ -72,7 +72,7 @@ class SnapshotRows:
 
 
 def snapshot_frame(session: SparkSession, rows: SnapshotRows) -> DataFrame:
-    """Give the rows: each action reads them anew, which can be done while the snapshot is held.
+    """Return the rows: each action reads them anew, which can be done while the snapshot is held.
 
     Errors of tasks come as Spark's own: `task_fault` has what was raised there.
     """
@@ -113,7 +113,7 @@ class SplitReader(DataSourceReader):
         return [SplitNumber(number) for number in range(len(self._rows.splits))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Give the split's rows. Raises TaskFaultError."""
+        """Yield the split's rows. Raises TaskFaultError."""
         assert isinstance(partition, SplitNumber)
         rows = self._rows
         connector = FACTORIES[rows.kind].create(

@@ -11,7 +11,7 @@ Bins = tuple[tuple[Split, ...], ...]
 
 
 def packed(splits: Sequence[Split], count: int) -> Bins:
-    """Give `count` bins that have every split once: the largest first, each to the emptiest.
+    """Return `count` bins that have every split once: the largest first, each to the emptiest.
 
     Splits of a bin stay in their order, so that blocks are read as they lie.
     """

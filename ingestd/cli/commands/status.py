@@ -24,7 +24,7 @@ class StatusCommand(TyperCommand):
     """A command whose `--watch` may have a value, or none."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - click's or typer's
-        """Give `--watch` its usual value where it has none."""
+        """Return `--watch` its usual value where it has none."""
         return super().parse_args(ctx, with_value(args, "--watch", _DEFAULT_INTERVAL))
 
 

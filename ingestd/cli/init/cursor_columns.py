@@ -33,7 +33,7 @@ class ProposedCursor:
 async def proposed_cursors(
     settings: PostgresSettings, tables: Collection[TableId]
 ) -> Sequence[ProposedCursor]:
-    """Give those of these tables that have one, by name and type; an indexed one first.
+    """Return those of these tables that have one, by name and type; an indexed one first.
 
     One that does not grow costs time and loses nothing (docs/polling.md). Raises what `classify`
     makes of a fault.

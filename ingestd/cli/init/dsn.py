@@ -44,7 +44,7 @@ class GivenDsn:
         )
 
     def with_password(self, password: str) -> GivenDsn:
-        """Give it with a password that was asked for."""
+        """Return it with a password that was asked for."""
         value = make_conninfo(self.value, password=password)
         return GivenDsn(value, value, self.folder)
 
@@ -53,7 +53,7 @@ class GivenDsn:
         return self.folder / f"{source}.dsn" if self.has_secret else None
 
     def in_config(self, source: str) -> str:
-        """Give what the config says."""
+        """Return what the config says."""
         path = self.secret_path(source)
         return self.text if path is None else f"file:{path.name}"
 

@@ -44,7 +44,7 @@ class Database:
 
     @property
     def patterns(self) -> list[str]:
-        """Give patterns that match every table."""
+        """Return patterns that match every table."""
         schemas = sorted({t.id.schema for t in self.tables}) or ["public"]
         return [pattern_of(TableId(schema, "*"), any_name=True) for schema in schemas]
 
@@ -121,7 +121,7 @@ async def propose(
 
 
 async def _is_of_others(dsn: str, publication: str) -> bool:
-    """Whether there is such a publication already, which this role may not alter."""
+    """Return whether there is such a publication already, which this role may not alter."""
     try:
         async with await connect(dsn) as connection:
             found = await find_publication(connection, publication)

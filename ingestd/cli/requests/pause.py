@@ -86,7 +86,7 @@ class PauseCommand:
         return f"ingestd resume {self.source} {self.daemon}"
 
     def _runs(self) -> bool:
-        """Whether the daemon answers. Raises OperatorError if it is another."""
+        """Return whether the daemon answers. Raises OperatorError if it is another."""
         if self.address is None:
             return False
         found = fetch_status(self.address)

@@ -221,7 +221,7 @@ class ColumnarDecoder:
     def _texts(
         self, source: ByteBuffer, runs: Sequence[_Run], field: int, column: Column
     ) -> TextColumn:
-        """Give the values of a column that has no fixed size; nothing is copied."""
+        """Return the values of a column that has no fixed size; nothing is copied."""
         is_marked = self._packing is Packing.MARKED and form_of(column) is ColumnForm.TEXT
         if is_marked:
             parts = [self._separated(source, run, field, column) for run in runs]
@@ -279,7 +279,7 @@ def _all_of(
 def _fixed_array(
     column: Column, numbers: NDArray[Any], absent: NDArray[np.bool_] | None
 ) -> tuple[pa.Array, TextColumn | None]:
-    """Give the column; and the texts of what it can't hold, absent elsewhere."""
+    """Return the column; and the texts of what it can't hold, absent elsewhere."""
     to = column.type
     if pa.types.is_boolean(to):
         validity = None if absent is None else bitmap(~absent)

@@ -32,7 +32,7 @@ class CopyFields:
         self.has_begun = self.has_ended = False
 
     def row(self, buffer: bytes, at: int, end: int) -> list[Span] | None:
-        """Give the fields of the message in `buffer[at:end]`; None if it has no row."""
+        """Return the fields of the message in `buffer[at:end]`; None if it has no row."""
         if self.has_ended:
             raise self.malformed("data after the trailer")
         try:

@@ -24,7 +24,7 @@ class MessageRows:
         self._fields = CopyFields("messages", 1)
 
     def unpack(self, buffer: bytes, starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
-        """Give where the messages begin and end in `buffer` (int64, ascending).
+        """Return where the messages begin and end in `buffer` (int64, ascending).
 
         `starts` and `ends` cut it into whole CopyData messages. Raises ProtocolError.
         """

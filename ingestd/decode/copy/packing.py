@@ -98,7 +98,7 @@ def form_of(column: Column) -> ColumnForm:
 
 
 def fixed(column: Column) -> FixedType:
-    """Give what a column of form FIXED is."""
+    """Return what a column of form FIXED is."""
     return _FIXED[column.type_oid]
 
 
@@ -113,12 +113,12 @@ def packings_of(table: Table) -> list[Packing]:
 
 
 def fields_of(table: Table, packing: Packing) -> int:
-    """Give the number of fields of a run."""
+    """Return the number of fields of a run."""
     return 2 + sum(width(column, packing) for column in table.columns)
 
 
 def width(column: Column, packing: Packing) -> int:
-    """Give the number of fields of a column."""
+    """Return the number of fields of a column."""
     is_one = form_of(column) is ColumnForm.FIXED and (
         packing is Packing.MEASURED or not column.nullable
     )

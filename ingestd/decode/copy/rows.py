@@ -130,7 +130,7 @@ class CopyDecoder:
 
 
 def microseconds(at: datetime) -> int:
-    """Give an aware time as microseconds since 1970 UTC."""
+    """Return an aware time as microseconds since 1970 UTC."""
     return (at - _EPOCH) // timedelta(microseconds=1)
 
 

@@ -110,7 +110,7 @@ def cut(buffer: bytes) -> CutMessages:
 
 class _Chains(Protocol):
     def at(self, place: int) -> tuple[Ints, Ints] | None:
-        """Give contents of CopyData messages that follow one another from there, if one is there.
+        """Return contents of CopyData messages that follow one another from there, if one is there.
 
         There may be more of them.
         """
@@ -150,7 +150,7 @@ class _Likely:
 
 
 def _likely(buffer: bytes) -> tuple[Ints, Ints]:
-    """Give the places that look like a whole CopyData message, and where each of them ends."""
+    """Return the places that look like a whole CopyData message, and where each of them ends."""
     size = len(buffer)
     if size < _HEADER:
         return _NONE, _NONE
@@ -198,7 +198,7 @@ class Cutter:
         self._passing: _Passing | None = None
 
     def feed(self, pieces: Sequence[bytes]) -> tuple[bytes, CutMessages]:
-        """Give a buffer and its whole messages. Raises ProtocolError.
+        """Return a buffer and its whole messages. Raises ProtocolError.
 
         A message is not looked for again before it is whole, however many pieces it takes.
         """
@@ -249,7 +249,7 @@ class Cutter:
             raise _out_of_order(COPY_DATA, self._before)
 
     def _is_large(self, rest: bytes) -> bool:
-        """Whether the message that begins there is not to be held."""
+        """Return whether the message that begins there is not to be held."""
         content_bytes = self._needed - _HEADER
         return content_bytes > (self._limit_bytes if rest[0] == COPY_DATA else MOST_ASIDE_BYTES)
 

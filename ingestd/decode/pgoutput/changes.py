@@ -117,13 +117,13 @@ def _walk_changes(
 
 
 def _tuple_rows(types: NDArray[np.uint8]) -> Ints | None:
-    """Give the changes that have tuples: all but truncates; None for all."""
+    """Return the changes that have tuples: all but truncates; None for all."""
     has_none = types == TRUNCATE
     return np.flatnonzero(~has_none) if has_none.any() else None
 
 
 def _among(tuples: Tuples, rows: Ints | None) -> Tuples:
-    """Give the tuples of some rows as what these are of all."""
+    """Return the tuples of some rows as what these are of all."""
     if rows is None:
         return tuples
     return replace(tuples, rows=rows if tuples.rows is None else rows[tuples.rows])
@@ -165,7 +165,7 @@ def captured_bytes(messages: Messages, index: int, is_captured: Sequence[bool]) 
 
 
 def _walk(parts: Sequence[tuple[Messages, TableChanges]]) -> list[tuple[Tuples, Tuples | None]]:
-    """Give the main tuples (new ones; of deletes, old ones), and those for `_cdc_before`.
+    """Return the main tuples (new ones; of deletes, old ones), and those for `_cdc_before`.
 
     The messages of all parts are of one source.
     """
@@ -182,7 +182,7 @@ def _walk(parts: Sequence[tuple[Messages, TableChanges]]) -> list[tuple[Tuples, 
 
 
 def _walk_main(source: ByteBuffer, starts: Sequence[_TupleStarts]) -> list[tuple[Tuples, Ints]]:
-    """Give the main tuples, and where each stops; of one relation's, values may be cast."""
+    """Return the main tuples, and where each stops; of one relation's, values may be cast."""
     parts = [start.main_part() for start in starts]
     if len(starts) == 1:
         typed = walk_typed(source, parts[0], starts[0].wanted(starts[0].table.columns))
@@ -244,7 +244,7 @@ class _TupleStarts:
         return cls(messages, changes.relation, changes.table, kinds, old, main)
 
     def wanted(self, columns: Sequence[Column]) -> list[Column | None]:
-        """Give for each column of the relation that of these by its name."""
+        """Return for each column of the relation that of these by its name."""
         by_name = {column.name: column for column in columns}
         return [by_name.get(column.name) for column in self.relation.columns]
 

@@ -383,7 +383,7 @@ class PgoutputDecoder:
     def _find_truncates(
         self, messages: Messages, at: list[int], counts: Ints
     ) -> dict[int, list[tuple[int, int]]]:
-        """Give, by OID of captured relations, the messages and the place in each."""
+        """Return, by OID of captured relations, the messages and the place in each."""
         found: dict[int, list[tuple[int, int]]] = {}
         for i in at:
             content = messages.content(i)

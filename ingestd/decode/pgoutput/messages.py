@@ -75,7 +75,7 @@ class Messages:
         return len(self.starts)
 
     def only(self, at: Ints, *, may_copy: bool = True) -> Messages:
-        """Give these messages (ascending).
+        """Return these messages (ascending).
 
         What lies between them is left out where it is most of the buffer: Arrow's `take` reserves
         memory by it, for each column, so the few values of each of many tables would lie far apart,
@@ -100,7 +100,7 @@ class Messages:
 
 
 def oids_of(heads: Ints) -> Ints:
-    """Give the OIDs in `Messages.heads`; see `Messages.oids`."""
+    """Return the OIDs in `Messages.heads`; see `Messages.oids`."""
     return heads >> 24 & 0xFFFFFFFF
 
 

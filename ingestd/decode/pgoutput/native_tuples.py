@@ -169,7 +169,7 @@ def _walk(
 def _fields(
     compiled: native.NativeFunctions, source: ByteBuffer, part: TupleRange, columns: Sequence[int]
 ) -> dict[int, Field]:
-    """Give these columns' texts, of tuples that were walked before."""
+    """Return these columns' texts, of tuples that were walked before."""
     if not columns:
         return {}
     found = {n: _texts(len(part.at)) for n in columns}

@@ -95,13 +95,13 @@ class OpenMessages:
         return len(self.starts)
 
     def first(self, count: int) -> OpenMessages:
-        """Give the first `count` of them, at least one; nothing of the others is kept."""
+        """Return the first `count` of them, at least one; nothing of the others is kept."""
         ends = self.ends[:count]
         buffer = bytes(self.buffer[: int(ends[-1])])
         return OpenMessages(buffer, self.starts[:count], ends, self.xids[:count], self.number)
 
     def relations(self) -> Iterator[tuple[int, int, bytes]]:
-        """Give each RELATION message: the relation's OID, the message's number, the message."""
+        """Yield each RELATION message: the relation's OID, the message's number, the message."""
         types = np.frombuffer(self.buffer, np.uint8)[self.starts]
         for i in np.flatnonzero(types == RELATION).tolist():
             message = bytes(self.buffer[int(self.starts[i]) : int(self.ends[i])])
@@ -121,7 +121,7 @@ class Spool(Protocol):
         """Drop all of a transaction, of which there may be nothing."""
 
     def take(self, xid: int) -> Iterator[OpenMessages]:
-        """Give what is kept of a transaction, in order, and drop it."""
+        """Yield what is kept of a transaction, in order, and drop it."""
 
 
 def is_from(xids: Xids, subxid: int) -> NDArray[np.bool_]:
@@ -150,7 +150,7 @@ class NewestRelations:
         self._newest[oid] = (number, message)
 
     def committed(self, told: Told) -> list[bytes]:
-        """Give the messages to repeat at the end of one that told of these: newer ones."""
+        """Return the messages to repeat at the end of one that told of these: newer ones."""
         newer = []
         for oid, last in told.items():
             newest = max(last, self._newest.get(oid, last))
@@ -160,7 +160,7 @@ class NewestRelations:
         return newer
 
     def clear(self) -> None:
-        """Take that no transaction is open any more."""
+        """Record that no transaction is open any more."""
         self._newest.clear()
 
 
@@ -185,7 +185,7 @@ class StreamCommit:
         return _joined(_ORDINARY_BEGIN.pack(b"B", self.lsn, self.time, self.xid), *origin)
 
     def end(self, newer: Sequence[bytes]) -> Stretch:
-        """Give the RELATION messages to repeat, and the Commit of the ordinary form."""
+        """Return the RELATION messages to repeat, and the Commit of the ordinary form."""
         last = _ORDINARY_COMMIT.pack(b"C", self.flags, self.lsn, self.end_lsn, self.time)
         return _joined(*newer, last)
 
@@ -332,7 +332,7 @@ def without_xids(
     *,
     last: int | None = None,
 ) -> OpenMessages:
-    """Give messages of a segment as they are outside of one. Raises ProtocolError.
+    """Return messages of a segment as they are outside of one. Raises ProtocolError.
 
     `last`: the sub-transaction of the message before them, if there is one.
     """
@@ -350,7 +350,7 @@ def without_xids(
 
 
 def _by_writer(xids: Xids, types: NDArray[np.uint8], last: int | None) -> Xids:
-    """Give the ids with those of logical messages replaced by that of the message before each."""
+    """Return the ids with those of logical messages replaced by that of the message before each."""
     is_logical = types == MESSAGE
     if not is_logical.any():
         return xids
@@ -365,7 +365,7 @@ def _joined(*messages: bytes) -> Stretch:
 
 
 def relation_oid(relation: bytes) -> int:
-    """Give the OID in a RELATION message. Raises ProtocolError."""
+    """Return the OID in a RELATION message. Raises ProtocolError."""
     if len(relation) < 1 + _RELATION_OID.size:
         msg = f"RELATION message of {len(relation)} bytes"
         raise ProtocolError(msg)

@@ -212,7 +212,7 @@ def _split(
 
 
 def _cut(commas: Ints, bounds: Ints, counts: Ints) -> tuple[Ints, Ints]:
-    """Give where each element starts and ends: at its value's brackets, or at a comma."""
+    """Return where each element starts and ends: at its value's brackets, or at a comma."""
     filled = counts > 0
     after = np.cumsum(counts)[filled]
     starts = np.empty(int(counts.sum()), np.int64)

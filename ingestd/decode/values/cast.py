@@ -37,7 +37,7 @@ _DIGITS_AT_ONCE = 1 << 16
 def cast(
     texts: TextColumn, to: pa.DataType, *, is_override: bool = False
 ) -> tuple[pa.Array, NDArray[np.int64]]:
-    """Give the values as an array of type `to`, and the rows of those refused (ascending).
+    """Return the values as an array of type `to`, and the rows of those refused (ascending).
 
     `is_override`: the values may be of any type, `to` was chosen. Decimals then take every number
     that they hold exactly; floats only what the server would write for a float. A type that nothing
@@ -69,7 +69,7 @@ def raw_text(value: bytes, encoding: Encoding | None = None) -> str:
 
 
 def raw_texts(refused: TextColumn) -> pa.StringArray:
-    """Give refused values' texts for `_cdc_raw`."""
+    """Return refused values' texts for `_cdc_raw`."""
     values, encoding = refused.gather(), refused.source.encoding
     if encoding is not None:
         texts = [None if v is None else raw_text(v, encoding) for v in values.to_pylist()]

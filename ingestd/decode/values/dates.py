@@ -81,7 +81,7 @@ def _no_timestamp(data: Bytes, offsets: Offsets) -> Flags:
 
 
 def _beginnings(data: Bytes, offsets: Offsets, width: int) -> NDArray[np.int64]:
-    """Give the first bytes of each value, a row for each."""
+    """Return the first bytes of each value, a row for each."""
     places = offsets[:-1, np.newaxis] + np.arange(width)
     return data.take(places, mode="clip").astype(np.int64)
 

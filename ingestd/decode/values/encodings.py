@@ -162,7 +162,7 @@ class Encoding:
         return table, lengths
 
     def replace(self, error: UnicodeError) -> tuple[str, int]:
-        """Give what the codec lacks, as an error handler of the module codecs."""
+        """Return what the codec lacks, as an error handler of the module codecs."""
         assert isinstance(error, UnicodeDecodeError)
         for size in (2, 3):
             found = self.more.get(error.object[error.start : error.start + size])

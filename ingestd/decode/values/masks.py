@@ -15,7 +15,7 @@ from ingestd.model.schema import Mask
 
 
 def masked_text(text: str | None, mask: Mask) -> str | None:
-    """Give what the lake has for a value of this text: HMAC-SHA256 in hex, or null."""
+    """Return what the lake has for a value of this text: HMAC-SHA256 in hex, or null."""
     if text is None or mask.kind == "null":
         return None
     return _digest(text.encode(), mask)

@@ -109,7 +109,7 @@ class TextColumn:
         return self._near(2)
 
     def headed(self) -> TextColumn:
-        """Give these with `heads`."""
+        """Return these with `heads`."""
         if self.heads is not None:
             return self
         heads = self.source.int64_at(self.starts) >> 40
@@ -159,7 +159,7 @@ class TextColumn:
     def unhex(
         self, compiled: native.NativeFunctions
     ) -> tuple[pa.Buffer, pa.Buffer, NDArray[np.bool_]]:
-        """Give offsets and bytes that texts of bytea stand for, and which are no such texts."""
+        """Return offsets and bytes that texts of bytea stand for, and which are no such texts."""
         offsets = np.empty(len(self.starts) + 1, np.int32)
         odd = np.empty(len(self.starts), np.bool_)
         data = pa.allocate_buffer(int(self.lengths.sum()) // 2)
@@ -169,7 +169,7 @@ class TextColumn:
         return pa.py_buffer(offsets), data, odd
 
     def _copied(self, compiled: native.NativeFunctions) -> tuple[pa.Buffer, pa.Buffer]:
-        """Give offsets and bytes of the values."""
+        """Return offsets and bytes of the values."""
         offsets = np.empty(len(self.starts) + 1, np.int32)
         data = pa.allocate_buffer(int(self.lengths.sum()))
         starts = np.ascontiguousarray(self.starts, np.int64)

@@ -304,7 +304,7 @@ class AppendLog(TableLog):
         return committed
 
     def is_due(self, version: int) -> bool:
-        """Whether a checkpoint follows this version."""
+        """Return whether a checkpoint follows this version."""
         every = CHECKPOINT_EVERY if self.store.syncs else CHECKPOINT_INTERVAL
         return (version + self._turn) % every == 0
 

@@ -193,7 +193,7 @@ class TableLog:
                 )
 
     def _open(self, version: int | None = None) -> DeltaTable | None:
-        """Give a handle at that version or the newest, None if there is no table."""
+        """Return a handle at that version or the newest, None if there is no table."""
         try:
             return open_table(self.store, self.folder, version)
         except TableNotFoundError:
@@ -290,7 +290,7 @@ class TableLog:
                 self.store.sync(self.folder, [])
 
     def has_commit(self, version: int) -> bool:
-        """Whether the log has that commit: old ones go, and it ends somewhere."""
+        """Return whether the log has that commit: old ones go, and it ends somewhere."""
         with storage_faults(self.uri):
             return version >= 0 and self.store.size(commit_path(self.folder, version)) is not None
 

@@ -31,7 +31,7 @@ Place = tuple[int, int, int]
 def newest_rows(
     store: Store, folder: str, order: tuple[str, str], limit: int
 ) -> list[dict[str, Any]] | None:
-    """Give the last `limit` rows of the table in `folder`, the last first; None without a table.
+    """Return the last `limit` rows of the table in `folder`, the last first; None without a table.
 
     `order`: two columns of whole numbers without nulls, of which the first has statistics. Raises
     what `storage_fault` makes of an error.
@@ -74,11 +74,11 @@ class _Newest:
     _heap: list[tuple[int, int, Place]] = field(default_factory=list)
 
     def places(self) -> list[Place]:
-        """Give where they are, the last first."""
+        """Return where they are, the last first."""
         return [place for _, _, place in sorted(self._heap, reverse=True)]
 
     def is_above(self, high: int) -> bool:
-        """Whether no row up to `high` can be one of them."""
+        """Return whether no row up to `high` can be one of them."""
         return len(self._heap) >= self.limit and (not self._heap or high < self._heap[0][0])
 
     def look(self, parquet: pq.ParquetFile, number: int, order: tuple[str, str]) -> None:
@@ -110,7 +110,7 @@ class _Newest:
 def _rows(
     parquet: pq.ParquetFile, number: int, places: Sequence[Place], schema: pa.Schema
 ) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """Give the rows at these places, as far as they are in this file."""
+    """Yield the rows at these places, as far as they are in this file."""
     names = [name for name in schema.names if name in parquet.schema_arrow.names]
     for group in sorted({place[1] for place in places if place[0] == number}):
         wanted = {place[2] for place in places if place[:2] == (number, group)}

@@ -99,7 +99,7 @@ def read_each(
 def read_batches(
     store: Store, folder: str, columns: Sequence[str]
 ) -> Generator[pa.RecordBatch, None, None]:
-    """Give these columns of the newest version, in batches of BATCH_ROWS; none without a table.
+    """Yield these columns of the newest version, in batches of BATCH_ROWS; none without a table.
 
     What the table lacks of them is left out.
     """
@@ -137,12 +137,12 @@ def open_parquet(store: Store, path: str, **options: Any) -> Iterator[pq.Parquet
 
 
 def list_files(handle: DeltaTable) -> list[tuple[str, dict[str, Any], int]]:
-    """Give each file's path inside the table, its statistics (empty if it has none) and bytes."""
+    """Return each file's path inside the table, its statistics (empty if it has none) and bytes."""
     return [(path, statistics, size) for path, statistics, size, _ in list_actions(handle)]
 
 
 def list_actions(handle: DeltaTable) -> list[tuple[str, dict[str, Any], int, int]]:
-    """Give what `list_files` does, and when each file was written (ms).
+    """Return what `list_files` does, and when each file was written (ms).
 
     Raises FeatureError where the files alone do not tell the rows.
     """
@@ -220,7 +220,7 @@ def _read_file(
 
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Give the table the schema: missing columns, and missing fields of structs, become null.
+    """Return the table the schema: missing columns, and missing fields of structs, become null.
 
     Raises DamagedError for a column of another type, whose values the schema's can't hold.
     """

@@ -23,7 +23,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 
 def has_statistics(arrow: pa.DataType) -> bool:
-    """Whether a column of this type gets bounds."""
+    """Return whether a column of this type gets bounds."""
     return bool(
         pa.types.is_signed_integer(arrow)
         or pa.types.is_string(arrow)
@@ -33,7 +33,7 @@ def has_statistics(arrow: pa.DataType) -> bool:
 
 
 def file_statistics(metadata: pq.FileMetaData, columns: Sequence[str]) -> str:
-    """Give the statistics JSON of a file: numRecords, and bounds of these top-level columns."""
+    """Return the statistics JSON of a file: numRecords, and bounds of these top-level columns."""
     stats: dict[str, Any] = {"numRecords": metadata.num_rows}
     lower: dict[str, Any] = {}
     upper: dict[str, Any] = {}

@@ -26,7 +26,7 @@ _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)\Z")
 
 
 def arrow_type(name: str) -> pa.DataType:
-    """Give the Arrow type that `delta_type` calls so. Raises ValueError."""
+    """Return the Arrow type that `delta_type` calls so. Raises ValueError."""
     if name in _SIMPLE:
         return _SIMPLE[name]
     if found := _DECIMAL.match(name):

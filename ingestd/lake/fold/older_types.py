@@ -31,7 +31,7 @@ _QUOTED_IN_RECORD = re.compile(r'[\s"\\(),]|^$', re.ASCII)
 
 
 def as_newest(column: Column, values: pa.Array) -> tuple[pa.Array, Mapping[int, str]]:
-    """Give values as `column` would have them; and the texts of those it can't hold, by row."""
+    """Return values as `column` would have them; and the texts of those it can't hold, by row."""
     texts = server_texts(values)
     data = pa.concat_arrays([texts.cast(pa.binary())])  # without an offset
     array, refused = cast(texts_of(data), column.type, is_override=column.is_override)
@@ -41,7 +41,7 @@ def as_newest(column: Column, values: pa.Array) -> tuple[pa.Array, Mapping[int, 
 
 
 def server_texts(values: pa.Array) -> pa.StringArray:
-    """Give the texts that the server wrote for these values."""
+    """Return the texts that the server wrote for these values."""
     kind = values.type
     if pa.types.is_boolean(kind):
         return pc.if_else(values, "t", "f")
@@ -56,7 +56,7 @@ def server_texts(values: pa.Array) -> pa.StringArray:
 
 
 def _writer(kind: pa.DataType) -> Callable[[Any], str] | None:
-    """Give what writes one value's text, None for types whose text Arrow writes alike."""
+    """Return what writes one value's text, None for types whose text Arrow writes alike."""
     if pa.types.is_decimal(kind):
         return lambda value: format(value, "f")
     if pa.types.is_floating(kind):
@@ -85,7 +85,7 @@ def _float_text(value: float, kind: pa.DataType) -> str:
 
 
 def _shortest(value: float, kind: pa.DataType) -> Decimal:
-    """Give the decimal of the fewest digits between the middles to the floats next to this one.
+    """Return the decimal of the fewest digits between the middles to the floats next to this one.
 
     Python takes one that lies in the middle as well, which only large numbers have.
     """

@@ -19,7 +19,7 @@ _BEFORE_RAW = "_cdc_before."
 
 
 def fold(rows: pa.Table, key: Sequence[str]) -> list[Row]:
-    """Give the current rows, source columns only, in no particular order.
+    """Return the current rows, source columns only, in no particular order.
 
     `rows` has the raw schema (or the change schema), in any order: rows go by position
     (`_cdc_lsn`, `_cdc_seq`), not by arrival. `key` names the key's columns; empty for a table
@@ -31,7 +31,7 @@ def fold(rows: pa.Table, key: Sequence[str]) -> list[Row]:
 
 
 def fold_rows(changes: Sequence[Row], columns: Sequence[str], key: Sequence[str]) -> list[Row]:
-    """Give what `fold` does, of changes as dicts of their columns' values."""
+    """Return what `fold` does, of changes as dicts of their columns' values."""
     changes = sorted(changes, key=lambda change: (change["_cdc_lsn"], change["_cdc_seq"]))
     if key:
         return _fold_keyed(changes, columns, key)

@@ -42,7 +42,7 @@ class RowKeys:
         """How many different keys there are: their numbers are below."""
 
     def find(self, columns: Sequence[pa.Array]) -> Ints:
-        """Give the number of each of these keys, -1 where it is none of those known."""
+        """Return the number of each of these keys, -1 where it is none of those known."""
         codes: Ints = np.zeros(0, np.int64)
         for number, (column, dictionary) in enumerate(
             zip(columns, self._dictionaries, strict=True)
@@ -56,7 +56,7 @@ class RowKeys:
 
 
 def _comparable(column: pa.Array) -> pa.Array:
-    """Give what Arrow can look up: text for nested values."""
+    """Return what Arrow can look up: text for nested values."""
     if not pa.types.is_nested(column.type):
         return column
     return pa.array([None if v is None else repr(v) for v in column.to_pylist()], pa.string())
@@ -73,7 +73,7 @@ def _paired(first: Ints, second: Ints, seconds: int) -> Ints:
 
 
 def _places(known: Ints, codes: Ints) -> Ints:
-    """Give where each code stands in `known` (sorted), -1 where it does not."""
+    """Return where each code stands in `known` (sorted), -1 where it does not."""
     if not len(known):
         return np.full(len(codes), -1, np.int64)
     places = np.minimum(np.searchsorted(known, codes), len(known) - 1)

@@ -38,14 +38,14 @@ class _LastRows:
 
 
 def position_order(rows: pa.Table) -> Ints:
-    """Give the order of rows by position."""
+    """Return the order of rows by position."""
     lsn, seq = (rows[n].to_numpy() for n in ("_cdc_lsn", "_cdc_seq"))
     order: Ints = np.lexsort((seq, lsn))
     return order
 
 
 def last_rows(rows: pa.Table, key: Sequence[str], refuse: Refuse) -> pa.Table:
-    """Give one row a key, as `ReferenceTableSource.poll_changes` does; no `t` may be among them.
+    """Return one row a key, as `ReferenceTableSource.poll_changes` does; no `t` may be among them.
 
     `rows`: the columns that are wanted, and NEEDED, in any order. Raises what `refuse` makes if a
     value that counts is in `_cdc_raw`.
@@ -141,7 +141,7 @@ class _Fold:
                 return
 
     def _history(self) -> dict[int, list[int]]:
-        """Give the events of each key, in order."""
+        """Return the events of each key, in order."""
         found: dict[int, list[int]] = defaultdict(list)
         for row, (old, new) in enumerate(zip(self._old.tolist(), self._new.tolist(), strict=True)):
             if old >= 0:
@@ -167,7 +167,7 @@ class _Fold:
         return pa.table(columns)
 
     def _bases(self, found: _LastRows) -> pa.Array:
-        """Give the key that a row had before, where that was another."""
+        """Return the key that a row had before, where that was another."""
         count = len(found.rows)
         others = {
             place: key
@@ -184,7 +184,7 @@ class _Fold:
         return pa.StructArray.from_arrays(arrays, names=list(self._key), mask=mask)
 
     def _deleted(self, events: Ints) -> pa.Table:
-        """Give the keys of rows that are gone: by their own row, or by that of their new key."""
+        """Return the keys of rows that are gone: by their own row, or by that of their new key."""
         rows = pa.array(events // 2)
         is_moved = events % 2 == 0
         before = _whole(self._rows["_cdc_before"]).take(rows)

@@ -36,13 +36,13 @@ class DataFile:
 
 
 def small_files(files: Iterable[DataFile], target_bytes: int) -> list[DataFile]:
-    """Give the small ones, in the order of their rows."""
+    """Return the small ones, in the order of their rows."""
     found = (f for f in files if f.size_bytes < target_bytes // SMALL_SHARE)
     return sorted(found, key=lambda f: f.order)
 
 
 def pieces(files: Iterable[DataFile], target_bytes: int) -> list[list[DataFile]]:
-    """Give the runs of small files that are each to become one, in the order of their rows.
+    """Return the runs of small files that are each to become one, in the order of their rows.
 
     None is larger than the target, nor has more than MOST_FILES. A file that is more than half of
     its piece is left out of it: so a byte is written again only when what it is in doubles.
@@ -83,7 +83,7 @@ class LogFiles:
 
 
 def cut_of(log: LogFiles, written_before_s: float, kept: int) -> int | None:
-    """Give the version that the log can begin with; None if nothing may go.
+    """Return the version that the log can begin with; None if nothing may go.
 
     It has a checkpoint and was written before that time, so that every later version can still be
     read; and it is not above `kept`, a commit that somebody looks for.

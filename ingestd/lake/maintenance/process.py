@@ -249,7 +249,7 @@ def _line(done: MaintenanceResult, *, knows_small: bool) -> dict[str, Any]:
 def tables_of(
     store: Store, layout: Layout, references: Collection[str]
 ) -> Iterator[tuple[str, str, bool]]:
-    """Give each table's name, its folder, and whether its files are joined.
+    """Yield each table's name, its folder, and whether its files are joined.
 
     Only those that `_tables` lists, and of `_ref` those that `references` names too: others may be
     anybody's. Those of `_ref` are not joined: who writes them does it as they change.

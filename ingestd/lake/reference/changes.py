@@ -34,7 +34,7 @@ class ReferenceChanges:
         self._old_numbers: list[Ints] = []
 
     def may_be_in(self, statistics: Mapping[str, Any]) -> bool:
-        """Whether a file with these statistics may have one of the keys."""
+        """Return whether a file with these statistics may have one of the keys."""
         low, high = statistics.get("minValues") or {}, statistics.get("maxValues") or {}
         for name in self.key:
             first, last = low.get(name), high.get(name)
@@ -48,7 +48,7 @@ class ReferenceChanges:
         return True
 
     def find(self, rows: pa.Table) -> Ints:
-        """Give the number of each row's key, -1 where it is none of the changed ones."""
+        """Return the number of each row's key, -1 where it is none of the changed ones."""
         return self.keys.find([_whole(rows[n]) for n in self.key])
 
     def without_changed(self, rows: pa.Table, numbers: Ints) -> pa.Table:
@@ -60,7 +60,7 @@ class ReferenceChanges:
         return rows.filter(pa.array(numbers < 0))
 
     def rows(self) -> pa.Table:
-        """Give the rows as they are now. Raises TransientError (``row_missing``)."""
+        """Return the rows as they are now. Raises TransientError (``row_missing``)."""
         table = self._table
         if self._base is not None and self._old:
             table = self._filled(pa.concat_tables(self._old), np.concatenate(self._old_numbers))
@@ -94,7 +94,7 @@ class ReferenceChanges:
         )
 
     def _bases(self, table: pa.Table) -> Ints:
-        """Give for each row the number of the key that it had before."""
+        """Return for each row the number of the key that it had before."""
         own = self.keys.numbers
         if "_cdc_before" not in table.schema.names:
             return own
@@ -105,7 +105,7 @@ class ReferenceChanges:
 
 
 def _unchanged(table: pa.Table) -> dict[str, Ints]:
-    """Give the rows where a column stays as it was, by its name."""
+    """Return the rows where a column stays as it was, by its name."""
     if "_cdc_unchanged" not in table.schema.names:
         return {}
     found: dict[str, list[int]] = {}

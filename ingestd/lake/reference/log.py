@@ -93,7 +93,7 @@ class ReferenceLog(AppendLog):
         return self._commit(attempt)
 
     def content(self) -> str | None:
-        """Give the digest of this version's rows, None if it is not known."""
+        """Return the digest of this version's rows, None if it is not known."""
         for number in range(self.version, max(-1, self.version - LOOK_BACK), -1):
             if not self.has_commit(number):
                 return None

@@ -34,7 +34,7 @@ def read_changes(
     *,
     after: int = 0,
 ) -> Iterator[pa.Table]:
-    """Give the rows of epochs above `after` up to `epoch`, at positions above `above`.
+    """Yield the rows of epochs above `after` up to `epoch`, at positions above `above`.
 
     Row group by row group, with the columns of `schema`.
     """
@@ -77,14 +77,14 @@ def change_rows_schema(definition: ReferenceDefinition, columns: Sequence[str]) 
 
 
 def highest(rows: pa.Table) -> Position:
-    """Give the highest position of rows; at least one."""
+    """Return the highest position of rows; at least one."""
     lsn = int(pc.max(rows["_cdc_lsn"]).as_py())
     own = rows.filter(pc.equal(rows["_cdc_lsn"], lsn))
     return lsn, int(pc.max(own["_cdc_seq"]).as_py())
 
 
 def epochs_of(statistics: Mapping[str, Any]) -> tuple[int, int]:
-    """Give the first and the last epoch that a file may have rows of."""
+    """Return the first and the last epoch that a file may have rows of."""
     low = statistics.get("minValues", {}).get("_cdc_epoch")
     high = statistics.get("maxValues", {}).get("_cdc_epoch")
     return (0 if low is None else low), (1 << 62 if high is None else high)

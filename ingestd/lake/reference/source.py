@@ -116,7 +116,7 @@ class RawReferenceSource:
         return await self._jobs.run(self._poll_snapshot)
 
     def is_snapshot_complete(self) -> bool:
-        """Whether all shares were given."""
+        """Return whether all shares were given."""
         return self._is_complete
 
     async def poll_changes(self) -> pa.RecordBatch | None:
@@ -124,7 +124,7 @@ class RawReferenceSource:
         return await self._jobs.run(self._poll_changes)
 
     def checkpoint(self) -> bytes:
-        """Give the epoch, and how many batches of the snapshot were given."""
+        """Return the epoch, and how many batches of the snapshot were given."""
         passes = self._resumed if self._plan is None else self._plan.passes
         return json.dumps([self.position, self._given, passes, self._is_complete]).encode()
 
@@ -189,7 +189,7 @@ class RawReferenceSource:
         return None
 
     def _look(self) -> tuple[ReferenceDefinition, int]:
-        """Give the table as recorded, and an epoch at which it was so.
+        """Return the table as recorded, and an epoch at which it was so.
 
         It was live at that epoch if it was recorded so before and after the look at the epochs: it
         becomes live only when the epoch with its last rows is durable.
@@ -242,7 +242,7 @@ class RawReferenceSource:
         return _Plan(definition, epoch, files, above, passes, linked, tail, reach)
 
     def _marks(self, files: Sequence[File], epoch: int) -> tuple[Position, Position]:
-        """Give the positions of the newest `t`, and of the newest row."""
+        """Return the positions of the newest `t`, and of the newest row."""
         above = reach = (-1, -2)
         for file in files:
             for rows in read_changes(self._raw, file, POSITION, epoch):
@@ -345,7 +345,7 @@ class RawReferenceSource:
         return found
 
     def _changes_to(self, definition: ReferenceDefinition, epoch: int) -> pa.RecordBatch | None:
-        """Give the changes up to an epoch; None if the table has to be folded anew."""
+        """Return the changes up to an epoch; None if the table has to be folded anew."""
         if self._tail is None:
             self._tail = self._new_tail()
         files = self._tail.files()

@@ -321,7 +321,7 @@ def _in_name_order(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Give the batch the types of the columns that the schema has."""
+    """Return the batch the types of the columns that the schema has."""
     fields = [schema.field(f.name) if f.name in schema.names else f for f in batch.schema]
     arrays = [conformed(a, f.type) for a, f in zip(batch.columns, fields, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))

@@ -52,7 +52,7 @@ class StorageCalls:
         return call
 
     def end(self, call: object) -> None:
-        """Take that a call came back, with whatever."""
+        """Record that a call came back, with whatever."""
         self._under_way.pop(call, None)
 
     @contextmanager

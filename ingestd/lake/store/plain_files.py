@@ -79,7 +79,7 @@ def table_depth(parts: Sequence[str]) -> int:
 
 @contextmanager
 def place_of(root: Path, path: str, depth: int | None = None) -> Iterator[tuple[int | None, str]]:
-    """Give a descriptor of the folder that a path ends in, and the name there.
+    """Return a descriptor of the folder that a path ends in, and the name there.
 
     For a name in the root itself None, and the whole path. `depth`: how many parts may be links of
     root or of this user; those that lead to a table's folder without it. Raises OddFileError.

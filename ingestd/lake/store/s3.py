@@ -79,7 +79,7 @@ class NotSureError(Exception):
 
 
 def s3_objects(uri: str, options: Mapping[str, str], environment: Mapping[str, str]) -> S3Objects:
-    """Give what puts objects below `uri`. Raises NotSureError."""
+    """Return what puts objects below `uri`. Raises NotSureError."""
     parts = urlsplit(uri)
     if parts.scheme not in {"s3", "s3a"}:
         raise NotSureError(f"{parts.scheme}:// is not S3")
@@ -109,7 +109,7 @@ def s3_objects(uri: str, options: Mapping[str, str], environment: Mapping[str, s
 
 
 def _client(config: Mapping[str, str]) -> ClientConfig:
-    """Give what the options say about connections. Raises ValueError."""
+    """Return what the options say about connections. Raises ValueError."""
     found: ClientConfig = {"allow_http": config.get("allow_http", "").lower() in _YES}
     if "timeout" in config:
         found["timeout"] = _time(config["timeout"])
@@ -119,7 +119,7 @@ def _client(config: Mapping[str, str]) -> ClientConfig:
 
 
 def _retry(config: Mapping[str, str]) -> RetryConfig:
-    """Give what the options say about trying again. Raises ValueError."""
+    """Return what the options say about trying again. Raises ValueError."""
     found: RetryConfig = {}
     if "retry_timeout" in config:
         found["retry_timeout"] = _time(config["retry_timeout"])

@@ -83,7 +83,7 @@ class Store(Protocol):
         ...
 
     def uri(self, path: str) -> str:
-        """Give what deltalake opens `path` by."""
+        """Return what deltalake opens `path` by."""
         ...
 
     def make_folder(self, path: str) -> None:
@@ -129,7 +129,7 @@ class Store(Protocol):
         ...
 
     def is_link(self, path: str) -> bool:
-        """Whether a symbolic link stands there."""
+        """Return whether a symbolic link stands there."""
         ...
 
     def entries(self, path: str, above: str) -> list[FolderEntry]:
@@ -190,7 +190,7 @@ class LocalStore:
         self._durability = durability
 
     def uri(self, path: str) -> str:
-        """Give the absolute path."""
+        """Return the absolute path."""
         return str(self.root / path)
 
     @timed
@@ -263,7 +263,7 @@ class LocalStore:
 
     @timed
     def is_link(self, path: str) -> bool:
-        """Whether a symbolic link stands there."""
+        """Return whether a symbolic link stands there."""
         try:
             with place_of(self.root, path) as (folder, name):
                 return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
@@ -353,7 +353,7 @@ class LocalStore:
 
     @contextmanager
     def _scanned(self, path: str) -> Iterator[Iterator[os.DirEntry[str]]]:
-        """Give the entries of a folder, which stays open meanwhile."""
+        """Return the entries of a folder, which stays open meanwhile."""
         with (
             place_of(self.root, f"{path}/") as (folder, _),
             os.scandir(self.root if folder is None else folder) as entries,
@@ -383,7 +383,7 @@ class ObjectStore:
             self.remark = f"an epoch costs eleven requests a table, not two: {reason}"
 
     def uri(self, path: str) -> str:
-        """Give the URI."""
+        """Return the URI."""
         return f"{self._uri}/{path}"
 
     def make_folder(self, path: str) -> None:
@@ -555,7 +555,7 @@ def open_store(
     durability: Durability | None = None,
     calls: StorageCalls | None = None,
 ) -> Store:
-    """Give the store at `uri`: a path, relative or not, file://, or what deltalake knows.
+    """Return the store at `uri`: a path, relative or not, file://, or what deltalake knows.
 
     `calls`: where its calls are noted, of its own without.
 

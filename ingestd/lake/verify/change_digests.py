@@ -50,7 +50,7 @@ class ChangeBatch:
         self._unsent = _unsent(given_by(batch)(UNCHANGED))
 
     def type_of(self, number: int) -> pa.DataType:
-        """Give a column's type."""
+        """Return a column's type."""
         return self._columns[number].type
 
     def unsent(self, number: int) -> Flags | None:
@@ -107,7 +107,7 @@ class ChangeBatch:
 
 
 def digest_changes(batch: pa.RecordBatch, digested: Digested) -> Matrix:
-    """Give the numbers of changes; an update that takes its row away from another key is two."""
+    """Return the numbers of changes; an update that takes its row away from another key is two."""
     changes = ChangeBatch(batch, digested.columns)
     return _of_keyed(changes, digested) if digested.key else _of_multiset(changes, digested)
 
@@ -115,7 +115,7 @@ def digest_changes(batch: pa.RecordBatch, digested: Digested) -> Matrix:
 def linked_keys(
     batch: pa.RecordBatch, columns: Sequence[ComparedColumn], key: Sequence[int]
 ) -> Matrix:
-    """Give the keys of rows that take unsent values along to another: old ones, then new ones."""
+    """Return the keys of rows that take unsent values along to another: old ones, then new ones."""
     changes = ChangeBatch(batch, columns)
     lacking = [changes.lacks(i) for i in range(len(columns)) if i not in key]
     found = [flags for flags in lacking if flags is not None]
@@ -127,7 +127,7 @@ def linked_keys(
 
 
 def reached(keys: Hashes, links: Matrix) -> Hashes:
-    """Give these keys and all that are linked with them, over however many others."""
+    """Return these keys and all that are linked with them, over however many others."""
     ends = np.concatenate([links, links[::-1]], axis=1)
     ends = ends[:, np.argsort(ends[0])]
     found = newest = np.unique(keys)
@@ -142,7 +142,7 @@ def reached(keys: Hashes, links: Matrix) -> Hashes:
 
 
 def change_keys(batch: pa.RecordBatch, digested: Digested) -> tuple[Hashes, Hashes]:
-    """Give the keys of the rows that changes put there, and of those that they take away.
+    """Return the keys of the rows that changes put there, and of those that they take away.
 
     Of a multiset: the rows' own numbers.
     """
@@ -158,7 +158,7 @@ def change_keys(batch: pa.RecordBatch, digested: Digested) -> tuple[Hashes, Hash
 
 
 def lazy_columns(unchanged: pa.Array, columns: Sequence[ComparedColumn]) -> set[int]:
-    """Give the places of the columns that some of these changes were sent without."""
+    """Return the places of the columns that some of these changes were sent without."""
     names = _unsent(unchanged)
     return {i for i, c in enumerate(columns) if any(n in names for n in c.stored)}
 
@@ -194,7 +194,7 @@ def _of_keyed(changes: ChangeBatch, digested: Digested) -> Matrix:
 
 
 def _gone(moved: Matrix, old: Hashes, digested: Digested) -> Matrix:
-    """Give what takes rows away from their old keys."""
+    """Return what takes rows away from their old keys."""
     gone = np.zeros_like(moved)
     gone[:, KEY] = old
     gone[:, LSN], gone[:, SEQ] = moved[:, LSN], moved[:, SEQ]

@@ -101,7 +101,7 @@ def ensure_one_key(source: str, table: Table, events: Sequence[Event], void_lsn:
 def compared_columns(
     table: Table, events: Sequence[Event]
 ) -> tuple[tuple[ComparedColumn, ...], str | None]:
-    """Give the columns to compare, and a note of those that the lake has not heard of."""
+    """Return the columns to compare, and a note of those that the lake has not heard of."""
     described = _described(events)
     found, new = [], []
     for column in table.columns:
@@ -134,7 +134,7 @@ def _compared(column: Column, stored: Sequence[str], described: Sequence[Event])
 
 
 def _stored(column: Column, described: Sequence[Event]) -> list[str]:
-    """Give the lake columns that a source column ever had, the oldest first."""
+    """Return the lake columns that a source column ever had, the oldest first."""
     every = (c for event in described for c in event["columns"] if _source(c) == column.name)
     return list(dict.fromkeys(c["name"] for c in every))
 

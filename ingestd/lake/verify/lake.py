@@ -78,7 +78,7 @@ class DeltaVerifiedLake:
         self._looked: dict[TableId, PinnedChanges] = {}
 
     async def known(self) -> Mapping[TableId, RegisteredTable]:
-        """Give what the lake has of the tables, and remember how they stood."""
+        """Return what the lake has of the tables, and remember how they stood."""
         return await self._jobs.run(self._known)
 
     async def position(self) -> Lsn | None:
@@ -226,7 +226,7 @@ class DeltaVerifiedLake:
         return replace(found, linked=np.unique(np.concatenate(pairs, axis=1))) if pairs else found
 
     def _links(self, digested: Digested, most: int | None = None) -> list[Hashes]:
-        """Give the keys, old and new, of rows that took unsent values along; `most` of them."""
+        """Return the keys, old and new, of rows that took unsent values along; `most` of them."""
         if not digested.lazy:
             return []
         names = names_of(digested, sorted({*digested.lazy, *digested.key}))
@@ -280,7 +280,7 @@ def _described(table: Table, events: Sequence[Event]) -> Digested:
 
 
 def _shape(digested: Digested) -> tuple[object, ...]:
-    """Give what is compared by what; of what rows had before the hash: NaN is not like itself."""
+    """Return what is compared by what; of what rows had before the hash: NaN is not like itself."""
     columns = ((replace(c, missing=None), c.missing_hash) for c in digested.columns)
     return digested.key, *columns
 

@@ -48,19 +48,19 @@ class PinnedChanges:
 
 
 def least_lsn(file: File) -> int:
-    """Give the lowest `_cdc_lsn` of a file; -1 where that is not known."""
+    """Return the lowest `_cdc_lsn` of a file; -1 where that is not known."""
     found = file[1].get("minValues", {}).get("_cdc_lsn")
     return -1 if found is None else int(found)
 
 
 def names_of(digested: Digested, numbers: Collection[int]) -> tuple[str, ...]:
-    """Give the lake columns that are needed of these columns, and of the changes themselves."""
+    """Return the lake columns that are needed of these columns, and of the changes themselves."""
     own = (n for i in numbers for n in digested.columns[i].stored)
     return (*own, *PLACE, BEFORE, UNCHANGED, "_cdc_raw")
 
 
 def batches_of(looked: PinnedChanges, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Give the rows that the point sees, above what is void; columns that are there.
+    """Yield the rows that the point sees, above what is void; columns that are there.
 
     Raises DamagedError for a file that has a column of a type that the table's can't hold.
     """

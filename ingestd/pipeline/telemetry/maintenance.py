@@ -48,7 +48,7 @@ class MaintenanceTelemetry:
         return self.watch.not_running() is None
 
     def added(self, tables: Sequence[str]) -> None:
-        """Take that an epoch added a file to each of these tables."""
+        """Record that an epoch added a file to each of these tables."""
         for table in tables:
             self._metrics.small_file_added(self.watch.source, table)
 

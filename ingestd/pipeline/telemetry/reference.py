@@ -67,7 +67,7 @@ class ReferenceTelemetry:
         return None if found is None else (found.state, found.since)
 
     def requested(self, tables: Sequence[TableId]) -> None:
-        """Take that somebody asked for these tables' rows."""
+        """Record that somebody asked for these tables' rows."""
         for table in tables:
             self._status.tables[str(table)].snapshot_requested = True
         self._log.info("snapshot.requested", tables=[str(t) for t in tables], partial=False)
@@ -106,7 +106,7 @@ class ReferenceTelemetry:
     def current(
         self, table: TableId, state: ReferenceState, seconds: float, *, is_asked: bool = False
     ) -> None:
-        """Take that the lake has a table's rows; a new version of them if `state.is_new`.
+        """Record that the lake has a table's rows; a new version of them if `state.is_new`.
 
         `is_asked`: for another reading after this one.
         """

@@ -74,12 +74,12 @@ class SourceTelemetry(TableTelemetry):
             self._tell()
 
     def _not_connected(self) -> None:
-        """Take that nothing more is measured, and that what was received is given up."""
+        """Record that nothing more is measured, and that what was received is given up."""
         self._metrics.no_lag(self.source)
         self._metrics.buffered(self.source, 0)
 
     def paused(self, since: datetime) -> None:
-        """Take that somebody paused the source, now or before this daemon was started."""
+        """Record that somebody paused the source, now or before this daemon was started."""
         if self._status.state is SourceState.PAUSED:
             return
         self._status.pause(since)
@@ -94,7 +94,7 @@ class SourceTelemetry(TableTelemetry):
         self._tell()
 
     def resumed(self) -> None:
-        """Take that the source is to deliver; nothing is new if it was not paused."""
+        """Record that the source is to deliver; nothing is new if it was not paused."""
         if self._status.state is not SourceState.PAUSED:
             return
         paused_s = (self._now() - self._status.since).total_seconds()
@@ -192,7 +192,7 @@ class SourceTelemetry(TableTelemetry):
         )
 
     def not_removed(self, error: IngestdError) -> None:
-        """Take that files of an epoch that was given up are still in the lake."""
+        """Record that files of an epoch that was given up are still in the lake."""
         self._log.warning("epoch.files_left", reason=error.what)
 
     def not_measured(self, error: IngestdError) -> None:
@@ -213,7 +213,7 @@ class SourceTelemetry(TableTelemetry):
         self._metrics.lake_lost(self.source, is_lost=is_lost)
 
     def lake_found(self) -> None:
-        """Take that the lake is the source's, or is taken as that."""
+        """Record that the lake is the source's, or is taken as that."""
         self._lake_lost(is_lost=False)
 
     def begins(self, lake: str) -> None:
@@ -221,14 +221,14 @@ class SourceTelemetry(TableTelemetry):
         self._log.info("source.first_start", lake=lake)
 
     def lake_given_up(self, reason: str) -> None:
-        """Take that the source begins again, in another lake than it was written to."""
+        """Record that the source begins again, in another lake than it was written to."""
         self._log.warning("source.lake_lost", reason=reason, action="resnapshot")
         remedy = "nothing: every table is read again, as somebody agreed to"
         note_error(self._status.last_errors, self._now(), reason, remedy)
         self._metrics.restarted(self.source, "lake_resnapshot")
 
     def lost(self, reason: str) -> None:
-        """Take that the stream can't go on where the lake ends."""
+        """Record that the stream can't go on where the lake ends."""
         self._log.warning("source.slot_lost", reason=reason, action="resnapshot")
         remedy = "nothing: every table is read anew, and what was there serves until then"
         note_error(self._status.last_errors, self._now(), reason, remedy)

@@ -18,7 +18,7 @@ from ingestd.ports import Discovery
 
 
 def utc_now() -> datetime:
-    """Give the time."""
+    """Return the time."""
     return datetime.now(UTC)
 
 
@@ -162,18 +162,18 @@ class TableTelemetry:
             self._metrics.snapshot_progress(self.source, name, progress.ratio, progress.eta_s)
 
     def snapshot_ended(self, table: TableId) -> None:
-        """Take that all rows of a partial snapshot are durable."""
+        """Record that all rows of a partial snapshot are durable."""
         if str(table) in self._partial:
             self._end_snapshot(str(table), SnapshotOutcome.DONE)
 
     def snapshot_cancelled(self, tables: Sequence[TableId]) -> None:
-        """Take that somebody gave up the snapshots of these tables."""
+        """Record that somebody gave up the snapshots of these tables."""
         for table in tables:
             self._end_snapshot(str(table), SnapshotOutcome.CANCELLED)
         self._log.info("snapshot.cancelled", tables=[str(t) for t in tables])
 
     def snapshot_failed(self, table: TableId, error: IngestdError) -> None:
-        """Take that a snapshot can't be read, while its table goes on as before."""
+        """Record that a snapshot can't be read, while its table goes on as before."""
         why = error.reason if isinstance(error, TableError) else error.what
         told = OperatorError(why, remedy=error.remedy)
         self._end_snapshot(str(table), SnapshotOutcome.FAILED, told)
@@ -191,12 +191,12 @@ class TableTelemetry:
             self._metrics.no_snapshot(self.source, name)
 
     def reading_failed(self, error: IngestdError, delay_s: float) -> None:
-        """Take that tables could not be read now, and when they will be; the stream goes on."""
+        """Record that tables could not be read now, and when they will be; the stream goes on."""
         self._log.warning("snapshot.retried", reason=error.what, retry_s=round(delay_s, 1))
         note_error(self._status.last_errors, self._now(), error.what, error.remedy)
 
     def reading_waits(self, tables: Sequence[TableId]) -> None:
-        """Take that reading tables can't begin for long."""
+        """Record that reading tables can't begin for long."""
         self._log.warning(
             "snapshot.waiting",
             tables=[str(t) for t in tables],

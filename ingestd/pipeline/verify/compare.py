@@ -58,7 +58,7 @@ class TableCompared:
         self._kept = np.concatenate([self._kept, np.concatenate(found)[:room]])
 
     def prints(self) -> Hashes:
-        """Give what tells the differences from those of another comparison."""
+        """Return what tells the differences from those of another comparison."""
         found = np.zeros(len(self._kept), np.uint64)
         for place in (_KIND, _KEY, _SOURCE, _LAKE, _COUNT):
             found = mixed(found ^ self._kept[:, place])
@@ -88,7 +88,7 @@ class TableCompared:
         return int(self._kept[:, _COUNT].sum()) == self.counts.total()
 
     def some(self, limit: int) -> list[Differing]:
-        """Give the first differences, in an order that is always the same."""
+        """Return the first differences, in an order that is always the same."""
         order = np.lexsort((self._kept[:, _KEY], self._kept[:, _KIND]))[:limit]
         return [
             Differing(

@@ -106,7 +106,7 @@ class DifferingRows:
 
 
 def _chosen(batch: pa.RecordBatch, digested: Digested, keys: Collection[int]) -> Rows:
-    """Give the rows with these keys as values."""
+    """Return the rows with these keys as values."""
     hashes, _ = digests_of(batch, digested.columns, digested.key)
     flags = np.isin(hashes, np.fromiter(keys, np.uint64, len(keys)))
     if not flags.any():

@@ -36,7 +36,7 @@ class FoldedHashes:
     doubled: Hashes
 
     def among(self, is_in: Callable[[Hashes], Flags]) -> FoldedHashes:
-        """Give those whose keys are in some part."""
+        """Return those whose keys are in some part."""
         flags = is_in(self.keys)
         return FoldedHashes(self.keys[flags], self.rows[flags], self.doubled[is_in(self.doubled)])
 
@@ -93,7 +93,7 @@ def _unsent_parts(
 
 
 def linked_bytes(width: int) -> int:
-    """Give what folding takes of memory for each change of a linked key; `width`: its numbers."""
+    """Return what folding takes of memory for each change of a linked key; `width`: its numbers."""
     return 2 * width * _BYTES + _LINKED_BYTES
 
 
@@ -121,7 +121,7 @@ def fold_linked(changes: Matrix, digested: Digested) -> FoldedHashes:
 
 
 def _followed(changes: Matrix) -> tuple[Places, Places]:
-    """Give the changes that leave the rows there, and of each the one that its row was put by.
+    """Return the changes that leave the rows there, and of each the one that its row was put by.
 
     `changes` in their order; -1: there was none. A row that goes to another key is an event of its
     old key, too, where nothing is left.

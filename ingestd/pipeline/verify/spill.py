@@ -20,13 +20,13 @@ MAX_PARTS = 1 << 12
 
 
 def parts_for(nbytes: int, limit_bytes: int) -> int:
-    """Give how many parts make each of them fit: a power of two."""
+    """Return how many parts make each of them fit: a power of two."""
     wanted = max(1, -(-nbytes // max(1, limit_bytes)))
     return min(MAX_PARTS, 1 << (wanted - 1).bit_length())
 
 
 def part_of(hashes: Hashes, count: int) -> NDArray[np.int64]:
-    """Give the part of each hash, by its upper bits; `count` is a power of two."""
+    """Return the part of each hash, by its upper bits; `count` is a power of two."""
     if count == 1:
         return np.zeros(len(hashes), np.int64)
     shift = np.uint64(64 - (count.bit_length() - 1))
@@ -86,7 +86,7 @@ class NumberParts:
         return written + sum(len(rows) for rows in self._held[number])
 
     def take(self, number: int) -> Matrix:
-        """Give a part's rows, once."""
+        """Return a part's rows, once."""
         count = self.rows_in(number)
         held, self._held[number] = self._held[number], []
         self._held_bytes -= sum(_held_bytes(rows) for rows in held)

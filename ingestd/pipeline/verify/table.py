@@ -196,7 +196,7 @@ class TableVerification:
 
 
 def _parts(matrix: Matrix, digested: Digested, count: int) -> NDArray[np.int64]:
-    """Give each change's part; that of the linked keys comes after the others."""
+    """Return each change's part; that of the linked keys comes after the others."""
     parts = part_of(matrix[:, KEY], count)
     if len(digested.linked):
         parts[digested.is_linked(matrix[:, KEY])] = count

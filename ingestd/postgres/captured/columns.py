@@ -30,7 +30,7 @@ def controlled(
     strict: bool = True,
     is_listed: bool = False,
 ) -> Table:
-    """Give the table as it is captured: its section of the config applied to its columns.
+    """Return the table as it is captured: its section of the config applied to its columns.
 
     `table` has all its columns, with the lake types that they have by themselves, and `before`
     decided. For a RELATION message, not `strict`: what `types` says of a column that is not there
@@ -87,7 +87,7 @@ def refuse_shown(
 
 
 def as_published(table: Table, columns: Collection[str] | None, row_filter: str | None) -> Table:
-    """Give the table with what the publication sends of it: its column list and row filter.
+    """Return the table with what the publication sends of it: its column list and row filter.
 
     `columns` None: all of them. A table of none is left whole: it has no rows to send.
     """

@@ -104,7 +104,7 @@ class Catalog:
     seen: PgSnapshot = field(default=PgSnapshot(0, 0), compare=False)
 
     def sending(self, row: TableRow) -> PublishedIdentity:
-        """Give what beside a table's own replica identity decides which changes can come."""
+        """Return what beside a table's own replica identity decides which changes can come."""
         sent = self.published.get(row.id, WHOLE).generated
         unsent = {n: c for n, c in self.generated.get(row.oid, {}).items() if c not in sent}
         named = row.identity_key or () if row.replica_identity in {"d", "i"} else ()
@@ -117,7 +117,7 @@ class Catalog:
         )
 
     def storage(self, row: TableRow) -> TableFingerprint:
-        """Give how a table's rows are stored."""
+        """Return how a table's rows are stored."""
         described = self.columns.get(row.oid, ())
         columns = tuple(
             StoredColumn(
@@ -374,7 +374,7 @@ class TableDefinitions:
         )
 
     def base_type(self, oid: int) -> int:
-        """Give what a domain is over, at the end; any other type is itself."""
+        """Return what a domain is over, at the end; any other type is itself."""
         while (found := self._types.get(oid)) is not None and found.kind == "domain":
             oid = found.of
         return oid

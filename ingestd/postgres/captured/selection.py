@@ -58,7 +58,7 @@ def missing_table(
 
 
 def is_left_out(settings: SourceSettings, table: TableId, columns: Sequence[object]) -> bool:
-    """Whether a table has no columns, and only a pattern asks for it: nobody misses it."""
+    """Return whether a table has no columns, and only a pattern asks for it: nobody misses it."""
     return not columns and table not in settings.references() and not _is_exact(settings, table)
 
 

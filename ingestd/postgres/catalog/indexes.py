@@ -44,7 +44,7 @@ class IndexRow:
 async def list_indexes(
     connection: AsyncConnection[Any], tables: Iterable[int]
 ) -> dict[int, tuple[IndexRow, ...]]:
-    """Give the valid indexes of these tables, by OID; that of the primary key first."""
+    """Return the valid indexes of these tables, by OID; that of the primary key first."""
     cursor = await connection.execute(_INDEXES, (list(tables),))
     found: dict[int, tuple[IndexRow, ...]] = {}
     for oid, name, is_unique, is_partial, is_ordered, columns in await cursor.fetchall():

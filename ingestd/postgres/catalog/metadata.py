@@ -198,7 +198,7 @@ class _FoundTable:
 
 
 def distinct(n_distinct: float | None, rows: int | None) -> float | None:
-    """Give how many distinct values pg_stats.n_distinct means: a number, or minus a fraction.
+    """Return how many distinct values pg_stats.n_distinct means: a number, or minus a fraction.
 
     Source: PostgreSQL documentation, "pg_stats"; 0 is "unknown".
     """

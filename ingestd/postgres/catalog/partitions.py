@@ -93,7 +93,7 @@ class Leaf:
 
 
 async def leaves_of(connection: AsyncConnection[Any], table: Table) -> list[Leaf]:
-    """Give the relations with the table's rows, as the connection's snapshot sees them.
+    """Return the relations with the table's rows, as the connection's snapshot sees them.
 
     Raises TableChangedError for what is not there any more, TableError for what is no table.
     """
@@ -112,7 +112,7 @@ async def leaves_of(connection: AsyncConnection[Any], table: Table) -> list[Leaf
 
 
 def _can_be_read(partition: _Relation) -> bool:
-    """Whether a partition can be read without its root.
+    """Return whether a partition can be read without its root.
 
     Not one that no query can name; and who may read the root may not always read its partitions.
     """

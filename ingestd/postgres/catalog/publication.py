@@ -152,7 +152,7 @@ async def published(
 
 
 def _by_version(server_version: int) -> dict[str, sql.SQL]:
-    """Give what _PUBLISHED is completed with."""
+    """Return what _PUBLISHED is completed with."""
     found = {
         "schema": sql.SQL("NULL::oid"),
         "schemas": sql.SQL(""),

@@ -104,7 +104,7 @@ NOTHING_ELSE = PublishedIdentity()
 async def list_partitions(
     connection: AsyncConnection[Any], tables: Iterable[int]
 ) -> dict[int, tuple[Partition, ...]]:
-    """Give the partitions of these tables (OIDs), one of those that are the same."""
+    """Return the partitions of these tables (OIDs), one of those that are the same."""
     cursor = await connection.execute(_PARTITIONS, (list(tables),))
     found: dict[int, tuple[Partition, ...]] = {}
     for root, schema, name, whole, columns, unlogged, foreign, *above in await cursor.fetchall():
@@ -155,14 +155,14 @@ def _refused_for_unsent(table: Table, sending: PublishedIdentity) -> str | None:
 
 
 def _gives_whole_rows(table: Table, sending: PublishedIdentity) -> bool:
-    """Whether whole old rows come of any of it."""
+    """Return whether whole old rows come of any of it."""
     if sending.partitions:
         return any(partition.whole for partition in sending.partitions)
     return table.replica_identity == "f"
 
 
 def only_keys(table: Table, sending: PublishedIdentity) -> Partition | None:
-    """Give a partition of which keys come where the table's identity is the whole row, if any."""
+    """Return a partition of which keys come where the table's identity is the whole row, if any."""
     if table.replica_identity != "f":
         return None
     return next((p for p in sending.partitions if not p.whole), None)

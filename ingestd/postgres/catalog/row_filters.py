@@ -26,12 +26,12 @@ SELECT DISTINCT r.oid::int8
 
 
 async def with_toast(connection: AsyncConnection[Any], tables: Sequence[int]) -> set[int]:
-    """Give those of these tables (OIDs) that may have values out of line."""
+    """Return those of these tables (OIDs) that may have values out of line."""
     cursor = await connection.execute(_WITH_TOAST, (list(tables),))
     return {oid for (oid,) in await cursor.fetchall()}
 
 
 def may_lack_values(table: Table, sending: PublishedIdentity, toasted: set[int]) -> bool:
-    """Whether an UPDATE that moves a row into the row filter may leave values out."""
+    """Return whether an UPDATE that moves a row into the row filter may leave values out."""
     is_whole = table.replica_identity == "f" and only_keys(table, sending) is None
     return table.row_filter is not None and not is_whole and table.oid in toasted

@@ -215,7 +215,7 @@ class ColumnRow:
 
 
 async def list_tables(connection: AsyncConnection[Any]) -> list[TableRow]:
-    """Give all user tables that a publication could hold, partitioned ones as their root."""
+    """Return all user tables that a publication could hold, partitioned ones as their root."""
     async with connection.cursor(row_factory=class_row(TableRow)) as cursor:
         await cursor.execute(_TABLES)
         rows = await cursor.fetchall()
@@ -243,7 +243,7 @@ async def list_columns(
     tables: Iterable[int],
     generated: Mapping[int, Collection[str]] = MappingProxyType({}),
 ) -> dict[int, tuple[ColumnRow, ...]]:
-    """Give the columns of these tables (OIDs) that a publication sends, in their order.
+    """Return the columns of these tables (OIDs) that a publication sends, in their order.
 
     `generated`: by OID the names of generated columns that it sends too. The others are left out of
     the lake: better than a null for a value that exists.
@@ -266,7 +266,7 @@ def _apart(columns: Sequence[ColumnRow]) -> tuple[ColumnRow, ...]:
 async def list_generated(
     connection: AsyncConnection[Any], tables: Iterable[int]
 ) -> dict[int, dict[int, str]]:
-    """Give the generated columns of these tables, by OID: their numbers and names."""
+    """Return the generated columns of these tables, by OID: their numbers and names."""
     cursor = await connection.execute(_GENERATED, (list(tables),))
     found: dict[int, dict[int, str]] = {}
     for oid, number, name in await cursor.fetchall():
@@ -280,13 +280,13 @@ def their_names(columns: Mapping[int, Mapping[int, str]]) -> dict[int, tuple[str
 
 
 async def list_hiding(connection: AsyncConnection[Any], tables: Iterable[int]) -> frozenset[int]:
-    """Give which of these tables (OIDs) have policies that hide rows from this role."""
+    """Return which of these tables (OIDs) have policies that hide rows from this role."""
     cursor = await connection.execute(_HIDING, (list(tables),))
     return frozenset([oid for (oid,) in await cursor.fetchall()])
 
 
 async def list_types(connection: AsyncConnection[Any], oids: Iterable[int]) -> dict[int, PgType]:
-    """Give these types, and all that they are made of; one that is gone is not there."""
+    """Return these types, and all that they are made of; one that is gone is not there."""
     cursor = await connection.execute(_TYPES, (list(oids),))
     return {
         oid: PgType(oid, kind, of, typmod, delimiter, tuple(_attribute(a) for a in attributes))
@@ -302,7 +302,7 @@ def _attribute(row: tuple[str, str, str]) -> Attribute:
 async def describe(
     connection: AsyncConnection[Any], rows: Sequence[TableRow], *, before_full: bool
 ) -> list[Table]:
-    """Give the tables with all their columns and the lake types these have by themselves."""
+    """Return the tables with all their columns and the lake types these have by themselves."""
     columns = await list_columns(connection, [r.oid for r in rows])
     oids = {c.type_oid for found in columns.values() for c in found}
     types = {**BUILT_IN, **await list_types(connection, oids)}
@@ -342,7 +342,7 @@ def table_of(row: TableRow, columns: Sequence[ColumnRow], types: Types) -> Table
 
 
 def qualified(table: TableId) -> str:
-    """Give the table's name as SQL."""
+    """Return the table's name as SQL."""
     return printed(sql.Identifier(table.schema, table.name))
 
 

@@ -118,7 +118,7 @@ class TypeParts:
 async def read_type_parts(
     connection: AsyncConnection[Any], types: Iterable[int]
 ) -> dict[int, tuple[TypeParts, ...]]:
-    """Give, by OID, what those of these types that users made have inside them."""
+    """Return, by OID, what those of these types that users made have inside them."""
     oids = [oid for oid in types if oid >= FIRST_USER_OID]
     if not oids:
         return {}

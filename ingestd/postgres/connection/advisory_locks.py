@@ -10,7 +10,7 @@ from ingestd.postgres.connection.dsn import read_dsn, role_of
 
 
 def claim_key(name: str) -> int:
-    """Give the lock's key for a slot's or source's name: a signed 64-bit number."""
+    """Return the lock's key for a slot's or source's name: a signed 64-bit number."""
     digest = hashlib.sha256(f"ingestd/{name}".encode()).digest()
     return int.from_bytes(digest[:8], "big", signed=True)
 

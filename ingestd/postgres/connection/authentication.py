@@ -109,7 +109,7 @@ def _of_sockets(source: str, parameters: Mapping[str, Any]) -> list[CheckLine]:
 
 
 def _is_open(parameters: Mapping[str, Any], found: Mapping[str, str]) -> bool:
-    """Whether there is a password, and the server that it is for is not verified."""
+    """Return whether there is a password, and the server that it is for is not verified."""
     found = {**found, **secured(parameters, found)}
     hosts = _hosts(found)
     # TLS is not used on a socket, whatever the mode.

@@ -12,7 +12,7 @@ from ingestd.model.errors import OperatorError
 
 
 def read_dsn(dsn: str) -> dict[str, Any]:
-    """Give the parameters of a DSN. Raises OperatorError, which never quotes it.
+    """Return the parameters of a DSN. Raises OperatorError, which never quotes it.
 
     A password with special characters that were not escaped ends up in host, port or database,
     and from there in messages: such a DSN is refused.
@@ -34,6 +34,6 @@ def read_dsn(dsn: str) -> dict[str, Any]:
 
 
 def role_of(dsn: str) -> str | None:
-    """Give the DSN's user, None if it leaves that to the environment."""
+    """Return the DSN's user, None if it leaves that to the environment."""
     user = read_dsn(dsn).get("user")
     return None if user is None else str(user)

@@ -267,7 +267,7 @@ def lost(error: EOFError | OSError) -> str:
 
 
 def is_unsendable(error: BaseException | None) -> bool:
-    """Whether the server could not put a row together that it was to send."""
+    """Return whether the server could not put a row together that it was to send."""
     if isinstance(error, psycopg.errors.ProgramLimitExceeded):
         return True
     return isinstance(error, psycopg.errors.InternalError_) and _LARGE_ALLOCATION in server_text(
@@ -281,7 +281,7 @@ def identifier(name: str | None) -> str | None:
 
 
 def is_understood(text: str) -> bool:
-    """Whether what a connection failed with says what it means, in words that are known."""
+    """Return whether what a connection failed with says what it means, in words that are known."""
     return _by_text(text) is not None
 
 
@@ -322,7 +322,7 @@ def _by_text(text: str) -> str | _Operator | None:
 
 
 def _place(error: psycopg.Error, dsn: str | None) -> dict[str, str]:
-    """Give host, port, database and user, as far as they are known."""
+    """Return host, port, database and user, as far as they are known."""
     connection = error.pgconn
     if connection is not None:
         try:

@@ -191,7 +191,7 @@ class LivenessCheckedConnection(AsyncConnection[Any]):
 
     @contextlib.contextmanager
     def _socket(self) -> Iterator[socket.socket]:
-        """Give libpq's own, without a descriptor more: there may be none left.
+        """Return libpq's own, without a descriptor more: there may be none left.
 
         Raises OSError, psycopg.Error if it was closed meanwhile.
         """

@@ -53,7 +53,7 @@ def pooled() -> OperatorError:
 
 
 async def shares_sessions(first: AsyncConnection[Any], parameters: Mapping[str, Any]) -> bool:
-    """Whether the session of `first`, idle and in autocommit, serves other clients by turns.
+    """Return whether the session of `first`, idle and in autocommit, serves other clients by turns.
 
     Another client with the same parameters takes a session for a transaction: it gets that of the
     first one, or the first one has to go on with another. Sets nothing. False as well where there
@@ -82,12 +82,12 @@ async def shares_sessions(first: AsyncConnection[Any], parameters: Mapping[str, 
 
 
 async def _process(connection: AsyncConnection[Any]) -> Any:  # noqa: ANN401 - a row
-    """Give the server process that answers."""
+    """Return the server process that answers."""
     return await (await connection.execute(_PROCESS)).fetchone()
 
 
 async def _process_soon(connection: AsyncConnection[Any]) -> Any:  # noqa: ANN401 - a row
-    """Give the server process that answers, None if none does for long; then it is closed."""
+    """Return the server process that answers, None if none does for long; then it is closed."""
     asking = asyncio.create_task(_process(connection))
     try:
         done, _ = await asyncio.wait({asking}, timeout=WAIT_S)

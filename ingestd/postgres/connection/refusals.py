@@ -31,7 +31,7 @@ _LIMIT_S = 5.0
 
 
 async def named(error: psycopg.Error, parameters: Mapping[str, Any]) -> psycopg.Error:
-    """Give an error of connecting with its code, if a server said it and the code can be had.
+    """Return an error of connecting with its code, if a server said it and the code can be had.
 
     `parameters`: what it was connected with.
     """

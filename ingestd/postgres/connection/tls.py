@@ -91,12 +91,12 @@ def transport(parameters: Mapping[str, Any], found: Mapping[str, str] | None = N
 
 
 def _is_local(host: str) -> bool:
-    """Whether packets to it stay on this machine."""
+    """Return whether packets to it stay on this machine."""
     return is_socket(host) or is_loopback(host)
 
 
 def is_socket(host: str) -> bool:
-    """Whether it is a unix socket; an empty name is libpq's own."""
+    """Return whether it is a unix socket; an empty name is libpq's own."""
     return not host or host.startswith(("/", "@"))
 
 
@@ -149,7 +149,7 @@ def weakness(found: Transport) -> str:
 
 
 def check_line(source: str, parameters: Mapping[str, Any]) -> CheckLine | None:
-    """Give the line of `check` about a weak mode, None if there is nothing to say."""
+    """Return the line of `check` about a weak mode, None if there is nothing to say."""
     found = transport(parameters)
     if not found.is_weak:
         return None

@@ -48,14 +48,14 @@ _SEGMENT_ALIGNMENT = 1 << 20
 
 
 async def current_position(connection: AsyncConnection[Any]) -> Lsn:
-    """Give how far the server's WAL goes; of a standby, what it has received."""
+    """Return how far the server's WAL goes; of a standby, what it has received."""
     row = await (await connection.execute(_CURRENT)).fetchone()
     assert row is not None
     return Lsn.parse(row[0])
 
 
 async def flush_position(connection: AsyncConnection[Any]) -> Lsn:
-    """Give how far a walsender can send; of a standby, what it has replayed."""
+    """Return how far a walsender can send; of a standby, what it has replayed."""
     row = await (await connection.execute(_FLUSHED)).fetchone()
     assert row is not None
     return Lsn.parse(row[0])
@@ -75,14 +75,14 @@ async def await_flushed(connection: AsyncConnection[Any], position: Lsn) -> None
 
 
 async def replayed_position(connection: AsyncConnection[Any]) -> Lsn | None:
-    """Give what a standby has replayed; None of a primary."""
+    """Return what a standby has replayed; None of a primary."""
     row = await (await connection.execute(_REPLAYED_BY_STANDBY)).fetchone()
     assert row is not None
     return None if row[0] is None else Lsn.parse(row[0])
 
 
 async def insert_position(connection: AsyncConnection[Any]) -> Lsn:
-    """Give the end of the last record written: everything visible now is below it.
+    """Return the end of the last record written: everything visible now is below it.
 
     Of a standby, of the last one received. Not the flush position, which an asynchronous commit
     that is visible already may be above.
@@ -94,7 +94,7 @@ async def insert_position(connection: AsyncConnection[Any]) -> Lsn:
 
 
 def end_of_record(next_record: Lsn, page_bytes: int) -> Lsn:
-    """Give where a record ended, of where the next one begins: that may be behind a page header.
+    """Return where a record ended, of where the next one begins: that may be behind a page header.
 
     The stream's positions are ends of records; on an idle server it would never reach a beginning.
     """
@@ -105,7 +105,7 @@ def end_of_record(next_record: Lsn, page_bytes: int) -> Lsn:
 
 
 async def is_standby(connection: AsyncConnection[Any]) -> bool:
-    """Whether the server only follows another."""
+    """Return whether the server only follows another."""
     cursor = await connection.execute("SELECT pg_catalog.pg_is_in_recovery()")
     row = await cursor.fetchone()
     return row is not None and bool(row[0])

@@ -29,7 +29,7 @@ class PollBackoff:
         self._found[fault.table] = fault, self._monotonic() + wait_s
 
     def lasting(self) -> Mapping[TableId, TableError]:
-        """Give those of tables that are not to be tried again yet."""
+        """Return those of tables that are not to be tried again yet."""
         now = self._monotonic()
         return {name: why for name, (why, until) in self._found.items() if now < until}
 
@@ -44,9 +44,9 @@ class PollBackoff:
         self._found = {name: found for name, found in self._found.items() if name in present}
 
     def forget(self, table: TableId) -> None:
-        """Take that a table is polled anew."""
+        """Record that a table is polled anew."""
         self._found.pop(table, None)
 
     def succeeded(self, table: TableId) -> None:
-        """Take that it was looked at."""
+        """Record that it was looked at."""
         self._waits.pop(table, None)

@@ -405,7 +405,7 @@ class _Reads:
             state.readings += 1
 
     def resume_of(self, table: TableId, first: PollProgress) -> str | None:
-        """Give where a table stands, unless the lake knows of something later.
+        """Return where a table stands, unless the lake knows of something later.
 
         One that was polled before goes on where it was: rows that changed between come once more.
         """
@@ -424,7 +424,7 @@ class _Reads:
         self._end(table)
 
     def close(self) -> None:
-        """Take that no more is read. Twice is fine."""
+        """Record that no more is read. Twice is fine."""
         for table in list(self._reading):
             self._end(table)
 

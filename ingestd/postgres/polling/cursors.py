@@ -33,7 +33,7 @@ def cursor_of(
     columns: Sequence[ColumnRow],
     base_type: Callable[[int], int],
 ) -> Cursor:
-    """Give the cursor that the config names. Raises TableError.
+    """Return the cursor that the config names. Raises TableError.
 
     `columns`: all of the table's, captured or not. `base_type` gives what a domain is over.
     """
@@ -54,18 +54,18 @@ def cursor_of(
 
 
 def likely_cursors(columns: Iterable[ColumnRow]) -> list[ColumnRow]:
-    """Give the times among the columns that by their names may well grow with every write."""
+    """Return the times among the columns that by their names may well grow with every write."""
     times = (c for c in columns if _KINDS.get(c.type_oid) == "time")
     return [c for c in times if any(part in c.name.lower() for part in _LIKELY)]
 
 
 def is_indexed(indexes: Iterable[IndexRow], column: int) -> bool:
-    """Whether the rows can be had in the order of the column of this number."""
+    """Return whether the rows can be had in the order of the column of this number."""
     return any(i.is_ordered and not i.is_partial and i.columns[0] == column for i in indexes)
 
 
 def named(table: TableId, key: str, name: str, columns: Sequence[ColumnRow]) -> ColumnRow:
-    """Give the column that the config names in `key`. Raises TableError if there is none."""
+    """Return the column that the config names in `key`. Raises TableError if there is none."""
     for column in columns:
         if column.name == name:
             return column

@@ -96,11 +96,11 @@ class PolledTables:
         )
 
     async def have_changed(self) -> bool:
-        """Whether the catalog is another than at the last discovery."""
+        """Return whether the catalog is another than at the last discovery."""
         return await read_catalog(self._settings) != self._catalog
 
     def polled(self, table: TableId) -> PolledTable:
-        """Give a table of the last discovery. Raises KeyError for one that it did not accept."""
+        """Return a table of the last discovery. Raises KeyError for one that it did not accept."""
         return self._polled[table]
 
     def _gap(

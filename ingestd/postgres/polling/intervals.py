@@ -37,7 +37,7 @@ class PollSchedule:
     jitter: Callable[[], float] = random.random
 
     def is_whole_due(self, now: float) -> bool:
-        """Whether the next look is to be at the whole table."""
+        """Return whether the next look is to be at the whole table."""
         rest_s = min(self.whole_s * WHOLE_SHARE, WHOLE_LIMIT_S)
         return now - self.whole_at >= rest_s
 
@@ -47,11 +47,11 @@ class PollSchedule:
         self.due_at = 0.0
 
     def begun(self) -> None:
-        """Take that a look begins, which sees all that whoever asked wants to be seen."""
+        """Record that a look begins, which sees all that whoever asked wants to be seen."""
         self.is_asked = False
 
     def looked(self, now: float, *, found: bool, whole_s: float | None) -> None:
-        """Take that it was looked at; `whole_s`: for so long, at all of it."""
+        """Record that it was looked at; `whole_s`: for so long, at all of it."""
         self.failures = 0
         self.pace = 1.0 if found else min(self.pace * GROWTH, QUIETEST)
         if whole_s is not None:
@@ -62,7 +62,7 @@ class PollSchedule:
             self._next(now, self.interval_s * self.pace)
 
     def failed(self, now: float) -> int:
-        """Take that it could not be looked at; give how often in a row."""
+        """Record that it could not be looked at; give how often in a row."""
         self.failures += 1
         self._next(
             now,

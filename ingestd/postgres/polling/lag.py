@@ -26,7 +26,7 @@ _OF_ONE_TABLE = (
 async def seconds_behind(
     connection: AsyncConnection[Any], states: Iterable[PolledState], current: Lsn
 ) -> float | None:
-    """Give the age of the oldest last poll of a table that may have changed since; 0 if none has.
+    """Return the age of the oldest last poll of a table that may have changed since; 0 if none has.
 
     By its newest cursor where an index tells, else by whether the server, now at `current`, has
     written anything; a table that is locked or gone may have changed. None without tables.

@@ -116,7 +116,7 @@ async def begin(connection: AsyncConnection[Any], backend: int) -> PollPoint:
 
 
 async def backend_of(connection: AsyncConnection[Any]) -> int:
-    """Give the server process that serves a connection that is in no transaction."""
+    """Return the server process that serves a connection that is in no transaction."""
     row = await (await connection.execute("SELECT pg_catalog.pg_backend_pid()")).fetchone()
     await connection.rollback()
     assert row is not None
@@ -125,14 +125,14 @@ async def backend_of(connection: AsyncConnection[Any]) -> int:
 
 
 def moment_of(seen: PgSnapshot, next_xid: int) -> PollPosition:
-    """Give the moment of a snapshot; `next_xid`: its low 32 bits."""
+    """Return the moment of a snapshot; `next_xid`: its low 32 bits."""
     return PollPosition(seen.xmin, seen.xmax, seen.xmax + (next_xid - seen.xmax) % _XIDS)
 
 
 async def look_at(
     connection: LivenessCheckedConnection, look: TablePoll, now: PollPoint
 ) -> AsyncGenerator[FoundRows, None]:
-    """Give the rows of a look; then its `progress` is that of after.
+    """Yield the rows of a look; then its `progress` is that of after.
 
     Raises psycopg.Error, TableChangedError (other columns than it was described with), TableError.
     """
@@ -165,7 +165,7 @@ async def look_at(
 async def first_progress(
     connection: AsyncConnection[Any], polled: PolledTable, now: PollPoint
 ) -> PollProgress:
-    """Give what follows once all rows that this snapshot sees have been given by others.
+    """Return what follows once all rows that this snapshot sees have been given by others.
 
     Raises psycopg.Error.
     """
@@ -182,7 +182,7 @@ async def first_progress(
 
 
 async def _shown(connection: AsyncConnection[Any], now: PollPoint) -> Lsn:
-    """Give where a server has to be to show what was seen.
+    """Return where a server has to be to show what was seen.
 
     Of a standby: what it has replayed by now, which its snapshot of before is not above.
     """
@@ -204,7 +204,7 @@ def _ensure_short(polled: PolledTable, progress: PollProgress) -> None:
 
 
 async def latest_cursor(connection: AsyncConnection[Any], polled: PolledTable) -> str | None:
-    """Give the text of the highest cursor; None if no index tells. Raises psycopg.Error."""
+    """Return the text of the highest cursor; None if no index tells. Raises psycopg.Error."""
     async with connection.transaction():
         return await _peak(connection, polled, await _locked_shape(connection, polled))
 

@@ -53,7 +53,7 @@ class PollResult:
         return self._first is not None
 
     def place(self) -> PollRowOrigin:
-        """Give the place of a table's rows, to be given back if there are none."""
+        """Return the place of a table's rows, to be given back if there are none."""
         return PollRowOrigin(self._positions.take(self.now.lsn), self.now.at)
 
     def end(self, outcome: TablePollResult, *, swept_at: float) -> None:
@@ -69,7 +69,7 @@ class PollResult:
         self.outcomes.append(outcome)
 
     def give_up(self, outcome: TablePollResult, *, is_given: bool) -> None:
-        """Take that nothing more comes of a table."""
+        """Record that nothing more comes of a table."""
         if is_given:
             self._transactions += 1
         else:
@@ -81,7 +81,7 @@ class PollResult:
         return self._first
 
     def open_chunk(self, outcome: TablePollResult) -> Chunk:
-        """Give what waits, and rows of a table that more come of."""
+        """Return what waits, and rows of a table that more come of."""
         batches, self.waiting = (*self.waiting, *outcome.batches), []
         nbytes, first = sum(b.nbytes for b in batches), self._begins_at(outcome.place.position)
         return Chunk(
@@ -89,7 +89,7 @@ class PollResult:
         )
 
     def last_chunk(self) -> Chunk | None:
-        """Give the rest of the poll; None if it found nothing."""
+        """Return the rest of the poll; None if it found nothing."""
         if self._first is None:
             self._positions.pass_by(self.now.lsn)
             return None

@@ -20,18 +20,18 @@ class Positions:
         self.end = max(self.end, position)
 
     def take(self, lsn: Lsn) -> Lsn:
-        """Give the position of rows that were read when the server was at `lsn`."""
+        """Return the position of rows that were read when the server was at `lsn`."""
         taken = max(self.end, lsn)
         self.end = Lsn(taken + 1)
         return taken
 
     def give_back(self, position: Lsn) -> None:
-        """Take that nothing was found at `position`: it is free again, if it was the last."""
+        """Record that nothing was found at `position`: it is free again, if it was the last."""
         if self.end == position + 1:
             self.end = position
 
     def pass_by(self, lsn: Lsn) -> None:
-        """Take that nothing was found up to `lsn`."""
+        """Record that nothing was found up to `lsn`."""
         self.end = max(self.end, lsn)
 
     def move_on(self) -> None:

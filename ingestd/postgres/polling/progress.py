@@ -69,7 +69,7 @@ class SeenXids:
     xids: Xids = field(default_factory=lambda: _NONE)
 
     def __eq__(self, other: object) -> bool:
-        """Whether they are the same transactions."""
+        """Return whether they are the same transactions."""
         if not isinstance(other, SeenXids):
             return NotImplemented
         return self.below == other.below and np.array_equal(self.xids, other.xids)
@@ -83,7 +83,7 @@ class SeenXids:
         return SeenXids(below, xids[xids >= below])
 
     def unseen(self, moment: PollPosition) -> sql.Composable:
-        """Give the SQL condition for rows of other transactions, as true or false.
+        """Return the SQL condition for rows of other transactions, as true or false.
 
         An age below 0 is that of a row so old that its id has come round.
         """
@@ -125,7 +125,7 @@ class PollProgress:
     def begun(
         cls, moment: PollPosition, xids: Xids, peak: str | None, polled: PolledTable
     ) -> PollProgress:
-        """Give what follows the reading of a whole table: its rows' `xids` and highest cursor."""
+        """Return what follows the reading of a whole table: its rows' `xids` and highest cursor."""
         seen = SeenXids().with_more(moment, xids)
         return cls(seen, seen, peak, peak, moment.end, polled.by, polled.deleted)
 
@@ -140,15 +140,15 @@ class PollProgress:
         return self.whole.below
 
     def is_current(self, moment: PollPosition) -> bool:
-        """Whether nothing can have been written since the last whole look."""
+        """Return whether nothing can have been written since the last whole look."""
         return self.whole.below >= moment.end
 
     def after_near(self, moment: PollPosition, found: Xids) -> PollProgress:
-        """Give it after a near look that found rows of these transactions."""
+        """Return it after a near look that found rows of these transactions."""
         return replace(self, last=self.last.with_more(moment, found))
 
     def after_whole(self, moment: PollPosition, found: Xids, peak: str | None) -> PollProgress:
-        """Give it after a whole look that found rows of these transactions."""
+        """Return it after a whole look that found rows of these transactions."""
         seen = self.whole.with_more(moment, self.last.xids, found)
         if moment.oldest < self.ahead_end:
             return replace(self, whole=seen, last=seen)
@@ -162,7 +162,7 @@ class PollProgress:
         )
 
     def by(self, cursor: str | None) -> PollProgress:
-        """Give it for looks by another cursor, perhaps.
+        """Return it for looks by another cursor, perhaps.
 
         Then what near looks by the one before gave since the last whole look comes once more:
         nobody can tell it from what they did not see.
@@ -172,7 +172,7 @@ class PollProgress:
         return replace(self, last=self.whole, floor=None, ahead=None, ahead_end=0, cursor=cursor)
 
     def near_condition(self, cursor: sql.Composable, moment: PollPosition) -> sql.Composable:
-        """Give the SQL condition for what a near look gives. Only with a `floor`."""
+        """Return the SQL condition for what a near look gives. Only with a `floor`."""
         return sql.SQL("{} >= {} AND {}").format(
             cursor, sql.Literal(self.floor), self.last.unseen(moment)
         )
@@ -180,7 +180,7 @@ class PollProgress:
     def whole_condition(
         self, cursor: sql.Composable | None, moment: PollPosition
     ) -> sql.Composable:
-        """Give the SQL condition for what a whole look gives."""
+        """Return the SQL condition for what a whole look gives."""
         unseen = self.whole.unseen(moment)
         if cursor is None or self.floor is None or self.last == self.whole:
             return unseen
@@ -226,7 +226,7 @@ class PollProgress:
 
 
 def _seen_text(seen: SeenXids) -> list[Any]:
-    """Give the ids as steps, packed: most follow each other."""
+    """Return the ids as steps, packed: most follow each other."""
     if not len(seen.xids):
         return [seen.below, ""]
     steps = np.diff(seen.xids, prepend=seen.below)

@@ -55,7 +55,7 @@ def look_query(
     bounds: Sequence[sql.Composable] = (),
     near: NearRows | None = None,
 ) -> sql.Composed:
-    """Give the COPY, in binary format, of the rows for which `condition` and `bounds` hold.
+    """Return the COPY, in binary format, of the rows for which `condition` and `bounds` hold.
 
     `relation`: the table, or one of its partitions.
     """
@@ -83,7 +83,7 @@ def look_query(
 
 
 def is_deleted(polled: PolledTable) -> sql.Composable:
-    """Give the SQL, of type boolean, of whether a row counts as deleted."""
+    """Return the SQL, of type boolean, of whether a row counts as deleted."""
     if polled.deleted is None:
         return sql.SQL("false")
     column = sql.Identifier(polled.deleted)
@@ -91,14 +91,14 @@ def is_deleted(polled: PolledTable) -> sql.Composable:
 
 
 def xids_query(polled: PolledTable, shape: PolledShape, condition: sql.Composable) -> sql.Composed:
-    """Give the ages of the transactions of a table's rows for which the condition holds."""
+    """Return the ages of the transactions of a table's rows for which the condition holds."""
     return sql.SQL("SELECT DISTINCT pg_catalog.age(xmin) FROM {} WHERE {}").format(
         shape.relation_of(polled), condition
     )
 
 
 def peak_query(polled: PolledTable, shape: PolledShape) -> sql.Composed:
-    """Give the highest cursor's text, by an index; no time that is still to come."""
+    """Return the highest cursor's text, by an index; no time that is still to come."""
     assert polled.cursor is not None
     cursor = sql.Identifier(polled.cursor.columns[0])
     latest = _LATEST.get(shape.type_oid)

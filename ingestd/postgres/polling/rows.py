@@ -42,7 +42,7 @@ class PollRowOrigin:
     seq: int = 1
 
     def next(self, op: str, count: int, xids: Xids | None) -> CdcColumns:
-        """Give the places of the next `count` rows."""
+        """Return the places of the next `count` rows."""
         first, self.seq = self.seq, self.seq + count
         return CdcColumns(
             np.full(count, ord(op), np.uint8),
@@ -78,7 +78,7 @@ class FoundRows:
         return str(cursor)
 
     def changes(self, place: PollRowOrigin, keys: HeldKeys | None) -> list[TableBatch]:
-        """Give the change rows; `keys` do not know of them yet.
+        """Return the change rows; `keys` do not know of them yet.
 
         A row is a `c` if its key is not held, a `u` if it is or nobody knows; one that counts as
         deleted a `d`, of its identity only, if its key may be held. Raises ProtocolError.
@@ -137,7 +137,7 @@ class FoundRows:
 
 
 def vanished_rows(table: Table, gone: pa.RecordBatch, place: PollRowOrigin) -> TableBatch:
-    """Give `d` rows of keys that the source has not any more: their columns, and `_cdc_raw`."""
+    """Return `d` rows of keys that the source has not any more: their columns, and `_cdc_raw`."""
     schema = change_schema(table)
     places = place.next(DELETE, gone.num_rows, None)
     blank = table_batch(table, places, Tuples({}), None, 0).rows

@@ -116,13 +116,13 @@ class PollScheduler:
         self.wake.set()
 
     def key_bytes_for(self, table: TableId) -> int:
-        """Give how much the keys of a table may take, of what others have left."""
+        """Return how much the keys of a table may take, of what others have left."""
         others = (s.keys for name, s in self.states.items() if name != table)
         taken: int = sum(k.nbytes for k in others if k is not None)
         return max(0, self._key_bytes - taken)
 
     async def chunks(self) -> AsyncGenerator[Chunk, None]:
-        """Give what the polls find, for ever; a chunk without rows when nothing is found."""
+        """Yield what the polls find, for ever; a chunk without rows when nothing is found."""
         given = self._positions.end
         yield idle_chunk(given)
         while True:
@@ -148,7 +148,7 @@ class PollScheduler:
     # --- waiting -----------------------------------------------------------------------------
 
     async def _wait(self) -> list[PolledState]:
-        """Give the tables to be polled now; none if something else is to be told."""
+        """Return the tables to be polled now; none if something else is to be told."""
         self._raise_sweeps_fault()
         now = self._monotonic()
         active = [s for s in self.states.values() if self._is_active(s)]
@@ -163,7 +163,7 @@ class PollScheduler:
         return []
 
     def _is_active(self, state: PolledState) -> bool:
-        """Whether it has been read; if nothing is ever read, it is polled from now on."""
+        """Return whether it has been read; if nothing is ever read, it is polled from now on."""
         if state.polled.table.id in self.faults or state.readings or not self._may_load(state):
             return False
         return state.progress is not None or self._settings.snapshot == "never"
@@ -249,7 +249,7 @@ class PollScheduler:
     async def _changes(
         self, poll: PollResult, outcome: TablePollResult
     ) -> AsyncGenerator[TableBatch, None]:
-        """Give a table's changes: rows that were written, then those that are gone."""
+        """Yield a table's changes: rows that were written, then those that are gone."""
         state, place = outcome.state, outcome.place
         table = state.polled.table
         if outcome.is_due:
@@ -274,7 +274,7 @@ class PollScheduler:
     async def _written(
         self, poll: PollResult, outcome: TablePollResult
     ) -> AsyncGenerator[TableBatch, None]:
-        """Give the rows that a look finds."""
+        """Yield the rows that a look finds."""
         state, look = outcome.state, outcome.look
         # Only what the source takes: not the lake, nor whoever holds the rows up.
         looked_s, started = 0.0, self._monotonic()
@@ -326,7 +326,7 @@ class PollScheduler:
         self.noticed.set()
 
     async def _note(self, outcome: TablePollResult, started: float) -> None:
-        """Take that what a look found is given."""
+        """Record that what a look found is given."""
         state = outcome.state
         found = bool(outcome.batches)
         if outcome.is_due:
@@ -343,7 +343,7 @@ class PollScheduler:
     # --- keys and sweeps ---------------------------------------------------------------------
 
     async def _keys_of(self, state: PolledState) -> KeySet | None:
-        """Give the keys that the lake holds of a table; None if they are too many."""
+        """Return the keys that the lake holds of a table; None if they are too many."""
         async with state.loading:  # a poll and a sweep may both want them
             if not state.knows_keys and self._log is not None:
                 table = state.polled.table
@@ -354,7 +354,7 @@ class PollScheduler:
         return state.keys
 
     def _may_load(self, state: PolledState) -> bool:
-        """Whether its keys are known, or can be: the lake has all that was given."""
+        """Return whether its keys are known, or can be: the lake has all that was given."""
         if state.knows_keys or self._log is None or state.load_above == ZERO:
             return True
         return state.load_above < self.confirmed
@@ -380,7 +380,7 @@ class PollScheduler:
             self._sweep.add_done_callback(lambda sweep: self._swept_now(state, sweep))
 
     def _may_sweep(self, state: PolledState) -> bool:
-        """Whether it is swept at all, and the lake has what the last sweep found.
+        """Return whether it is swept at all, and the lake has what the last sweep found.
 
         Another would find that again.
         """

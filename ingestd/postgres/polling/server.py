@@ -70,7 +70,7 @@ class PolledServer:
         return f"{self.system_identifier}/{self.timeline}/{POLLING}"
 
     def faults(self) -> list[OperatorError]:
-        """Give everything that makes capture impossible here."""
+        """Return everything that makes capture impossible here."""
         if self.version >= OLDEST_VERSION:
             return []
         return [

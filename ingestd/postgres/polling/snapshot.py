@@ -30,15 +30,15 @@ class TableReads(Protocol):
     """What becomes of the tables that are read."""
 
     def resume_of(self, table: TableId, first: PollProgress) -> str | None:
-        """Give what is kept with a table's last page; `first`: where polling begins after it."""
+        """Return what is kept with a table's last page; `first`: where polling begins after it."""
         ...
 
     def has_read(self, table: TableId, first: PollProgress) -> None:
-        """Take that all pages of a table have been given."""
+        """Record that all pages of a table have been given."""
         ...
 
     def close(self) -> None:
-        """Take that no more is read. Twice is fine."""
+        """Record that no more is read. Twice is fine."""
         ...
 
 
@@ -80,7 +80,7 @@ class PollingSnapshot(PointSnapshot):
         return self._connection.closed
 
     async def items(self) -> AsyncGenerator[SnapshotItem, None]:
-        """Give the tables' rows; see the port.
+        """Yield the tables' rows; see the port.
 
         A table's last page says where polling goes on: each is held back until the next has come.
         """
@@ -118,7 +118,7 @@ class PollingSnapshot(PointSnapshot):
     # --- inside ------------------------------------------------------------------------------
 
     def _page(self, page: SnapshotPage) -> SnapshotPage:
-        """Give the page with the table as it is captured, not as it was read."""
+        """Return the page with the table as it is captured, not as it was read."""
         batch = page.batch
         table = self._polled[batch.table.id].table
         return SnapshotPage(TableBatch(table, batch.rows, batch.nbytes), page.position)
@@ -152,7 +152,7 @@ class PollingSnapshot(PointSnapshot):
 
 
 def _present(polled: PolledTable) -> Table:
-    """Give the table without the rows that count as deleted."""
+    """Return the table without the rows that count as deleted."""
     if polled.deleted is None:
         return polled.table
     return replace(polled.table, row_filter=f"NOT {is_deleted(polled).as_string(None)}")

@@ -61,7 +61,7 @@ class PolledState:
         return self.turn.swept_at + self.sweep_s
 
     def begin_part(self, part: KeyPartition) -> None:
-        """Take that a sweep has done all parts before this one."""
+        """Record that a sweep has done all parts before this one."""
         self.part = part
 
     def forget_missing(self) -> None:

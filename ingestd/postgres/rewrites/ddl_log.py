@@ -223,7 +223,7 @@ class DdlLog:
         self._points = points
 
     def by(self, seen: PgSnapshot) -> dict[int, str]:
-        """Give why tables are to be read again, by what a catalog check sees."""
+        """Return why tables are to be read again, by what a catalog check sees."""
         self._unseen = {xid for xid in self._unseen if not _sees(seen, xid)}
         self.awaits = bool(self._unseen)
         found: dict[int, str] = {}
@@ -253,7 +253,7 @@ class DdlLog:
         self._leaves = {r: found for r, found in self._leaves.items() if r in self._objects}
 
     def _judged(self, event: DdlEvent, xid: int) -> Iterable[tuple[int, str | None]]:
-        """Give which captured tables it concerns, and why each is to be read again."""
+        """Yield which captured tables it concerns, and why each is to be read again."""
         if event.what in {"type", "composite type", "composite type column"}:
             yield from self._judged_type(event)
         elif event.what == "dropped table":

@@ -116,7 +116,7 @@ async def holds(
     uses: Sequence[TypeUse],
     found: Sequence[StaleText],
 ) -> bool:
-    """Whether a table has a row with a value that may have another text now.
+    """Return whether a table has a row with a value that may have another text now.
 
     True where it can't be looked at. Raises psycopg.Error.
     """

@@ -166,7 +166,7 @@ class TableFingerprint:
             return None
 
     def differs_durably(self, other: TableFingerprint) -> bool:
-        """Whether it is worth recording.
+        """Return whether it is worth recording.
 
         Other files of a table without partitions are not, nor is a later `ended`, unless it is so
         much later that the next start could not compare the ids of transactions with it.
@@ -185,7 +185,7 @@ class TableFingerprint:
         )
 
     def after(self, then: TableFingerprint) -> TableFingerprint:
-        """Give it with what columns were called before."""
+        """Return it with what columns were called before."""
         present = {c.name for c in self.columns}
         once = then.former | {c.name for c in then.columns}
         return replace(self, former=(self.former | once) - present)
@@ -199,5 +199,5 @@ def _column(text: str) -> StoredColumn:
 
 
 def digest(text: str | None) -> str:
-    """Give what tells one name or row filter from another; empty for none."""
+    """Return what tells one name or row filter from another; empty for none."""
     return hashlib.sha256(text.encode()).hexdigest()[:16] if text else ""

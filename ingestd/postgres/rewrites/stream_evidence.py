@@ -84,7 +84,7 @@ class PendingEvidence:
         return next((reason for reason, applies in found.items() if applies), None)
 
     def has_news(self, oid: int, last: TableFingerprint) -> bool:
-        """Whether there is something that the last look has not taken."""
+        """Return whether there is something that the last look has not taken."""
         is_new = self.without_changed(oid, self.taken(oid, last)) != last or oid in self.labels
         return is_new or self.difference(oid, last) is not None
 
@@ -170,7 +170,7 @@ class StreamEvidence:
             self._columns[oid] = _Columns(new)
 
     def partition(self, relation: Relation, table: int, last: TableFingerprint | None) -> bool:
-        """Take that a transaction changed rows in a partition of a table. `last`: see `columns`.
+        """Record that a transaction changed rows in a partition of a table. `last`: see `columns`.
 
         Says whether no look has seen it there, or its rows were named by another replica identity.
         """
@@ -244,7 +244,7 @@ class StreamEvidence:
         self._points = points
 
     def by(self, seen: PgSnapshot) -> PendingEvidence:
-        """Give what transactions told that a look sees."""
+        """Return what transactions told that a look sees."""
         partitions: dict[int, list[int]] = {}
         for (oid, table), xid in self._partitions.items():
             if _sees(seen, {xid}):
@@ -273,7 +273,7 @@ class StreamEvidence:
         looked_at: Mapping[int, TableFingerprint],
         voided: Iterable[int],
     ) -> None:
-        """Take that this is told of, by a look at these tables, some of which are read anew."""
+        """Record that this is told of, by a look at these tables, some of which are read anew."""
         for oid, told in taken.columns.items():
             if self._columns.get(oid) is told:  # nothing was told since
                 del self._columns[oid]
@@ -309,14 +309,14 @@ class StreamEvidence:
         }
 
     def _is_void(self, oid: int, lsn: Lsn, xid: int) -> bool:
-        """Whether what a transaction wrote to a table is void, or is to be."""
+        """Return whether what a transaction wrote to a table is void, or is to be."""
         voided = self._voided.get(oid)
         is_read = lsn < self._points.get(oid, ZERO)
         return is_read or (voided is not None and _sees(voided, {xid}))
 
 
 def _are_these(names: Iterable[str], now: TableFingerprint) -> bool:
-    """Whether columns that were listed by their numbers can have had these names of now.
+    """Return whether columns that were listed by their numbers can have had these names of now.
 
     A column never comes with a lower number than one that is there.
     """
@@ -373,7 +373,7 @@ def _without(labels: dict[int, dict[str, int]], oid: int) -> dict[int, dict[str,
 
 
 def _with(lists: tuple[tuple[str, ...], ...], new: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """Give the lists with another; one that goes on as another does tells nothing beside it."""
+    """Return the lists with another; one that goes on as another does tells nothing beside it."""
     if any(known[: len(new)] == new for known in lists):
         return lists
     return (*(known for known in lists if new[: len(known)] != known), new)

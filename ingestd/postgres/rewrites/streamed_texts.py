@@ -89,7 +89,7 @@ class StreamedTexts:
         return found
 
     def has_news(self, seen: PgSnapshot) -> bool:
-        """Whether there are texts that a reading which sees these transactions can judge."""
+        """Return whether there are texts that a reading which sees these transactions can judge."""
         return any(_is_seen(xids, seen) for new in self._new.values() for xids in new.values())
 
     def difference(self, oid: int, now: TableTexts, seen: PgSnapshot) -> str | None:
@@ -157,7 +157,7 @@ def _values(batch: TableBatch, use: TypeUse) -> pa.Array | None:
 
 
 def _is_of(type_: str, text: str | None, known: Collection[str]) -> bool:
-    """Whether a value's text names what is known, or what no object is."""
+    """Return whether a value's text names what is known, or what no object is."""
     if text is None:
         return True
     if type_ == "aclitem":

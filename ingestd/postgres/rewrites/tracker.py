@@ -28,18 +28,18 @@ class FingerprintTracker:
         self._seen: dict[int, TableFingerprint] = {}
 
     def last(self, oid: int, known: RegisteredTable | None) -> TableFingerprint | None:
-        """Give how it was stored at the last look in this run, or what `_tables` says."""
+        """Return how it was stored at the last look in this run, or what `_tables` says."""
         then = self._seen.get(oid)
         if then is None and known is not None and known.oid == oid:
             then = TableFingerprint.parse(known.storage)
         return then
 
     def has_seen(self, oid: int) -> bool:
-        """Whether a table was looked at in this run."""
+        """Return whether a table was looked at in this run."""
         return oid in self._seen
 
     def keep(self, seen: Mapping[int, TableFingerprint]) -> None:
-        """Take that this was looked at, and that what differed is told of."""
+        """Record that this was looked at, and that what differed is told of."""
         self._seen |= seen
 
     @contextlib.asynccontextmanager
@@ -96,7 +96,7 @@ class FingerprintComparison:
 def to_record(
     now: TableFingerprint, oid: int, known: RegisteredTable | None, *, files: bool = False
 ) -> str:
-    """Give what `_tables` is to say: what it says already, if nothing but the files is new.
+    """Return what `_tables` is to say: what it says already, if nothing but the files is new.
 
     With `files` they count as well.
     """

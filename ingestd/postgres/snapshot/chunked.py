@@ -67,13 +67,13 @@ _IDLE = "SELECT pid::int8 FROM pg_catalog.pg_stat_activity WHERE state = 'idle i
 
 
 def can_be_chunked(table: Table) -> bool:
-    """Whether rows can be told apart and be found by what the stream has of their keys."""
+    """Return whether rows can be told apart and be found by what the stream has of their keys."""
     key = [table.column(n) for n in table.identifying]
     return bool(key) and all(map(can_be_found, key))
 
 
 async def sizes(connection: AsyncConnection[Any], tables: Sequence[Table]) -> dict[TableId, int]:
-    """Give the tables' sizes in bytes, with TOAST; not of those that can't be read by blocks.
+    """Return the tables' sizes in bytes, with TOAST; not of those that can't be read by blocks.
 
     0 for one that somebody holds, longer than the connection's lock_timeout.
     """
@@ -119,7 +119,7 @@ async def await_running(connection: AsyncConnection[Any]) -> None:
 
 
 async def next_xid(connection: AsyncConnection[Any]) -> int:
-    """Give an id above those of all transactions that run, on a connection that is in none.
+    """Return an id above those of all transactions that run, on a connection that is in none.
 
     By taking one: what a snapshot has as xmax is only above those that have ended. Nobody asks on a
     standby, where none can be taken.
@@ -263,7 +263,7 @@ class ChunkedSnapshot:
         return self._start.at
 
     def items(self) -> AsyncGenerator[SnapshotItem, None]:
-        """Give the tables' rows; see the port."""
+        """Yield the tables' rows; see the port."""
         return self._readers.items()
 
     async def rows_of(
@@ -344,12 +344,12 @@ class ChunkedSnapshot:
         ], 0
 
     def _sized(self, nbytes: int) -> int:
-        """Give how large the chunks of a table are: each is recorded when it is durable."""
+        """Return how large the chunks of a table are: each is recorded when it is durable."""
         return min(max(self._chunk_bytes, nbytes // CHUNKS), LARGEST * self._chunk_bytes)
 
 
 def _only(table: Table, where: str | None) -> Table:
-    """Give the table with a condition more on its rows."""
+    """Return the table with a condition more on its rows."""
     if where is None:
         return table
     return replace(table, row_filter=joined([c for c in (table.row_filter, where) if c]))

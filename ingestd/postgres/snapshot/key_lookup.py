@@ -110,7 +110,7 @@ class ComparedType:
 
 
 def can_be_found(column: Column) -> bool:
-    """Whether the server finds a key's value by the text that the lake's has.
+    """Return whether the server finds a key's value by the text that the lake's has.
 
     Of another type than the source's the text may be another (``0.50`` of ``0.5``), which is the
     same to a server that compares numbers.
@@ -166,7 +166,7 @@ class KeyedRelation:
         return operator_of(*(found or ("pg_catalog", "=")))
 
     def literal(self, column: str, value: str | bytes | None) -> sql.Composable:
-        """Give a value of a key's column.
+        """Return a value of a key's column.
 
         Bare, where it can be: the server takes it for the column's own type. So no type or
         collation need be named, which the role might not be allowed to.

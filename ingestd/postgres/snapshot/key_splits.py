@@ -139,7 +139,7 @@ class KeySplits:
 async def _cut(
     connection: AsyncConnection[Any], table: Table, leaf: Leaf, target_bytes: int
 ) -> list[str]:
-    """Give what each split of a leaf reads, as text."""
+    """Return what each split of a leaf reads, as text."""
     visible = {c.name for c in table.columns if c.mask is None}
     key: tuple[KeyColumn, ...] = ()
     count = -(-leaf.nbytes // max(target_bytes, MIN_SPLIT_BYTES))
@@ -165,7 +165,7 @@ def _blocks(leaf: Leaf) -> BlockRange:
 async def _key_of(
     connection: AsyncConnection[Any], leaf: Leaf, visible: Collection[str]
 ) -> tuple[KeyColumn, ...]:
-    """Give the first columns of the key that one pair of operators orders; () without a key.
+    """Return the first columns of the key that one pair of operators orders; () without a key.
 
     Only `visible` ones: their values are in the splits.
     """

@@ -84,7 +84,7 @@ class TablePages:
         self._reading: asyncio.Task[Block] | None = None
 
     async def pages(self) -> AsyncGenerator[SnapshotPage, None]:
-        """Give the rows.
+        """Yield the rows.
 
         While a block is decoded or in the caller's hands the next is read, but for large ones.
         """
@@ -147,7 +147,7 @@ class TablePages:
     async def rows_of(
         self, keyed: KeyedRelation, keys: Collection[Key]
     ) -> AsyncGenerator[SnapshotPage, None]:
-        """Give the rows with these keys instead, at one position; at least one page."""
+        """Yield the rows with these keys instead, at one position; at least one page."""
         table = self._table
         try:
             place = await self._enter(self._blocks)

@@ -56,7 +56,7 @@ class CopyPageSource:
         return self._remaining
 
     async def batches(self) -> AsyncIterator[pa.RecordBatch]:
-        """Give the columns asked for, and `_cdc_raw`."""
+        """Yield the columns asked for, and `_cdc_raw`."""
         async with contextlib.aclosing(self._pages.pages()) as pages:
             async for page in pages:
                 yield page.batch.rows.select([*self._columns, "_cdc_raw"])
@@ -67,7 +67,7 @@ class CopyPageSource:
 
 
 def _of_rows(split: Split, table: Table, conditions: Sequence[sql.Composable]) -> Split:
-    """Give the split with these columns and conditions, as a range of blocks.
+    """Return the split with these columns and conditions, as a range of blocks.
 
     A condition is one more row filter, and so is a range of the key: of all blocks, those rows.
     """

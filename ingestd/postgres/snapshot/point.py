@@ -70,7 +70,7 @@ class PointSnapshot:
         return self._place.at
 
     def items(self) -> AsyncGenerator[SnapshotItem, None]:
-        """Give the tables' rows; see the port."""
+        """Yield the tables' rows; see the port."""
         return self._readers.items()
 
     def rows_of(self, table: Table, keys: Collection[Key]) -> AsyncGenerator[SnapshotPage, None]:

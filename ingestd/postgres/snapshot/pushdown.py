@@ -55,7 +55,7 @@ class _Kind:
 
 
 def condition(column: Column, predicate: Predicate) -> sql.Composable | None:
-    """Give the SQL that is true for the same rows, None where there is none for sure."""
+    """Return the SQL that is true for the same rows, None where there is none for sure."""
     kind = _kind(column)
     if kind is None:
         return None

@@ -42,7 +42,7 @@ class Rows(Protocol):
 
 
 def rows_query(table: Table, rows: Rows) -> sql.Composed:
-    """Give the COPY of the table's columns, each the text of its value: for CopyDecoder."""
+    """Return the COPY of the table's columns, each the text of its value: for CopyDecoder."""
     columns = sql.SQL(", ").join(map(sendable, table.columns))
     return sql.SQL("COPY (SELECT {} FROM {}{}) TO STDOUT (FORMAT binary)").format(
         columns, rows.relation, _where([*rows.bounds, *_row_filter(table)])
@@ -58,19 +58,19 @@ def probe_query(table: Table, rows: Rows) -> sql.Composed:
 
 
 def _where(conditions: list[sql.Composable]) -> sql.Composable:
-    """Give the WHERE clause, with the space before it; empty for everything."""
+    """Return the WHERE clause, with the space before it; empty for everything."""
     if not conditions:
         return sql.SQL("")
     return sql.SQL(" WHERE ") + sql.SQL(" AND ").join(conditions)
 
 
 def _row_filter(table: Table) -> list[sql.Composable]:
-    """Give the publication's condition: the server's own text, on unqualified columns."""
+    """Return the publication's condition: the server's own text, on unqualified columns."""
     return [] if table.row_filter is None else [sql.SQL("({})").format(sql.SQL(table.row_filter))]
 
 
 def sendable(column: Column) -> sql.Composable:
-    """Give the SQL whose binary form is the text of the column's value."""
+    """Return the SQL whose binary form is the text of the column's value."""
     if _is_hidden(column):
         return _NOTHING
     if column.type_oid in _TEXT_AS_IS:
@@ -83,7 +83,7 @@ def _is_hidden(column: Column) -> bool:
 
 
 def as_text(column: Column) -> sql.Composable:
-    """Give the SQL, of type text, of what the type's output function writes.
+    """Return the SQL, of type text, of what the type's output function writes.
 
     A plain ``::text`` is another function for bool, char(n), inet, xml and whatever a user has made
     a cast for; ``concat`` always takes the output function. (IS NULL would be true for a composite
@@ -96,7 +96,7 @@ def as_text(column: Column) -> sql.Composable:
 
 
 def output_of(value: sql.Composable) -> sql.Composable:
-    """Give the SQL, of type text, of what the output function of any type writes."""
+    """Return the SQL, of type text, of what the output function of any type writes."""
     return sql.SQL("CASE WHEN {0} IS DISTINCT FROM NULL THEN pg_catalog.concat({0}) END").format(
         value
     )
@@ -105,7 +105,7 @@ def output_of(value: sql.Composable) -> sql.Composable:
 def columns_query(
     table: Table, blocks: BlockRange, blocks_per_run: int, packing: Packing
 ) -> sql.Composed:
-    """Give the COPY of packed columns (see `ingestd.decode.copy.packing`): for ColumnarDecoder.
+    """Return the COPY of packed columns (see `ingestd.decode.copy.packing`): for ColumnarDecoder.
 
     One row for each `blocks_per_run` blocks that have rows, in their order. What is computed is
     computed once: OFFSET 0 keeps the inner query apart. Whatever a column is called, `run.first` is
@@ -128,7 +128,7 @@ def columns_query(
 
 
 def packable(table: Table) -> sql.Composable:
-    """Give what `packed` is made of, for each row."""
+    """Return what `packed` is made of, for each row."""
     return sql.SQL(", ").join(
         sql.SQL("{} AS {}").format(_packable(c), packable_name(i))
         for i, c in enumerate(table.columns)
@@ -141,7 +141,7 @@ def packable_name(number: int) -> sql.Identifier:
 
 
 def packed(table: Table, packing: Packing, *, is_converted: bool = False) -> sql.Composable:
-    """Give the aggregates: the number of rows, `n`, and the packed columns.
+    """Return the aggregates: the number of rows, `n`, and the packed columns.
 
     `is_converted`: the server has texts in another encoding than they are sent in.
     """
@@ -197,7 +197,7 @@ def _run_bounds(blocks: BlockRange, blocks_per_run: int) -> list[sql.Composable]
 
 
 def _last(blocks: BlockRange) -> sql.Composable:
-    """Give the last block: without an end, the table's last one now: the snapshot is older."""
+    """Return the last block: without an end, the table's last one now: the snapshot is older."""
     if blocks.end is not None:
         return sql.Literal(blocks.end - 1)
     name = sql.Identifier(blocks.schema, blocks.name).as_string(None)

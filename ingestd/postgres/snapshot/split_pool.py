@@ -83,7 +83,7 @@ class SplitReaders:
         return self._bytes[table]
 
     def splits(self, table: TableId) -> Sequence[str]:
-        """Give `Split.where` of a table's splits; none before it is cut."""
+        """Return `Split.where` of a table's splits; none before it is cut."""
         return self._splits.get(table, ())
 
     def oldest(self) -> PgSnapshot | None:
@@ -183,7 +183,7 @@ class SplitReaders:
 
 
 async def _next(items: Items, work: asyncio.Task[None]) -> SnapshotItem | None:
-    """Give the next item, None after the last; raise what the work ended with."""
+    """Return the next item, None after the last; raise what the work ended with."""
     getter = asyncio.create_task(items.get())
     try:
         await asyncio.wait([getter, work], return_when=asyncio.FIRST_COMPLETED)

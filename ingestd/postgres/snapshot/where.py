@@ -63,5 +63,5 @@ async def _check(connection: AsyncConnection[Any], table: Table, text: str) -> N
 
 
 def joined(conditions: list[str]) -> str:
-    """Give the condition that all of these hold, whatever comment one of them ends in."""
+    """Return the condition that all of these hold, whatever comment one of them ends in."""
     return " AND ".join(f"(\n{condition}\n)" for condition in conditions)

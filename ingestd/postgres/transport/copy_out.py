@@ -98,7 +98,7 @@ class CopyOut:
                 raise
 
     async def read_block(self) -> Block:
-        """Give the next block, which may be empty if it is the last."""
+        """Return the next block, which may be empty if it is the last."""
         assert self._reader is not None
         buffer, found = await self._next(self._reader)
         passed = found.passed_bytes

@@ -35,7 +35,7 @@ class BlockDecoder:
         self.is_done = False
 
     def some(self) -> list[Chunk]:
-        """Give the next chunks, all or about `GIVEN_BYTES` of them. Raises ProtocolError."""
+        """Return the next chunks, all or about `GIVEN_BYTES` of them. Raises ProtocolError."""
         found, nbytes = [], 0
         for chunk in self._chunks:
             found.append(chunk)

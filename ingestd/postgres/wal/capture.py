@@ -311,7 +311,7 @@ class WalCapture:
             return await look(control)
 
     def checkpoint_requested(self) -> bool:
-        """Whether the server asked for a reply with everything sent, or a backlog was."""
+        """Return whether the server asked for a reply with everything sent, or a backlog was."""
         return self._delivery.checkpoint_requested
 
     async def confirm(self, position: Lsn) -> None:

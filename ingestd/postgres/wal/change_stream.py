@@ -119,7 +119,7 @@ class ChangeStream:
         self.checkpoint_requested = False
 
     async def changes(self, start: Lsn, server: WalServer) -> AsyncGenerator[Chunk, None]:
-        """Give the changes of transactions with commit_lsn >= `start`, the slot's or later.
+        """Yield the changes of transactions with commit_lsn >= `start`, the slot's or later.
 
         After `server_is_at`. Raises TransientError, OperatorError, ProtocolError.
         """
@@ -157,7 +157,7 @@ class ChangeStream:
             pays = is_drained and self._is_late_at(self._position)
 
     async def _streamed(self, start: Lsn, server: WalServer) -> AsyncGenerator[Chunk, None]:
-        """Give the changes as they come, until a backlog is to be drained.
+        """Yield the changes as they come, until a backlog is to be drained.
 
         Not before any came: what the server has read of a long transaction would be for nothing.
         """
@@ -294,7 +294,7 @@ class ChangeStream:
         return self._confirmed
 
     def delivered(self, position: Lsn) -> None:
-        """Take that everything below `position` is delivered, by a snapshot's rows."""
+        """Record that everything below `position` is delivered, by a snapshot's rows."""
         self._delivered = max(self._delivered, position)
 
     def server_is_at(self, flushed: Lsn, again_bytes: int) -> None:
@@ -312,7 +312,7 @@ class ChangeStream:
         return self._catch_up.is_late(self._flushed - position, self._again_bytes)
 
     def _is_late(self, decoder: PgoutputDecoder) -> bool:
-        """Whether to drain what is behind; not in the middle of a transaction.
+        """Return whether to drain what is behind; not in the middle of a transaction.
 
         Nor after one that was all that was behind: the server would decode it once more.
         """
@@ -321,12 +321,12 @@ class ChangeStream:
         return self._is_late_at(decoder.position)
 
     def resolve_again(self) -> None:
-        """Take that other tables are captured from here on."""
+        """Record that other tables are captured from here on."""
         if self._decoder is not None:
             self._decoder.resolve_again()
 
     def begin_anew(self) -> None:
-        """Take that the slot is a new one."""
+        """Record that the slot is a new one."""
         self._confirmed = ZERO
 
     async def confirm(self, position: Lsn) -> None:
@@ -358,7 +358,7 @@ class ChangeStream:
         await self._advance.close()
 
     async def _backlog(self, start: Lsn, target: Lsn) -> AsyncGenerator[Chunk, None]:
-        """Give the transactions from `start` to about `target`, drained by SQL functions.
+        """Yield the transactions from `start` to about `target`, drained by SQL functions.
 
         Where the server refuses, nothing is given and streaming does it. If it fails later, the
         source starts anew, and drains otherwise or streams.

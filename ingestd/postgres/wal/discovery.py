@@ -86,7 +86,7 @@ class SourceTables:
         self._tried_at_s = 0.0
 
     def suspect(self, tables: Iterable[TableId]) -> None:
-        """Take that the server refused to publish these: the next discovery finds out why."""
+        """Record that the server refused to publish these: the next discovery finds out why."""
         self._suspected.update(tables)
 
     async def discover(
@@ -166,7 +166,7 @@ class SourceTables:
         )
 
     async def have_changed(self) -> bool:
-        """Whether the catalog is another than at the last discovery, or we made it another.
+        """Return whether the catalog is another than at the last discovery, or we made it another.
 
         Or whether it lacks something that the stream told of.
         """
@@ -189,7 +189,7 @@ class SourceTables:
         )
 
     def take_partition(self, partition: Relation, table: int) -> bool:
-        """Take that a partition of a table has changes; see `StreamEvidence.partition`."""
+        """Record that a partition of a table has changes; see `StreamEvidence.partition`."""
         return self.told.partition(partition, table, self._looks.last(table, None))
 
     def take_ddl(self, event: DdlEvent, lsn: Lsn, xid: int) -> bool:
@@ -197,7 +197,7 @@ class SourceTables:
         return self.told.ddl.record(event, lsn, xid, self._settings.streams)
 
     async def ddl_log_changed(self, connection: AsyncConnection[Any]) -> bool:
-        """Whether the event triggers are not as they were at the last discovery."""
+        """Return whether the event triggers are not as they were at the last discovery."""
         return await self._find_ddl_fault(self._catalog, connection) != self._ddl_fault
 
     async def _find_ddl_fault(
@@ -290,7 +290,7 @@ class SourceTables:
     # --- one table ---------------------------------------------------------------------------
 
     def _last(self, row: TableRow, known: RegisteredTable | None) -> TableFingerprint | None:
-        """Give how it was stored at the last look, in this run or in an earlier one."""
+        """Return how it was stored at the last look, in this run or in an earlier one."""
         last = self._looks.last(row.oid, known)
         if last is not None and known is not None and not self._looks.has_seen(row.oid):
             names = [c.source_name for c in known.lake_columns.values()]
@@ -358,7 +358,7 @@ class SourceTables:
                 yield row
 
     def _described(self, row: TableRow, catalog: Catalog, role: str) -> Table | Refused:
-        """Give the table, or why it can't be captured."""
+        """Return the table, or why it can't be captured."""
         settings = self._settings
         published = catalog.published.get(row.id)
         try:
@@ -454,7 +454,7 @@ def _rekeyed(
 
 
 def _first(now: TableFingerprint, known: RegisteredTable | None) -> TableFingerprint:
-    """Give how a table was first found; `known`: one before it of the same name.
+    """Return how a table was first found; `known`: one before it of the same name.
 
     That one's columns are in the lake, and no look at this one has seen them.
     """

@@ -68,7 +68,7 @@ WHOLE: ColumnLists = MappingProxyType({})
 def column_list(
     table: Table, controls: TableSettings, server_version: int
 ) -> tuple[str, ...] | None:
-    """Give the column list that keeps excluded columns from being sent; None: send all.
+    """Return the column list that keeps excluded columns from being sent; None: send all.
 
     `table` as captured. With REPLICA IDENTITY FULL a list would have to have every column, else
     the server refuses the source's UPDATE and DELETE: there the stream drops them.
@@ -83,7 +83,7 @@ def column_list(
 def column_lists(
     tables: Iterable[Table], settings: SourceSettings, server_version: int
 ) -> ColumnLists:
-    """Give the column lists that these tables, as captured, are to have."""
+    """Return the column lists that these tables, as captured, are to have."""
     lists = {t.id: column_list(t, settings.controls(t.id), server_version) for t in tables}
     return {table: columns for table, columns in lists.items() if columns is not None}
 
@@ -91,7 +91,7 @@ def column_lists(
 def outdated(
     present: Mapping[TableId, Published], tables: Iterable[TableId], lists: ColumnLists
 ) -> set[TableId]:
-    """Give those of these tables that have an entry of their own with another column list."""
+    """Return those of these tables that have an entry of their own with another column list."""
     return {
         t
         for t in tables
@@ -244,7 +244,7 @@ async def refused_by_trigger(connection: AsyncConnection[Any], error: psycopg.Er
 
 
 def is_locked(error: psycopg.Error) -> bool:
-    """Whether the server refused a table only because somebody has it locked."""
+    """Return whether the server refused a table only because somebody has it locked."""
     return isinstance(
         error,
         psycopg.errors.LockNotAvailable
@@ -344,7 +344,7 @@ def check_publication(
 async def partitioned_of(
     connection: AsyncConnection[Any], tables: Iterable[TableId]
 ) -> list[TableId]:
-    """Give those of these tables that are partitioned."""
+    """Return those of these tables that are partitioned."""
     cursor = await connection.execute(_PARTITIONED)
     present = {TableId(*row) for row in await cursor.fetchall()}
     return [t for t in tables if t in present]
@@ -372,7 +372,7 @@ def _table_list(
 async def owned_by_others(
     connection: AsyncConnection[Any], tables: Sequence[TableId]
 ) -> list[TableId]:
-    """Give those of these tables that this role does not own and so can't publish."""
+    """Return those of these tables that this role does not own and so can't publish."""
     cursor = await connection.execute(
         """
         SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace

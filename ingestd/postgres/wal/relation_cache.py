@@ -60,7 +60,7 @@ class Relations:
         self._resolved = {}
 
     def take_left_out(self) -> frozenset[TableId]:
-        """Give, once, the captured tables whose changes are left out from some message on.
+        """Return, once, the captured tables whose changes are left out from some message on.
 
         The config can't be kept with their columns as they were then.
         """
@@ -68,7 +68,7 @@ class Relations:
         return left_out
 
     def resolve(self, relation: Relation) -> Table | None:
-        """Give the table with the message's columns; None if it is not captured. Blocks."""
+        """Return the table with the message's columns; None if it is not captured. Blocks."""
         known = self._resolved.get(relation.oid)
         if known is not None and known[0] == relation:
             return known[1]

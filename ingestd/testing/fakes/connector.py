@@ -49,13 +49,13 @@ class FakeConnector:
         self._captures: list[FakeCapture] = []
 
     def metadata(self, timeout_s: float = 10.0) -> Metadata:
-        """Give an empty catalog."""
+        """Return an empty catalog."""
         return FakeMetadata([], timeout_s=timeout_s)
 
     async def coverage(
         self, known: Mapping[TableId, RegisteredTable], timeout_s: float = 10.0
     ) -> Coverage:
-        """Give what the database offers."""
+        """Return what the database offers."""
         del known, timeout_s
         return Coverage(tuple(self._database.tables), tuple(self._database.refused))
 

@@ -121,7 +121,7 @@ class FakeDatabase:
         return made
 
     def _place(self, change: FakeChange) -> FakeChange:
-        """Give the block, which is the same for whoever sees the row."""
+        """Return the block, which is the same for whoever sees the row."""
         if change.op == TRUNCATE:
             self._ends[change.table] = 0
         if change.op in {TRUNCATE, DELETE, REWRITE} or change.block is not None:
@@ -185,7 +185,7 @@ class FakeDatabase:
         return _versions([t for t, is_seen in zip(self.log, seen, strict=True) if is_seen], table)
 
     def condition(self, where: str | None) -> Condition:
-        """Give what an SQL condition means: one of `conditions`. None: every row."""
+        """Return what an SQL condition means: one of `conditions`. None: every row."""
         return _every if where is None else self.conditions[where]
 
     def blocks(self, table: Table) -> int:

@@ -15,7 +15,7 @@ class FakePauseMark:
         self.error: IngestdError | None = None
 
     async def since(self) -> datetime | None:
-        """Give what was put."""
+        """Return what was put."""
         self._fail()
         return self.at
 

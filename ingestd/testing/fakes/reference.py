@@ -41,7 +41,7 @@ class FakeReferenceTable:
         self.log.append(("t", {}))
 
     def rows(self, version: int) -> list[Row]:
-        """Give the rows after the first `version` entries of the log."""
+        """Return the rows after the first `version` entries of the log."""
         held: dict[tuple[object, ...], Row] = {}
         for op, row in self.log[:version]:
             if op == "t":
@@ -83,7 +83,7 @@ class FakeReferenceTableSource:
         return self._version or 0
 
     async def poll_snapshot(self) -> pa.RecordBatch | None:
-        """Give some rows; the first poll settles which."""
+        """Return some rows; the first poll settles which."""
         if self._is_complete:
             return None
         if self._reference.faults:
@@ -97,11 +97,11 @@ class FakeReferenceTableSource:
         return _batch(self._row_schema, rows) if rows else None
 
     def is_snapshot_complete(self) -> bool:
-        """Whether `poll_snapshot` gave None."""
+        """Return whether `poll_snapshot` gave None."""
         return self._is_complete
 
     async def poll_changes(self) -> pa.RecordBatch | None:
-        """Give what was logged since."""
+        """Return what was logged since."""
         if not self._is_complete:
             return None
         if "t" in {op for op, _ in self._reference.log[self._version or 0 :]}:
@@ -119,7 +119,7 @@ class FakeReferenceTableSource:
         return _batch(self._change_schema, rows)
 
     def checkpoint(self) -> bytes:
-        """Give the place in the log and in the snapshot."""
+        """Return the place in the log and in the snapshot."""
         return json.dumps([self._version, self._given, self._is_complete]).encode()
 
     def restore(self, checkpoint: bytes) -> bool:
@@ -140,7 +140,7 @@ class FakeReferenceLake:
         self.position: int | None = None
 
     def state(self) -> ReferenceState | None:
-        """Give what it has."""
+        """Return what it has."""
         if self.schema is None:
             return None
         version = len(self.versions) - 1
@@ -161,7 +161,7 @@ class FakeReferenceSink:
         self._lake = lake
 
     async def open(self) -> ReferenceState | None:
-        """Give what there is."""
+        """Return what there is."""
         return self._lake.state()
 
     async def replace(
@@ -232,7 +232,7 @@ def _sorted(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _by_name(value: object) -> object:
-    """Give structs as lists of their fields in the order of their names."""
+    """Return structs as lists of their fields in the order of their names."""
     if isinstance(value, dict):
         return sorted((name, _by_name(own)) for name, own in value.items())
     return [_by_name(own) for own in value] if isinstance(value, list) else value

@@ -24,7 +24,7 @@ Numbered = tuple[int, FakeChange]
 
 
 def numbered(transaction: FakeTransaction, tables: Iterable[TableId]) -> list[Numbered]:
-    """Give the changes of these tables that a stream sends."""
+    """Return the changes of these tables that a stream sends."""
     taken = set(tables)
     sent = (c for c in transaction.changes if c.table in taken and c.op != REWRITE)
     return list(enumerate(sent, start=1))
@@ -33,7 +33,7 @@ def numbered(transaction: FakeTransaction, tables: Iterable[TableId]) -> list[Nu
 def stream_batches(
     transaction: FakeTransaction, changes: Sequence[Numbered], tables: Mapping[TableId, Table]
 ) -> list[TableBatch]:
-    """Give these changes of a transaction as the stream brings them, a batch a table."""
+    """Return these changes of a transaction as the stream brings them, a batch a table."""
     found: dict[TableId, list[dict[str, Any]]] = {}
     for seq, change in changes:
         row = {
@@ -62,7 +62,7 @@ def _sent(change: FakeChange, table: Table) -> dict[str, object]:
 def read_batch(
     table: Table, rows: Iterable[Mapping[str, object]], position: Lsn, at: datetime
 ) -> TableBatch:
-    """Give rows of a table as a snapshot at `position` gives them."""
+    """Return rows of a table as a snapshot at `position` gives them."""
     system = {
         "_cdc_op": SNAPSHOT,
         "_cdc_lsn": int(position),

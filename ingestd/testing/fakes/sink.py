@@ -50,7 +50,7 @@ class MemoryTable:
         return len(self.versions)
 
     def rows(self) -> pa.Table:
-        """Give all rows of the newest version."""
+        """Return all rows of the newest version."""
         return pa.concat_tables(self.versions, promote_options="default")
 
 
@@ -142,7 +142,7 @@ class MemoryLake:
         return replace(entry, resume=held.resume) if held is not None and is_usable else entry
 
     async def mark(self, lake: str | None = None) -> str:
-        """Give the disk an id, if it has none."""
+        """Return the disk an id, if it has none."""
         self.disk.lake = self.disk.lake or lake or str(uuid.uuid4())
         return self.disk.lake
 
@@ -215,7 +215,7 @@ class MemoryLake:
     async def changes(
         self, table: TableId, columns: Sequence[str]
     ) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Give the rows as they are now, epoch by epoch."""
+        """Yield the rows as they are now, epoch by epoch."""
         held = self.disk.tables.get(table)
         if held is not None:
             rows = held.rows()
@@ -389,7 +389,7 @@ class MemoryPageSink:
             self.pages.append(rows)
 
     async def finish(self) -> Sequence[Fragment]:
-        """Give a fragment for each run of one schema."""
+        """Return a fragment for each run of one schema."""
         self._refuse_if_over()
         self._is_over = True
         runs: list[list[pa.RecordBatch]] = []

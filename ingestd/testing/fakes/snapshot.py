@@ -82,7 +82,7 @@ class FakeSnapshot:
         self._newest = database.visibility()
 
     async def items(self) -> AsyncGenerator[SnapshotItem, None]:
-        """Give the tables one after another."""
+        """Yield the tables one after another."""
         for table in self._tables.values():
             try:
                 splits = self._cut(table)
@@ -172,7 +172,7 @@ class FakeSnapshot:
         return Lsn(self._database.current - 1)
 
     def _look(self, table: Table) -> tuple[PgSnapshot | None, list[Version]]:
-        """Give the rows at the point, or those that a new snapshot sees."""
+        """Return the rows at the point, or those that a new snapshot sees."""
         if not self.is_chunked:
             return None, self._database.versions(table, self.point)
         if self._files[table.id] != self._database.filenode(table.id):

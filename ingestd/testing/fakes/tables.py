@@ -33,12 +33,12 @@ class FakeMetadata:
         self.answers.set()
 
     async def schemas(self) -> Sequence[str]:
-        """Give the schemas that have tables."""
+        """Return the schemas that have tables."""
         await self._answer()
         return sorted({t.id.schema for t in self._tables})
 
     async def tables(self, schema: str | None = None) -> Sequence[TableInfo]:
-        """Give the tables of a schema, or all."""
+        """Return the tables of a schema, or all."""
         await self._answer()
         return [t for t in self._tables if schema in {None, t.id.schema}]
 
@@ -77,7 +77,7 @@ class FakeTables:
         del self._snapshots[name]
 
     def seen_by(self, snapshot: str, table: TableId) -> tuple[Row, ...]:
-        """Give a table's rows under a snapshot. Raises TransientError (``snapshot_gone``)."""
+        """Return a table's rows under a snapshot. Raises TransientError (``snapshot_gone``)."""
         if snapshot not in self._snapshots:
             raise TransientError(
                 f"snapshot {snapshot}: whoever exported it has ended", reason="snapshot_gone"
@@ -134,7 +134,7 @@ class FakePageSource:
         return self._remaining
 
     async def batches(self) -> AsyncIterator[pa.RecordBatch]:
-        """Give the rows."""
+        """Yield the rows."""
         start, end = map(int, self._split.where.split(":"))
         rows = self._tables.seen_by(self._split.snapshot, self._split.table.id)[start:end]
         for first in range(0, len(rows), self._rows_per_batch):

@@ -100,7 +100,7 @@ def _is_marker(row: Mapping[str, Any]) -> bool:
 
 
 def _read_until(rows: Sequence[Mapping[str, Any]], history: SchemaHistory) -> list[int]:
-    """Give, for each marker, where the reading after it ended: its last row, or what is known.
+    """Return, for each marker, where the reading after it ended: its last row, or what is known.
 
     (Where chunks found nothing, no row tells. One read at one point has all its rows there.)
     """
@@ -220,7 +220,7 @@ class _RowReader:
         self.faults: list[str] = []
 
     def texts(self, row: Mapping[str, Any]) -> Texts:
-        """Give the row's texts; of columns it was written before, what such rows have."""
+        """Return the row's texts; of columns it was written before, what such rows have."""
         return self._all(row, row, "")
 
     def before(self, row: Mapping[str, Any]) -> Texts | None:
@@ -228,7 +228,7 @@ class _RowReader:
         return None if old is None else self._all(row, old, "_cdc_before.")
 
     def filled(self, row: Mapping[str, Any], texts: Texts, previous: Texts | None) -> Texts:
-        """Give `texts` with what the server did not send from the old row, else `previous`."""
+        """Return `texts` with what the server did not send from the old row, else `previous`."""
         unchanged = set(row["_cdc_unchanged"] or ())
         if not unchanged:
             return texts

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 
 def text_function(arrow: pa.DataType) -> Callable[[Any], str]:
-    """Give the function from a Python value of this type (`to_pylist`) to the server's text."""
+    """Return the function from a Python value of this type (`to_pylist`) to the server's text."""
     if pa.types.is_list(arrow):
         return _array(text_function(arrow.value_type))
     for is_of_type, function in _FUNCTIONS:
@@ -26,12 +26,12 @@ def text_function(arrow: pa.DataType) -> Callable[[Any], str]:
 
 
 def canonical_float4(value: float | str) -> str:
-    """Give the shortest text that reads as the same float4."""
+    """Return the shortest text that reads as the same float4."""
     return str(np.float32(value))
 
 
 def canonical_float8(value: float | str) -> str:
-    """Give the shortest text that reads as the same float8."""
+    """Return the shortest text that reads as the same float8."""
     return repr(float(value))
 
 

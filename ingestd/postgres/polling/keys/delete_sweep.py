@@ -84,7 +84,7 @@ class Sweep:
         self._page_rows = page_rows
 
     async def missing(self) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Give candidates: the lake's key columns, and what of them is in `_cdc_raw`.
+        """Yield candidates: the lake's key columns, and what of them is in `_cdc_raw`.
 
         Each key once. Close it always. Raises TransientError, TableError, OperatorError,
         ProtocolError.
@@ -96,7 +96,7 @@ class Sweep:
                         yield rows
 
     async def _unmarked(self) -> AsyncGenerator[Hashes, None]:
-        """Give the hashes of keys that were not found in the source, sorted, part by part."""
+        """Yield the hashes of keys that were not found in the source, sorted, part by part."""
         if self._keys is not None:
             self._began(WHOLE)
             with self._keys.still() as hashes:
@@ -150,7 +150,7 @@ class Sweep:
     async def _pages_after(
         self, reader: KeyPages, last: PackedKeys | None
     ) -> AsyncGenerator[PackedKeys, None]:
-        """Give what follows a page; while one is in the caller's hands the next is read."""
+        """Yield what follows a page; while one is in the caller's hands the next is read."""
         async with await connect(
             self._dsn,
             autocommit=False,
@@ -201,7 +201,7 @@ class Sweep:
 async def absent(
     connection: LivenessCheckedConnection, table: Table, keys: pa.RecordBatch, row_limit_bytes: int
 ) -> pa.RecordBatch:
-    """Give those of these keys that the table has not, as the connection's transaction sees it.
+    """Return those of these keys that the table has not, as the connection's transaction sees it.
 
     That is REPEATABLE READ. A key is there if the server finds it and gives the lake's value for
     it. Where it can't be asked for (masked, nested, composite), all keys are read. Raises what
@@ -252,7 +252,7 @@ def _are_in(wanted: Hashes, page: PackedKeys) -> Marks:
 def _of_hashes(
     table: Table, rows: pa.RecordBatch, hashes: Hashes, is_given: Marks
 ) -> pa.RecordBatch:
-    """Give the keys, of these rows, that have one of the hashes and were not given before."""
+    """Return the keys, of these rows, that have one of the hashes and were not given before."""
     names = key_names(table)
     if not set(names) <= set(rows.schema.names):
         return rows.slice(0, 0)

@@ -46,7 +46,7 @@ def _by_column(table: Table, rows: pa.RecordBatch) -> Iterator[Hashes]:
 
 
 def _comparable(column: pa.Array) -> pa.Array:
-    """Give values that are the same where Postgres says that they are equal."""
+    """Return values that are the same where Postgres says that they are equal."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         return pa.DictionaryArray.from_arrays(column.indices, _comparable(column.dictionary))
@@ -58,7 +58,7 @@ def _comparable(column: pa.Array) -> pa.Array:
 
 
 def _kept(rows: pa.RecordBatch) -> list[tuple[int, dict[str, str]]]:
-    """Give the rows with texts in `_cdc_raw`, and these."""
+    """Return the rows with texts in `_cdc_raw`, and these."""
     raw = rows.column("_cdc_raw")
     if raw.null_count == len(raw):
         return []

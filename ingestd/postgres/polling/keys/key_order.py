@@ -126,7 +126,7 @@ class KeyOrder:
         return sql.SQL(", ").join(c.ordering for c in self.columns)
 
     def after(self, place: Sequence[sql.Composable]) -> list[sql.Composable]:
-        """Give conditions of what follows a key, of which these are the columns' values.
+        """Return conditions of what follows a key, of which these are the columns' values.
 
         What is true of the first follows before what is true of the second, and so on; an index
         serves each. One comparison of rows is enough if one operator orders all columns.

@@ -56,7 +56,7 @@ _FIXED_BYTES, _UUID_BYTES = 12, 44
 
 
 def key_table(table: Table) -> Table:
-    """Give the table cut to its key's columns, in the key's order."""
+    """Return the table cut to its key's columns, in the key's order."""
     columns = tuple(replace(table.column(name), identity=True) for name in table.key)
     return replace(table, columns=columns, replica_identity="d", before=(), row_filter=None)
 
@@ -80,7 +80,7 @@ class PackedKeys:
         return len(self.message)
 
     def decoded(self) -> pa.RecordBatch:
-        """Give the keys: the lake's columns, and `_cdc_raw`. Raises ProtocolError."""
+        """Return the keys: the lake's columns, and `_cdc_raw`. Raises ProtocolError."""
         decoder = ColumnarDecoder(
             self.table, ZERO, datetime.now(UTC), 1, Packing.MEASURED, encoding=self.encoding
         )
@@ -273,7 +273,7 @@ class KeyPages:
 
 
 def _is_short(column: Column) -> bool:
-    """Whether no value of the column takes more than some bytes."""
+    """Return whether no value of the column takes more than some bytes."""
     return form_of(column) is ColumnForm.FIXED or column.type_oid == _UUID
 
 
@@ -283,7 +283,7 @@ def _least_bytes(column: Column) -> int:
 
 
 def _last_of_array(number: int) -> sql.Composable:
-    """Give the text of the last of a column's values: of the array that is there already."""
+    """Return the text of the last of a column's values: of the array that is there already."""
     array = sql.SQL("pg_catalog.array_agg({})").format(packable_name(number))
     return output_of(sql.SQL("({})[pg_catalog.count(*)]").format(array))
 

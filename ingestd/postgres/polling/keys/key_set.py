@@ -106,7 +106,7 @@ class KeySet:
 
     @contextmanager
     def still(self) -> Iterator[Hashes]:
-        """Give the sorted hashes of most keys, which stay as they are inside.
+        """Return the sorted hashes of most keys, which stay as they are inside.
 
         Keys that came since they were last merged are not among them; some may be gone (`holds`).
         """
@@ -155,6 +155,6 @@ class KeySet:
 
 
 def _after_last(ops: pa.Array, op: str) -> int:
-    """Give the row after the last one with this op, 0 if there is none."""
+    """Return the row after the last one with this op, 0 if there is none."""
     found = np.flatnonzero(pc.equal(ops, op).to_numpy(zero_copy_only=False))
     return int(found[-1]) + 1 if len(found) else 0

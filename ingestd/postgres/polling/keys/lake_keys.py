@@ -84,7 +84,7 @@ class _KeySurvey:
         self.has_deaths = self.has_deaths or bool(pc.any(pc.equal(ops, DELETE)).as_py())
 
     def counting(self, rows: pa.RecordBatch, *, deaths: bool) -> pa.RecordBatch:
-        """Give the rows above the `t`: the `d` of them, or the others."""
+        """Return the rows above the `t`: the `d` of them, or the others."""
         lsn, seq = rows.column("_cdc_lsn"), rows.column("_cdc_seq")
         at, number = (pa.scalar(value, pa.int64()) for value in self.void)
         above = pc.or_(pc.greater(lsn, at), pc.and_(pc.equal(lsn, at), pc.greater(seq, number)))
@@ -155,7 +155,7 @@ class _Collected:
                     raise _TooManyError
 
     def sorted(self) -> Hashes:
-        """Give them all; once."""
+        """Return them all; once."""
         cut_to(self._hashes, distinct(self._hashes, self._count))
         return self._hashes
 
@@ -186,7 +186,7 @@ class _Search:
             self.collected.take(hashes)
 
     def _placed(self, rows: pa.RecordBatch) -> tuple[Hashes, Numbers, Numbers]:
-        """Give hashes and positions of the rows in the part."""
+        """Return hashes and positions of the rows in the part."""
         lsn, seq = (rows.column(name).to_numpy() for name in _POSITION)
         hashes = key_hashes(self._table, rows)
         inside = self._part.flags(hashes)
@@ -194,7 +194,7 @@ class _Search:
 
 
 async def keys_held(log: ChangeLog, table: Table, limit_bytes: int) -> Hashes | None:
-    """Give the hashes of the keys that the lake holds, sorted; None if they take more memory.
+    """Return the hashes of the keys that the lake holds, sorted; None if they take more memory.
 
     8 bytes a key. Meanwhile up to half as much again.
     """
@@ -212,7 +212,7 @@ async def keys_held(log: ChangeLog, table: Table, limit_bytes: int) -> Hashes | 
 async def parts_held(
     log: ChangeLog, table: Table, limit_bytes: int, first: KeyPartition = WHOLE
 ) -> AsyncGenerator[tuple[KeyPartition, Hashes], None]:
-    """Give the same part by part, each within the limit: in order, but as of later and later.
+    """Yield the same part by part, each within the limit: in order, but as of later and later.
 
     From the part `first` on: those before it are left out.
     """
@@ -250,7 +250,7 @@ async def _held(log: ChangeLog, table: Table, part: KeyPartition, limit: int) ->
 async def _changes(
     log: ChangeLog, table: Table, columns: Sequence[str]
 ) -> AsyncGenerator[pa.RecordBatch, None]:
-    """Give the changes; none while the lake has no column of the key: then no row has one."""
+    """Yield the changes; none while the lake has no column of the key: then no row has one."""
     async with aclosing(log.changes(table.id, columns)) as batches:
         async for rows in batches:
             if not set(columns) <= set(rows.schema.names):

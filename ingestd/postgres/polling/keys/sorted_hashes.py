@@ -14,7 +14,7 @@ Flags = NDArray[np.bool_]
 
 
 def find(hashes: Hashes, wanted: Hashes) -> tuple[NDArray[np.int64], Flags]:
-    """Give where each of the `wanted` (in any order) is in sorted `hashes`, and whether it is.
+    """Return where each of the `wanted` (in any order) is in sorted `hashes`, and whether it is.
 
     Where it is not the index means nothing. In order, a search is several times as fast.
     """
@@ -33,14 +33,14 @@ def find_sorted(hashes: Hashes, wanted: Hashes) -> tuple[NDArray[np.int64], Flag
 
 
 def joined(*parts: Hashes) -> Hashes:
-    """Give all hashes of these arrays, sorted, each once."""
+    """Return all hashes of these arrays, sorted, each once."""
     hashes = np.concatenate(parts)
     cut_to(hashes, distinct(hashes, len(hashes)))
     return hashes
 
 
 def without(hashes: Hashes, others: Hashes) -> Hashes:
-    """Give those of sorted `hashes` that are not among sorted `others`."""
+    """Return those of sorted `hashes` that are not among sorted `others`."""
     return hashes[~find_sorted(others, hashes)[1]]
 
 

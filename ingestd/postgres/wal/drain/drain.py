@@ -103,7 +103,7 @@ class CatchUpPolicy:
         return self.monotonic() < self.paused_until_s
 
     def is_too_much(self, again_bytes: int, behind_bytes: int) -> bool:
-        """Whether so much is read anew for each part that a stream is better."""
+        """Return whether so much is read anew for each part that a stream is better."""
         return again_bytes > max(AGAIN_BYTES, AGAIN_PARTS * min(behind_bytes, self.part_bytes))
 
     def pause(self, seconds: float) -> None:
@@ -121,19 +121,19 @@ class CatchUpPolicy:
         return True
 
     def finished(self) -> None:
-        """Take that a backlog was drained; what the next one holds may be different."""
+        """Record that a backlog was drained; what the next one holds may be different."""
         self.drained += 1
         self.takes_open = True
 
     def gives_open(self, part: WalSegment) -> bool:
-        """Whether the server may give segments of transactions before their commit.
+        """Return whether the server may give segments of transactions before their commit.
 
         Not in what is joined: its number of messages could be reached before any commit.
         """
         return self.takes_open and not part.is_joined and part.end - part.begin >= self.open_bytes
 
     def is_late(self, behind_bytes: int, again_bytes: int) -> bool:
-        """Whether one that has begun to stream, or to catch up, is to do so again."""
+        """Return whether one that has begun to stream, or to catch up, is to do so again."""
         return behind_bytes > 0 and self.pays(behind_bytes, again_bytes)
 
 
@@ -206,7 +206,7 @@ class Drain:
     async def chunks(
         self, start: Lsn, target: Lsn, decoder: PgoutputDecoder
     ) -> AsyncGenerator[Chunk, None]:
-        """Give the transactions from `start` up to `target`, or less if streaming is better then.
+        """Yield the transactions from `start` up to `target`, or less if streaming is better then.
 
         While a block is decoded the next is read, but for large ones. After each part a chunk
         without changes tells that all before its end are given. Raises TransientError if the slot
@@ -245,7 +245,7 @@ class Drain:
     async def _blocks(
         self, waiting: PartQueue, behind_bytes: int
     ) -> AsyncGenerator[tuple[Block, Result, Lsn | None], None]:
-        """Give the blocks of all parts in order; with the last of each its end."""
+        """Yield the blocks of all parts in order; with the last of each its end."""
         making: deque[tuple[DrainSlot, WalSegment, asyncio.Task[None]]] = deque()
 
         def make_next(slot: DrainSlot) -> None:
@@ -282,7 +282,7 @@ class Drain:
     async def _first_block(
         self, slot: DrainSlot, part: WalSegment, made: asyncio.Task[None]
     ) -> Block:
-        """Give the first block of a part's result, which the server has whole then."""
+        """Return the first block of a part's result, which the server has whole then."""
         try:
             await made
             return await slot.read_block()

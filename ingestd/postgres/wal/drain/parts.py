@@ -52,16 +52,16 @@ class WalSegment:
         return self.most_messages > 0
 
     def up_to(self, position: Lsn) -> WalSegment:
-        """Give what of it lies below `position`."""
+        """Return what of it lies below `position`."""
         return replace(self, end=position)
 
     def after(self, position: Lsn) -> WalSegment:
-        """Give what of it lies there and above."""
+        """Return what of it lies there and above."""
         return replace(self, begin=position)
 
 
 def cut(start: Lsn, target: Lsn, *, slots: int, part_bytes: int) -> list[WalSegment]:
-    """Give the parts of `start` to `target` in order, of about `part_bytes` at most.
+    """Return the parts of `start` to `target` in order, of about `part_bytes` at most.
 
     There are at least `slots`, if that leaves enough for each. With several slots the first is
     smaller, to be decoded while the server makes the next. `start` is a position of the slot,
@@ -105,7 +105,7 @@ class PartQueue:
         return len(self._waiting)
 
     def take(self) -> WalSegment | None:
-        """Give the next, if there is one."""
+        """Return the next, if there is one."""
         if not self._waiting:
             return None
         joined = [self._waiting.popleft() for _ in range(min(self._at_a_time, len(self._waiting)))]

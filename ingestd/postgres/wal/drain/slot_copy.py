@@ -63,7 +63,7 @@ class Result:
         self._order = ReorderedDrain() if has_open else None
 
     def read(self, block: Block) -> Iterator[Stretch]:
-        """Give its messages, in commit order. Raises ProtocolError."""
+        """Yield its messages, in commit order. Raises ProtocolError."""
         starts, ends = self._messages.unpack(block.buffer, block.starts, block.ends)
         if block.is_last:
             self._messages.finish()
@@ -181,11 +181,11 @@ class DrainSlot:
         return Result(has_open=self._has_open)
 
     async def read_block(self) -> Block:
-        """Give the next of the result; with `is_last` it is the last."""
+        """Return the next of the result; with `is_last` it is the last."""
         return await self._copy.read_block()
 
     async def finish(self, part: WalSegment) -> Lsn:
-        """Take that a part's result is read, and give its end, which may come before `part.end`.
+        """Record that a part's result is read, and give its end, which may come before `part.end`.
 
         Raises ProtocolError if what was read ends before it should.
         """

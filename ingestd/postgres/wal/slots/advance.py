@@ -58,7 +58,7 @@ class SlotAdvance:
         """The server that it is on (`refuse_other`)."""
 
     def begin(self, position: Lsn) -> None:
-        """Take that the slot is at `position`."""
+        """Record that the slot is at `position`."""
         self._reached = position
         self._next_bytes = self._least_bytes
         self._is_held_up = False
@@ -130,5 +130,5 @@ class SlotAdvance:
 
 
 def step_after(again_bytes: int, least_bytes: int) -> int:
-    """Give by how much to move a slot that lies `again_bytes` above where reading begins."""
+    """Return by how much to move a slot that lies `again_bytes` above where reading begins."""
     return min(max(least_bytes, again_bytes), _MOST_STEPS * least_bytes)

@@ -126,7 +126,7 @@ class Slot:
         return told.format(keep_size=self.keep_size, idle_timeout=self.idle_timeout)
 
     def is_other(self, database: str) -> bool:
-        """Whether it is of another kind or database than ours."""
+        """Return whether it is of another kind or database than ours."""
         return (self.slot_type, self.plugin, self.database) != ("logical", PLUGIN, database)
 
     def fault(self, name: str, database: str) -> OperatorError | None:
