@@ -1,7 +1,7 @@
 """Keeps every version of every row: one Delta table per source table (SCD type 2).
 
 One streaming query over `_epochs` moves every changed history to the same epoch, then adds a row to
-`<target>/_history`. docs/history.md says what the tables have and how a time is to be understood.
+`<target>/_history`. docs/history.md says what the tables have and how a time must be understood.
 
     python -m spark_jobs.history --lake ./lake --source shop --target ./history --once
     spark-submit ... spark_jobs/history.py --lake s3a://lake --source shop --target s3a://history

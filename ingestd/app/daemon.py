@@ -117,7 +117,7 @@ def _react_to_signals(
 
     What is still `under_way` at the limit is cut off, and the exit code is CUT_OFF.
 
-    SIGHUP: read the config anew. But if the terminal is gone that the daemon was started on, it
+    SIGHUP: read the config again. But if the terminal is gone that the daemon was started on, it
     says that, and is as SIGTERM: nobody left it running on purpose.
     """
     loop = asyncio.get_running_loop()

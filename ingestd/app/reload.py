@@ -1,4 +1,4 @@
-"""Reading the config anew while the daemon runs, on SIGHUP.
+"""Reading the config again while the daemon runs, on SIGHUP.
 
 =====================================  =========================================================
 what differs                           what is done

@@ -36,7 +36,7 @@ class TableSettings(Section):
     reference: Literal["off", "snapshot_only", "snapshot_plus_cdc", "manual"] = "off"
     """Whether `_ref` has the table's current rows, and how (docs/reference-tables.md)."""
     refresh: Seconds | None = None
-    """How often a `snapshot_only` table is read anew; 1h if not set."""
+    """How often a `snapshot_only` table is re-read; 1h if not set."""
 
     @property
     def hidden(self) -> frozenset[str]:

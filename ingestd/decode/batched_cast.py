@@ -20,7 +20,7 @@ from ingestd.decode.values.text_column import TextColumn
 from ingestd.model.schema import Column
 
 Wanted = tuple[Tuples, Iterable[Column]]
-"""Walked tuples, and the columns that are to be cast of them."""
+"""Walked tuples, and the columns that must be cast of them."""
 
 _Member = tuple[int, str, TextColumn]
 """Index of the tuples, name of the column, its values."""

@@ -5,7 +5,7 @@ Commands need a token in any case (`ingestd.http.command_token`).
 /healthz is for everybody: it tells nothing, and probes have no secrets. So are the page's files
 where there is a token, which the page then asks for, and the proof that the server knows it
 (`ingestd.http.token_proof`). Without a token, a server that listens on
-loopback takes requests for loopback only: a name that a web page bound to it anew names another
+loopback takes requests for loopback only: a name that a web page bound to it again names another
 Host. What pages of other origins ask for is refused (by `Origin` and, for images and scripts, which
 browsers ask for without one, `Sec-Fetch-Site`); a browser that sends neither is answered, but keeps
 the answer from the page (`Cross-Origin-Resource-Policy`). A link may lead a person here. Our page

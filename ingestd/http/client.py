@@ -149,7 +149,7 @@ def fetch_status(listen: Address) -> dict[str, Any] | None:
 def request_snapshot(
     listen: Address, source: str, tables: Sequence[str], where: str | None = None
 ) -> None:
-    """Ask the daemon that listens there to read tables of a source anew.
+    """Ask the daemon that listens there to read tables of a source again.
 
     `where`: an SQL condition, if only the rows are wanted that it holds for.
     Raises ConfigError for an unknown source, OperatorError for an unknown table or where it takes

@@ -1,6 +1,6 @@
 """The token of commands where `[http]` has none: made at each start, in a file of its user.
 
-The daemon writes the file and never reads it, so that a file which somebody else puts in its place
+The daemon writes the file and never reads it, so that a file which someone else puts in its place
 opens nothing. Clients on the same machine are told by /status where it is, and read it with the
 checks of `read_token`: what listens on the port may name any path. The token of an ended daemon is
 worthless, so a process that takes over the port gains nothing by the token that it is sent. Nor may

@@ -33,7 +33,7 @@ class SnapshotControl(Protocol):
     def request_snapshot(
         self, source: str, tables: Sequence[TableId], where: str | None = None
     ) -> None:
-        """Have tables of a source read anew, or the rows that `where` (SQL) holds for."""
+        """Have tables of a source re-read, or the rows that `where` (SQL) holds for."""
         ...
 
     def cancel_snapshot(self, source: str, tables: Sequence[TableId]) -> None:

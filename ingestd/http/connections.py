@@ -1,7 +1,7 @@
 """The connections of the HTTP server: how many there may be, and what each begins with.
 
 They count from the moment they are accepted, those that have not shaken hands (TLS) too: each has a
-file of the process, and whoever reaches the port can open one without a word.
+file of the process, and whoever reaches the port can open one silently.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def ask_for_snapshot(
     where: str | None = None,
     meant: DaemonIdentity | None = None,
 ) -> Following:
-    """Ask the daemon there to read tables anew, or the rows that `where` (SQL) holds for.
+    """Ask the daemon there to read tables again, or the rows that `where` (SQL) holds for.
 
     `meant`: which one it must be. Raises ConfigError for names that can't be, OperatorError for
     those that are not captured or if no daemon takes the request, TransientError while the source

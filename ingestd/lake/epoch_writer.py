@@ -273,7 +273,7 @@ class DeltaEpochWriter:
             raise self._lake.set_damaged(part.raw.id, error) from error
 
     async def _unless_failed(self, part: _TablePart, work: Awaitable[T]) -> T | None:
-        """Do it; None, and the table is to be stopped, if it fails at the table's folder."""
+        """Do it; None, and the table must be stopped, if it fails at the table's folder."""
         try:
             return await self._of_table(part, work)
         except TableError as error:

@@ -14,7 +14,7 @@ _ROLE = re.compile(r"""\Apolling as role (?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")
 
 
 class WriterIdentity:
-    """One process's work on a source, from when it is built until it is built anew.
+    """One process's work on a source, from when it is built until it is rebuilt.
 
     `claim`: names the claim for people: the slot, then where its database is. `name`: what commits
     are signed with. `has_fenced`: whether it has fenced the lake: whoever else signs the newest
@@ -50,8 +50,8 @@ class WriterIdentity:
     def refuse_if_taken_over(self, signed: str | None, lake: str) -> None:
         """Raise OperatorError if one who may live has signed a commit since the fence.
 
-        The two would take the lake from each other for ever. A process that is started is
-        somebody's will: it takes over.
+        The two would take the lake from each other indefinitely. A process that is started is
+        someone's will: it takes over.
         """
         other = self.other_claim(signed)
         if not self.has_fenced or other is None:

@@ -211,7 +211,7 @@ class RawTable:
     def make(self, table: Table, schema: pa.Schema) -> None:
         """Make the table in the lake, without rows. Blocks.
 
-        Raises TransientError if somebody made it since the lake was read.
+        Raises TransientError if someone made it since the lake was read.
         """
         reach("sink.raw_create.before", lost)
         try:

@@ -82,7 +82,7 @@ class Chunk:
     transaction with captured changes that *ended* in this chunk. `are_replicated`: which of them
     have a replication origin, so that their commit time is another server's; None: none of them.
     `decode_s`: CPU-bound seconds it took to make. `left_out`: captured tables of which changes are
-    left out from here on: they have to be read anew. `refused`: what stops tables of which a change
+    left out from here on: they have to be re-read. `refused`: what stops tables of which a change
     can't be taken, at most one for each; `batches` lack those changes. `doubts`: captured tables of
     which the stream has shown something that no discovery has judged yet, with the `Table.storage`
     that is recorded before anything beyond this chunk can be confirmed.

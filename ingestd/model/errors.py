@@ -30,7 +30,7 @@ SIMILAR = 0.6
 
 
 def reading_anew(source: str, *tables: TableId | str) -> str:
-    """Return the command that has a source's tables read anew, for a remedy."""
+    """Return the command that has a source's tables re-read, for a remedy."""
     return printable_command(["ingestd", "snapshot", source, *map(str, tables)])
 
 

@@ -157,7 +157,7 @@ class UnlistedRows:
 
 
 GONE = "its raw table is gone from the lake"
-"""Why a table is read anew."""
+"""Why a table is re-read."""
 
 
 @dataclass(frozen=True, slots=True)

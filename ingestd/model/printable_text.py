@@ -1,4 +1,4 @@
-"""Texts as a terminal may have them: names of tables and columns hold whatever somebody wrote.
+"""Texts as a terminal may have them: names of tables and columns hold whatever someone wrote.
 
 A terminal obeys what comes after an escape character: it changes its title and clipboard, or shows
 lines that nobody printed.

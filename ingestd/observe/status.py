@@ -237,7 +237,7 @@ class SourceStatus:
         return new
 
     def pause(self, since: datetime) -> None:
-        """Record that somebody paused it, and since when. No fault, so no error is noted."""
+        """Record that someone paused it, and since when. No fault, so no error is noted."""
         self.state, self.since = SourceState.PAUSED, since
         self.reason, self.remedy = None, f"ingestd resume {self.source}"
 
@@ -374,7 +374,7 @@ class DaemonStatus:
 def ready(status: DaemonStatus) -> tuple[bool, list[str]]:
     """Return whether every source delivers all its tables, and if not why not (I8).
 
-    A source that somebody paused is not asked for more: see `paused`.
+    A source that someone paused is not asked for more: see `paused`.
     """
     reasons = [reason for reason, _ in not_ready(status)]
     return not reasons, reasons

@@ -1,7 +1,7 @@
 """Tells systemd how the daemon is (sd_notify(3)): ready, what it does, that it lives, its end.
 
 Nothing is told where `NOTIFY_SOCKET` is not set. The loop itself sends the signs of life, so a loop
-that hangs sends none, and systemd starts the daemon anew (`WatchdogSec=`).
+that hangs sends none, and systemd starts the daemon again (`WatchdogSec=`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ServiceManager:
 
 
 class SystemdNotifier:
-    """What was told and what is to be told; `now`: of a clock that only goes forward, seconds."""
+    """What was told and what must be told; `now`: of a clock that only goes forward, seconds."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class ReloadNotifier:
         self._telling = telling
 
     def began(self) -> None:
-        """Say that the config is read anew. The time is for `Type=notify-reload`."""
+        """Say that the config is re-read. The time is for `Type=notify-reload`."""
         usec = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self._tell("RELOADING=1", f"MONOTONIC_USEC={usec}")
 

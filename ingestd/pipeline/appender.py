@@ -28,8 +28,8 @@ AGAIN_LIMIT_S = 30.0
 class EpochAppender:
     """Appends to epochs, and records in `_tables` what becomes of the tables.
 
-    `wanted` is set when a table is to be read anew. `delivered`: what the stream brought, until
-    others see it. `hurry_to`: somebody waits for this position to be durable.
+    `wanted` is set when a table must be re-read. `delivered`: what the stream brought, until
+    others see it. `hurry_to`: someone waits for this position to be durable.
     """
 
     def __init__(

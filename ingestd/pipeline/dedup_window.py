@@ -147,7 +147,7 @@ class DedupWindow:
 
     @property
     def owes(self) -> int:
-        """How many rows are to be read by their keys, those counted twice that changed twice."""
+        """How many rows must be read by their keys, those counted twice that changed twice."""
         return len(self._again) + self._unsent_rows
 
     def owe_again(self, keys: set[Key]) -> None:

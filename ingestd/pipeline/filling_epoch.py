@@ -1,4 +1,4 @@
-"""An epoch while it fills: what it covers so far, and when it is to be closed."""
+"""An epoch while it fills: what it covers so far, and when it must be closed."""
 
 from __future__ import annotations
 
@@ -172,14 +172,14 @@ class FillingEpoch:
         return self.can_close and not self.has_rows
 
     def is_due(self, now: float, policy: EpochPolicy, *, checkpoint: bool = False) -> bool:
-        """Return whether it is to be committed now: one that ends a split as soon as it can be."""
+        """Return whether it must be committed now: one that ends a split as soon as it can be."""
         if self.opened_at is None or not self.can_close or not self.has_rows:
             return False
         full = bool(self.loads or self.splits) or self.nbytes >= policy.max_bytes
         return full or checkpoint or now - self.opened_at >= policy.max_delay_s
 
     def wait_s(self, now: float, policy: EpochPolicy) -> float | None:
-        """How long nothing need be done while nothing comes; None: for ever."""
+        """How long nothing need be done while nothing comes; None: indefinitely."""
         if self.opened_at is None or not self.can_close:
             return None
         return max(0.0, self.opened_at + policy.max_delay_s - now)

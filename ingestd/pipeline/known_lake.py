@@ -38,7 +38,7 @@ class KnownLake:
     """What this process knows of a source's lake, over all its attempts.
 
     `lake`: the id in its marker; `position`: up to where it was durable, None before.
-    `is_accepted`: whether somebody agreed that the source begins in another lake: until it has.
+    `is_accepted`: whether someone agreed that the source begins in another lake: until it has.
     `found`, `lost`: which of the two the last look said; at first neither.
     """
 
@@ -137,7 +137,7 @@ class LakeRoot:
 async def look(sink: Sink, capture: ChangeCapture) -> tuple[LakeState, Continuity]:
     """Read the lake, and ask the source about it. Changes nothing; needs no claim.
 
-    Without a claim, or before the fence, somebody may commit and confirm between the two: then the
+    Without a claim, or before the fence, someone may commit and confirm between the two: then the
     lake has grown since.
     """
     committed = await sink.open()

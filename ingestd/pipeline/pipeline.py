@@ -10,7 +10,7 @@ lost with what failed (a failover), nothing brings again what some tables lack o
 confirmed: a connection that is made now may be to another server, which has not got all of it.
 
 Two tasks give work to one bounded queue: `_feed` the stream's chunks, the `TableSync` the rows of
-tables that are to be read. The loop in `_stream` alone takes from it, appends to the epoch that
+tables that must be read. The loop in `_stream` alone takes from it, appends to the epoch that
 fills and closes it.
 
 Who may move a position: the capture delivers (Chunk.position), the sink makes durable (commit,
@@ -178,7 +178,7 @@ class Pipeline:
                 self._watch.not_removed(error)
 
     def request_snapshot(self, tables: Sequence[TableId], where: str | None = None) -> None:
-        """Have these tables read anew, or only the rows for which the condition `where` holds.
+        """Have these tables re-read, or only the rows for which the condition `where` holds.
 
         All goes on meanwhile. Raises OperatorError for a table that is not captured, TransientError
         before the start.
@@ -238,7 +238,7 @@ class Pipeline:
         intake = EpochAppender(self._sink, book, self._watch, self._monotonic)
         self._watch.discovered(committed, discovery)
         if isinstance(verdict, Lost):
-            # Before the server is adopted and the slot made anew: a next start sees neither.
+            # Before the server is adopted and the slot recreated: a next start sees neither.
             given_up = [t for t in discovery.tables if _was_given_up(committed, t.id, verdict)]
             book.explain([table.id for table in given_up], verdict.reason)
             await intake.enter(given_up, TableState.SNAPSHOTTING, end)
@@ -356,7 +356,7 @@ class Pipeline:
             await _cancel(task)
 
     def _refuse_gone(self, committed: LakeState) -> None:
-        """Refuse where raw tables are gone and may not be read anew."""
+        """Refuse where raw tables are gone and may not be re-read."""
         refuse_gone(self._watch.source, committed, may_read=self._policy.may_read)
 
     def _judged(self, committed: LakeState, verdict: Continuity) -> LakeState:
@@ -433,7 +433,7 @@ class Pipeline:
             await self._discard_stopped(epoch)
 
     def _patience_s(self, epoch: FillingEpoch) -> float | None:
-        """How long nothing need be done while nothing comes; None: for ever."""
+        """How long nothing need be done while nothing comes; None: indefinitely."""
         now = self._monotonic()
         if epoch.is_idle:
             return max(0.0, self._idle_until - now) if epoch.position > self._durable else None

@@ -102,7 +102,7 @@ class FullRefresh:
         try:
             self._state = state = await self._sink.replace(self._batches(source))
         except IngestdError:
-            self._due_s = began  # whoever asked, it is to be read
+            self._due_s = began  # whoever asked, it must be read
             raise
         finally:
             await source.close()
@@ -128,7 +128,7 @@ class FullRefresh:
 class IncrementalRefresh:
     """Puts in what changed since; all rows where that does not do.
 
-    `source`: makes one that goes on after a position, None for one that begins anew.
+    `source`: makes one that goes on after a position, None for one that begins again.
     """
 
     is_asked = False
@@ -240,7 +240,7 @@ def _types(fields: Iterable[pa.Field]) -> dict[str, str]:
 
 
 class References:
-    """A source's reference tables; `asked`: those that are read when somebody asks."""
+    """A source's reference tables; `asked`: those that are read when someone asks."""
 
     def __init__(
         self,

@@ -124,7 +124,7 @@ class SourceRunner:
         return was_paused
 
     async def look(self) -> None:
-        """Take notice if somebody else paused or resumed it. Raises as `pause`."""
+        """Take notice if someone else paused or resumed it. Raises as `pause`."""
         mark = self.source.mark
         if mark is None:
             return

@@ -56,7 +56,7 @@ class Supervisor:
         del self._sources[name]
 
     async def look(self) -> None:
-        """Take notice of sources that somebody paused or resumed in the lake.
+        """Take notice of sources that someone paused or resumed in the lake.
 
         Raises OperatorError, TransientError (the lake).
         """
@@ -89,7 +89,7 @@ class Supervisor:
     def request_snapshot(
         self, source: str, tables: Sequence[TableId], where: str | None = None
     ) -> None:
-        """Have tables of a source read anew, or the rows that `where` (SQL) holds for.
+        """Have tables of a source re-read, or the rows that `where` (SQL) holds for.
 
         All goes on meanwhile. Raises OperatorError for a table that is not captured and while the
         source is paused, TransientError while it does not run. A reference table that is not

@@ -1,4 +1,4 @@
-"""What a pipeline knows of its tables: which are taken, which are to be read, which were stopped.
+"""What a pipeline knows of its tables: which are taken, which must be read, which were stopped.
 
 States of a table in a run, and what moves it::
 
@@ -8,7 +8,7 @@ States of a table in a run, and what moves it::
          |  refused             |   a gap; request                    |
          +----------------------+----------- stop <------------------ +
 
-A stopped table stays so until its definition changes, somebody asks for it, or the next run.
+A stopped table stays so until its definition changes, someone asks for it, or the next run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ingestd.ports import Discovery, Prepared
 class TableSet:
     """The tables of one pipeline run. Decides, does no I/O.
 
-    `resnapshot_rewritten`: read a table anew whose rows were given other values without a change.
+    `resnapshot_rewritten`: read a table again whose rows were given other values without a change.
     """
 
     committed: LakeState
@@ -102,7 +102,7 @@ class TableSet:
         return self._discovery.lsn
 
     def request(self, names: Iterable[TableId]) -> None:
-        """Have tables read anew. Raises OperatorError for one that is not captured."""
+        """Have tables re-read. Raises OperatorError for one that is not captured."""
         chosen = list(names)
         for name in chosen:
             if name not in self._entries:
@@ -128,7 +128,7 @@ class TableSet:
         """Return up the readings of tables, asked for or under way.
 
         Gives those that are whole without, and the others. Raises OperatorError for one of which
-        nothing is to be read, or that has begun and has no key: rows that were read already would
+        nothing must be read, or that has begun and has no key: rows that were read already would
         be there twice.
         """
         chosen = list(names)
@@ -160,7 +160,7 @@ class TableSet:
         return whole, others
 
     def to_read(self) -> list[Table]:
-        """The tables whose rows are to be read."""
+        """The tables whose rows must be read."""
         found = self._entries.values()
         return [e.table for e in found if e.is_wanted and not (e.is_stopped or e.is_postponed)]
 
@@ -319,12 +319,12 @@ class TableSet:
         return self._entries[name].table
 
     def distrust(self) -> None:
-        """Record that of what is to be read the source may not have sent all changes until now."""
+        """Record that of what must be read the source may not have sent all changes until now."""
         for entry in self._entries.values():
             entry.is_new = entry.is_wanted and not entry.progress
 
     def request_partial(self, names: Iterable[TableId]) -> None:
-        """Record that some rows of tables are to be read. Raises OperatorError if it can't be."""
+        """Record that some rows of tables must be read. Raises OperatorError if it can't be."""
         chosen = list(names)
         for name in chosen:
             entry = self._entries.get(name)
@@ -375,7 +375,7 @@ class TableSet:
         return entry.latest(self._discovery)
 
     def is_read_by(self, name: TableId, load: int) -> bool:
-        """Whether rows of this reading are to be taken: no later one, no stop has come between."""
+        """Whether rows of this reading must be taken: no later one, no stop has come between."""
         entry = self._entries.get(name)
         if self._partial.get(load) == name:
             return entry is not None and not entry.is_stopped
@@ -408,7 +408,7 @@ class TableSet:
         return [e.latest(self._discovery) for e in read.values() if e.is_whole]
 
     def give_up(self, loads: Mapping[TableId, int]) -> None:
-        """Record that readings failed: their tables are to be read again, or what was left."""
+        """Record that readings failed: their tables must be read again, or what was left."""
         for name, load in loads.items():
             entry = self._entries.get(name)
             if entry is not None and entry.load == load:
@@ -416,7 +416,7 @@ class TableSet:
 
     @property
     def is_loading(self) -> bool:
-        """Whether a table's rows are to be read, or are not durable yet."""
+        """Whether a table's rows must be read, or are not durable yet."""
         return any(not (e.is_whole or e.is_stopped) for e in self._entries.values())
 
     def _of(self, tables: Sequence[Table]) -> list[TrackedTable]:
@@ -487,7 +487,7 @@ class TableSet:
         A column was added with a default after the first of them: they have it in the source, and
         `_tables` tells only of earlier transactions' rows. Or a column returns that was away: what
         was written meanwhile lies under another name or type. Or names stand in another order, in
-        which only other columns have them. Then the table is to be read anew.
+        which only other columns have them. Then the table must be re-read.
         """
         entry, known = self._entries[table.id], self.known.get(table.id)
         entry.told = first, xid
@@ -547,12 +547,12 @@ class TableSet:
         ]
 
     def explain(self, names: Iterable[TableId], cause: str) -> None:
-        """Take why tables that are to be read have to be read anew."""
+        """Take why tables that must be read have to be re-read."""
         for name in names:
             self._entries[name].cause = cause
 
     def cause(self, name: TableId) -> str | None:
-        """Say why a table is read anew, until it has been; None for any other."""
+        """Say why a table is re-read, until it has been; None for any other."""
         entry = self._entries.get(name)
         return None if entry is None else entry.cause
 

@@ -14,12 +14,12 @@ from ingestd.ports import Discovery
 _FIRST, _LAST, _AGAIN, _MARKED = "first", "last", "again", "|"
 """How `_tables` says where a reading has its `t`, before what is left of it.
 
-Again: last, and the table was whole when somebody asked for it.
+Again: last, and the table was whole when someone asked for it.
 """
 
 
 def progress_of(left: str, *, is_marked: bool) -> str:
-    """Write for `_tables` what somebody else left of a reading, which a daemon goes on with.
+    """Write for `_tables` what someone else left of a reading, which a daemon goes on with.
 
     `is_marked`: its `t` is in the lake; else it comes last.
     """
@@ -35,16 +35,16 @@ def left_of(progress: str) -> str:
 class TrackedTable:
     """What a run knows of one table that the source offers.
 
-    `is_wanted`: its rows are to be read. `load`: which reading of them is not durable yet, None if
+    `is_wanted`: its rows must be read. `load`: which reading of them is not durable yet, None if
     none is under way; a later one makes an earlier one void. `point`: where they are read.
     `last`: transaction of the stream's last change of it; `told`: of the last that told of columns,
     and its id, where that is known.
     `rewritten`: why its old rows are not what the source has, until that is recorded. `cause`: what
-    has it read anew, until it has been.
+    has it re-read, until it has been.
     `is_postponed`: the source can't send it yet. `version`: what the stream brought last, which is
     as `compared` says. `progress`: what a reading before left (`Snapshot.left`), or this one so
     far; `owes_marker`: its `t` comes last. `is_new`: the source has sent its changes only since a
-    moment ago. `is_asked`: it was whole when somebody asked for it to be read, since its snapshot
+    moment ago. `is_asked`: it was whole when someone asked for it to be read, since its snapshot
     at `whole_at`. `has_gap`: changes of it were missed since its reading began. `failures`:
     readings that it was altered in. `incomplete`: the last transaction with a row that lacked
     values (`incomplete_rows`), taken while the table was not whole.
@@ -86,7 +86,7 @@ class TrackedTable:
         self.owes_marker, self.is_asked = marker != _FIRST, marker == _AGAIN
 
     def ask(self, whole_at: Lsn | None) -> None:
-        """Record that somebody wants it read anew. `whole_at`: its snapshot so far."""
+        """Record that someone wants it re-read. `whole_at`: its snapshot so far."""
         if self.is_whole:
             self.is_asked, self.whole_at = True, whole_at
         self.is_wanted, self.is_stopped, self.progress = True, False, ""
@@ -113,7 +113,7 @@ class TrackedTable:
             self.owes_marker = has_rows
 
     def fail(self) -> None:
-        """Record that its reading failed: it is to be read again, or what was left."""
+        """Record that its reading failed: it must be read again, or what was left."""
         self.load, self.point, self.is_wanted = None, None, True
 
     def end(self) -> None:
@@ -135,7 +135,7 @@ class TrackedTable:
     def note_incomplete(self, lsn: Lsn) -> bool:
         """Record that a row came that lacks values, unless that would be seen: say whether it was.
 
-        Not where readers see it: what is read anew, and was not asked for, voids what lies below.
+        Not where readers see it: what is re-read, and was not asked for, voids what lies below.
         """
         if self.is_whole or self.is_asked:
             return False

@@ -2,7 +2,7 @@
 
 One task, one step after another::
 
-    start to read what is to be read -> wait until tables change, or a snapshot is asked for
+    start to read what must be read -> wait until tables change, or a snapshot is asked for
       -> discover -> record departures -> prepare -> record other changes -> (again)
 
 and a task for each reading (`ingestd.pipeline.snapshot_reader`), which appends nothing itself: its
@@ -95,7 +95,7 @@ class TableSync:
         self._delay_s = RETRY_S
 
     def request(self, tables: Sequence[TableId], where: str | None = None) -> None:
-        """Have tables read anew; with `where` the rows for which it holds, added to what is there.
+        """Have tables re-read; with `where` the rows for which it holds, added to what is there.
 
         Raises OperatorError for one that is not captured, or where nothing is ever read.
         """
@@ -121,7 +121,7 @@ class TableSync:
         return self._reader.record_cancelled(whole, others, self._reached())
 
     async def begin_first_load(self) -> Loads:
-        """Take the snapshot of what is to be read before the stream begins; gives its numbers.
+        """Take the snapshot of what must be read before the stream begins; gives its numbers.
 
         Of what is not read in chunks: those need the stream.
         """
@@ -144,7 +144,7 @@ class TableSync:
         self._book.loaded(loads.values())
 
     async def run(self, give: Give) -> None:
-        """Follow, for ever."""
+        """Follow, indefinitely."""
         forgetting = asyncio.create_task(self._forget())
         try:
             while True:
@@ -207,7 +207,7 @@ class TableSync:
     # --- reading ------------------------------------------------------------------------------
 
     async def _start_reading(self, give: Give) -> None:
-        """Read what is to be read, beside what is being read already."""
+        """Read what must be read, beside what is being read already."""
         first, self._first = self._first, None
         if first is not None:
             loads, snapshot = first

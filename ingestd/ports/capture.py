@@ -32,7 +32,7 @@ class Refused:
 class Prepared:
     """What the source was made ready for.
 
-    `locked`: tables that it can't stream yet, because somebody holds a lock: prepare them later.
+    `locked`: tables that it can't stream yet, because someone holds a lock: prepare them later.
     `storages`: what `_tables` is to have of tables that it has begun to send (`Table.storage`).
     """
 
@@ -82,7 +82,7 @@ class Resumed:
 class Lost:
     """There may be a gap between the lake's position and what the source still has.
 
-    `is_behind`: the source is at a position below what the lake has, so tables can't be read anew
+    `is_behind`: the source is at a position below what the lake has, so tables can't be re-read
     before it has passed that; `remedy` says how.
     """
 
@@ -96,7 +96,7 @@ class LakeLost:
     """The source was read further than the lake says, or into another lake than this one.
 
     The source still has what follows for the lake that it was read into: nothing may be taken of it
-    before somebody has agreed to that.
+    before someone has agreed to that.
     """
 
     reason: str
@@ -173,7 +173,7 @@ class Snapshot(Protocol):
         """Position of the tables' `t`.
 
         At one point: changes with commit_lsn >= this are not in it; all below are. In chunks: all
-        changes from here on are to be taken from the stream.
+        changes from here on must be taken from the stream.
         """
         ...
 
@@ -215,7 +215,7 @@ class Snapshot(Protocol):
     def left(self, table: TableId, done: Collection[str]) -> str:
         """Write what a later snapshot has to read if these splits (`where`) are durable.
 
-        For `ChangeCapture.snapshot`; empty where it would have to begin anew.
+        For `ChangeCapture.snapshot`; empty where it would have to begin again.
         """
         ...
 
@@ -279,7 +279,7 @@ class ChangeCapture(Protocol):
     ) -> Prepared:
         """Make the source ready to stream these tables (slot, publication). Idempotent.
 
-        `Prepared.locked` has those that it can't stream yet: somebody holds a lock, or dropped one,
+        `Prepared.locked` has those that it can't stream yet: someone holds a lock, or dropped one,
         or the source refuses it, which the next discovery tells (`Discovery.refused`). Prepare them
         later.
 
@@ -292,7 +292,7 @@ class ChangeCapture(Protocol):
         ...
 
     async def chunked(self, tables: Sequence[Table], *, initial: bool) -> frozenset[TableId]:
-        """Say which of these tables are to be read in chunks rather than at one point.
+        """Say which of these tables must be read in chunks rather than at one point.
 
         `initial`: the lake has nothing of them. Raises nothing that a snapshot would not.
         """

@@ -7,10 +7,10 @@ from typing import Protocol
 
 
 class PauseMark(Protocol):
-    """Says of one source, durably and beside its tables, that nothing of it is to be delivered.
+    """Says of one source, durably and beside its tables, that nothing of it must be delivered.
 
     It outlives the daemon, and holds for whoever works on that lake. All may be called at any time,
-    twice, and whether somebody holds the source's claim or not: it says what is wanted. Times are
+    twice, and whether someone holds the source's claim or not: it says what is wanted. Times are
     aware. Raises OperatorError, TransientError (storage).
     """
 

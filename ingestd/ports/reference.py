@@ -42,14 +42,14 @@ class ReferenceTableSource(Protocol):
         columns, lake names and types, and nothing else; the first may be empty, so that an empty
         table too tells its columns. An empty batch is not the end: an empty first poll is not the
         completion of a table. Nor is an error: the next poll goes on where it was, or raises
-        TransientError (``snapshot_gone``), each time: then another source is to begin anew.
+        TransientError (``snapshot_gone``), each time: then another source is to begin again.
         """
         ...
 
     def is_snapshot_complete(self) -> bool:
         """Return whether `poll_snapshot` has given None.
 
-        No longer so when the snapshot is void (the table was truncated, read anew or altered):
+        No longer so when the snapshot is void (the table was truncated, re-read or altered):
         then `poll_snapshot` gives another one, which takes the place of all that was given.
         """
         ...

@@ -91,7 +91,7 @@ class EpochWriter(Protocol):
 
         Closed to `append` from the call on, before its first await.
         Epochs are committed in the order of their numbers; the next may be filled meanwhile, and
-        numbered, before this one is durable. After any error the sink must be opened anew: the
+        numbered, before this one is durable. After any error the sink must be opened again: the
         lake then holds any subset of the tables' commits, which `LakeState.watermarks` tells.
         Raises TransientError (storage), OperatorError (disk full, another writer: I5).
         """
@@ -170,7 +170,7 @@ class Sink(ChangeLog, Protocol):
         """Have every commit fail of whoever opened this lake before: TransientError (``claimed``).
 
         Once after `open`, before anything is written and before the source is asked where it
-        stands: what `open` gave stays true. Raises TransientError if somebody committed since; who
+        stands: what `open` gave stays true. Raises TransientError if someone committed since; who
         then opens it again, and fences, finds nothing new. Returns the tables whose raw table can't
         be written, which are now as those in `LakeState.damaged`.
         """

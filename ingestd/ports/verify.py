@@ -160,7 +160,7 @@ class VerifiedLake(Protocol):
         ...
 
     async def ensure_whole(self, table: Table) -> None:
-        """Raise TableChangedError if the table was read anew since, or is not live any more."""
+        """Raise TableChangedError if the table was re-read since, or is not live any more."""
         ...
 
 

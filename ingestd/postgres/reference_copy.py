@@ -47,7 +47,7 @@ from ingestd.postgres.snapshot.read_probe import read_fault
 from ingestd.postgres.snapshot.read_view import ExportedView, RowOrigin
 
 LOCK_TIMEOUT_S = 10.0
-"""How long it waits for a table that somebody alters: so long others wait behind."""
+"""How long it waits for a table that someone alters: so long others wait behind."""
 SPLIT_BYTES = 64_000_000
 _REACHABLE = """
 SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -57,7 +57,7 @@ SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.re
 
 
 class CopiedReferenceSource:
-    """See above. It sees no changes: to know of them, read it anew.
+    """See above. It sees no changes: to know of them, read it again.
 
     Raises TransientError, OperatorError; TableError for a table that is not there, can't be read,
     or has a value that its column can't hold. `progress`: how much of it has been given, 0 to 1.
@@ -132,7 +132,7 @@ class CopiedReferenceSource:
         return b"complete" if self._is_complete else b"begun" if self._has_begun else b""
 
     def restore(self, checkpoint: bytes) -> bool:
-        """Begin anew unless all was given: who held the snapshot has ended."""
+        """Begin again unless all was given: who held the snapshot has ended."""
         self._is_complete = checkpoint == b"complete"
         return checkpoint != b"begun"
 

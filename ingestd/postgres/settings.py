@@ -65,7 +65,7 @@ class PostgresSettings(SourceSettings):
     """When the lake is empty, another one or an older copy, though the source was read: stop until
     it is back, or begin again with what is there."""
     on_rewrite: Literal["resnapshot", "record"] = "resnapshot"
-    """When DDL gives rows other values, which no change tells of: read the table anew, or record
+    """When DDL gives rows other values, which no change tells of: read the table again, or record
     it."""
     discover_interval: Seconds = 15.0
     """How often the catalog is asked for tables that are new or others than before."""
@@ -142,7 +142,7 @@ class WalSettings(PostgresSettings):
     """What tells of DDL beside the changes: catalog checks every `discover_interval`, or event
     triggers in the database too, which put it into the WAL at its own place (docs/ddl.md)."""
     slot_lost: Literal["resnapshot", "stop"] = "resnapshot"
-    """When the slot is lost: read all tables anew, or stop and wait for a person."""
+    """When the slot is lost: read all tables again, or stop and wait for a person."""
 
     @classmethod
     def defaults(cls, source: str) -> Mapping[str, object]:

@@ -44,7 +44,7 @@ def sparing() -> Iterator[None]:
 def python_command(*words: str) -> list[str]:
     """Return the command of a child that imports nothing from the working directory.
 
-    Its environment is to be `module_environment`.
+    Its environment must be `module_environment`.
     """
     return [sys.executable, "-P", *words]
 

@@ -83,7 +83,7 @@ class Trimming:
     def is_due(self) -> bool:
         """Whether much is taken, and more than at the least since the last time. Takes some 10 us.
 
-        Not for little: who asks next has to map it anew.
+        Not for little: who asks next has to map it again.
         """
         now_bytes = resident_bytes()
         self._least_bytes = min(self._least_bytes, now_bytes)

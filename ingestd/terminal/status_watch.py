@@ -25,7 +25,7 @@ def watch_status(
 ) -> None:
     """Show what `ask` gives every `interval_s`, until Ctrl-C.
 
-    On a terminal it is drawn anew in its place, elsewhere one block follows the other.
+    On a terminal it is drawn again in its place, elsewhere one block follows the other.
     """
     out = console or Console(highlight=False, emoji=False)
     with suppress(KeyboardInterrupt):

@@ -153,7 +153,7 @@ class Backfill:
     def _wanted(
         self, names: Sequence[TableId], committed: LakeState, discovery: Discovery
     ) -> list[TableId]:
-        """Return those that are to be read. Raises OperatorError for one that is not captured."""
+        """Return those that must be read. Raises OperatorError for one that is not captured."""
         book = TableSet(committed, self._policy.resnapshot_rewritten)
         book.update(discovery)
         unread = {table.id for table in book.to_read()}
@@ -224,7 +224,7 @@ class Backfill:
     ) -> bool:
         """Of a lake without live tables: record where it goes on, and list what it has.
 
-        Not `is_all`: what failed may be gone on with, and its rows are to be of the same epoch.
+        Not `is_all`: what failed may be gone on with, and its rows must be of the same epoch.
         """
         points = {table.agreed.point for table in tables}
         await self._lake.advance(min(points))

@@ -157,7 +157,7 @@ class BackfillReading:
         snapshot: TableSnapshot,
         table: TableBackfill,
     ) -> None:
-        """Make a durable plan of what is to be read under this snapshot."""
+        """Make a durable plan of what must be read under this snapshot."""
         source, name = table.table, table.table.id
         splits = await self._cut(source, snapshot.exported)
         if table.plan is not None:
@@ -220,7 +220,7 @@ class BackfillReading:
 
 
 def _orders(snapshot: TableSnapshot, table: TableBackfill) -> list[SplitOrder]:
-    """Return what of a table is to be read under a snapshot."""
+    """Return what of a table must be read under a snapshot."""
     plan = table.agreed
     return [
         SplitOrder(

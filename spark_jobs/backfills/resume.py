@@ -68,7 +68,7 @@ def _is_untouched(plan: Plan, now: BackfillStanding) -> bool:
 def are_there(left: Iterable[str], present: Iterable[str]) -> bool:
     """Return whether the files that splits (`Split.where`) are ranges of are still the table's.
 
-    `left`: splits that are to be read; `present`: those that it would be cut into now. Another file
+    `left`: splits that must be read; `present`: those that it would be cut into now. Another file
     has the rows in other blocks than those that were read of the one before.
     """
     files = {(blocks.oid, blocks.file) for blocks in map(BlockRange.parse, present)}

@@ -59,12 +59,12 @@ class TableBackfill:
 
     @property
     def is_read(self) -> bool:
-        """Whether nothing of it is to be read any more."""
+        """Whether nothing of it must be read any more."""
         return self.plan is not None and len(self.notes) == len(self.plan.splits)
 
     @property
     def unread(self) -> list[PlannedSplit]:
-        """The splits of the plan that are to be read."""
+        """The splits of the plan that must be read."""
         return [s for number, s in enumerate(self.agreed.splits) if number not in self.notes]
 
     @property
@@ -78,7 +78,7 @@ class TableBackfill:
         return sum(note.nbytes for note in self.notes.values())
 
     def files(self, *, is_marked: bool) -> list[Fragment]:
-        """Return its files, the one with the `t` first if that is to be among them."""
+        """Return its files, the one with the `t` first if that must be among them."""
         found = [f for _, note in sorted(self.notes.items()) for f in note.fragments]
         return [self.agreed.marker, *found] if is_marked else found
 

@@ -36,7 +36,7 @@ ATTEMPTS = 6
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 10.0
 _FOR_GOOD = frozenset({"snapshot_gone"})
-"""Reasons of transient faults that don't pass while this snapshot is to be read."""
+"""Reasons of transient faults that don't pass while this snapshot must be read."""
 
 
 @dataclass(frozen=True, slots=True)

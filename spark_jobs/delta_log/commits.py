@@ -1,7 +1,7 @@
 """What a Delta table's log tells of its commits, and how a job signs its own.
 
 A job's commits carry what they are in `userMetadata`, in the same commit as the rows: from that a
-job knows how far a table is, and whether somebody else has changed it.
+job knows how far a table is, and whether someone else has changed it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Signature:
 
     @classmethod
     def parse(cls, text: str | None) -> Signature | None:
-        """Read `userMetadata`; None for somebody else's."""
+        """Read `userMetadata`; None for someone else's."""
         try:
             found = json.loads(text or "")
             version, epoch = int(found["schema_version"]), int(found["epoch"])
@@ -98,7 +98,7 @@ class JobCommit:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether somebody else may have changed rows in it."""
+        """Whether someone else may have changed rows in it."""
         return self.signature is None and self.operation not in _HARMLESS
 
 

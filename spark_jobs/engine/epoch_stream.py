@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 def is_whole(definition: Definition) -> bool:
     """Return whether the fold of the raw table, at every epoch, is the table.
 
-    A table without a key is not while it is read anew: what was read stands beside the old rows
+    A table without a key is not while it is re-read: what was read stands beside the old rows
     until its `t` comes.
     """
     return definition.is_whole and (bool(definition.key) or definition.state is TableState.LIVE)
@@ -72,7 +72,7 @@ def _is_in(path: str, folder: str) -> bool:
 class EpochStream:
     """Drives a `TableJob` over the epochs of a lake, into tables below `target`.
 
-    `patterns`: tables to take, as the config's `tables`. `rebuild`: tables to be made anew first.
+    `patterns`: tables to take, as the config's `tables`. `rebuild`: tables to be recreated first.
     `after_commit`: called with a table's name (or the log's) after its commit: for tests.
     """
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class Step:
     """A table to be moved.
 
-    `above`: the epoch it is at, 0 for one that is to be made; `above_lsn`: the end of that epoch.
+    `above`: the epoch it is at, 0 for one that must be made; `above_lsn`: the end of that epoch.
     `rows`: what `_epochs` says the raw table has of the epochs between that and `through`;
     `nbytes`: about how much that is.
     `schema_version`: that it was brought to last, 0 if that is not known.
@@ -73,7 +73,7 @@ class TableJob(Protocol):
 class TableMover:
     """Moves tables below `target` by a job; tables may be moved side by side.
 
-    `settings`: of the sessions that do it. `rebuild`: tables to be made anew; the caller's, who
+    `settings`: of the sessions that do it. `rebuild`: tables to be recreated; the caller's, who
     takes out what is done. `after_commit`: as `EpochStream`'s.
     """
 
@@ -92,10 +92,10 @@ class TableMover:
         try:
             found = self.owner.find(session, table, path, at, self.rebuild)
         except TableError:
-            return False  # said when it is to be moved
+            return False  # said when it must be moved
         if found is None or found.version != at.version:
             return found is not None and found.version > at.version
-        # one that was made anew may have come to the same version
+        # one that was recreated may have come to the same version
         newest = commits_above(session, path, at.version - 1)
         return all(c.signature is None or c.signature.epoch <= at.epoch for c in newest)
 

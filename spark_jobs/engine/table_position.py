@@ -51,7 +51,7 @@ class Owner:
     ) -> TablePosition | None:
         """See where a table is; `known` is what was seen last. None: there is none yet.
 
-        Raises TableError if somebody else made or changed it, unless it is to be rebuilt.
+        Raises TableError if someone else made or changed it, unless it must be rebuilt.
         """
         if not DeltaTable.isDeltaTable(session, path):
             return None

@@ -65,7 +65,7 @@ def unfolded(changes: pa.Table, columns: Sequence[str]) -> pa.Table:
 
 
 def _keys(changes: pa.Table, key: Sequence[str]) -> tuple[_Ints, _Mask]:
-    """Return the number of each row's key, and which rows are to be folded one by one.
+    """Return the number of each row's key, and which rows must be folded one by one.
 
     Those are all rows of a key that was another one's, or that has a row with texts.
     """

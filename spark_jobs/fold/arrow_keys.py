@@ -61,7 +61,7 @@ def found_in(
         codes = np.where((codes < 0) | (places < 0), -1, codes * len(distinct) + places)
         own = own * len(distinct) + _places(theirs, distinct)
         count *= len(distinct)
-        if count > len(own):  # numbered anew, so that they stay small
+        if count > len(own):  # numbered again, so that they stay small
             pairs = pc.unique(pa.array(own))
             codes, own = _places(pa.array(codes), pairs), _places(pa.array(own), pairs)
             count = len(pairs)

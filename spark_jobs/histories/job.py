@@ -147,11 +147,11 @@ def _go_on(table: HistoryTable, window: Window, shape: HistoryShape, step: Step)
 
 
 def _changed(versions: DataFrame, again: DataFrame | None, shape: HistoryShape) -> DataFrame:
-    """Return what is to be put in and, with `_cdc_goes`, what is to be taken out.
+    """Return what must be put in and, with `_cdc_goes`, what must be taken out.
 
     Of a table without a key, equal rows that began and end together are one in what is taken out:
     they go together, and those that stay are put in again. `again`: what
-    `versions` has anew.
+    `versions` has again.
     """
     columns = [*shape.columns, *VERSION, *shape.part_names]
     is_old = f.col("_cdc_is_old")

@@ -60,7 +60,7 @@ class HistoryTable:
         """Return the versions that a window may change: those that do not end below it.
 
         Columns: `history_versions.stored`, and `_cdc_again`: the version begins in the window,
-        which makes it anew. `keys`: of rows with these parts only.
+        which recreates it. `keys`: of rows with these parts only.
         """
         rows = self.rows()
         prefix = prefix_of(rows.columns)
@@ -79,7 +79,7 @@ class HistoryTable:
         return found.alias("v").join(keys.alias("k"), same, "left_semi")
 
     def replace(self, versions: DataFrame, shape: HistoryShape, signature: Signature) -> None:
-        """Make the history anew of these versions: one commit, a plain write."""
+        """Make the history again of these versions: one commit, a plain write."""
         prefix = _PREFIX if is_clashing(shape.columns) else ""
         rows = versions.select(as_history(shape, prefix))
         writer = (

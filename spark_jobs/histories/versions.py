@@ -141,7 +141,7 @@ def spanning(lsn: int, begins: str, ends_lsn: str, ends_seq: str) -> str:
     """Give, as SQL, that a version was there before `lsn` and at it, of the columns of these names.
 
     One that ends in the transaction at `lsn` is taken to have been there when that made a column
-    (the daemon reads the table anew where it can't be told).
+    (the daemon reads the table again where it can't be told).
     """
     is_later = f"{ends_lsn} > {lsn} OR ({ends_lsn} = {lsn} AND {ends_seq} > 0)"
     return f"{begins} < {lsn} AND ({ends_lsn} IS NULL OR {is_later})"

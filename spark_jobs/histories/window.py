@@ -3,7 +3,7 @@
 Rows of later epochs mostly have higher positions than all before. Not so what a snapshot reads:
 its rows and its `t` may lie below changes that came in earlier epochs. So a window begins at the
 lowest position among the new rows, and has *all* rows from there on, those of earlier epochs
-included; what the history has from there on is made anew. A history is then a function of the raw
+included; what the history has from there on is recreated. A history is then a function of the raw
 rows, whatever batches they came in.
 """
 

@@ -14,7 +14,7 @@ from typing import Any
 from ingestd.model.lake_state import TableState
 
 ASKED_FOR = "again|"
-"""`progress` of a table that was whole when somebody asked for it to be read: no change of it was
+"""`progress` of a table that was whole when someone asked for it to be read: no change of it was
 missed, so it stays whole while it is read."""
 
 

@@ -4,8 +4,8 @@
 a file of the mirror                      what is done
 ========================================  ======================================================
 its keys are not those of the outcomes    left as it is
-small, or a good part of its rows change  its rows are written anew, with what they become
-large                                     a deletion vector more; what rows become is written anew
+small, or a good part of its rows change  its rows are written again, with what they become
+large                                     a deletion vector more; what rows become is written again
 ========================================  ======================================================
 
 What is not plain here (column mapping, constraints, more than fits in memory) is left to
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
     from spark_jobs.delta_log.file_cache import Action, MirrorFiles
 
 SMALL_FILE = 4 << 20
-"""Files below this are written anew, in bytes."""
+"""Files below this are written again, in bytes."""
 _MAX_SMALL = 16
 """More of them than this are written as one."""
 MAX_BYTES, _MAX_NBYTES = 128 << 20, 512 << 20
 """So much is read at most: of files, and of memory that their rows take."""
 _CHANGED_SHARE = 4
-"""A file of which more than this part of the rows are gone, or change, is written anew."""
+"""A file of which more than this part of the rows are gone, or change, is written again."""
 _WRITTEN_NBYTES = 64 << 20
 """What takes more memory than this is written as several files, in threads."""
 _MAX_LOOKED_UP = 100_000
@@ -100,7 +100,7 @@ class DriverMerge:
         if not _is_mine(snapshot, kind):
             return False
         found = self.files.of(self.session, self.path, snapshot)
-        # (somebody else may have gone on meanwhile)
+        # (someone else may have gone on meanwhile)
         if found is None or found.signature is None or found.signature.epoch != self.above:
             return False
         touched = _that_may_have(found.adds, outcomes, key[0]) if found.adds else []
@@ -149,7 +149,7 @@ class DriverMerge:
     def _read(
         self, add: Action, changes: int, schema: pa.Schema, names: Sequence[str], max_nbytes: int
     ) -> _FilePart:
-        """Read a file: all of it if it may be written anew, else these columns."""
+        """Read a file: all of it if it may be written again, else these columns."""
         gone = rows_gone(self.session, self.path, add)
         count = json.loads(add.get("stats") or "{}").get("numRecords", 0)
         is_whole = _is_rewritten(add, changes + len(gone), count)
@@ -255,7 +255,7 @@ def _can_be_matched(adds: Sequence[Action], outcomes: pa.Table, key: Sequence[st
 
 
 def _to_be_joined(adds: Mapping[str, Action], touched: Sequence[Action]) -> list[Action]:
-    """Return the small files beside these that are to be written as one, when there are many."""
+    """Return the small files beside these that must be written as one, when there are many."""
     small = {path: add for path, add in adds.items() if _is_small(add)}
     if len(small) <= _MAX_SMALL:
         return []

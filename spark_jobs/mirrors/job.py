@@ -69,7 +69,7 @@ MERGE_SETTINGS: Mapping[str, str] = MappingProxyType(
         "spark.databricks.delta.snapshotPartitions": "1",
     }
 )
-"""Of the sessions that merge: what is small is to be planned and started quickly."""
+"""Of the sessions that merge: what is small must be planned and started quickly."""
 
 
 class _RowsGoneError(Exception):
@@ -171,7 +171,7 @@ class _Move(MirrorStep):
                 f" {self.step.through.number} are not in the raw table any more"
             )
 
-    # --- made anew ----------------------------------------------------------------------------
+    # --- recreated ----------------------------------------------------------------------------
 
     def _make(self) -> None:
         """Make the mirror of the fold of all that is above the newest `t`."""

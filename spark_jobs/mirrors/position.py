@@ -1,7 +1,7 @@
 """How far mirrors are, and which version of a mirror holds what.
 
 `_mirror` says at which Delta version a mirror holds its table at an epoch. Reconciling wants what
-people query, the newest version: somebody may have changed the mirror by hand since, and the job
+people query, the newest version: someone may have changed the mirror by hand since, and the job
 may be in the middle of a batch. Commits of the job are signed with their epoch; others are not.
 """
 

@@ -53,7 +53,7 @@ _CLUSTERED = frozenset({"byte", "short", "integer", "long", "date", "timestamp",
 """Delta types by which a mirror is clustered."""
 _MAX_CLUSTERING = 4
 SMALL_BYTES = 4 << 20
-"""A mirror below this is written anew: that is quicker than to look for the rows that change."""
+"""A mirror below this is written again: that is quicker than to look for the rows that change."""
 CHANGED_SHARE = 3
 """A mirror is compressed: changes of a third of its size and more are many of its rows."""
 _MERGE_VECTORS = "spark.databricks.delta.merge.deletionVectors.persistent"
@@ -119,7 +119,7 @@ class MirrorTable:
     ) -> bool:
         """Make an empty mirror where there is none; False if it can't be a plain one.
 
-        It is signed as being at no epoch: a run that is killed after this makes it anew.
+        It is signed as being at no epoch: a run that is killed after this recreates it.
         """
         names = _names(columns)
         if needs_column_mapping(names):
@@ -149,7 +149,7 @@ class MirrorTable:
         key: Sequence[LakeColumn],
         signature: Signature,
     ) -> None:
-        """Make the mirror anew of these rows: a plain write, then a commit that clusters by key.
+        """Make the mirror again of these rows: a plain write, then a commit that clusters by key.
 
         With soft deletes they have the column DELETED_AT. The last commit is the one that is signed
         as the mirror's: a run that was killed before it is repeated.
@@ -280,7 +280,7 @@ class MirrorTable:
         partitions = {_PARTITIONS: "1"} if is_small else {}
         with signed(self.session, signature, self.app_id), settings(self.session, partitions):
             rows.write.format("delta").mode("overwrite").save(self.path)
-        # (not where somebody has chosen statistics without the key: Delta refuses it then)
+        # (not where someone has chosen statistics without the key: Delta refuses it then)
         with suppress(AnalysisException):
             self._cluster(_clustering(outcomes.columns, outcomes.key), signature)
 

@@ -62,7 +62,7 @@ class Example:
 class TableResult:
     """A table's outcome. `epoch`, `mirror_version`: what of the mirror was compared; None if none.
 
-    `source_rows`: rows that are to be there; `changes`: how many changes they were moved on by.
+    `source_rows`: rows that must be there; `changes`: how many changes they were moved on by.
     `fault`: why it could not be compared.
     """
 
@@ -110,7 +110,7 @@ class Reconciliation:
 
 
 def exit_code_of(results: Iterable[TableResult]) -> int:
-    """0: all equal. 1: something differs, or somebody must act. 75: try again later."""
+    """0: all equal. 1: something differs, or someone must act. 75: try again later."""
     codes = {EXIT_DONE}
     for result in results:
         if result.state is ReconcileState.DIFFERENT:

@@ -1,6 +1,6 @@
 """A table's rows at a position, moved on by the changes that the lake has from there.
 
-What is to be in a mirror is computed, not read: the source's rows at L, and the changes with
+What must be in a mirror is computed, not read: the source's rows at L, and the changes with
 `_cdc_lsn` >= L of the epochs that the mirror has. docs/reconcile.md says why that is exact.
 
 Rows of keys that no change touched stay as they are, so of the source only those are looked up
@@ -34,7 +34,7 @@ _POSITION = ("_cdc_lsn", "_cdc_seq")
 
 @dataclass(frozen=True, slots=True)
 class RolledForward:
-    """The rows that are to be there, hashed (`row_hashes.hashed`); `close` it.
+    """The rows that must be there, hashed (`row_hashes.hashed`); `close` it.
 
     `changes`: how many were taken into account.
     """

@@ -107,7 +107,7 @@ class TableComparison:
         epoch, version = (None, None) if found is None else (found.epoch, found.version)
         return replace(result, epoch=epoch, mirror_version=version, note=note)
 
-    # --- what is to be compared ---------------------------------------------------------------
+    # --- what must be compared ---------------------------------------------------------------
 
     def _definition(self, table: Table) -> Definition:
         name = str(table.id)

@@ -1,7 +1,7 @@
 """The one snapshot that all readers of a Spark query share, and when it ends.
 
 Spark plans a Python data source in a process that ends at once, keeps the partitions for as long as
-the DataFrame lives, and runs them any number of times: by every action anew, twice where it sorts,
+the DataFrame lives, and runs them any number of times: by every action again, twice where it sorts,
 partly where it shows some rows, never where it only explains. Nobody tells Python when a query
 ends. So a snapshot can't belong to the plan. It belongs to an execution:
 

@@ -23,7 +23,7 @@ from spark_jobs.source.read_plan import ReadPlan
 
 CONNECT_LIMIT_S = 10.0
 ANSWER_LIMIT_S = 120.0
-"""A snapshot waits for a table that somebody alters."""
+"""A snapshot waits for a table that someone alters."""
 
 
 class Lease:

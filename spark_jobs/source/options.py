@@ -18,7 +18,7 @@ FORMAT = "ingestd"
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What is to be read, and how.
+    """What must be read, and how.
 
     `config`: a config file that the driver can read; `source`, `table`: of it. `columns`: only
     these, by the lake's names. `where`: a condition that Postgres applies, in its SQL. `limit`: not

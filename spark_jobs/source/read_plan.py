@@ -1,4 +1,4 @@
-"""How a table is to be read by tasks, and the transaction whose snapshot they read.
+"""How a table must be read by tasks, and the transaction whose snapshot they read.
 
 See `spark_jobs.source.exported_snapshot` for who holds it.
 """
@@ -22,7 +22,7 @@ from spark_jobs.source.split_packing import Bins, packed
 from spark_jobs.source.table import SourceTable
 
 SERVER_PATIENCE_S = 60
-"""After so long without a word the server ends the transaction."""
+"""After so long silently the server ends the transaction."""
 _WHOLE_BYTES = 1 << 62
 
 _COLUMNS = """
@@ -35,7 +35,7 @@ SELECT a.attname::text, a.atttypid::int8, a.atttypmod FROM pg_catalog.pg_attribu
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """How a table is to be read: planned once, executed any number of times. Picklable.
+    """How a table must be read: planned once, executed any number of times. Picklable.
 
     `partitions`: how many, None for as many as `split_bytes` asks for. `idle_s`: None for the
     defaults above. `load`: which `load()` it is of; `filters`: names those that Spark handed over,

@@ -72,7 +72,7 @@ class SnapshotRows:
 
 
 def snapshot_frame(session: SparkSession, rows: SnapshotRows) -> DataFrame:
-    """Return the rows: each action reads them anew, which can be done while the snapshot is held.
+    """Return the rows: each action reads them again, which can be done while the snapshot is held.
 
     Errors of tasks come as Spark's own: `task_fault` has what was raised there.
     """

@@ -1,4 +1,4 @@
-"""Finds the table that is to be read, as the config has it."""
+"""Finds the table that must be read, as the config has it."""
 
 from __future__ import annotations
 

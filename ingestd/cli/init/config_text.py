@@ -149,5 +149,5 @@ def _comment(text: str) -> Iterator[str]:
 
 
 def _remedy(remedy: str | None) -> Iterator[str]:
-    """Write what is to be done, unwrapped: it is there to be pasted."""
+    """Write what must be done, unwrapped: it is there to be pasted."""
     return (f"#   {printable(line)}" for line in (remedy or "").splitlines())

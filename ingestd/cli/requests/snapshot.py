@@ -1,4 +1,4 @@
-"""`ingestd snapshot`: has a running daemon read tables anew, and watches it."""
+"""`ingestd snapshot`: has a running daemon read tables again, and watches it."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Packing(Enum):
                 text: BETWEEN between the values, ABSENT for a null; int4, how many are not null.
                 bytes: as MEASURED.
                 A value that looks like a mark shows by these numbers, or by that of BETWEENs: then
-                it is to be read anew, MEASURED.
+                it must be re-read, MEASURED.
     MEASURED    fixed: an array of its own type, nulls among them.
                 else: the values, one after the other; int4[], the length of each in bytes, null
                 where it is null.

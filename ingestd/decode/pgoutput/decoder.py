@@ -124,7 +124,7 @@ class PgoutputDecoder:
         return self._open is not None
 
     def resolve_again(self) -> None:
-        """Ask anew for the tables of all relations: others may be captured now.
+        """Ask again for the tables of all relations: others may be captured now.
 
         From any thread; it is done before the next messages are decoded.
         """

@@ -78,7 +78,7 @@ class _Span:
 
 @dataclass(slots=True)
 class _Committed:
-    """A transaction that is to be given. `newer`: what `NewestRelations.committed` says.
+    """A transaction that must be given. `newer`: what `NewestRelations.committed` says.
 
     `undone`: for each abort that is to come, the last first, the earliest sub-transaction that is
     undone by it or by one after it.

@@ -30,7 +30,7 @@ taken for one of the sub-transaction that wrote before it, so that it keeps noth
 one that a sub-transaction began with may stay when that is undone.
 
 **RELATION messages.** The server remembers for each relation what it has told, apart for each
-streamed transaction: there it tells it anew before the first change, forgets that after the abort
+streamed transaction: there it tells it again before the first change, forgets that after the abort
 of any of its sub-transactions (the message may have gone with it, or told of DDL that is undone),
 and whenever the relation may have changed. So an open transaction's messages bring along every
 definition they need, each in its place among them. At its commit the server takes the relation as

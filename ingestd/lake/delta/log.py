@@ -78,7 +78,7 @@ class TableLog:
 
     @property
     def handle(self) -> DeltaTable:
-        """Deltalake's handle, at `version`; opened anew after appends.
+        """Deltalake's handle, at `version`; opened again after appends.
 
         At that version even if there are later ones, which nobody has judged yet (I5).
         """

@@ -181,7 +181,7 @@ class TableMaintenance:
         return MaintenanceResult(small, joined, written, nbytes, gave_way=gave_way)
 
     def _join_piece(self, piece: Sequence[DataFile], target_bytes: int) -> Sequence[Fragment]:
-        """Write a piece anew and exchange it; none if it gave way."""
+        """Write a piece again and exchange it; none if it gave way."""
         schema = self._log.schema()
         assert schema is not None
         writer = FragmentWriter(

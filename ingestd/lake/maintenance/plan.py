@@ -1,4 +1,4 @@
-"""Which small files of a table are to be joined, and which of its log may go. Pure."""
+"""Which small files of a table must be joined, and which of its log may go. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_FILES = 500
 CHECKPOINTS_APART = 5000
 """Commits between the checkpoints that are kept for readers of earlier versions."""
 NEWEST_CHECKPOINTS = 3
-"""Are kept whatever their distance: somebody may be about to read one."""
+"""Are kept whatever their distance: someone may be about to read one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def cut_of(log: LogFiles, written_before_s: float, kept: int) -> int | None:
     """Return the version that the log can begin with; None if nothing may go.
 
     It has a checkpoint and was written before that time, so that every later version can still be
-    read; and it is not above `kept`, a commit that somebody looks for.
+    read; and it is not above `kept`, a commit that someone looks for.
     """
     able = [
         version

@@ -1,7 +1,7 @@
 """Whether two sets of rows are the same, whatever order they come in.
 
 Each row is hashed to 64 bits, over its typed values; the digest is two sums over all rows. Sets
-that differ almost never have the same: that is no protection against somebody who looks for such
+that differ almost never have the same: that is no protection against someone who looks for such
 rows, and need not be.
 """
 

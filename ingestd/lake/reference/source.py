@@ -120,7 +120,7 @@ class RawReferenceSource:
         return self._is_complete
 
     async def poll_changes(self) -> pa.RecordBatch | None:
-        """Fold the epochs since; the table anew where their rows do not just add to it."""
+        """Fold the epochs since; the table again where their rows do not just add to it."""
         return await self._jobs.run(self._poll_changes)
 
     def checkpoint(self) -> bytes:
@@ -339,13 +339,13 @@ class RawReferenceSource:
         if is_same:
             with self._raw_faults():
                 found = self._changes_to(definition, epoch)
-        if found is None:  # begin anew
+        if found is None:  # begin again
             self._is_complete, self._plan, self._batches, self._given = False, None, None, 0
             self._tail = None
         return found
 
     def _changes_to(self, definition: ReferenceDefinition, epoch: int) -> pa.RecordBatch | None:
-        """Return the changes up to an epoch; None if the table has to be folded anew."""
+        """Return the changes up to an epoch; None if the table has to be folded again."""
         if self._tail is None:
             self._tail = self._new_tail()
         files = self._tail.files()
@@ -397,7 +397,7 @@ class RawReferenceSource:
             if first > self._epoch:
                 continue
             if last <= self._epoch and high is not None:
-                # Further than it may be: then something is folded anew once.
+                # Further than it may be: then something is folded again once.
                 self._reach = max(self._reach, (high, _LAST_SEQ))
                 continue
             for rows in read_changes(self._raw, file, POSITION, self._epoch):

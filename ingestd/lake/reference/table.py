@@ -47,7 +47,7 @@ class DeltaReferenceTable:
 
     Not with deltalake's own merge: what that writes is durable only after it can be read, a row
     with another key can't take values from the row that it was, and names and types go through SQL.
-    Here the files that have a changed row are written anew, row group by row group, and exchanged
+    Here the files that have a changed row are written again, row group by row group, and exchanged
     in one commit.
 
     `step` is called, in a worker thread, with ``write``, ``commit`` and ``committed`` as these
@@ -127,7 +127,7 @@ class DeltaReferenceTable:
     async def merge(
         self, changes: pa.RecordBatch, key: Sequence[str], *, position: int
     ) -> ReferenceState:
-        """Write the files anew that have a changed row, and what is new."""
+        """Write the files again that have a changed row, and what is new."""
         with self._own_faults():
             return await self._jobs.run(self._merge, changes, key, position)
 
@@ -262,7 +262,7 @@ class DeltaReferenceTable:
         *,
         is_joined: bool,
     ) -> bool:
-        """Write the file's other rows anew if it has a changed one; say whether it had."""
+        """Write the file's other rows again if it has a changed one; say whether it had."""
         where = f"{self._log.folder}/{path}"
         with open_parquet(self._store, where) as file:
             wanted = [n for n in schema.names if n in file.schema_arrow.names]

@@ -486,7 +486,7 @@ class ObjectStore:
 class _Upload(io.RawIOBase):
     """Gives a stream `bytes`, where Parquet writers, and `BufferedWriter`, give buffers.
 
-    Those are written to anew, or freed, while obstore still has what it was given.
+    Those are written to again, or freed, while obstore still has what it was given.
     """
 
     def __init__(

@@ -67,7 +67,7 @@ class ReferenceTelemetry:
         return None if found is None else (found.state, found.since)
 
     def requested(self, tables: Sequence[TableId]) -> None:
-        """Record that somebody asked for these tables' rows."""
+        """Record that someone asked for these tables' rows."""
         for table in tables:
             self._status.tables[str(table)].snapshot_requested = True
         self._log.info("snapshot.requested", tables=[str(t) for t in tables], partial=False)

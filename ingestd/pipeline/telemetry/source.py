@@ -79,7 +79,7 @@ class SourceTelemetry(TableTelemetry):
         self._metrics.buffered(self.source, 0)
 
     def paused(self, since: datetime) -> None:
-        """Record that somebody paused the source, now or before this daemon was started."""
+        """Record that someone paused the source, now or before this daemon was started."""
         if self._status.state is SourceState.PAUSED:
             return
         self._status.pause(since)

@@ -138,7 +138,7 @@ class TableTelemetry:
             self._partial.discard(name)
 
     def snapshot_requested(self, tables: Sequence[TableId], *, partial: bool = False) -> None:
-        """Take that somebody asked for these tables to be read anew, or for some of their rows."""
+        """Take that someone asked for these tables to be re-read, or for some of their rows."""
         for table in tables:
             status = self._status.tables.get(str(table))
             if status is not None:  # else it is new, and about to be read
@@ -167,7 +167,7 @@ class TableTelemetry:
             self._end_snapshot(str(table), SnapshotOutcome.DONE)
 
     def snapshot_cancelled(self, tables: Sequence[TableId]) -> None:
-        """Record that somebody gave up the snapshots of these tables."""
+        """Record that someone gave up the snapshots of these tables."""
         for table in tables:
             self._end_snapshot(str(table), SnapshotOutcome.CANCELLED)
         self._log.info("snapshot.cancelled", tables=[str(t) for t in tables])

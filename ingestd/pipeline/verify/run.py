@@ -250,7 +250,7 @@ class Verification:
     def _too_early(
         self, table: Table, comparison: TableCompared, taken_s: float
     ) -> VerifyOutcome | None:
-        """Return what is to be told where the next poll, or sweep, may find what differs.
+        """Return what must be told where the next poll, or sweep, may find what differs.
 
         `taken_s`: from when the verification began to when the lake was taken as it is.
         """
@@ -277,7 +277,7 @@ class Verification:
 
 
 def rest_between(rest_s: float, *, took_s: float) -> float:
-    """Return how long to rest before the next look at the lake: each opens `_epochs` anew.
+    """Return how long to rest before the next look at the lake: each opens `_epochs` again.
 
     Longer each time, and where a look takes long, as in an object store.
     """

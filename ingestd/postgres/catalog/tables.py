@@ -365,7 +365,7 @@ def _unreadable(row: TableRow, names: Sequence[str]) -> list[str]:
 def _lacking_right(
     row: TableRow, table: Table, read: Sequence[str], lacking: Sequence[str]
 ) -> tuple[str, str]:
-    """Say what can't be read, and what is to be granted: no column that is left out."""
+    """Say what can't be read, and what must be granted: no column that is left out."""
     is_none_readable = all(c.name in row.unreadable for c in table.columns)
     left_out = set(row.unreadable) - {c.name for c in table.columns} - {"xmin"}
     if is_none_readable and not left_out:

@@ -35,7 +35,7 @@ from ingestd.postgres.connection.advisory_locks import claim_key
 from ingestd.postgres.connection.pinned_settings import pinning
 
 LEASE_S = 10.0
-"""After so long without a word from its holder the server ends the claim's session."""
+"""After so long silently from its holder the server ends the claim's session."""
 BEAT_S = 2.5
 """How often the holder says something."""
 GIVES_UP_S = LEASE_S - BEAT_S

@@ -91,7 +91,7 @@ def server_text(error: BaseException) -> str:
 def loggable_message(error: psycopg.Error, *, runs_users_sql: bool = False) -> str:
     """Return an error on one line, without where it was, and without what may be of a row.
 
-    `runs_users_sql`: the statement has SQL that somebody wrote (a condition, a row filter): it can
+    `runs_users_sql`: the statement has SQL that someone wrote (a condition, a row filter): it can
     raise any error, about any value.
     """
     code = error.sqlstate

@@ -12,7 +12,7 @@ WAIT_LIMIT_S = 3600.0
 
 
 class PollBackoff:
-    """Why tables are not polled, and how long: longer each time, for then they are read anew."""
+    """Why tables are not polled, and how long: longer each time, for then they are re-read."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
@@ -44,7 +44,7 @@ class PollBackoff:
         self._found = {name: found for name, found in self._found.items() if name in present}
 
     def forget(self, table: TableId) -> None:
-        """Record that a table is polled anew."""
+        """Record that a table is polled again."""
         self._found.pop(table, None)
 
     def succeeded(self, table: TableId) -> None:

@@ -297,7 +297,7 @@ class PollingCapture:
         )
 
     async def live(self, after: Lsn | None) -> AsyncGenerator[Chunk, None]:
-        """Poll, for ever. `after` is where the positions go on."""
+        """Poll, indefinitely. `after` is where the positions go on."""
         if after is not None:
             self._positions.begin_at(after)
         if self._settings.listen is not None and self._listener is None:

@@ -48,7 +48,7 @@ class PolledTables:
     ) -> Discovery:
         """See `ingestd.ports.ChangeCapture.discover`.
 
-        Interrupted are the tables that are live in the lake without a word on where polling stood
+        Interrupted are the tables that are live in the lake silently on where polling stood
         with them, and those that have another key now, or columns that were not captured. A
         TRUNCATE, which no poll tells of, counts as a rewrite.
         """

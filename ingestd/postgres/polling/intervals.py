@@ -23,7 +23,7 @@ class PollSchedule:
     """When one table's next look is. Times are monotonic seconds.
 
     `pace`: the interval's present multiple. `whole_s`: how long a whole look took. `failures`: in a
-    row. `is_asked`: somebody asked for a look, and none has begun since.
+    row. `is_asked`: someone asked for a look, and none has begun since.
     """
 
     interval_s: float
@@ -37,7 +37,7 @@ class PollSchedule:
     jitter: Callable[[], float] = random.random
 
     def is_whole_due(self, now: float) -> bool:
-        """Return whether the next look is to be at the whole table."""
+        """Return whether the next look must be at the whole table."""
         rest_s = min(self.whole_s * WHOLE_SHARE, WHOLE_LIMIT_S)
         return now - self.whole_at >= rest_s
 

@@ -35,5 +35,5 @@ class Positions:
         self.end = max(self.end, lsn)
 
     def move_on(self) -> None:
-        """Let the end grow, were the server idle for ever."""
+        """Let the end grow, were the server idle indefinitely."""
         self.end = Lsn(self.end + 1)

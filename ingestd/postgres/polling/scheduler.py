@@ -48,7 +48,7 @@ _WAITING = frozenset({"lock_timeout", "timeout", "deadlock"})
 class PollScheduler:
     """Polls the tables it is to `keep`. Used on one event loop; `close` it always.
 
-    `wake` ends a wait; `noticed` is set when the catalog is to be looked at. `key_bytes`: for the
+    `wake` ends a wait; `noticed` is set when the catalog must be looked at. `key_bytes`: for the
     keys of all tables. Raises TransientError, OperatorError, ProtocolError.
     """
 
@@ -122,7 +122,7 @@ class PollScheduler:
         return max(0, self._key_bytes - taken)
 
     async def chunks(self) -> AsyncGenerator[Chunk, None]:
-        """Yield what the polls find, for ever; a chunk without rows when nothing is found."""
+        """Yield what the polls find, indefinitely; a chunk without rows when nothing is found."""
         given = self._positions.end
         yield idle_chunk(given)
         while True:
@@ -148,7 +148,7 @@ class PollScheduler:
     # --- waiting -----------------------------------------------------------------------------
 
     async def _wait(self) -> list[PolledState]:
-        """Return the tables to be polled now; none if something else is to be told."""
+        """Return the tables to be polled now; none if something else must be told."""
         self._raise_sweeps_fault()
         now = self._monotonic()
         active = [s for s in self.states.values() if self._is_active(s)]
@@ -318,7 +318,7 @@ class PollScheduler:
         return True
 
     def _stop(self, fault: TableError) -> None:
-        """Poll a table no more, until it is read anew."""
+        """Poll a table no more, until it is re-read."""
         self.faults.add(fault)
         state = self.states.get(fault.table)
         if state is not None:

@@ -101,7 +101,7 @@ class PollingSnapshot(PointSnapshot):
                     yield item
 
     def left(self, table: TableId, done: Collection[str]) -> str:
-        """Nothing is kept: after a kill the table is read anew, at a higher point."""
+        """Nothing is kept: after a kill the table is re-read, at a higher point."""
         del table, done
         return ""
 

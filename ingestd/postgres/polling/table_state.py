@@ -22,7 +22,7 @@ class PolledState:
     """A table that is polled. `progress`: None before it has been read.
 
     `keys`: those that the lake holds; None if they are too many, or (`knows_keys`) not loaded yet.
-    `forgotten`: how often they were to be loaded anew. `missing`: keys that a sweep did not find,
+    `forgotten`: how often they were to be loaded again. `missing`: keys that a sweep did not find,
     for the next poll to look for (`swept`: it has, or they were forgotten: `unlooked`). `part`:
     what the sweep is at that is under way, or that was cut off. `deleted_at`: position of the last
     rows that came of a sweep. `resumes_at`: of the first rows that carried where it stands. `peak`:
@@ -57,7 +57,7 @@ class PolledState:
 
     @property
     def sweep_at(self) -> float:
-        """When its keys are to be swept next (monotonic)."""
+        """When its keys must be swept next (monotonic)."""
         return self.turn.swept_at + self.sweep_s
 
     def begin_part(self, part: KeyPartition) -> None:
@@ -71,7 +71,7 @@ class PolledState:
         self.swept.set()
 
     def forget_keys(self, above: Lsn) -> None:
-        """Have the keys loaded anew, once the lake is durable above this."""
+        """Have the keys loaded again, once the lake is durable above this."""
         self.keys, self.knows_keys, self.load_above = None, False, above
         self.part = WHOLE
         self.forgotten += 1

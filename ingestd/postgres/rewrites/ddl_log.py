@@ -193,13 +193,13 @@ class DdlLog:
     _unseen: set[int] = field(default_factory=set)
 
     def unjudged(self) -> frozenset[int]:
-        """Return the tables that are to be read again for an event."""
+        """Return the tables that must be read again for an event."""
         return frozenset(table for table, _ in self._pending)
 
     def record(
         self, event: DdlEvent, lsn: Lsn, xid: int, is_wanted: Callable[[TableId], bool]
     ) -> bool:
-        """Take an event. Say whether the catalog is to be checked for it.
+        """Take an event. Say whether the catalog must be checked for it.
 
         `is_wanted`: whether the config asks for a table of that name.
         """
@@ -223,7 +223,7 @@ class DdlLog:
         self._points = points
 
     def by(self, seen: PgSnapshot) -> dict[int, str]:
-        """Return why tables are to be read again, by what a catalog check sees."""
+        """Return why tables must be read again, by what a catalog check sees."""
         self._unseen = {xid for xid in self._unseen if not _sees(seen, xid)}
         self.awaits = bool(self._unseen)
         found: dict[int, str] = {}
@@ -253,7 +253,7 @@ class DdlLog:
         self._leaves = {r: found for r, found in self._leaves.items() if r in self._objects}
 
     def _judged(self, event: DdlEvent, xid: int) -> Iterable[tuple[int, str | None]]:
-        """Yield which captured tables it concerns, and why each is to be read again."""
+        """Yield which captured tables it concerns, and why each must be read again."""
         if event.what in {"type", "composite type", "composite type column"}:
             yield from self._judged_type(event)
         elif event.what == "dropped table":

@@ -7,8 +7,8 @@ tells of both: of the columns by a RELATION message, which lists them by their n
 partition by another before its first change (`StreamDecoder`).
 
 Told is only judged by a look that sees the transaction which told it: what a transaction wrote may
-be in the stream before. Nothing is to be judged where rows of that transaction are void: the table
-has been read since, or a look that sees the transaction had it read anew.
+be in the stream before. Nothing must be judged where rows of that transaction are void: the table
+has been read since, or a look that sees the transaction had it re-read.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class StreamEvidence:
 
     `_columns`: by the table's OID. `_partitions`: by a partition's OID and its table's, the last
     transaction that told of it. `_had`: the last look that saw it there. `_voided`: the last look
-    at a table that had it read anew; `_points`: where it was read, as the lake has it. `_changed`:
+    at a table that had it re-read; `_points`: where it was read, as the lake has it. `_changed`:
     partitions (with their tables) of which this process was sent changes; `_empty`: those that are
     recorded as empty; `_quiet`: those that were empty at two looks although their file was replaced
     in between, with the second look; `_emptied`: those of them that changed before it. `_labels`:
@@ -232,7 +232,7 @@ class StreamEvidence:
     def labels(self, oid: int, labels: Mapping[str, int], position: Lsn) -> bool:
         """Take labels that no look has seen, each with the last transaction that wrote it.
 
-        `position`: up to where the stream has come. Return whether the catalog is to be read.
+        `position`: up to where the stream has come. Return whether the catalog must be read.
         """
         new = {k: xid for k, xid in labels.items() if not self._is_void(oid, position, xid)}
         if new:
@@ -273,7 +273,7 @@ class StreamEvidence:
         looked_at: Mapping[int, TableFingerprint],
         voided: Iterable[int],
     ) -> None:
-        """Record that this is told of, by a look at these tables, some of which are read anew."""
+        """Record that this is told of, by a look at these tables, some of which are re-read."""
         for oid, told in taken.columns.items():
             if self._columns.get(oid) is told:  # nothing was told since
                 del self._columns[oid]
@@ -309,7 +309,7 @@ class StreamEvidence:
         }
 
     def _is_void(self, oid: int, lsn: Lsn, xid: int) -> bool:
-        """Return whether what a transaction wrote to a table is void, or is to be."""
+        """Return whether what a transaction wrote to a table is void, or must be."""
         voided = self._voided.get(oid)
         is_read = lsn < self._points.get(oid, ZERO)
         return is_read or (voided is not None and _sees(voided, {xid}))

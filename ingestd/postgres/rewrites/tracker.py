@@ -17,7 +17,7 @@ from ingestd.postgres.rewrites.fingerprint import TableFingerprint
 from ingestd.postgres.rewrites.fingerprint_queries import difference, read_empty
 
 LOCK_TIMEOUT_S = 2.0
-"""How long a look at a table waits for somebody who holds it."""
+"""How long a look at a table waits for someone who holds it."""
 
 
 class FingerprintTracker:

@@ -75,7 +75,7 @@ def can_be_chunked(table: Table) -> bool:
 async def sizes(connection: AsyncConnection[Any], tables: Sequence[Table]) -> dict[TableId, int]:
     """Return the tables' sizes in bytes, with TOAST; not of those that can't be read by blocks.
 
-    0 for one that somebody holds, longer than the connection's lock_timeout.
+    0 for one that someone holds, longer than the connection's lock_timeout.
     """
     found = {}
     for table in tables:

@@ -27,7 +27,7 @@ from ingestd.postgres.connection.server_messages import loggable_message, server
 from ingestd.postgres.connection.session import connect
 
 LOCK_TIMEOUT_S = 10.0
-"""How long a reader waits for a table that somebody alters."""
+"""How long a reader waits for a table that someone alters."""
 
 
 class CtidSplits:

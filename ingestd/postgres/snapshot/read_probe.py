@@ -16,7 +16,7 @@ from ingestd.postgres.snapshot.ctid_splits import read_error
 from ingestd.postgres.snapshot.queries import probe_query
 
 LOCK_TIMEOUT_S = 1.0
-"""How long a probe waits for a table that somebody alters: then it is not tried."""
+"""How long a probe waits for a table that someone alters: then it is not tried."""
 
 
 async def read_fault(

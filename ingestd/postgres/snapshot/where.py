@@ -1,4 +1,4 @@
-"""Conditions on a table's rows that somebody wrote as SQL."""
+"""Conditions on a table's rows that someone wrote as SQL."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ingestd.postgres.connection.server_messages import loggable_message
 from ingestd.postgres.connection.session import connect
 
 LOCK_TIMEOUT_S = 10.0
-"""How long it waits for a table that somebody holds."""
+"""How long it waits for a table that someone holds."""
 
 # A text that is right between parentheses and between brackets closes neither of them by itself:
 # whatever it is put into, it stays one expression.

@@ -149,7 +149,7 @@ class CopyReader:
             found = self._keep(self._channel.read())
 
     def _is_over(self) -> bool:
-        """Return whether nothing more is to be expected."""
+        """Return whether nothing more must be expected."""
         return bool(self._pieces) and is_last(self._pieces[-1])
 
     def _keep(self, piece: bytes) -> int:

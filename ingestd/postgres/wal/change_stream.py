@@ -157,7 +157,7 @@ class ChangeStream:
             pays = is_drained and self._is_late_at(self._position)
 
     async def _streamed(self, start: Lsn, server: WalServer) -> AsyncGenerator[Chunk, None]:
-        """Yield the changes as they come, until a backlog is to be drained.
+        """Yield the changes as they come, until a backlog must be drained.
 
         Not before any came: what the server has read of a long transaction would be for nothing.
         """
@@ -361,7 +361,7 @@ class ChangeStream:
         """Yield the transactions from `start` to about `target`, drained by SQL functions.
 
         Where the server refuses, nothing is given and streaming does it. If it fails later, the
-        source starts anew, and drains otherwise or streams.
+        source starts again, and drains otherwise or streams.
         """
         decoder = self._new_decoder()
         decoder.idle(start)

@@ -26,7 +26,7 @@ that is not ours to make (manage = false) the server's statistics say so, if the
 The lake that a slot was read into is never behind it (I1), so one that is not behind has all that
 the slot does not have any more, whichever lake it is: its id need not be known.
 
-A table is read anew at a point above all that the lake has of it, so a server that is behind has to
+A table is re-read at a point above all that the lake has of it, so a server that is behind has to
 pass that first. It may do so before anybody looks again: the loss has to be recorded.
 
 Source: PostgreSQL documentation, "Timelines", "Replication Slot Synchronization".
@@ -168,7 +168,7 @@ def _gap(
         if parted is not None:
             return parted
     if not found.has_publication:
-        # Made anew it is unknown to the WAL that the slot still has to decode.
+        # Made again it is unknown to the WAL that the slot still has to decode.
         return f"publication {settings.publication!r} does not exist"
     if found.past.lacks_publication:
         return (

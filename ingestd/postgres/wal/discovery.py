@@ -220,7 +220,7 @@ class SourceTables:
         """Take what we did to the publication ourselves; what others did is found as changed.
 
         Entries that were replaced, for another column list, are no gap; one with the same list is
-        of a table that somebody had taken out. Nor is the publication that we had to alter. Returns
+        of a table that someone had taken out. Nor is the publication that we had to alter. Returns
         whether `_tables` is to have new ones, by another discovery; and what it is to have of the
         tables that were not published before, from their first row in it on: the next start has to
         know by which entry they were published.
@@ -270,7 +270,7 @@ class SourceTables:
     def delivered(self, chunk: Chunk) -> tuple[Chunk, bool]:
         """Take what the stream brought.
 
-        Return it with what is doubted, and whether the catalog is to be read again.
+        Return it with what is doubted, and whether the catalog must be read again.
         """
         self._reached = max(self._reached, chunk.position)
         found = unknown_labels(chunk, self._enums)

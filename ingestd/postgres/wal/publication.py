@@ -53,7 +53,7 @@ async def prepare_publication(
     lists = column_lists(tables, settings, control.info.server_version)
     found = await find_publication(control, name)
     if found is None and is_live:
-        # Made anew it would be unknown to the WAL that is still to be decoded: `continuity`
+        # Made again it would be unknown to the WAL that is still to be decoded: `continuity`
         # has to see that it is gone.
         raise TransientError(
             f"{where}: publication {name!r} was dropped",

@@ -165,7 +165,7 @@ async def keep_each(
 ) -> dict[TableId, psycopg.Error]:
     """Add tables one by one, where the server refuses them together; return which, and why.
 
-    A table that somebody has locked (an index is built on it, say) is refused for the moment. What
+    A table that someone has locked (an index is built on it, say) is refused for the moment. What
     the publication has of the refused stays as it is. Tables that are not wanted any more stay as
     well. `is_trial`: nothing is changed, all of it is rolled back.
     """
@@ -244,7 +244,7 @@ async def refused_by_trigger(connection: AsyncConnection[Any], error: psycopg.Er
 
 
 def is_locked(error: psycopg.Error) -> bool:
-    """Return whether the server refused a table only because somebody has it locked."""
+    """Return whether the server refused a table only because someone has it locked."""
     return isinstance(
         error,
         psycopg.errors.LockNotAvailable

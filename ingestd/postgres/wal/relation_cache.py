@@ -15,7 +15,7 @@ Describe = Callable[[Relation, TableId], Awaitable[Table]]
 """Gives the captured table of that name with the message's columns. Raises TableError."""
 
 TakePartition = Callable[[Relation, int], bool]
-"""Takes what `TellPartition` takes. Says whether the catalog is to be looked at."""
+"""Takes what `TellPartition` takes. Says whether the catalog must be looked at."""
 
 TakeDdl = Callable[[DdlEvent, Lsn, int], bool]
 """Takes an event, where its transaction commits, and its id; says the same."""

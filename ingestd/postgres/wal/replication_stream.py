@@ -241,7 +241,7 @@ async def open_stream(
     """Connect and start to stream transactions with commit_lsn >= `after`.
 
     `confirmed` is what the first status update tells: a durable position, not above `after`.
-    `takes_open`: large transactions are to be sent while they are open (`decode.streamed`).
+    `takes_open`: large transactions must be sent while they are open (`decode.streamed`).
     `messages`: logical messages come too. `lineage`: see `refuse_other`. Raises TransientError (the
     slot is active for another pid, the server is away), OperatorError.
     """

@@ -2,7 +2,7 @@
 
 What comes of a transaction is appended to its end, and taken off its end when a sub-transaction
 aborts. When all of them exceed `memory_bytes`, the largest is written to its file, in frames; a
-frame from which something is to be taken off is read back first. Files are made in TMPDIR (else
+frame from which something must be taken off is read back first. Files are made in TMPDIR (else
 /tmp, as Python's tempfile says) and unlinked at once, so that nothing is left of them however the
 process ends. Nothing here outlives a connection: the slot sends it all again.
 """

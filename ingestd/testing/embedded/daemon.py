@@ -115,7 +115,7 @@ class Daemon:
         return self.await_end(limit_s)
 
     def sighup(self) -> None:
-        """Have it read its config anew, without waiting for that."""
+        """Have it read its config again, without waiting for that."""
         self._running().send_signal(signal.SIGHUP)
 
     def sigkill(self) -> None:

@@ -299,7 +299,7 @@ class PostgresServer:
         return path
 
     def _configure(self) -> None:
-        """Write postgresql.conf anew; not by -c, so that ALTER SYSTEM can override it."""
+        """Write postgresql.conf again; not by -c, so that ALTER SYSTEM can override it."""
         settings = {
             **DEFAULTS,
             "port": str(self.port),

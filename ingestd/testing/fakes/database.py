@@ -61,7 +61,7 @@ class FakeTransaction:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A row as somebody sees it, and the block it lies in."""
+    """A row as someone sees it, and the block it lies in."""
 
     row: Mapping[str, object]
     block: int

@@ -52,7 +52,7 @@ class Left:
 
 
 class FakeSnapshot:
-    """See `ingestd.ports.Snapshot`. `left`: of one table, what is to be read of it."""
+    """See `ingestd.ports.Snapshot`. `left`: of one table, what must be read of it."""
 
     def __init__(
         self,

@@ -43,17 +43,17 @@ from ingestd.postgres.wal.slots.slot import moved_slot, skipped, vanished_slot
 _T = TypeVar("_T")
 
 AGAIN_PARTS = 8
-"""Streaming is better when each call has to read more WAL anew than so many parts have.
+"""Streaming is better when each call has to read more WAL again than so many parts have.
 
 Decoding begins at restart_lsn, where the oldest transaction began that was open at the slot's
 position. A stream reads that once, a backlog's parts each of them.
 """
 AGAIN_BYTES = 256 << 20
-"""So much may be read anew whatever a part has."""
+"""So much may be re-read whatever a part has."""
 LEAST_PART_BYTES = 64_000_000
 """Parts are not made smaller than this because the server may not keep what they hold."""
 PAUSE_S = 300.0
-"""Then it is looked at again whether each call still has to read much WAL anew, or whether the
+"""Then it is looked at again whether each call still has to read much WAL again, or whether the
 server, or the role, has a connection left."""
 REFUSED_PAUSE_S = 3600.0
 """Then it is tried again what the server refused: a slot may be free, a right granted."""
@@ -92,7 +92,7 @@ class CatchUpPolicy:
     paused_until_s: float = -inf
 
     def pays(self, behind_bytes: int, again_bytes: int) -> bool:
-        """Whether to catch up rather than to stream; each call would read `again_bytes` anew."""
+        """Whether to catch up rather than to stream; each call would read `again_bytes` again."""
         if self.is_paused or behind_bytes <= self.above_bytes:
             return False
         return not self.is_too_much(again_bytes, behind_bytes)
@@ -103,7 +103,7 @@ class CatchUpPolicy:
         return self.monotonic() < self.paused_until_s
 
     def is_too_much(self, again_bytes: int, behind_bytes: int) -> bool:
-        """Return whether so much is read anew for each part that a stream is better."""
+        """Return whether so much is re-read for each part that a stream is better."""
         return again_bytes > max(AGAIN_BYTES, AGAIN_PARTS * min(behind_bytes, self.part_bytes))
 
     def pause(self, seconds: float) -> None:
@@ -149,7 +149,7 @@ class Drain:
     """One draining of a slot's backlog. Made by `begin`.
 
     Raises psycopg.Error; PartFailedError; ProtocolError. `close` it always: that drops the
-    temporary slots. `again_bytes`: it was given up, as so much would be read anew for each part.
+    temporary slots. `again_bytes`: it was given up, as so much would be re-read for each part.
     """
 
     def __init__(self, slot: str, slots: Sequence[DrainSlot], policy: CatchUpPolicy) -> None:

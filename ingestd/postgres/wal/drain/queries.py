@@ -80,7 +80,7 @@ LATERAL (
 """What `reordered_drain.py` reads: the function is called once, its result looked at again.
 
 Pass 0 gives what is told ahead, and notes the Stream Commits and who has segments in two settings,
-which are to be empty before. Pass 1 has a span for what lies between two of those commits and is in
+which must be empty before. Pass 1 has a span for what lies between two of those commits and is in
 no segment, and one for each of the transactions; it says which before its messages. Nothing reads
 the settings sooner: each join is LATERAL, the window functions keep the spans apart, `OFFSET 0` the
 messages, and results are not kept for the same parameters (enable_memoize, off). The function has

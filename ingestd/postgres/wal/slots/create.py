@@ -86,7 +86,7 @@ async def prepare_slot(
     beyond that, so it is moved if an earlier start may have made it and not moved it; None if that
     is not known. `where` begins an error's text.
     Raises psycopg.Error, OperatorError, TransientError (``slot_active``, ``standby_waits``,
-    ``slot_waits``, ``no_free_slot``; ``slot_missing``, ``slot_moved``, ``other_server`` if somebody
+    ``slot_waits``, ``no_free_slot``; ``slot_missing``, ``slot_moved``, ``other_server`` if someone
     meddles).
     """
     name = settings.slot
@@ -96,7 +96,7 @@ async def prepare_slot(
         raise OperatorError(f"{where}: {fault.what}", remedy=fault.remedy)
     if fault is not None:
         raise fault
-    # A slot that is not ours to make serves wherever it stands: all tables are read anew.
+    # A slot that is not ours to make serves wherever it stands: all tables are re-read.
     if slot is not None and not slot.is_lost and not (settings.manage and renew):
         is_unread = unread_above is not None and (slot.confirmed_lsn or ZERO) > unread_above
         if not (settings.manage and is_unread and slot.again_bytes > UNWAITED_BYTES):

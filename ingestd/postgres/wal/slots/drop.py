@@ -54,7 +54,7 @@ class Belongings:
         return f"{role}@{info.host}:{info.port}/{info.dbname}"
 
     async def found(self) -> list[Belonging]:
-        """Look what there is. Raises OperatorError where the slot is read by somebody."""
+        """Look what there is. Raises OperatorError where the slot is read by someone."""
         with self._control.errors("drop"):
             there = [await self._slot(), await self._publication()]
         return [belonging for belonging in there if belonging is not None]

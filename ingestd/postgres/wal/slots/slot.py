@@ -215,7 +215,7 @@ def vanished_slot(name: str) -> TransientError:
 
 
 def moved_slot(name: str, what: str) -> TransientError:
-    """Make the error for a slot that somebody else moved: the next start sees what that skipped."""
+    """Make the error for a slot that someone else moved: the next start sees what that skipped."""
     return TransientError(
         f"slot {name!r} is not where ingestd left it: {what}",
         reason="slot_moved",

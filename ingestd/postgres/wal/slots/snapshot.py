@@ -39,7 +39,7 @@ class TableSnapshot(PointSnapshot):
         self._tables = {t.id: t for t in tables}
 
     def left(self, table: TableId, done: Collection[str]) -> str:
-        """See the port: what is left is read in chunks, or all of it anew."""
+        """See the port: what is left is read in chunks, or all of it again."""
         described = self._tables[table]
         if not can_be_chunked(described):
             return ""
