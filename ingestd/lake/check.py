@@ -99,7 +99,7 @@ def _try_file(store: Store) -> None:
 
 def _try_second_commit(store: Store) -> bool:
     """Return whether it was seen to be refused. Raises OperatorError if it is not."""
-    if store.puts_new:
+    if store.supports_conditional_put:
         _try_put_new(store)
         return True
     return any(_is_refused(store) for _ in range(CONTESTS))
@@ -109,8 +109,8 @@ def _try_put_new(store: Store) -> None:
     name = _new_name()
     try:
         with _step(store, "can't commit"):
-            is_there = store.put_new(name, _CONTENT) or store.size(name) is not None
-            is_second = store.put_new(name, _CONTENT)
+            is_there = store.put_if_absent(name, _CONTENT) or store.size(name) is not None
+            is_second = store.put_if_absent(name, _CONTENT)
     except IngestdError as error:
         cause = error.__cause__
         if _NOT_KNOWN in str(cause):

@@ -59,8 +59,8 @@ def write_marker(store: Store, lake: str | None = None) -> str:
     with storage_faults(store.uri(NAME)):
         reach("sink.marker.before")
         store.make_folder("")
-        if store.puts_new:
-            store.put_new(NAME, content)
+        if store.supports_conditional_put:
+            store.put_if_absent(NAME, content)
         else:  # no conditional put: who wrote last is read back below
             with store.create(NAME) as file:
                 file.write(content)
@@ -79,8 +79,8 @@ def note_source(store: Store, segment: str) -> None:
         if store.size(name) is not None:
             return
         content = json.dumps({"folder": segment}).encode() + b"\n"
-        if store.puts_new:
-            store.put_new(name, content)
+        if store.supports_conditional_put:
+            store.put_if_absent(name, content)
         else:
             with store.create(name) as file:
                 file.write(content)

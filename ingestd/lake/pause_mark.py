@@ -93,9 +93,9 @@ class LakePauseMark:
                     "the lake is not mounted, or was removed",
                     remedy="put the lake back; or start it first: ingestd run",
                 )
-            if store.puts_new:
+            if store.supports_conditional_put:
                 store.make_folder(self._folder)
-                if not store.put_new(self._path, content):
+                if not store.put_if_absent(self._path, content):
                     return self._since() or now
                 store.sync(self._folder, [])
             else:

@@ -344,9 +344,9 @@ async def test_many_tables_wait_for_the_store_at_the_same_time(
     async with opened(running.uri, running.options) as lake:
         await commit_all(lake, 100)  # it makes the tables
         wait_for_all(S3Objects, "open")
-        wait_for_all(S3Objects, "put_new")
+        wait_for_all(S3Objects, "put_if_absent")
         assert len((await commit_all(lake, 200)).tables) == len(tables)
-    assert sorted(met) == ["open"] * len(tables) + ["put_new"] * len(tables)
+    assert sorted(met) == ["open"] * len(tables) + ["put_if_absent"] * len(tables)
 
 
 @pytest.mark.thorough

@@ -7,7 +7,7 @@ repeated or lower app transaction versions are not refused; a write transaction 
 changes the schema, nor moves the handle; a handle slows down with the commits it has followed, and
 every commit by it lists `_delta_log` several times (1.7 us a file: 50 ms at version 3000).
 
-So where the store can put a new file or refuse (`Store.puts_new`), appends are written here,
+So where the store has conditional puts (`supports_conditional_put`), appends are written here,
 without a handle: what they cost does not depend on how long the log is. A handle is opened for
 reading and for changes of schema and properties; checkpoints are made by one of their own, beside
 the commits.
@@ -212,7 +212,7 @@ class AppendLog(TableLog):
         fault, self._fault = self._fault, None
         if fault is not None:
             raise fault
-        if self.store.puts_new and self.exists:
+        if self.store.supports_conditional_put and self.exists:
             return self._put(fragments, app_version, resume)
         return self._commit(lambda token: self._append(fragments, token, app_version, resume))
 
@@ -233,7 +233,7 @@ class AppendLog(TableLog):
             if not self.exists or (is_own and not is_in_doubt):
                 break
             try:
-                if self.store.puts_new and self.exists:
+                if self.store.supports_conditional_put and self.exists:
                     self._put([], None, "", is_fence=True)
                 else:
                     self._commit(lambda token: self._append([], token, None, "", is_fence=True))
@@ -270,7 +270,9 @@ class AppendLog(TableLog):
             self.ensure_writable()
             failure: OSError | None = None
             try:
-                is_ours = self.store.put_new(commit_path(self.folder, self._version + 1), content)
+                is_ours = self.store.put_if_absent(
+                    commit_path(self.folder, self._version + 1), content
+                )
             except OSError as error:
                 is_ours, failure = False, error
                 self._doubt(self._version + 1)

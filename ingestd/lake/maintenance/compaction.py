@@ -260,9 +260,9 @@ class TableMaintenance:
         self, fragments: Sequence[Fragment], removed: dict[str, int], token: str, at: int
     ) -> Exception | None:
         try:
-            if self._store.puts_new:
+            if self._store.supports_conditional_put:
                 text = rewrite_text(fragments, removed, {_TOKEN: token})
-                self._store.put_new(commit_path(self._folder, at + 1), text)
+                self._store.put_if_absent(commit_path(self._folder, at + 1), text)
             else:
                 self._commit_by_handle(fragments, removed, token, at)
         except (DeltaError, OSError) as error:

@@ -183,7 +183,7 @@ class S3Objects:
     def __init__(self, store: S3Store) -> None:
         self._store = store
 
-    def put_new(self, path: str, content: bytes) -> bool:
+    def put_if_absent(self, path: str, content: bytes) -> bool:
         """Put an object; False if there is one, perhaps this, as an answer may have been lost."""
         try:
             with _as_os_error():

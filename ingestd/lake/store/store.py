@@ -104,11 +104,11 @@ class Store(Protocol):
         ...
 
     @property
-    def puts_new(self) -> bool:
-        """Whether `put_new` is there."""
+    def supports_conditional_put(self) -> bool:
+        """Whether `put_if_absent` is there."""
         ...
 
-    def put_new(self, path: str, content: bytes) -> bool:
+    def put_if_absent(self, path: str, content: bytes) -> bool:
         """Write a file, whole or not at all; False if it is there already.
 
         Of an object store that does not say that it is another's: an answer may have been lost.
@@ -218,10 +218,10 @@ class LocalStore:
             return os.fdopen(create_plain(name, folder), "wb")
 
     part_bytes = 0
-    puts_new = True
+    supports_conditional_put = True
 
     @timed
-    def put_new(self, path: str, content: bytes) -> bool:
+    def put_if_absent(self, path: str, content: bytes) -> bool:
         """Link a file of another name, that is whole and durable, to this one."""
         with place_of(self.root, path) as (folder, target):
             at = target.rpartition("/")
@@ -399,17 +399,17 @@ class ObjectStore:
         return io.BufferedWriter(_Upload(opened, self, path), _PIECE_BYTES)
 
     @property
-    def puts_new(self) -> bool:
+    def supports_conditional_put(self) -> bool:
         """Whether obstore reaches it; what deltalake offers can't, though its own commits can."""
         return self._objects is not None
 
     @timed
-    def put_new(self, path: str, content: bytes) -> bool:
+    def put_if_absent(self, path: str, content: bytes) -> bool:
         """Put an object by a conditional put."""
         if self._objects is None:
             raise NotImplementedError(path, len(content))
         reach("sink.commit_put.before")
-        is_new = self._objects.put_new(path, content)
+        is_new = self._objects.put_if_absent(path, content)
         reach("sink.commit_put.after")
         return is_new
 

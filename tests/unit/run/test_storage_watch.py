@@ -76,7 +76,7 @@ def test_each_call_of_a_store_is_noted_while_it_lasts_and_no_longer(tmp_path: Pa
     store = LocalStore(tmp_path, Fsync())
     store.calls = Noted()
     store.make_folder("a")
-    store.put_new("a/0.json", b"{}")
+    store.put_if_absent("a/0.json", b"{}")
     with pytest.raises(FileNotFoundError):
         store.read("a/1.json", 9)
     store.sync("a", ["0.json"])

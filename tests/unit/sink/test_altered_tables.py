@@ -51,11 +51,13 @@ class Epochs:
 
 
 @pytest.mark.parametrize("when", ["running", "down"])
-@pytest.mark.parametrize("puts_new", [True, False], ids=["by put", "by handle"])
+@pytest.mark.parametrize("supports_conditional_put", [True, False], ids=["by put", "by handle"])
 async def test_isolated_an_altered_table_is_not_written_over(
-    tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch, *, puts_new: bool
+    tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch, *, supports_conditional_put: bool
 ) -> None:
-    monkeypatch.setattr("ingestd.lake.store.store.LocalStore.puts_new", puts_new)
+    monkeypatch.setattr(
+        "ingestd.lake.store.store.LocalStore.supports_conditional_put", supports_conditional_put
+    )
     epochs = Epochs(tmp_path)
     await epochs.open()
     for lsn in (100, 200):
@@ -119,11 +121,13 @@ async def test_the_sources_own_tables_are_not_written_over(
 OWN = [*_DELTA_NAMES, pa.decimal128(38, 9), pa.list_(TIMESTAMP_NTZ), pa.struct({"a": TIMESTAMP})]
 
 
-@pytest.mark.parametrize("puts_new", [True, False], ids=["by put", "by handle"])
+@pytest.mark.parametrize("supports_conditional_put", [True, False], ids=["by put", "by handle"])
 async def test_isolated_what_deltalake_lists_for_our_own_types_is_no_obstacle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, puts_new: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, supports_conditional_put: bool
 ) -> None:
-    monkeypatch.setattr("ingestd.lake.store.store.LocalStore.puts_new", puts_new)
+    monkeypatch.setattr(
+        "ingestd.lake.store.store.LocalStore.supports_conditional_put", supports_conditional_put
+    )
     columns = [Column(f"c{n}", 25, -1, kind, "text") for n, kind in enumerate(OWN)]
     rounds = [[], columns, [*columns, MORE], [*columns, MORE]]
     for lsn, more in enumerate(rounds, start=1):

@@ -87,15 +87,15 @@ async def test_exactly_once_an_error_after_the_commit_is_no_second_commit(
         whole(self, *args, **options)  # type: ignore[arg-type]
         raise OSError(msg)
 
-    put = LocalStore.put_new
+    put = LocalStore.put_if_absent
 
     def lies_of_a_file(self: LocalStore, path: str, content: bytes) -> bool:
         put(self, path, content)
         raise OSError(msg)
 
-    monkeypatch.setattr(LocalStore, "puts_new", by_put)
+    monkeypatch.setattr(LocalStore, "supports_conditional_put", by_put)
     monkeypatch.setattr(DeltaTable, "create_write_transaction", lies)
-    monkeypatch.setattr(LocalStore, "put_new", lies_of_a_file)
+    monkeypatch.setattr(LocalStore, "put_if_absent", lies_of_a_file)
     await commit(lake, 200, 2)
     monkeypatch.undo()
     await commit(lake, 300, 3)
@@ -106,7 +106,7 @@ async def test_exactly_once_an_error_after_the_commit_is_no_second_commit(
 async def test_a_log_goes_on_past_reopening_and_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, by_put: bool
 ) -> None:
-    monkeypatch.setattr(LocalStore, "puts_new", by_put)
+    monkeypatch.setattr(LocalStore, "supports_conditional_put", by_put)
     lake = await opened(tmp_path)
     last = CHECKPOINT_EVERY + 10 if by_put else 2 * REOPEN_EVERY
     for position in range(1, last + 1):

@@ -231,7 +231,7 @@ async def test_no_call_of_a_store_goes_through_a_link_of_another_user(lake: Path
     calls: list[Callable[[], object]] = [
         *(lambda p=p: store.make_folder(p) for p in (folder, inner)),
         *(lambda p=p: store.create(p) for p in (file, f"{log}/x")),
-        *(lambda p=p: store.put_new(p, b"x") for p in (file, f"{log}/x")),
+        *(lambda p=p: store.put_if_absent(p, b"x") for p in (file, f"{log}/x")),
         *(lambda p=p: store.open(p) for p in (file, f"{log}/x")),
         *(lambda p=p: store.read(p, 9) for p in (file, f"{log}/x")),
         *(lambda p=p: store.size(p) for p in (file, f"{log}/x")),

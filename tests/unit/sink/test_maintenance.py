@@ -44,9 +44,11 @@ class KilledError(Exception):
 
 
 @pytest.fixture(params=[True, False], ids=["by put", "by handle"], autouse=True)
-def puts_new(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def supports_conditional_put(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The two ways to commit: of local file systems, and of object stores."""
-    monkeypatch.setattr(LocalStore, "puts_new", request.param)
+    monkeypatch.setattr(LocalStore, "supports_conditional_put", request.param)
 
 
 async def opened(root: Path) -> DeltaLake:

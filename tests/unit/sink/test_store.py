@@ -63,8 +63,8 @@ def test_files_are_created_with_the_umask_whatever_their_first_name(
     before = os.umask(umask)
     try:
         store.make_folder("a/b")
-        assert store.put_new("a/b/0.json", b"{}")
-        assert not store.put_new("a/b/0.json", b"{}")
+        assert store.put_if_absent("a/b/0.json", b"{}")
+        assert not store.put_if_absent("a/b/0.json", b"{}")
         with store.create("a/b/part.parquet") as file:
             file.write(b"PAR1")
     finally:

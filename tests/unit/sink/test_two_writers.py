@@ -57,17 +57,17 @@ class GatedStore(LocalStore):
         self._let: list[str] = []
         self._done: list[str] = []
 
-    def put_new(self, path: str, content: bytes) -> bool:
+    def put_if_absent(self, path: str, content: bytes) -> bool:
         table = path.split("/_delta_log/", maxsplit=1)[0].rsplit("/", maxsplit=1)[-1]
         if not self.is_gated or table == "_tables":
-            return super().put_new(path, content)
+            return super().put_if_absent(path, content)
         with self._lock:
             self._waiting.append(table)
             self._lock.notify_all()
             self._lock.wait_for(lambda: table in self._let, LIMIT_S)
             self._let.remove(table)
         try:
-            return super().put_new(path, content)
+            return super().put_if_absent(path, content)
         finally:
             with self._lock:
                 self._done.append(table)
