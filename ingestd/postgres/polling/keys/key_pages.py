@@ -86,7 +86,7 @@ class PackedKeys:
 
 
 class _LongKeysError(Exception):
-    """A page had values that are too long to be sent without a sum of their sizes."""
+    """A page was not sent as a whole: it had values too long for that, or too many keys."""
 
 
 class KeyPages:
@@ -116,11 +116,32 @@ class KeyPages:
 
         `among`: those of these that are there, as the server compares; see `can_list`.
         """
+        if among is not None:
+            try:
+                found = await self._at_once(connection, among)
+            except _LongKeysError:
+                pass
+            else:
+                if found is not None:
+                    yield found
+                return
         place: tuple[bytes, ...] | None = None
         rows = PAGE_ROWS
         while (page := await self.page(connection, place, rows, among)) is not None:
             yield page
             place, rows = page.last, self.rows_after(page)
+
+    async def _at_once(
+        self, connection: AsyncConnection[Any], among: Sequence[Key]
+    ) -> PackedKeys | None:
+        """Read those of these keys that are there, in no order. Raises _LongKeysError."""
+        rows = len(among) + 1
+        relation = self._relation(await self._found(connection), among)
+        keys = self._keys(relation, [sql.SQL("")], rows)
+        page = await self._read(connection, self._short(keys, rows), tells_long=True)
+        if page is not None and page.rows == rows:  # there may be more of them
+            raise _LongKeysError
+        return page
 
     async def page(
         self,
@@ -151,7 +172,7 @@ class KeyPages:
         keys = self._keys(self._relation(keyed, among), tails, rows)
         if not self._has_long:
             try:
-                return await self._read(connection, self._short(keys, rows))
+                return await self._read(connection, self._short(keys, rows), tells_long=True)
             except _LongKeysError:
                 self._has_long = True
         sized = self._sized(keys)
@@ -240,9 +261,12 @@ class KeyPages:
         ).format(sized, self.page_bytes, self._key_limit_bytes)
 
     async def _read(
-        self, connection: AsyncConnection[Any], keys: sql.Composed
+        self, connection: AsyncConnection[Any], keys: sql.Composed, *, tells_long: bool = False
     ) -> PackedKeys | None:
-        """Read these keys as a page; None if there are none. Raises _LongKeysError."""
+        """Read these keys as a page; None if there are none.
+
+        `tells_long`: null stands for a value that is too long, which is a _LongKeysError.
+        """
         server = (connection.pgconn.parameter_status(b"server_encoding") or b"").decode()
         encoding = sent_encoding(connection)
         query = sql.SQL(
@@ -271,7 +295,7 @@ class KeyPages:
             assert result is not None
             *fields, has_null = [result.get_value(0, i) for i in range(result.nfields)]
         await read_bytes_as_they_are(connection, yes=False)
-        if has_null == b"\1" and not self._has_long:
+        if has_null == b"\1" and tells_long:
             raise _LongKeysError
         return self._page(fields, encoding)
 
