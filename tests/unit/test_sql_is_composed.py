@@ -40,6 +40,10 @@ MEANT = {
         "query_bytes(connection, query)",
     ): "composed, as bytes",
     (
+        "ingestd/postgres/polling/keys/key_pages.py",
+        "query_bytes(connection, query)",
+    ): "composed, as bytes",
+    (
         "ingestd/postgres/connection/names.py",
         "query",
     ): "what its caller composed, in another encoding",

@@ -138,7 +138,7 @@ class TableTelemetry:
             self._partial.discard(name)
 
     def snapshot_requested(self, tables: Sequence[TableId], *, partial: bool = False) -> None:
-        """Take that someone asked for these tables to be re-read, or for some of their rows."""
+        """Record that someone asked for these tables to be re-read, or for some of their rows."""
         for table in tables:
             status = self._status.tables.get(str(table))
             if status is not None:  # else it is new, and about to be read

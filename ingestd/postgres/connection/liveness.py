@@ -86,7 +86,7 @@ class ServerInstance:
     now_us: int
 
     def is_another(self, found: ServerInstance) -> bool:
-        """Say whether `found`, which was asked later, is not this one, nor this one restarted.
+        """Return whether `found`, which was asked later, is not this one, nor this one restarted.
 
         Servers in containers may have one address and port, and a server several addresses.
         """

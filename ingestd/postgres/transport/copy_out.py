@@ -29,7 +29,7 @@ from ingestd.postgres.transport.copy_reader import CopyReader, fault_of
 CANCEL_LIMIT_S = 2.0
 LARGE_BLOCK_BYTES = 64 << 20
 """A larger block has one large row: it is done with before the next is read."""
-LINGER_S = 0.05
+_LINGER_S = 0.05
 """How long it is waited for a block to become full."""
 
 
@@ -65,9 +65,7 @@ class CopyOut:
         *,
         limit_bytes: int = MOST_BYTES,
         shortener: Callable[[], Shortener] = DroppedMessage,
-        linger_s: float = LINGER_S,
     ) -> None:
-        self._linger_s = linger_s
         self._connection = connection
         self._channels = Channels(connection)
         self._limit_bytes = limit_bytes
@@ -188,7 +186,7 @@ class CopyOut:
             if not has_more:
                 try:
                     with self._expecting():
-                        await reader.collect(self._linger_s)
+                        await reader.collect(_LINGER_S)
                 except psycopg.OperationalError as error:
                     fault = error  # the server may have said why before it closed
             buffer, found = await asyncio.to_thread(reader.taken().cut)
@@ -214,15 +212,14 @@ async def copying(
     *,
     limit_bytes: int,
     limit_s: float | None = None,
-    linger_s: float = LINGER_S,
 ) -> AsyncGenerator[AsyncIterator[Block], None]:
     """Return the blocks of one COPY, on a connection that continues with other queries after it.
 
     It does so after an error of the server or of the table, and where not all is read. A row of
     more than `limit_bytes` is not held: see `CopyOut`. `limit_s`: how long the server may send
-    nothing; longer is a QueryCanceled. `linger_s`: how long a block waits to become full.
+    nothing; longer is a QueryCanceled.
     """
-    copy = CopyOut(connection, limit_bytes=limit_bytes, linger_s=linger_s)
+    copy = CopyOut(connection, limit_bytes=limit_bytes)
     try:
         yield _blocks(copy, connection, query, limit_s)
         await copy.give_up()

@@ -18,18 +18,19 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from typing import Any
 
 import numpy as np
 import psycopg
 import pyarrow as pa
 from numpy.typing import NDArray
+from psycopg import AsyncConnection
 
 from ingestd.digests.value_hashes import Hashes
 from ingestd.model.errors import TransientError
 from ingestd.model.keys import new_keys
 from ingestd.model.schema import Table
 from ingestd.ports import ChangeLog
-from ingestd.postgres.connection.liveness import LivenessCheckedConnection
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.polling.keys.key_hashes import hashed_columns, key_hashes, key_names
 from ingestd.postgres.polling.keys.key_pages import PAGE_ROWS, KeyPages, PackedKeys
@@ -167,7 +168,7 @@ class Sweep:
                 await asyncio.gather(reading, return_exceptions=True)
 
     async def _page(
-        self, connection: LivenessCheckedConnection, reader: KeyPages, before: PackedKeys | None
+        self, connection: AsyncConnection[Any], reader: KeyPages, before: PackedKeys | None
     ) -> PackedKeys | None:
         await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         await reader.lock(connection)
@@ -199,7 +200,7 @@ class Sweep:
 
 
 async def absent(
-    connection: LivenessCheckedConnection, table: Table, keys: pa.RecordBatch, row_limit_bytes: int
+    connection: AsyncConnection[Any], table: Table, keys: pa.RecordBatch, row_limit_bytes: int
 ) -> pa.RecordBatch:
     """Return those of these keys that the table has not, as the connection's transaction sees it.
 
@@ -222,7 +223,7 @@ async def absent(
 
 
 async def _listed(
-    connection: LivenessCheckedConnection, reader: KeyPages, keys: pa.RecordBatch
+    connection: AsyncConnection[Any], reader: KeyPages, keys: pa.RecordBatch
 ) -> AsyncGenerator[PackedKeys, None]:
     start = 0
     while start < keys.num_rows:

@@ -6,7 +6,8 @@ they become lake values by the same decoder. Fields beyond: of each column that 
 the last value's text.
 
 A page is cut by rows and, by the server, by the bytes of its keys: what it sends is not larger than
-may be held, whatever the keys are. A key that is larger than a page has a page of its own.
+may be held, whatever the keys are. A key that is larger than a page has a page of its own, and one
+that is too large for any is not sent.
 """
 
 from __future__ import annotations
@@ -22,35 +23,29 @@ import pyarrow as pa
 from psycopg import AsyncConnection, sql
 
 from ingestd.decode.copy.columnar import ColumnarDecoder
-from ingestd.decode.copy.fields import CopyFields
 from ingestd.decode.copy.packing import ColumnForm, Packing, fields_of, form_of
 from ingestd.decode.values.encodings import Encoding
-from ingestd.model.errors import ProtocolError, TableError
+from ingestd.model.errors import ProtocolError
 from ingestd.model.keys import Key
 from ingestd.model.lsn import ZERO
 from ingestd.model.row_limit import key_limit_bytes, key_too_large
 from ingestd.model.schema import Column, Table
 from ingestd.postgres.catalog.relation_lock import lock_relation
-from ingestd.postgres.connection.liveness import LivenessCheckedConnection
-from ingestd.postgres.connection.session import sent_encoding
+from ingestd.postgres.connection.session import query_bytes, read_bytes_as_they_are, sent_encoding
 from ingestd.postgres.polling.keys.key_order import KeyOrder, key_order
 from ingestd.postgres.snapshot.key_lookup import KeyedRelation, KeyList, can_be_found
 from ingestd.postgres.snapshot.queries import output_of, packable, packable_name, packed
-from ingestd.postgres.transport.copy_out import copying
 
 PAGE_ROWS = 65_536
 PAGE_BYTES = 4 << 20
 """A page has at most so many rows, and bytes of keys."""
-_CONVERTED = 4
-"""A text in another encoding may have so many times the bytes, at most."""
-
 _SIGNATURE = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0)
 _COUNT = struct.Struct(">h")
 _LENGTH = struct.Struct(">i")
 _UNPACKED = frozenset({"UTF8", "SQL_ASCII"})
 _UUID = 2950
-_LINGER_S = 0.002
-"""A page is sent in one piece, with nothing after it to wait for."""
+_SHORT_PAGES = 2
+"""So many times a page has room for, where the sizes of its values are not summed up."""
 _FIXED_BYTES, _UUID_BYTES = 12, 44
 """What a value takes at most in a page, with its length."""
 
@@ -90,6 +85,10 @@ class PackedKeys:
         return batch.rows.select([*(c.lake_name for c in self.table.columns), "_cdc_raw"])
 
 
+class _LongKeysError(Exception):
+    """A page was not sent as a whole: it had values too long for that, or too many keys."""
+
+
 class KeyPages:
     """Reads keys of `table`. Raises psycopg.Error, ProtocolError, TableChangedError.
 
@@ -103,25 +102,50 @@ class KeyPages:
         self._most_rows = min(
             PAGE_ROWS, max(1, self.page_bytes // sum(map(_least_bytes, self.table.columns)))
         )
+        self._sized_columns = [
+            packable_name(i) for i, c in enumerate(self.table.columns) if not _is_short(c)
+        ]
+        self._has_long = False
         self._order: KeyOrder | None = None
         self._keyed: KeyedRelation | None = None
 
     async def pages(
-        self, connection: LivenessCheckedConnection, among: Sequence[Key] | None = None
+        self, connection: AsyncConnection[Any], among: Sequence[Key] | None = None
     ) -> AsyncGenerator[PackedKeys, None]:
         """Return all keys, in the transaction that the connection is in.
 
         `among`: those of these that are there, as the server compares; see `can_list`.
         """
+        if among is not None:
+            try:
+                found = await self._at_once(connection, among)
+            except _LongKeysError:
+                pass
+            else:
+                if found is not None:
+                    yield found
+                return
         place: tuple[bytes, ...] | None = None
         rows = PAGE_ROWS
         while (page := await self.page(connection, place, rows, among)) is not None:
             yield page
             place, rows = page.last, self.rows_after(page)
 
+    async def _at_once(
+        self, connection: AsyncConnection[Any], among: Sequence[Key]
+    ) -> PackedKeys | None:
+        """Read those of these keys that are there, in no order. Raises _LongKeysError."""
+        rows = len(among) + 1
+        relation = self._relation(await self._found(connection), among)
+        keys = self._keys(relation, [sql.SQL("")], rows)
+        page = await self._read(connection, self._short(keys, rows), tells_long=True)
+        if page is not None and page.rows == rows:  # there may be more of them
+            raise _LongKeysError
+        return page
+
     async def page(
         self,
-        connection: LivenessCheckedConnection,
+        connection: AsyncConnection[Any],
         place: Sequence[bytes] | None,
         rows: int,
         among: Sequence[Key] | None = None,
@@ -133,7 +157,6 @@ class KeyPages:
         keyed = await self._found(connection)
         if self._order is None:
             self._order = await key_order(connection, self.table, keyed.types)
-        bounds = [] if among is None else KeyList(self.table, keyed, tuple(among)).bounds
         places: list[sql.Composable] = [sql.SQL("true")]
         if place is not None:
             values = {
@@ -143,14 +166,20 @@ class KeyPages:
             places = self._order.after([values[c.name] for c in self._order.columns])
         rows = min(rows, self._most_rows)
         tails = [
-            sql.SQL("WHERE {} ORDER BY {} LIMIT {}").format(
-                sql.SQL(" AND ").join([*bounds, each]), self._order.ordering, rows
-            )
+            sql.SQL("WHERE {} ORDER BY {} LIMIT {}").format(each, self._order.ordering, rows)
             for each in places
         ]
-        encoding = sent_encoding(connection)
-        fields = await self._row(connection, self._query(connection, tails, rows))
-        return self._page(fields, encoding)
+        keys = self._keys(self._relation(keyed, among), tails, rows)
+        if not self._has_long:
+            try:
+                return await self._read(connection, self._short(keys, rows), tells_long=True)
+            except _LongKeysError:
+                self._has_long = True
+        sized = self._sized(keys)
+        page = await self._read(connection, self._cut(sized))
+        if page is None:
+            await self._refuse_larger(connection, sized)
+        return page
 
     def rows_after(self, page: PackedKeys) -> int:
         """Return how many rows the next page may have, after this one: as many as will fit."""
@@ -170,86 +199,123 @@ class KeyPages:
             self._keyed = await KeyedRelation.find(connection, self.table, self.table.key)
         return self._keyed
 
-    def _query(
-        self, connection: LivenessCheckedConnection, tails: Sequence[sql.Composable], rows: int
+    def _relation(self, keyed: KeyedRelation, among: Sequence[Key] | None) -> sql.Composable:
+        """Write what stands after FROM: the table, or those of its keys that are asked for.
+
+        OFFSET 0: these are found, and put in order then. An index that has all in order would be
+        gone through as a whole.
+        """
+        if among is None:
+            return keyed.blocks.relation
+        listed = KeyList(self.table, keyed, tuple(among))
+        return sql.SQL("(SELECT {} FROM {} AS source WHERE {} OFFSET 0)").format(
+            self._columns, listed.relation, sql.SQL(" AND ").join(listed.bounds)
+        )
+
+    @property
+    def _columns(self) -> sql.Composable:
+        return sql.SQL(", ").join(map(sql.Identifier, self.table.key))
+
+    def _keys(
+        self, relation: sql.Composable, tails: Sequence[sql.Composable], rows: int
     ) -> sql.Composed:
-        """Write the COPY of what the SELECTs with these tails give, one after the other."""
-        assert self._keyed is not None
-        server = (connection.pgconn.parameter_status(b"server_encoding") or b"").decode()
-        columns = sql.SQL(", ").join(map(sql.Identifier, self.table.key))
+        """Write what the SELECTs with these tails give, one after the other."""
         found = sql.SQL(" UNION ALL ").join(
-            sql.SQL("(SELECT {} FROM {} AS source {})").format(
-                columns, self._keyed.blocks.relation, tail
-            )
+            sql.SQL("(SELECT {} FROM {} AS source {})").format(self._columns, relation, tail)
             for tail in tails
         )
-        keys = sql.SQL("SELECT {} FROM ({}) AS source LIMIT {} OFFSET 0").format(
+        return sql.SQL("SELECT {} FROM ({}) AS source LIMIT {} OFFSET 0").format(
             packable(self.table), found, rows
         )
+
+    def _short(self, keys: sql.Composed, rows: int) -> sql.Composed:
+        """Make long values null: so a page is bounded without sums of sizes."""
+        if not self._sized_columns:
+            return keys
+        most = sql.Literal(_SHORT_PAGES * self.page_bytes // (rows * len(self.table.columns)))
+        values = [
+            sql.SQL("CASE WHEN pg_catalog.octet_length({0}) <= {1} THEN {0} END AS {0}").format(
+                name, most
+            )
+            if name in self._sized_columns
+            else name
+            for name in map(packable_name, range(len(self.table.columns)))
+        ]
+        return sql.SQL("SELECT {} FROM ({}) AS keys").format(sql.SQL(", ").join(values), keys)
+
+    def _sized(self, keys: sql.Composed) -> sql.Composed:
+        """Add to each key its number, and the bytes so far: known without having the values."""
+        sums = [
+            sql.SQL("pg_catalog.sum(pg_catalog.octet_length({})) OVER so_far").format(name)
+            for name in self._sized_columns
+        ]
         return sql.SQL(
-            "COPY (SELECT 0::pg_catalog.int8, {packed}{last} FROM ({keys}) AS rows)"
-            " TO STDOUT (FORMAT binary)"
+            "SELECT *, {} AS bytes, pg_catalog.row_number() OVER so_far AS number"
+            " FROM ({}) AS keys WINDOW so_far AS (ROWS UNBOUNDED PRECEDING)"
+        ).format(sql.SQL(" + ").join(sums), keys)
+
+    def _cut(self, sized: sql.Composed) -> sql.Composed:
+        """Leave out what is beyond a page, and a first key that is too large."""
+        return sql.SQL(
+            "SELECT * FROM ({}) AS keys WHERE bytes <= {} OR number = 1 AND bytes <= {}"
+        ).format(sized, self.page_bytes, self._key_limit_bytes)
+
+    async def _read(
+        self, connection: AsyncConnection[Any], keys: sql.Composed, *, tells_long: bool = False
+    ) -> PackedKeys | None:
+        """Read these keys as a page; None if there are none.
+
+        `tells_long`: null stands for a value that is too long, which is a _LongKeysError.
+        """
+        server = (connection.pgconn.parameter_status(b"server_encoding") or b"").decode()
+        encoding = sent_encoding(connection)
+        query = sql.SQL(
+            "SELECT 0::pg_catalog.int8, {packed}{last}, {has_null} FROM ({keys}) AS rows"
         ).format(
             packed=packed(
                 self.table,
                 Packing.MEASURED,
-                is_converted=sent_encoding(connection) is None and server not in _UNPACKED,
+                is_converted=encoding is None and server not in _UNPACKED,
             ),
             last=sql.SQL("").join(
                 sql.SQL(", {}").format(_last_of_array(i)) for i in self._numbers(ColumnForm.FIXED)
             ),
-            keys=self._cut(keys),
-        )
-
-    def _cut(self, keys: sql.Composable) -> sql.Composable:
-        """Cut keys by their bytes, which the server knows without having them as a whole."""
-        sizes = [
-            sql.SQL("pg_catalog.sum(pg_catalog.octet_length({})) OVER so_far").format(
-                packable_name(i)
+            has_null=sql.SQL(" OR ").join(
+                sql.SQL("pg_catalog.count({}) < pg_catalog.count(*)").format(name)
+                for name in self._sized_columns
             )
-            for i, column in enumerate(self.table.columns)
-            if not _is_short(column)
-        ]
-        if not sizes:
-            return keys
-        return sql.SQL(
-            "SELECT * FROM (SELECT *, {} AS bytes, pg_catalog.row_number() OVER so_far AS number"
-            " FROM ({}) AS keys WINDOW so_far AS (ROWS UNBOUNDED PRECEDING)) AS keys"
-            " WHERE bytes <= {} OR number = 1"
-        ).format(sql.SQL(" + ").join(sizes), keys, self.page_bytes)
+            if self._sized_columns
+            else sql.SQL("false"),
+            keys=keys,
+        )
+        await read_bytes_as_they_are(connection)
+        async with connection.cursor(binary=True) as cursor:
+            await cursor.execute(query_bytes(connection, query))
+            result = cursor.pgresult
+            assert result is not None
+            *fields, has_null = [result.get_value(0, i) for i in range(result.nfields)]
+        await read_bytes_as_they_are(connection, yes=False)
+        if has_null == b"\1" and tells_long:
+            raise _LongKeysError
+        return self._page(fields, encoding)
 
-    async def _row(
-        self, connection: LivenessCheckedConnection, query: sql.Composed
-    ) -> Sequence[bytes | None]:
-        """Return the fields of the only row of a COPY."""
-        width = fields_of(self.table, Packing.MEASURED) + len(self._numbers(ColumnForm.FIXED))
-        rows = CopyFields(f"keys of {self.table.id}", width)
-        limit_bytes = _CONVERTED * self._key_limit_bytes
-        found: list[list[bytes | None]] = []
-        copied = copying(connection, query, limit_bytes=limit_bytes, linger_s=_LINGER_S)
-        async with copied as blocks:
-            async for block in blocks:
-                if block.passed_bytes:
-                    raise self._too_large(block.passed_bytes)
-                for start, end in zip(block.starts.tolist(), block.ends.tolist(), strict=True):
-                    spans = rows.row(block.buffer, start, end)
-                    if spans is not None:
-                        found.append(
-                            [None if n < 0 else block.buffer[at : at + n] for at, n in spans]
-                        )
-        rows.finish()
-        if len(found) != 1:
-            raise rows.malformed("another number of rows than one")
-        return found[0]
-
-    def _too_large(self, key_bytes: int) -> TableError:
-        return key_too_large(self.table.id, key_bytes, self._key_limit_bytes)
+    async def _refuse_larger(self, connection: AsyncConnection[Any], keys: sql.Composed) -> None:
+        """Raise TableError if the first of those keys is too large."""
+        query = sql.SQL("SELECT bytes FROM ({}) AS keys WHERE number = 1").format(keys)
+        await read_bytes_as_they_are(connection)
+        cursor = await connection.execute(query_bytes(connection, query))
+        row = await cursor.fetchone()
+        await read_bytes_as_they_are(connection, yes=False)
+        if row is not None and row[0] > self._key_limit_bytes:
+            raise key_too_large(self.table.id, row[0], self._key_limit_bytes)
 
     def _numbers(self, form: ColumnForm) -> list[int]:
         return [i for i, c in enumerate(self.table.columns) if form_of(c) is form]
 
     def _page(self, fields: Sequence[bytes | None], encoding: Encoding | None) -> PackedKeys | None:
         fixed = self._numbers(ColumnForm.FIXED)
+        if len(fields) != fields_of(self.table, Packing.MEASURED) + len(fixed):
+            raise ProtocolError("a page of keys with another number of fields")
         count = fields[1]
         if count is not None and len(count) != _LENGTH.size:
             raise ProtocolError("a page of keys without their number")
@@ -267,8 +333,6 @@ class KeyPages:
             else:
                 last.append(_last_value(fields[at], fields[at + 1], form))
                 at += 2
-        if (key_bytes := sum(map(len, last))) > self._key_limit_bytes:
-            raise self._too_large(key_bytes)
         return PackedKeys(self.table, _copied(fields), rows, tuple(last), encoding)
 
 
