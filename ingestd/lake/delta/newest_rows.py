@@ -18,12 +18,17 @@ from deltalake.exceptions import TableNotFoundError
 
 from ingestd.lake.delta.arrow_types import plain
 from ingestd.lake.delta.log_files import open_table
-from ingestd.lake.delta.read import BATCH_ROWS, IN_PARTS, conform, list_files, open_parquet
+from ingestd.lake.delta.read import (
+    BATCH_ROWS,
+    IN_PARTS,
+    batch_rows,
+    conform,
+    list_files,
+    open_parquet,
+)
 from ingestd.lake.store.errors import storage_faults
 from ingestd.lake.store.store import Store
 
-_BATCH_BYTES = 16 << 20
-"""About how much of whole rows is read at a time."""
 Place = tuple[int, int, int]
 """Of a row: the file's number, the row group's, and the row's in it."""
 
@@ -114,9 +119,7 @@ def _rows(
     names = [name for name in schema.names if name in parquet.schema_arrow.names]
     for group in sorted({place[1] for place in places if place[0] == number}):
         wanted = {place[2] for place in places if place[:2] == (number, group)}
-        metadata = parquet.metadata.row_group(group)
-        row_bytes = max(1, metadata.total_byte_size // max(1, metadata.num_rows))
-        size = max(1, min(BATCH_ROWS, _BATCH_BYTES // row_bytes))
+        size = batch_rows(parquet, names, group)
         at = 0
         for batch in parquet.iter_batches(
             size, row_groups=[group], columns=names, use_threads=False

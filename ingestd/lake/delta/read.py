@@ -5,7 +5,7 @@ Not by `DeltaTable.to_pyarrow_table`, which with pyarrow 26 aborts the interpret
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
@@ -27,6 +27,8 @@ from ingestd.model.errors import DamagedError
 from ingestd.model.schema import TableId
 
 BATCH_ROWS = 1 << 15
+BATCH_BYTES = 16 << 20
+"""Rows that are read at a time: no more than so many, and of large ones fewer."""
 IN_PARTS = {"buffer_size": 1 << 20, "pre_buffer": False}
 """How a file is opened of whose columns a part is read at a time: else all of a column in a row
 group is, compressed or not."""
@@ -99,7 +101,7 @@ def read_each(
 def read_batches(
     store: Store, folder: str, columns: Sequence[str]
 ) -> Generator[pa.RecordBatch, None, None]:
-    """Yield these columns of the newest version, in batches of BATCH_ROWS; none without a table.
+    """Yield these columns of the newest version, in batches; none without a table.
 
     What the table lacks of them is left out.
     """
@@ -114,11 +116,41 @@ def read_batches(
         for path, _, _ in list_files(handle):
             with open_parquet(store, f"{folder}/{path}", **IN_PARTS) as file:
                 present = [name for name in schema.names if name in file.schema_arrow.names]
-                batches = file.iter_batches(BATCH_ROWS, columns=present, use_threads=False)
+                size = batch_rows(file, present)
+                batches = file.iter_batches(size, columns=present, use_threads=False)
                 for number, batch in enumerate(batches, 1):
                     yield from conform(pa.Table.from_batches([batch]), schema).to_batches()
                     if number % _RELEASED_EVERY == 0:
                         pa.default_memory_pool().release_unused()
+
+
+def batch_rows(
+    file: pq.ParquetFile,
+    names: Sequence[str],
+    group: int | None = None,
+    *,
+    most_rows: int = BATCH_ROWS,
+) -> int:
+    """Return how many rows of a file fit into BATCH_BYTES, by the sizes of these columns.
+
+    `group`: of this row group, else of the one with the largest rows.
+    """
+    groups = range(file.num_row_groups) if group is None else [group]
+    wanted = frozenset(names)
+    row_bytes = max((_row_bytes(file.metadata.row_group(i), wanted) for i in groups), default=0)
+    return max(1, min(most_rows, BATCH_BYTES // max(1, row_bytes)))
+
+
+def _row_bytes(group: Any, names: Collection[str]) -> int:  # noqa: ANN401 - pyarrow has no types
+    leaves = map(group.column, range(group.num_columns))
+    nbytes = sum(x.total_uncompressed_size for x in leaves if _is_of(x.path_in_schema, names))
+    return int(nbytes // max(1, group.num_rows))
+
+
+def _is_of(leaf: str, names: Collection[str]) -> bool:
+    """Return whether a leaf, as ``a.list.element``, is of one of these columns; names have dots."""
+    parts = leaf.split(".")
+    return any(".".join(parts[:end]) in names for end in range(1, len(parts) + 1))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ingestd.lake.delta.arrow_types import plain
-from ingestd.lake.delta.read import IN_PARTS, conform, open_parquet
+from ingestd.lake.delta.read import IN_PARTS, batch_rows, conform, open_parquet
 from ingestd.lake.delta.tail import File
 from ingestd.lake.schema_evolution import has_other_types
 from ingestd.lake.store.store import Store
@@ -22,8 +22,6 @@ from ingestd.model.changes import TRUNCATE
 from ingestd.ports.verify import Digested, VerifyPoint
 
 BATCH_ROWS = 1 << 16
-_BATCH_BYTES = 32 << 20
-"""Of a file's rows as they are stored: fewer are read at a time where they are large."""
 PLACE = ("_cdc_op", "_cdc_lsn", "_cdc_seq", "_cdc_xid")
 POSITION = pa.schema(
     [("_cdc_op", pa.string()), *((name, pa.int64()) for name in PLACE if name != "_cdc_op")]
@@ -71,7 +69,7 @@ def batches_of(looked: PinnedChanges, names: Sequence[str]) -> Iterator[pa.Recor
         where = f"{looked.folder}/{path}"
         with open_parquet(looked.store, where, **IN_PARTS) as file:
             present = [n for n in dict.fromkeys(names) if n in file.schema_arrow.names]
-            count = _batch_rows(file.metadata)
+            count = batch_rows(file, present, most_rows=BATCH_ROWS)
             for batch in file.iter_batches(count, columns=present, use_threads=False):
                 yield _seen(_typed(plain(batch), looked.schema), looked)
 
@@ -85,12 +83,6 @@ def _typed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         return batch
     rows = conform(pa.Table.from_batches([batch]), wanted).combine_chunks()
     return pa.RecordBatch.from_arrays([c.combine_chunks() for c in rows.columns], schema=wanted)
-
-
-def _batch_rows(metadata: Any) -> int:  # noqa: ANN401 - pyarrow has no types
-    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    row_bytes = max((g.total_byte_size // max(1, g.num_rows) for g in groups), default=0)
-    return max(1, min(BATCH_ROWS, _BATCH_BYTES // max(1, row_bytes)))
 
 
 def _seen(batch: pa.RecordBatch, looked: PinnedChanges) -> pa.RecordBatch:
