@@ -75,7 +75,7 @@ class FillingEpoch:
     watermark in the lake (I4). `holds_rows_read`: rows of snapshots are in it; it is closed above
     `start` only, so that its raw tables' app transactions grow. `loads`: readings of tables whose
     last rows are in it, `splits`: pieces of such; `lists_more`: the lake has rows of it already
-    (`Committed.unlisted`), which no replay need bring; `commit_times`: those that this
+    (`LakeState.unlisted`), which no replay need bring; `commit_times`: those that this
     server's clock gave; `replicated`: how many transactions have another's; `awaits`: readings
     without which it is not closed unless it holds `patience_bytes`. Times are monotonic seconds.
     """

@@ -87,7 +87,7 @@ def _writing() -> Iterator[None]:
 
 @dataclass(slots=True)
 class SnapshotRun:
-    """Tables that are read together, by the numbers of their readings in the TableBook.
+    """Tables that are read together, by the numbers of their readings in the TableSet.
 
     `give` takes what is read, in its order. `is_partial`: some rows of a table that stays as it is.
     `marked`: tables whose closing `t` an earlier run gave, and then was killed.

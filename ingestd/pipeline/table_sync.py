@@ -59,7 +59,7 @@ _PASSING = frozenset(
 """Reasons of transient faults that leave the stream unharmed."""
 
 Loads = Mapping[TableId, int]
-"""The numbers of tables' readings in the TableBook."""
+"""The numbers of tables' readings in the TableSet."""
 
 
 class TableSync:

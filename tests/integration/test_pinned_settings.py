@@ -247,7 +247,9 @@ async def test_every_connection_to_a_source_is_made_in_one_place() -> None:
     from pathlib import Path  # noqa: PLC0415
 
     root = Path(__file__).parents[2]
-    made = re.compile(r"\b(?:psycopg|AsyncConnection|Connection|WatchedConnection)\.connect\(")
+    made = re.compile(
+        r"\b(?:psycopg|AsyncConnection|Connection|LivenessCheckedConnection)\.connect\("
+    )
     found = {
         str(path.relative_to(root))
         for folder in ("ingestd", "spark_jobs")

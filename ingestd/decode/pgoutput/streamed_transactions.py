@@ -74,7 +74,7 @@ _ORDINARY_BEGIN = struct.Struct(">cQqI")
 _ORDINARY_COMMIT = struct.Struct(">cBQQq")
 
 Stretch = tuple[bytes | memoryview, Ints, Ints]
-"""A buffer and where its messages start and end: what `StreamDecoder.feed` takes."""
+"""A buffer and where its messages start and end: what `PgoutputDecoder.feed` takes."""
 Xids = NDArray[np.uint32]
 
 

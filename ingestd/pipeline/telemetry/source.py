@@ -35,7 +35,7 @@ REMIND_EVERY = timedelta(hours=1)
 
 
 class SourceTelemetry(TableTelemetry):
-    """Keeps one source's status and metrics: see TableWatch.
+    """Keeps one source's status and metrics: see TableTelemetry.
 
     `epoch_listeners`: called with each epoch that has become durable.
     """

@@ -4,7 +4,7 @@ Of one transaction, or of statements without a pause, a look sees only the end. 
 added, written and renamed in between has left its values under a name that the catalog never had,
 or that another column has now; a partition that was made, filled and dropped, its rows. The stream
 tells of both: of the columns by a RELATION message, which lists them by their numbers, of the
-partition by another before its first change (`StreamDecoder`).
+partition by another before its first change (`PgoutputDecoder`).
 
 Told is only judged by a look that sees the transaction which told it: what a transaction wrote may
 be in the stream before. Nothing must be judged where rows of that transaction are void: the table
