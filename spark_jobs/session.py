@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,7 +86,31 @@ def job_session(
     else:
         session = local_session(app_name, settings=settings)
     require_versions(session)
+    _log_no_statistics(session)
     return session
+
+
+_OF_SNAPSHOTS = ("org.apache.spark.sql.delta.Snapshot", "org.apache.spark.sql.delta.DeltaLog")
+"""Loggers of Delta that log, at INFO, files with their statistics: values of rows."""
+
+
+def _log_no_statistics(session: SparkSession) -> None:
+    """Keep statistics out of the driver's log, whose level is INFO where nobody sets it.
+
+    Not on a Connect server, nor where Spark logs by something else than log4j 2.
+    """
+    from py4j.protocol import Py4JError  # noqa: PLC0415 - only where pyspark is installed
+
+    from spark_jobs.delta_log.jvm import java_class  # noqa: PLC0415 - imports py4j
+
+    if getattr(session, "_jvm", None) is None:
+        return
+    with suppress(Py4JError, TypeError):
+        warn = java_class(session, "org.apache.logging.log4j.Level").WARN
+        for name in _OF_SNAPSHOTS:
+            java_class(session, "org.apache.logging.log4j.core.config.Configurator").setLevel(
+                name, warn
+            )
 
 
 _IS_SUBMITTED = "PYSPARK_GATEWAY_PORT"
