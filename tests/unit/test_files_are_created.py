@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 ROOT = Path(ingestd.__file__).parent.parent
 MEANT = {
     ("ingestd/process/file_creation.py", "os.open"): "it is the rule",
-    ("ingestd/lake/store/store.py", "open"): "mode x: O_EXCL, which follows no link",
     (
         "ingestd/lake/store/plain_files.py",
         "os.open",
