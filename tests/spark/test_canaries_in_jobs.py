@@ -142,5 +142,6 @@ def test_no_canary_is_in_what_spark_jobs_write(
         assert_untold(out + told, f"{job} that fails")
     again = ("-m", "spark_jobs.backfill", *given, "--again", "public.every", "public.large")
     code, out, told = run(tmp_path, *again)
-    assert code == 0, told
+    assert code == 1, told
+    assert "is more than the source may hold" in told
     assert_untold(out + told, "backfill")
