@@ -13,6 +13,8 @@ Source: AWS documentation, "Conditional requests"; object_store's `PutMode::Crea
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -178,7 +180,7 @@ def _name(option: str) -> str:
 
 
 class S3Objects:
-    """Puts objects. All calls block, and let other threads run. Raises OSError."""
+    """Puts and reads objects. All calls block, and let other threads run. Raises OSError."""
 
     def __init__(self, store: S3Store) -> None:
         self._store = store
@@ -198,9 +200,21 @@ class S3Objects:
             opened = obstore.open_writer(
                 self._store, path, buffer_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE
             )
-        return S3Object(opened, partial(self._size, path))
+        return S3Object(opened, partial(self.size, path))
 
-    def _size(self, path: str) -> int | None:
+    def read(self, path: str, ensure: Callable[[int], None]) -> bytes:
+        """Read an object, unless `ensure` raises at its size. Raises FileNotFoundError."""
+        try:
+            with _as_os_error(keeps_missing=True):
+                found = obstore.get(self._store, path)
+        except FileNotFoundError:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from None
+        ensure(found.meta["size"])
+        with _as_os_error():
+            return bytes(found.bytes())
+
+    def size(self, path: str) -> int | None:
+        """Return the size of an object, None if there is none."""
         with _as_os_error(), suppress(FileNotFoundError):
             return obstore.head(self._store, path)["size"]
         return None
@@ -235,11 +249,15 @@ class S3Object:
 
 
 @contextmanager
-def _as_os_error() -> Iterator[None]:
+def _as_os_error(*, keeps_missing: bool = False) -> Iterator[None]:
     try:
         yield
     except AlreadyExistsError as error:
         raise FileExistsError(_told(error)) from error
+    except FileNotFoundError as error:
+        if keeps_missing:
+            raise
+        raise OSError(_told(error)) from error
     except (BaseError, OSError) as error:  # FileNotFoundError where there is no bucket
         raise OSError(_told(error)) from error
 

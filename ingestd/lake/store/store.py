@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote, urlsplit
@@ -420,14 +421,21 @@ class ObjectStore:
 
     @timed
     def read(self, path: str, most_bytes: int) -> bytes:
-        """Read an object."""
+        """Read an object. deltalake's file system lets no other thread run until it answers."""
+        if self._objects is not None:
+            return self._objects.read(path, partial(self._ensure_size, path, most_bytes))
         with self._files.open_input_file(path) as file:
-            ensure_size(self.uri(path), file.size(), most_bytes)
+            self._ensure_size(path, most_bytes, file.size())
             return bytes(file.read())
+
+    def _ensure_size(self, path: str, most_bytes: int, nbytes: int) -> None:
+        ensure_size(self.uri(path), nbytes, most_bytes)
 
     @timed
     def size(self, path: str) -> int | None:
         """Size of an object."""
+        if self._objects is not None:
+            return self._objects.size(path)
         (info,) = self._files.get_file_info([path])
         return int(info.size) if info.type == pafs.FileType.File else None
 
