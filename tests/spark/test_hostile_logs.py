@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["mirror", "raw"]
 
 pytestmark = pytest.mark.attack("lake writer")
-CANARY = 666
+CANARY = 1_666_666_661
 
 
 def thorough(value: str) -> Any:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 A, B = make_table("a"), make_table("b")
 FOLDER = "shop/public/a"
-CANARY = 666
+CANARY = 1_666_666_661
 EPOCHS = 9
 DAYS_30 = 30 * 86400.0
 
