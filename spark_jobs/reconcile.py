@@ -6,7 +6,7 @@ The source is read at an exact point L by Spark's executors, moved on by the cha
 has from L to where the mirror is, and compared to the mirror: hashes over ranges first, then the
 keys of ranges that differ. docs/reconcile.md says why no difference is only one of timing.
 
-Exit codes: 0 all equal; 1 something differs or must be mended by someone; 2 wrong usage or config;
+Exit codes: 0 all equal; 1 something differs or must be fixed; 2 wrong usage or config;
 75 could not be compared now.
 """
 

@@ -94,7 +94,7 @@ class _RefusedConnections:
         self._told_at: float | None = None
 
     def is_told(self, context: Mapping[str, Any]) -> bool:
-        """Return whether this is that, and was told not long ago."""
+        """Return whether this is that, and was reported recently."""
         if "socket" not in context or not isinstance(context.get("exception"), OSError):
             return False
         now = time.monotonic()

@@ -63,7 +63,7 @@ class ServiceManager:
 
 
 class SystemdNotifier:
-    """What was told and what must be told; `now`: of a clock that only goes forward, seconds."""
+    """What was reported and what must be; `now`: of a clock that only goes forward, seconds."""
 
     def __init__(
         self,

@@ -151,7 +151,7 @@ class DedupWindow:
         return len(self._again) + self._unsent_rows
 
     def owe_again(self, keys: set[Key]) -> None:
-        """Record that what was to be read has been; of these rows in vain: they were overtaken."""
+        """Record that the rows asked for were read; these were superseded meanwhile."""
         self._again |= keys
         self._asked = set()
 

@@ -321,7 +321,7 @@ class ChangeCapture(Protocol):
         ...
 
     def live(self, after: Lsn | None) -> AsyncGenerator[Chunk, None]:
-        """Yield the changes of transactions with commit_lsn >= `after`, in commit order, for ever.
+        """Yield changes of transactions with commit_lsn >= `after`, in commit order, indefinitely.
 
         `after` must be durable: the source may take it as confirmed. None: from the confirmed
         position. Bounded memory: not asking for the next chunk holds the

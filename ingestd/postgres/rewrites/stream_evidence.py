@@ -273,7 +273,7 @@ class StreamEvidence:
         looked_at: Mapping[int, TableFingerprint],
         voided: Iterable[int],
     ) -> None:
-        """Record that this is told of, by a look at these tables, some of which are re-read."""
+        """Record that this is reported by a look at these tables, some of which are re-read."""
         for oid, told in taken.columns.items():
             if self._columns.get(oid) is told:  # nothing was told since
                 del self._columns[oid]

@@ -39,7 +39,7 @@ class FingerprintTracker:
         return oid in self._seen
 
     def keep(self, seen: Mapping[int, TableFingerprint]) -> None:
-        """Record that this was looked at, and that what differed is told of."""
+        """Record that this was looked at, and that what differed is reported."""
         self._seen |= seen
 
     @contextlib.asynccontextmanager
