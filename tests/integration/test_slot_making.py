@@ -236,6 +236,9 @@ def test_a_slot_that_was_read_is_kept_though_no_table_is_live(
         names = 'slot = "s"\ndiscover_interval = "200ms"'
         daemon = make_daemon(wal_config(lake=lake, dsn=database.dsn, source_extra=names))
         daemon.start_ready(LIMIT_S)
+        # Ready comes before the registry's row: without this wait, the rows
+        # awaited below could be those of the first snapshot.
+        await_until(lambda: registry(lake)[-1]["state"] == "live", LIMIT_S, daemon.tail)
         with database.connect() as writer:
             begun(writer)  # reading can't begin before its end
             database.execute("ALTER TABLE t ALTER a TYPE varchar(50) USING a || 'z'")
