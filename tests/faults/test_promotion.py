@@ -287,7 +287,7 @@ def test_a_failover_in_mid_drain_to_a_standby_that_is_behind_is_told(
             daemon.await_ready()
             assert_lake_equals_source(other, lake, limit_s=LIMIT_S)
             assert_change_log_is_sound(other, lake)
-            assert "this server never got" in loss(daemon)
+            assert "this server never received" in loss(daemon)
             assert daemon.sigterm() == 0
 
 

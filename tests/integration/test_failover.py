@@ -106,7 +106,7 @@ def test_a_lake_that_has_what_the_promoted_standby_never_got_is_read_anew(
             other.execute("DELETE FROM orders WHERE id <= 10")
             daemon.start_ready()
             assert_equal(other, lake)
-            assert "it has changes that this server never got" in loss(daemon)
+            assert "it has changes that this server never received" in loss(daemon)
             assert snapshots(lake) == 2
             assert slot(other, "synced") is False  # a new one
             daemon.close()

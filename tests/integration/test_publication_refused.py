@@ -85,7 +85,7 @@ def test_a_table_that_the_server_keeps_out_stops_alone(
         lambda: f"the others to go on: {tables()}",
     )
     found = [tables()[name] for name in BARRED]
-    assert all("the server refuses to put it into publication" in t["reason"] for t in found)
+    assert all("the server refuses to add it to publication" in t["reason"] for t in found)
     database.execute("DROP EVENT TRIGGER guard", *[table["remedy"] for table in found])
     await_until(lambda: are("live", *BARRED), LIMIT_S, lambda: f"them to be taken: {tables()}")
 

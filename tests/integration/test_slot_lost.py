@@ -47,7 +47,7 @@ def test_a_slot_moved_beyond_the_lake_is_read_anew(lake: Path, make_daemon: Make
         daemon.start_ready()
         assert_equal(shop, lake)
         [given_up] = daemon.events("source.lake_lost")
-        assert "somebody else moved the slot" in given_up["reason"]
+        assert "another client moved or re-created the slot" in given_up["reason"]
         assert given_up["reason"] in {row["reason"] for row in registry(lake)}
         assert snapshots(lake) == 2
         daemon.close()
@@ -202,7 +202,7 @@ def test_another_server_that_is_ahead_is_told_by_its_identifier(
         daemon.write_config(config(other, lake))
         daemon.start_ready()
         assert_equal(other, lake)
-        assert "another server (system identifier" in loss(daemon)
+        assert "this server (system identifier" in loss(daemon)
         assert snapshots(lake) == 2
         daemon.close()
 
@@ -229,6 +229,6 @@ def test_another_server_under_the_same_address_is_told_and_read_anew(
         move_on(other, failed)
         daemon.start_ready()
         assert_equal(other, lake)
-        assert "or is another one" in loss(daemon)
+        assert "or it is another server" in loss(daemon)
         assert snapshots(lake) == 2
         daemon.close()

@@ -146,7 +146,7 @@ def test_without_a_second_slot_it_is_made_anew_if_anything_was_altered_meanwhile
             if is_altered:
                 await_until(lambda: daemon.events("source.failed"), LIMIT_S, daemon.tail)
                 [failed, *_] = daemon.events("source.failed")
-                assert "a second one is needed for a moment" in failed["reason"]
+                assert "a second slot is needed for a moment" in failed["reason"]
                 assert "max_replication_slots" in failed["remedy"]
                 v.execute("COMMIT")
             daemon.await_ready(LIMIT_S)

@@ -104,7 +104,7 @@ def test_an_old_standby_is_refused_with_the_remedy(lake: Path, make_daemon: Make
             daemon.start()
             failed = stopped_for(daemon)
             assert "the server is a standby, and PostgreSQL 15" in failed["reason"]
-            assert "give the dsn of the primary" in failed["remedy"]
+            assert "set the dsn of the primary" in failed["remedy"]
             lines = asyncio.run(preflight("shop", settings(shop_on(standby))))
             [server] = [line for line in lines if line.subject == "server"]
             assert (server.level, "is a standby" in server.detail) == ("fail", True)
@@ -134,7 +134,7 @@ def test_a_standby_is_read_and_streamed_and_goes_on_when_promoted(
             daemon = make_daemon(config(other, lake))
             daemon.start()
             failed = stopped_for(daemon)
-            assert "does not exist, and a standby can't make it" in failed["reason"]
+            assert "does not exist, and a standby can't create it" in failed["reason"]
             assert failed["remedy"].endswith("-- on the primary")
             shop.execute(failed["remedy"].partition(";")[0])
             await_replayed(primary, standby)

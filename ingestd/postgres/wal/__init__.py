@@ -2,13 +2,13 @@
 
 Who owns what::
 
-    capture.py             the ChangeCapture that holds the rest together
-    server.py              what the server is and may do
-    publication.py         which tables the server sends; its statements: publication_sql.py
-    slots/                 what the server keeps, and the points at which snapshots are exported
+    capture.py             the ChangeCapture, composed of the modules below
+    server.py              the server's version, settings and privileges
+    publication.py         the tables that the server sends; its statements: publication_sql.py
+    slots/                 replication slots, and the points at which they export snapshots
     replication_stream.py  START_REPLICATION: blocks of messages, read by
     ../transport/copy_reader.py change_stream.py       the backlog, then the stream
-    relation_cache.py      which table a message of the stream is about
+    relation_cache.py      the captured table that a message of the stream belongs to
     drain/                 a backlog, by SQL functions; slots/advance.py moves the slot meanwhile
     preflight.py           `ingestd check`
     connector.py           the factory that the registry knows

@@ -1,4 +1,4 @@
-"""A block of the stream, decoded some chunks at a time, in a thread."""
+"""A block of the stream, decoded a few chunks at a time, in a thread."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ingestd.postgres.transport.copy_reader import ReceivedBytes
 from ingestd.postgres.wal.drain.drain import timed_feed
 
 GIVEN_BYTES = 16 << 20
-"""A transaction that was kept while open is of any size: so much of it is decoded at a time."""
+"""A buffered transaction may be of any size: this much of it is decoded at a time."""
 
 
 class BlockDecoder:
     """One block's chunks.
 
-    After the first `some`: `reply_requested`, the server waits for a reply; `ended`, what it ended
-    the stream with, after these.
+    Set by the first `some`: `reply_requested`, the server waits for a reply; `ended`, the error
+    with which it ended the stream after these chunks.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class BlockDecoder:
         self.is_done = False
 
     def some(self) -> list[Chunk]:
-        """Return the next chunks, all or about `GIVEN_BYTES` of them. Raises ProtocolError."""
+        """Return the next chunks, up to about `GIVEN_BYTES`. Raises ProtocolError."""
         found, nbytes = [], 0
         for chunk in self._chunks:
             found.append(chunk)

@@ -60,9 +60,9 @@ from ingestd.postgres.wal.slots.snapshot import TableSnapshot
 from ingestd.postgres.wal.spool import SpoolPolicy
 
 DDL_PATIENCE_S = 0.2
-"""Until the catalog is checked again for DDL that the last check did not see."""
+"""The delay before the catalog is checked again for DDL that the last check did not see."""
 SIZE_PATIENCE_S = 1.0
-"""How long a table's size may wait for who holds the table."""
+"""How long reading a table's size may wait for a lock on the table."""
 
 
 class WalCapture:
@@ -111,17 +111,17 @@ class WalCapture:
             past=self._past,
         )
         self._is_live = False
-        self._unread_above: Lsn | None = None  # of a slot above nothing was read; all will be
-        self._reach: Lsn | None = None  # where the slot may be at most, before the stream
+        self._unread_above: Lsn | None = None  # nothing was read from a slot above this
+        self._reach: Lsn | None = None  # the slot's highest valid position before the stream
         self._began = 0
         self._sent_whole: frozenset[int] = frozenset()
 
     async def claim(self) -> None:
-        """Take the claim that goes with the slot's name."""
+        """Take the claim on the slot's name."""
         await self._control.claim(
             self._slot,
-            taken=f"another ingestd works on slot {self._slot!r}",
-            remedy="stop the other one; this one takes over as soon as that has ended",
+                taken=f"another ingestd works on slot {self._slot!r}",
+                remedy="stop the other one; this one takes over as soon as it has ended",
         )
 
     async def hold(self) -> None:
@@ -129,7 +129,7 @@ class WalCapture:
         await self._control.hold()
 
     async def discover(self, known: Mapping[TableId, RegisteredTable]) -> Discovery:
-        """Read the catalog, hold it against `tables` and against what the lake has."""
+        """Read the catalog; compare it with `tables` and with what the lake has."""
         control = await self._control.connection()
         with self._control.errors("discover"):
             server = await self._checked_server(control)
@@ -138,7 +138,7 @@ class WalCapture:
             return replace(found, notices=(*found.notices, *notices))
 
     async def tables_changed(self) -> None:
-        """Compare the catalog with that of the last discovery: now and then, or when told to."""
+        """Return once the catalog differs from the last discovery: check regularly or on notice."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.discover_interval):
@@ -160,11 +160,11 @@ class WalCapture:
                 if await self._tables.ddl_log_changed(control):
                     return True
             has_changed = await self._tables.have_changed()
-            if self._tables.told.ddl.awaits:  # a commit is in the WAL before others see it
+            if self._tables.told.ddl.awaits:  # a commit is in the WAL before it is visible
                 loop = asyncio.get_running_loop()
                 loop.call_later(DDL_PATIENCE_S, self._relations.noticed.set)
             return has_changed
-        return False  # a table that is locked for long is looked at later
+        return False  # a table that is locked for long is checked later
 
     async def continuity(self, committed: LakeState) -> Continuity:
         """Compare slot and server with what the lake holds."""
@@ -183,7 +183,7 @@ class WalCapture:
     async def prepare(
         self, tables: Sequence[Table], *, renew: bool = False, read_to: Lsn | None = None
     ) -> Prepared:
-        """Make or check publication and slot."""
+        """Create, alter or check publication and slot."""
         control = await self._control.connection()
         self._relations.keep(tables, self._tables.departed)
         self._delivery.resolve_again()
@@ -213,17 +213,17 @@ class WalCapture:
                     self._past.lacks_publication = False
                     exported = await without_walsender(self._settings, exported)
                 self._reach = exported.point if exported is not None else self._reach
-                if self._reach is None:  # one that serves wherever it stands
+                if self._reach is None:  # an unmanaged slot, valid at any position
                     self._reach = await self._slot_position()
                 if exported is not None:
-                    # Making the slot has waited for whoever wrote before they were published.
+                    # Creating the slot waited for transactions older than the publication.
                     self._sent_whole = frozenset(t.oid for t in tables if t.id not in busy)
                     self._exported = exported
                     self._delivery.begin_anew()
         return Prepared(busy, storages)
 
     async def chunked(self, tables: Sequence[Table], *, initial: bool) -> frozenset[TableId]:
-        """By size, if it is the first load; none on a standby, whose snapshots hide who runs."""
+        """By size on the first load; none on a standby: snapshots hide running transactions."""
         able = [t for t in tables if can_be_chunked(t)]
         least = self._settings.snapshot_chunked_above if initial else 0
         with self._control.errors("sizes"):
@@ -244,7 +244,7 @@ class WalCapture:
         left: str = "",
         where: str | None = None,
     ) -> Snapshot:
-        """In chunks, or at the new slot's point, or at that of a temporary one."""
+        """In chunks, or at the new slot's point, or at a temporary slot's point."""
         self._snapshots = [s for s in self._snapshots if not s.is_closed]
         snapshot: TableSnapshot | ChunkedSnapshot
         if chunked:
@@ -281,7 +281,7 @@ class WalCapture:
         return TableSnapshot(self._settings, exported, tables, row_limit_bytes=limit_bytes)
 
     async def live(self, after: Lsn | None) -> AsyncGenerator[Chunk, None]:
-        """Give the changes from `after`, or from the slot's confirmed position if that is later."""
+        """Yield the changes from `after`, or from the slot's confirmed position if it is later."""
         self._is_live = True
         control = await self._control.connection()
         with self._control.errors("live"):
@@ -305,13 +305,13 @@ class WalCapture:
                 yield judged
 
     async def seen(self) -> PgSnapshot:
-        """Ask on the connection that holds the claim."""
+        """Query on the connection that holds the claim."""
         control = await self._control.connection()
         with self._control.errors("snapshot"):
             return await look(control)
 
     def checkpoint_requested(self) -> bool:
-        """Return whether the server asked for a reply with everything sent, or a backlog was."""
+        """Return whether the server asked for a reply, or a backlog was delivered."""
         return self._delivery.checkpoint_requested
 
     async def confirm(self, position: Lsn) -> None:
@@ -319,7 +319,7 @@ class WalCapture:
         await self._delivery.confirm(position)
 
     async def lag(self) -> CaptureLag:
-        """Ask pg_replication_slots."""
+        """Query pg_replication_slots."""
         with self._control.errors("lag"):
             slot = await find_slot(await self._monitoring(), self._slot)
         if slot is None:
@@ -336,12 +336,12 @@ class WalCapture:
         )
 
     async def health(self) -> None:
-        """Ask the connection that holds the claim."""
+        """Query on the connection that holds the claim."""
         await self._control.health()
 
     async def close(self) -> None:
-        """Close all connections; the lock and a temporary slot go with them."""
-        async with contextlib.AsyncExitStack() as last_first:  # all, whatever one of them raises
+        """Close all connections; that releases the claim and drops a temporary slot."""
+        async with contextlib.AsyncExitStack() as last_first:  # all, whatever any of them raises
             last_first.push_async_callback(self._control.close)
             monitor, self._monitor = self._monitor, None
             if monitor is not None:
@@ -369,12 +369,12 @@ class WalCapture:
         return slot.confirmed_lsn
 
     async def _server_position(self, lineage: str) -> Lsn:
-        """Ask on the connection that nothing keeps for long."""
+        """Query on the connection that is never busy for long."""
         with self._control.errors("position"):
             return await position_of(await self._monitoring(), lineage)
 
     async def _monitoring(self) -> AsyncConnection[Any]:
-        async with self._monitor_lock:  # who asks for a position, and for lag
+        async with self._monitor_lock:  # queries for a position and for lag
             if self._monitor is None or self._monitor.closed:
                 self._monitor = await connect(self._dsn, reads_names=True)
             return self._monitor

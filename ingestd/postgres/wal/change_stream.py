@@ -1,6 +1,6 @@
 """The slot's changes: a backlog drained by SQL functions, then the stream; and the confirmation.
 
-States; each hand-over is at the end of a whole transaction, where the next decoder begins::
+States; each hand-over is at the end of a complete transaction, where the next decoder begins::
 
          far behind        drained, or refused
     start ---------> drains -----------------> streams
@@ -8,9 +8,9 @@ States; each hand-over is at the end of a whole transaction, where the next deco
       |                 +-----------------------+   |
       +---------------------------------------------+
 
-Who moves a position: `changes` delivers, `confirm` takes what the pipeline made durable; it goes to
-the stream while there is one, to the slot itself while a backlog is drained, else with the start of
-the next stream.
+`changes` delivers up to a position; `confirm` receives the position that the pipeline has made
+durable. The confirmation goes to the stream while there is one, to the slot itself while a backlog
+is drained, and otherwise with the start of the next stream.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ from ingestd.postgres.wal.slots.slot import UndecodablePast, moved_slot, older_s
 from ingestd.postgres.wal.spool import OpenTransactions, SpoolPolicy
 
 _COLLECTED = 12
-"""One part in so many of the memory is for what comes while the decoder is busy. Of an open
-transaction over many tables all of it is decoded at once: an eighth takes 40 MB more at its peak.
+"""The fraction of the memory (one in so many) that collects input while the decoder is busy. An
+open transaction over many tables is decoded at once: with an eighth the peak is 40 MB higher.
 """
 LATE_LOOKS = 2
-"""A stream that is found far behind so often in a row is given up: the backlog is drained."""
+"""After this many checks in a row that find a stream far behind, the backlog is drained instead."""
 
 
 class ChangeStream:
-    """One slot's changes, given once. `close` it always.
+    """One slot's changes, each yielded once. Always `close` it.
 
-    `slot_position`: asks where the slot is, `server_position` how far the server's WAL goes:
-    nothing is given of a stream that says that it is beyond. `memory_bytes`: for what is read and
-    not decoded yet.
+    `slot_position` returns the slot's position, `server_position` the end of the server's WAL:
+    nothing is yielded from a stream that reports a position beyond that. `memory_bytes`: for input
+    that is read and not decoded yet.
     `checkpoint_requested`: the server waits for a reply with everything sent, or a backlog has been
     drained or streamed.
     """
@@ -121,7 +121,7 @@ class ChangeStream:
     async def changes(self, start: Lsn, server: WalServer) -> AsyncGenerator[Chunk, None]:
         """Yield the changes of transactions with commit_lsn >= `start`, the slot's or later.
 
-        After `server_is_at`. Raises TransientError, OperatorError, ProtocolError.
+        Call `server_is_at` first. Raises TransientError, OperatorError, ProtocolError.
         """
         self._slot_at = self._position = start
         self._lineage = self._advance.lineage = server.lineage
@@ -139,7 +139,7 @@ class ChangeStream:
                     yield chunk
 
     async def _backlogs(self) -> AsyncGenerator[Chunk, None]:
-        """Drain what is behind, and what was written meanwhile, until it does not pay."""
+        """Drain the backlog, and what was written meanwhile, for as long as that pays."""
         behind_bytes = self._flushed - self._position
         pays = self._catch_up.pays(behind_bytes, self._again_bytes)
         if behind_bytes > self._catch_up.above_bytes and self._catch_up.is_too_much(
@@ -157,9 +157,9 @@ class ChangeStream:
             pays = is_drained and self._is_late_at(self._position)
 
     async def _streamed(self, start: Lsn, server: WalServer) -> AsyncGenerator[Chunk, None]:
-        """Yield the changes as they come, until a backlog must be drained.
+        """Yield the changes as they arrive, until a backlog must be drained.
 
-        Not before any came: what the server has read of a long transaction would be for nothing.
+        Not before any has arrived: the server's work on a long transaction would be lost.
         """
         self._late_looks = 0
         self._behind_until = self._flushed if self._flushed > start else None
@@ -180,7 +180,7 @@ class ChangeStream:
                 decoding = BlockDecoder(decoder, order, collected)
                 while not decoding.is_done:
                     found = await asyncio.to_thread(decoding.some)
-                    # Until something is confirmed: the pipeline looks only now and then.
+                    # Until something is confirmed: the pipeline checks only now and then.
                     asked = decoding.reply_requested
                     self.checkpoint_requested |= asked and decoder.position > self._confirmed
                     await self._server_at.ensure_reached(decoder.position, self._lineage)
@@ -190,7 +190,7 @@ class ChangeStream:
                 self._want_what_was_behind(decoder.position)
                 if decoding.ended is not None:
                     raise stream.fault(decoding.ended) from decoding.ended
-                # What is kept of open transactions would have to be sent again.
+                # Buffered open transactions would have to be sent again.
                 if decoder.position > start and self._is_late(decoder) and not order.has_open:
                     self._position = decoder.position
                     return
@@ -211,28 +211,28 @@ class ChangeStream:
                 self._advance.begin(max(self._slot_at, self._confirmed))
 
     def _placed(self, error: ProtocolError, what: str, position: Lsn) -> ProtocolError:
-        """Return it with where it was met."""
+        """Return the error with the place where it occurred."""
         return error.within(f"source {self._source}, {what}, after {position}")
 
     def _meant(self, error: OperatorError | ProtocolError, *, takes_open: bool) -> IngestdError:
-        """Return what it means for the next start that the stream ended so; the same if nothing."""
+        """Return what this end of the stream means for the next start; else the error itself."""
         cause = error.__cause__
         if self._is_of_publication(cause):
             fault = older_slot(self._slot, self._publication, f"source {self._source}, stream")
             if not self._is_managed:
                 return fault
-            self._past.lacks_publication = True  # `continuity` takes it for a gap
+            self._past.lacks_publication = True  # `continuity` reports a gap
             return TransientError(fault.what, reason="publication_lost")
         if is_unsendable(cause):
             return OperatorError(error.what, remedy=self._past_it("its large column"))
         if takes_open:
-            # Servers to 18 fail at some transactions with DDL and savepoints, each time they send
+            # Servers up to 18 fail at some transactions with DDL and savepoints whenever they send
             # them while open, and not after (could not map filenode ... to relation OID).
             self._spool.is_refused = True
             return TransientError(
                 error.what,
                 reason="open_transactions",
-                remedy="nothing: the next connection has transactions sent when they are committed",
+                remedy="nothing to do: the next connection has transactions sent after they commit",
             )
         if isinstance(cause, psycopg.DataError):
             remedy = f"correct it in its table; or {self._past_it('its column')}"
@@ -276,29 +276,29 @@ class ChangeStream:
             self._want(position)
 
     def _want(self, position: Lsn) -> None:
-        """Take that a backlog is given, to there: the slot keeps its WAL until that is durable."""
+        """Request a checkpoint at the end of a backlog: until then the slot keeps its WAL."""
         self._wanted = position
         self.checkpoint_requested |= position > self._confirmed
 
     async def _ensure_not_moved(self, start: Lsn) -> None:
-        """Raise TransientError if the slot skipped something: before, anybody could move it.
+        """Raise TransientError if another client moved the slot past something before.
 
-        Now it is the stream's, and the stream has not told the server anything.
+        From now on the stream holds the slot, and the stream has not reported anything yet.
         """
         if (confirmed := await self._slot_position()) > start:
             raise moved_slot(self._slot, skipped(confirmed, start))
 
     @property
     def confirmed(self) -> Lsn:
-        """What was confirmed last."""
+        """The last confirmed position."""
         return self._confirmed
 
     def delivered(self, position: Lsn) -> None:
-        """Record that everything below `position` is delivered, by a snapshot's rows."""
+        """Record that everything below `position` is delivered by the rows of a snapshot."""
         self._delivered = max(self._delivered, position)
 
     def server_is_at(self, flushed: Lsn, again_bytes: int) -> None:
-        """Take how far the server is, now and then: a stream may stay far behind.
+        """Record the server's position, now and then: a stream may stay far behind.
 
         `again_bytes`: see `Slot.again_bytes`.
         """
@@ -312,16 +312,16 @@ class ChangeStream:
         return self._catch_up.is_late(self._flushed - position, self._again_bytes)
 
     def _is_late(self, decoder: PgoutputDecoder) -> bool:
-        """Return whether to drain what is behind; not in the middle of a transaction.
+        """Return whether to drain the backlog; not in the middle of a transaction.
 
-        Nor after one that was all that was behind: the server would decode it once more.
+        Nor after the only transaction of the backlog: the server would decode it once more.
         """
         if self._late_looks < LATE_LOOKS or decoder.is_open:
             return False
         return self._is_late_at(decoder.position)
 
     def resolve_again(self) -> None:
-        """Record that other tables are captured from here on."""
+        """Record that other tables are captured from now on."""
         if self._decoder is not None:
             self._decoder.resolve_again()
 
@@ -330,9 +330,9 @@ class ChangeStream:
         self._confirmed = ZERO
 
     async def confirm(self, position: Lsn) -> None:
-        """Note it, and tell the server: by the stream, or by moving the slot; or the next does.
+        """Record the position, and report it by the stream or by moving the slot, now or later.
 
-        Raises ValueError beyond what was delivered.
+        Raises ValueError for a position beyond what was delivered.
         """
         if position > self._delivered:
             msg = f"confirm {position} is beyond what was delivered, {self._delivered}"
@@ -345,12 +345,12 @@ class ChangeStream:
         async with self._slot_lock:  # not while the stream takes the slot over
             if self._stream is not None:
                 await self._stream.confirm(position)
-            elif not self._is_letting_go:  # else the slot is still the stream's that is closed
+            elif not self._is_letting_go:  # else the slot belongs to the stream being closed
                 await self._advance.confirm(position)
         await reach_async("capture.confirm.after")
 
     async def close(self) -> None:
-        """Close its connections. At any time, twice."""
+        """Close its connections. May be called at any time, and twice."""
         if self._stream is not None:
             await self._stream.close()
         if self._draining is not None:
@@ -360,8 +360,8 @@ class ChangeStream:
     async def _backlog(self, start: Lsn, target: Lsn) -> AsyncGenerator[Chunk, None]:
         """Yield the transactions from `start` to about `target`, drained by SQL functions.
 
-        Where the server refuses, nothing is given and streaming does it. If it fails later, the
-        source starts again, and drains otherwise or streams.
+        If the server refuses, yield nothing: the backlog is streamed. If it fails later, the source
+        restarts, and then drains in another way or streams.
         """
         decoder = self._new_decoder()
         decoder.idle(start)
@@ -406,13 +406,13 @@ class ChangeStream:
             self._catch_up.finished()
 
     def _refuse_to_drain(self, error: psycopg.Error, *, has_given: bool) -> None:
-        """Stream for a time. Raises TransientError where that can't go on from here."""
+        """Stream for a time. Raises TransientError if that can't continue from here."""
         pause_s = REFUSED_PAUSE_S
         fault = classify(error, f"source {self._source}, catch-up", self._dsn)
         if isinstance(fault, TransientError):
             if has_given or fault.reason != FULL:
                 raise fault from error
-            pause_s = PAUSE_S  # to stream takes fewer connections
+            pause_s = PAUSE_S  # streaming takes fewer connections
         what, remedy = fault.what, fault.remedy
         self._catch_up.pause(pause_s)
         self._tell_streaming(what, remedy)
@@ -420,25 +420,25 @@ class ChangeStream:
             raise TransientError(what, reason="catch_up_refused", remedy=remedy) from error
 
     def _tell_rereading(self, again_bytes: int) -> None:
-        reason = f"the server would read {again_bytes / 1e9:.1f} GB of WAL anew for each part"
+        reason = f"the server would re-read {again_bytes / 1e9:.1f} GB of WAL for each part"
         remedy = (
-            "end transactions that are open for long: "
+            "end long-running transactions: "
             "SELECT pid, xact_start, query FROM pg_catalog.pg_stat_activity ORDER BY xact_start;"
         )
         self._tell_streaming(f"{reason}, from the slot's restart_lsn on", remedy)
 
     def _tell_streaming(self, reason: str, remedy: str | None) -> None:
-        """Say why a backlog is streamed."""
+        """Log why a backlog is streamed."""
         log = structlog.get_logger("ingestd")
         log.warning("catch_up.refused", source=self._source, reason=reason, remedy=remedy)
 
     def _past_it(self, what: str) -> str:
-        """Say how a row is got past that can't be sent: which table's is not known here."""
+        """Return how to get past a row that can't be sent: its table is not known here."""
         return (
-            f"leave {what} out (`exclude_columns`), or its table. What is in the WAL is "
-            "sent as it was written, so then: stop ingestd, SELECT "
+            f"exclude {what} (`exclude_columns`), or its table. The server still "
+            "sends what is in the WAL as it was written, so then: stop ingestd, SELECT "
             "pg_catalog.pg_drop_replication_slot("
-            f"'{self._slot}'); and start it: all tables are read anew"
+            f"'{self._slot}'); and start it: all tables are re-read"
         )
 
     def _new_decoder(self) -> PgoutputDecoder:

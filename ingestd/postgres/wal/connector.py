@@ -45,7 +45,7 @@ class WalConnector(PostgresConnector):
         return Coverage(found.tables, found.refused, tuple(server.faults()))
 
     def capture(self, log: ChangeLog | None = None) -> ChangeCapture:
-        """Make a capture, which looks back at nothing."""
+        """Return a capture; it uses no log of earlier changes."""
         del log
         return WalCapture(
             self._source,
@@ -58,7 +58,7 @@ class WalConnector(PostgresConnector):
         )
 
     async def check(self) -> Sequence[CheckLine]:
-        """Look for what would fail."""
+        """Return the findings of `preflight`."""
         return await preflight(self._source, self._settings)
 
     async def _demand(self, connection: AsyncConnection[Any]) -> ServerDemand:
@@ -68,7 +68,7 @@ class WalConnector(PostgresConnector):
 class WalFactory:
     """Kind `wal`: logical replication with pgoutput.
 
-    `catch_up_above_bytes`: instead of the setting `catch_up_above`.
+    `catch_up_above_bytes`: overrides the setting `catch_up_above`.
     """
 
     name = "wal"
@@ -78,7 +78,7 @@ class WalFactory:
         self._catch_up_above_bytes = catch_up_above_bytes
 
     def create(self, source: str, config: BaseModel, *, memory_bytes: int) -> Connector:
-        """Make a connector for this source."""
+        """Return a connector for this source."""
         if not isinstance(config, WalSettings):
             msg = f"kind wal can't take {type(config).__name__}"
             raise TypeError(msg)

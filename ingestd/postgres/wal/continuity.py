@@ -1,9 +1,9 @@
-"""Whether the slot still has every change after the lake's position, or why not.
+"""Decides whether the slot still has every change after the lake's position.
 
-What is compared, in this order, and what it says:
+The comparisons, in this order, and their results:
 
-    the server's WAL ends below what the lake has     Lost, and refused until it has passed that:
-                                                      LSNs would tell nothing
+    the server's WAL ends before what the lake has    Lost, and refused until it has passed that:
+                                                      LSNs would say nothing
     nothing at all in the lake, and a slot that was   LakeLost
     read
     rows of another server, and a slot here that was  LakeLost: another source's lake
@@ -11,23 +11,24 @@ What is compared, in this order, and what it says:
     a slot that was read beyond the lake              LakeLost: an older copy
     nothing in the lake needs continuity              Fresh
     another system identifier                         Lost: another server
-    another timeline, which does not have all of the  Lost
-    lake in its history, or did not keep the slot
+    another timeline whose history lacks some of the  Lost
+    lake, or that did not keep the slot
     the lake was written by polling                   Lost
-    no publication or one made after changes that     Lost
-    the slot still has to send
-    no slot, one that was given up                    Lost
-    a slot beyond the lake that nobody read           Lost
+    no publication or one created after changes that  Lost
+    the slot has yet to send
+    no slot, or an invalid one                        Lost
+    a slot beyond the lake that was never read        Lost
     else                                              Resumed
 
-A slot that we make was read if it is there: the lake records the source before that is made. Of one
-that is not ours to make (manage = false) the server's statistics say so, if they say anything.
+A slot that ingestd manages was read if it exists: the lake records the source before the slot is
+created. For a slot that it does not manage (manage = false) the server's statistics decide, if they
+say anything.
 
-The lake that a slot was read into is never behind it (I1), so one that is not behind has all that
-the slot does not have any more, whichever lake it is: its id need not be known.
+The lake that a slot was read into is never behind the slot (I1). So any lake that is not behind has
+everything that the slot no longer has: the lake's id need not be known.
 
-A table is re-read at a point above all that the lake has of it, so a server that is behind has to
-pass that first. It may do so before anybody looks again: the loss has to be recorded.
+A table is re-read at a point above everything that the lake has of it, so a server that is behind
+must pass that first. It may do so before the next comparison: the loss must be recorded.
 
 Source: PostgreSQL documentation, "Timelines", "Replication Slot Synchronization".
 """
@@ -62,15 +63,15 @@ from ingestd.postgres.wal.slots.slot import (
 
 POLLED_AHEAD_BYTES = 1 << 16
 WAL_SEGMENT_BYTES = 16 << 20
-"""What initdb chooses; only for a remedy's words."""
+"""The default of initdb; used only in the text of a remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotContinuity:
-    """The server and what it has for us.
+    """The state of the server and its slot.
 
-    `current`: where its WAL ends. `switched`: timelines that its own came from, and where each was
-    left (empty where that was not asked for).
+    `current`: where its WAL ends. `switched`: the timelines that its own descends from, and where
+    each was left (empty where that was not queried).
     """
 
     server: WalServer
@@ -93,8 +94,8 @@ async def continuity_of(
     """Compare slot and server with what the lake holds. Changes nothing.
 
     `past`: what the slot was found to lack. `where` begins an error's text. Raises psycopg.Error;
-    TransientError while a standby is behind the lake; OperatorError for a server that is and a lake
-    without rows that count, and for a slot that can't be ours.
+    TransientError while a standby is behind the lake; OperatorError for another server that is
+    behind a lake without rows that count, and for a slot that ingestd can't use.
     """
     slot = await find_slot(control, settings.slot)
     publication = await find_publication(control, settings.publication)
@@ -109,7 +110,7 @@ async def continuity_of(
 def judge(
     found: SlotContinuity, settings: WalSettings, committed: LakeState, *, where: str
 ) -> Continuity:
-    """Decide; see the module for the order, and `continuity_of` for what is raised."""
+    """Return the result; see the module for the order, and `continuity_of` for the errors."""
     server, slot, position = found.server, found.slot, committed.position
     reached = max(position or ZERO, committed.floor or ZERO)
     if found.current < reached:
@@ -127,7 +128,7 @@ def judge(
 
 
 def _not_the_lake(found: SlotContinuity, settings: WalSettings, committed: LakeState) -> str | None:
-    """Say why this is not the lake that the slot was read into; None if it may be."""
+    """Return why this is not the lake that the slot was read into; None if it may be."""
     slot, position = found.slot, committed.position
     if slot is None or not (settings.manage or slot.read_transactions > 0):
         return None
@@ -144,8 +145,8 @@ def _not_the_lake(found: SlotContinuity, settings: WalSettings, committed: LakeS
         return f"{other}; and {read} here: it is another source's lake"
     if (slot.confirmed_lsn or ZERO) > position:
         return (
-            f"{read}, and the lake ends at {position}: it is an older copy of the lake, or somebody"
-            " else moved the slot or made it again"
+            f"{read}, and the lake ends at {position}: it is an older copy of the lake, or another"
+            " client moved or re-created the slot"
         )
     return None
 
@@ -153,14 +154,14 @@ def _not_the_lake(found: SlotContinuity, settings: WalSettings, committed: LakeS
 def _gap(
     found: SlotContinuity, settings: WalSettings, committed: LakeState, position: Lsn
 ) -> str | None:
-    """Say why the server may not have all that follows the lake; None if it has."""
+    """Return why the server may lack changes that follow the lake; None if it has them all."""
     server = found.server
     origin = committed.origin or server.origin
     other = _other_server(origin, server)
     if other is not None:
         return other
     if "/" in origin.partition("/")[2]:
-        return "the lake's rows came by another kind of capture, of which the slot knows nothing"
+        return "the lake's rows came by another kind of capture, which did not move the slot"
     timeline = origin.partition("/")[2]
     if timeline != str(server.timeline):
         reached = max(position, committed.floor or ZERO)
@@ -168,29 +169,29 @@ def _gap(
         if parted is not None:
             return parted
     if not found.has_publication:
-        # Made again it is unknown to the WAL that the slot still has to decode.
+        # Re-created, it is unknown to the WAL that the slot has yet to decode.
         return f"publication {settings.publication!r} does not exist"
     if found.past.lacks_publication:
         return (
-            f"publication {settings.publication!r} was dropped and made again, or made after the "
-            "slot: the server can't send the changes before that"
+            f"publication {settings.publication!r} was dropped and re-created, or created after "
+            "the slot: the server can't send the changes before that"
         )
     return gap_before(found.slot, settings.slot, position)
 
 
 def _other_server(origin: str, server: WalServer) -> str | None:
-    """Say why the lake's rows are not this server's; None if they are."""
+    """Return why the lake's rows are not from this server; None if they are."""
     system = origin.partition("/")[0]
     if system != server.system_identifier:
         return (
-            f"this is another server (system identifier {server.system_identifier}) than the one "
-            f"that the lake's rows came from ({system})"
+            f"this server (system identifier {server.system_identifier}) is not the one that the "
+            f"lake's rows came from ({system})"
         )
     return None
 
 
 def _parted(found: SlotContinuity, name: str, timeline: str, reached: Lsn) -> str | None:
-    """Say why a server on another timeline does not go on where the lake ends; None if it may."""
+    """Return why a server on another timeline does not continue the lake; None if it may."""
     server, slot = found.server, found.slot
     promoted = f"the server was promoted or restored (timeline {timeline}, now {server.timeline})"
     switched = found.switched.get(int(timeline)) if timeline.isdigit() else None
@@ -203,11 +204,11 @@ def _parted(found: SlotContinuity, name: str, timeline: str, reached: Lsn) -> st
         if server.version >= FIRST_WITH_FAILOVER:
             hint = " (a standby with sync_replication_slots = on keeps a copy)"
         return f"{promoted}: it has no slot {name!r}{hint}"
-    # A slot that was confirmed beyond the switch was read on this timeline already.
+    # A slot that was confirmed beyond the switch has already been read on this timeline.
     if reached > switched and (slot.confirmed_lsn or ZERO) <= switched:
         return (
             f"{promoted} at {switched}, the lake ends at {reached}: it has changes that this "
-            "server never got (synchronized_standby_slots on the primary prevents that)"
+            "server never received (synchronized_standby_slots on the primary prevents that)"
         )
     return None
 
@@ -228,14 +229,14 @@ def _behind(
         raise TransientError(
             f"{where}: {what}: the standby has not replayed all that the lake has",
             reason="standby_behind",
-            remedy="wait, or look at what holds up its replay",
+            remedy="wait, or find out what delays its replay",
         )
-    what += ": it was restored from an older backup, or is another one"
+    what += ": it was restored from an older backup, or it is another server"
     segments = reached // WAL_SEGMENT_BYTES - found.current // WAL_SEGMENT_BYTES + 1
     advance = "SELECT pg_logical_emit_message(false, '', ''), pg_switch_wal()"
     remedy = (
-        "give this server a lake.uri or a source name of its own. Or, to have all tables read anew "
-        f"into this lake: drop slot {slot!r} if it is there, and then "
+        "give this server its own lake.uri or source name. Or, to re-read all tables into this "
+        f"lake: drop slot {slot!r} if it exists, and then "
         f"{advance} FROM generate_series(1, {segments});"
     )
     if not committed.needs_continuity:

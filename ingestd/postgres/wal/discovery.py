@@ -1,4 +1,4 @@
-"""What tables a source has to capture, and what has become of those the lake knows."""
+"""The tables that a source captures, and what has changed in those that the lake knows."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ from ingestd.postgres.wal.publication_sql import add_statement, column_lists, ke
 from ingestd.postgres.wal.server import WalServer
 
 TRY_AGAIN_S = 60.0
-"""When a table is tried again that the server refused to publish: as stopped sources are."""
+"""How often to retry a table that the server refused to publish; stopped sources wait as long."""
 Known = Mapping[TableId, RegisteredTable]
 
 
 @dataclass(frozen=True, slots=True)
 class _Awaited:
-    """Partitions of which the stream has to tell up to `lsn`, before they count as they were found.
+    """Partitions to be judged only once the stream has passed `lsn`.
 
     `files`: those that they had before another one. `ended`: as when they were found to be empty
-    (`TableFingerprint`). `new`: the partitions that came.
+    (`TableFingerprint`). `new`: the partitions that were added.
     """
 
     lsn: Lsn
@@ -58,10 +58,10 @@ class _Awaited:
 
 
 class SourceTables:
-    """The tables that the config asks for, as they were when last looked at.
+    """The tables that the config asks for, as of the last discovery.
 
-    Used on the event loop only. Raises psycopg.Error. `told`: by the stream, to earlier captures
-    too, which may have ended before they looked.
+    Used on the event loop only. Raises psycopg.Error. `told`: what the stream has reported, also to
+    earlier captures, which may have ended before a discovery.
     """
 
     def __init__(self, settings: WalSettings, told: StreamEvidence | None = None) -> None:
@@ -86,15 +86,15 @@ class SourceTables:
         self._tried_at_s = 0.0
 
     def suspect(self, tables: Iterable[TableId]) -> None:
-        """Record that the server refused to publish these: the next discovery finds out why."""
+        """Record that the server refused to publish these: the next discovery finds the reason."""
         self._suspected.update(tables)
 
     async def discover(
         self, connection: AsyncConnection[Any], server: WalServer, known: Known
     ) -> Discovery:
         """See `ingestd.ports.ChangeCapture.discover`."""
-        # As it is before the catalog is read: the stream goes on, and what it tells meanwhile would
-        # look as if the catalog had brought back what it lacks.
+        # Copied before the catalog is read: the stream continues, and what it reports meanwhile
+        # would look as if the catalog had restored what it lacks.
         known = dict(known)
         catalog = await read_catalog(self._settings)
         types = await self._definitions.take(connection, catalog, known)
@@ -103,7 +103,7 @@ class SourceTables:
         last = {row.oid: self._last(row, known.get(row.id)) for row in catalog.rows}
         self.told.read(read_at(known.values()))
         self.told.ddl.read(read_at(known.values()))
-        # As it is now: what is told while tables are looked at is for the next look.
+        # Copied now: what arrives while tables are compared is for the next discovery.
         told, by_ddl = self.told.by(catalog.seen), self.told.ddl.by(catalog.seen)
         await self._try_to_publish(catalog)
         accepted, refused = [], missing_tables(self._settings, catalog.present, catalog.others)
@@ -134,7 +134,7 @@ class SourceTables:
                 now = seen[row.oid] = told.taken(row.oid, now)
                 storage = self._storage_to_record(row, now, known.get(row.id))
                 accepted.append(replace(found, storage=storage))
-        # Only now: what differs would else be forgotten where looking at it failed.
+        # Not earlier: a failed comparison would otherwise lose the difference.
         self._looks.keep(seen)
         self._awaited = {oid: a for oid, a in self._awaited.items() if oid in seen}
         voided = [t.oid for t in accepted if t.id in rewritten or t.id in interrupted]
@@ -166,9 +166,9 @@ class SourceTables:
         )
 
     async def have_changed(self) -> bool:
-        """Return whether the catalog is another than at the last discovery, or we made it another.
+        """Return whether the catalog differs from the last discovery, or we have altered it.
 
-        Or whether it lacks something that the stream told of.
+        Also true if it lacks something that the stream reported.
         """
         if not self._is_told or any(a.lsn <= self._reached for a in self._awaited.values()):
             return True
@@ -193,7 +193,7 @@ class SourceTables:
         return self.told.partition(partition, table, self._looks.last(table, None))
 
     def take_ddl(self, event: DdlEvent, lsn: Lsn, xid: int) -> bool:
-        """Take what an event trigger wrote; see `DdlLog.record`."""
+        """Record what an event trigger wrote; see `DdlLog.record`."""
         return self.told.ddl.record(event, lsn, xid, self._settings.streams)
 
     async def ddl_log_changed(self, connection: AsyncConnection[Any]) -> bool:
@@ -205,7 +205,7 @@ class SourceTables:
     ) -> DdlLogFault | None:
         if not self._settings.logs_ddl:
             return None
-        # Before it is published no table has triggers for TRUNCATE: then it is read first.
+        # Unpublished tables have no triggers for TRUNCATE: they are read before they are published.
         published = [row.oid for row in catalog.rows if row.id in catalog.published]
         return await ddl_log_fault(connection, published)
 
@@ -213,16 +213,16 @@ class SourceTables:
         fault = self._ddl_fault
         if fault is None:
             return ()
-        what = f'ddl_log = "event_trigger": {fault.what}; catalog checks alone are what counts'
+        what = f'ddl_log = "event_trigger": {fault.what}; only the catalog checks apply'
         return (Notice("ddl_log.incomplete", what, fault.remedy),)
 
     async def take_publication(self) -> tuple[bool, dict[TableId, str]]:
-        """Take what we did to the publication ourselves; what others did is found as changed.
+        """Record our own changes to the publication; those of others are found as differences.
 
-        Entries that were replaced, for another column list, are no gap; one with the same list is
-        of a table that someone had taken out. Nor is the publication that we had to alter. Returns
-        whether `_tables` is to have new ones, by another discovery; and what it is to have of the
-        tables that were not published before, from their first row in it on: the next start has to
+        An entry replaced for another column list is no gap; an entry with the same list belongs to
+        a table that someone had removed. A publication that we had to alter is no gap either.
+        Return whether `_tables` needs new entries, by another discovery; and its entries for the
+        tables that were not published before, from their first row in it on: the next start must
         know by which entry they were published.
         """
         catalog = await read_catalog(self._settings)
@@ -249,7 +249,7 @@ class SourceTables:
         return not self._is_told, storages
 
     def _published(self, row: TableRow | None, catalog: Catalog) -> dict[TableId, str]:
-        """Return how a table is stored now that it is published; nothing if it is another one."""
+        """Return the storage of a table that is now published; nothing if it was replaced."""
         last = None if row is None else self._looks.last(row.oid, None)
         if row is None or last is None:
             return {}
@@ -268,9 +268,9 @@ class SourceTables:
         return await self._definitions.of_relation(connection, relation, name)
 
     def delivered(self, chunk: Chunk) -> tuple[Chunk, bool]:
-        """Take what the stream brought.
+        """Record what the stream delivered.
 
-        Return it with what is doubted, and whether the catalog must be read again.
+        Return it with the doubts about its tables, and whether the catalog must be read again.
         """
         self._reached = max(self._reached, chunk.position)
         found = unknown_labels(chunk, self._enums)
@@ -279,7 +279,7 @@ class SourceTables:
         return replace(chunk, doubts=doubts) if doubts else chunk, any(told)
 
     def _doubts(self) -> dict[TableId, str]:
-        """Return what `_tables` is to have of tables that the stream makes doubtful."""
+        """Return the `_tables` entries of tables that the stream makes doubtful."""
         doubted = self.told.unjudged()
         return {
             row.id: str(replace(last, is_doubted=True))
@@ -290,7 +290,7 @@ class SourceTables:
     # --- one table ---------------------------------------------------------------------------
 
     def _last(self, row: TableRow, known: RegisteredTable | None) -> TableFingerprint | None:
-        """Return how it was stored at the last look, in this run or in an earlier one."""
+        """Return its storage at the last discovery, of this run or of an earlier one."""
         last = self._looks.last(row.oid, known)
         if last is not None and known is not None and not self._looks.has_seen(row.oid):
             names = [c.source_name for c in known.lake_columns.values()]
@@ -305,11 +305,12 @@ class SourceTables:
         catalog: Catalog,
         makers: Mapping[int, int],
     ) -> dict[int, int]:
-        """Return the files of partitions that were as empty as they are, with another file.
+        """Return the files of partitions that stayed empty but have another file.
 
-        VACUUM FULL leaves that, and a TRUNCATE of rows that came since. The stream tells which: it
-        brings the rows. Until it has come as far as the catalog was read, the file that `_tables`
-        has stays, and it has none of a new partition. `makers`: who created these.
+        VACUUM FULL leaves that, and so does a TRUNCATE of rows inserted since. The stream shows
+        which, as it sends those rows. Until it has reached the point at which the catalog was
+        read, `_tables` keeps the old file, and no file of a new partition. `makers`: the
+        transactions that created new partitions.
         """
         self.told.expect_made(oid, makers)
         both = then.empty & now.empty if then is not None else frozenset()
@@ -335,12 +336,12 @@ class SourceTables:
     def _storage_to_record(
         self, row: TableRow, now: TableFingerprint, known: RegisteredTable | None
     ) -> str:
-        # Else the next run would find the same files again that are not those recorded.
+        # Otherwise the next run would again find files that differ from the recorded ones.
         with_files = row.oid in self._rewritten
         return to_record(self._settled(row.oid, now), row.oid, known, files=with_files)
 
     def _settled(self, oid: int, now: TableFingerprint) -> TableFingerprint:
-        """Return what `_tables` is to have: with the former files of what is awaited."""
+        """Return the storage for `_tables`: with the former files of awaited partitions."""
         awaited = self._awaited.get(oid)
         if awaited is None:
             return now
@@ -352,17 +353,17 @@ class SourceTables:
         return replace(now, files=files, ended=awaited.ended)
 
     def _rows_to_describe(self, catalog: Catalog) -> Iterator[TableRow]:
-        """Yield the tables but those without columns that only a pattern asks for."""
+        """Yield the tables, except those without columns that only a pattern matches."""
         for row in catalog.rows:
             if not is_left_out(self._settings, row.id, catalog.columns.get(row.oid, ())):
                 yield row
 
     def _described(self, row: TableRow, catalog: Catalog, role: str) -> Table | Refused:
-        """Return the table, or why it can't be captured."""
+        """Return the table, or the reason why it can't be captured."""
         settings = self._settings
         published = catalog.published.get(row.id)
         try:
-            # Of this catalog: a RELATION message may have been described since by a later one.
+            # From this catalog: a RELATION message may have been described by a later one.
             table = self._definitions.table(row, catalog.columns.get(row.oid, ()))
         except TableError as error:
             return Refused(Table(row.id, row.oid, ()), error)
@@ -384,7 +385,7 @@ class SourceTables:
         return table
 
     async def _try_to_publish(self, catalog: Catalog) -> None:
-        """Find out which tables the server refuses to publish, of those that it refused before."""
+        """Find which of the tables refused earlier the server still refuses to publish."""
         tables = [row for row in catalog.rows if row.id in self._suspected]
         self._suspected.clear()
         self._kept_out.clear()
@@ -392,7 +393,7 @@ class SourceTables:
             return
         described = []
         for row in tables:
-            with contextlib.suppress(TableError):  # refused for that
+            with contextlib.suppress(TableError):  # it is refused for that reason
                 described.append(self._definitions.table(row, catalog.columns.get(row.oid, ())))
         dsn = self._settings.dsn.get_secret_value()
         async with await connect(dsn, reads_names=True) as connection:
@@ -413,11 +414,11 @@ class SourceTables:
         now: TableFingerprint,
         known: RegisteredTable | None,
     ) -> str | None:
-        """Say why not all its changes are sent, or were for a time; None if they are and were."""
+        """Return why some changes are not sent, or were not for a time; None if there is no gap."""
         sent, was_sent = catalog.published.get(table.id), self._catalog.published.get(table.id)
         if sent is None:
             return "the publication lacked it"
-        # 0: not published at that reading. Older lakes have it where that was not known.
+        # 0: not published at that reading. Older lakes have 0 where that was not known.
         unknown = {now.membership} if then is None or then.key is not None else {0, now.membership}
         is_another = then is not None and then.membership not in unknown
         is_another &= now.membership not in self._replaced
@@ -446,7 +447,7 @@ def _enums_of(
 def _rekeyed(
     table: Table, then: TableFingerprint | None, known: RegisteredTable | None
 ) -> str | None:
-    """Return why a table is read again whose key an older lake has recorded by its columns only."""
+    """Return why to re-read a table whose key an older lake recorded by its columns only."""
     if then is None or then.key is not None or known is None or known.oid != table.oid:
         return None
     key = {c.source_name for c in known.columns if c.key}
@@ -454,9 +455,9 @@ def _rekeyed(
 
 
 def _first(now: TableFingerprint, known: RegisteredTable | None) -> TableFingerprint:
-    """Return how a table was first found; `known`: one before it of the same name.
+    """Return the storage of a table found for the first time; `known`: its predecessor by name.
 
-    That one's columns are in the lake, and no look at this one has seen them.
+    The predecessor's columns are in the lake, and no discovery of this table has seen them.
     """
     names = () if known is None else known.lake_columns.values()
     return now.after(replace(now, former=frozenset(digest(c.source_name) for c in names)))
@@ -465,11 +466,11 @@ def _first(now: TableFingerprint, known: RegisteredTable | None) -> TableFingerp
 def _unpublishable(
     settings: WalSettings, row: TableRow, publication: Publication | None
 ) -> TableError | None:
-    """Say why a table that the publication lacks can't be added to it, None if it can."""
+    """Return why a table that the publication lacks can't be added to it, None if it can."""
     statement = printed(add_statement(settings.publication, [row.id]))
     absent = f"not in publication {settings.publication!r}"
     if not settings.manage:
-        if publication is None:  # said once, with the statement for all tables: `check_publication`
+        if publication is None:  # reported once for all tables: `check_publication`
             return None
         return TableError(row.id, f"{absent}, and manage = false", remedy=f"{statement};")
     if publication is not None and publication.on_standby:

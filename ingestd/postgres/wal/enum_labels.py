@@ -1,6 +1,6 @@
-"""Labels of enums that the stream brings and no catalog reading has seen.
+"""Enum labels that the stream sends and that no reading of the catalog has seen.
 
-A label that is added, used and renamed between two readings is in rows under a name that the
+If a label is added, used and renamed between two readings, rows hold it under a name that the
 catalog never had. Only the rows show it: their labels are compared with those of the last reading.
 """
 
@@ -24,7 +24,7 @@ class EnumColumns:
     labels: Mapping[int, frozenset[str]]
 
     def unknown(self, batch: TableBatch) -> dict[str, int]:
-        """Return labels in a batch that are not among these, with a transaction that wrote each."""
+        """Return the batch's labels that are not among these, each with a transaction's id."""
         found: dict[str, int] = {}
         for column in batch.table.columns:
             known = self.labels.get(column.type_oid)
@@ -44,21 +44,21 @@ class EnumColumns:
 
 
 def enum_columns(storage: TableFingerprint, type_oids: Iterable[int], types: Types) -> EnumColumns:
-    """Return the labels of columns of these types, as the catalog was when `storage` was read."""
+    """Return the labels of columns of these types, as of the catalog reading of `storage`."""
     labels = {t.oid: t.labels for t in storage.types if t.labels and not t.is_inside}
     found = {oid: labels.get(_element(oid, types)) for oid in type_oids}
     return EnumColumns({oid: known for oid, known in found.items() if known is not None})
 
 
 def _element(oid: int, types: Types) -> int:
-    """Return the type of a value, or of an array's elements, without the domains over it."""
+    """Return the type of a value, or of an array's elements, without its domains."""
     while (found := types.get(oid)) is not None and found.kind in {"domain", "array"}:
         oid = found.of
     return oid
 
 
 def unknown_labels(chunk: Chunk, columns: Mapping[int, EnumColumns]) -> dict[int, dict[str, int]]:
-    """Return what `EnumColumns.unknown` finds in a chunk, by the table's OID."""
+    """Return the result of `EnumColumns.unknown` for a chunk, by the table's OID."""
     found: dict[int, dict[str, int]] = {}
     for batch in chunk.batches:
         enums = columns.get(batch.table.oid)

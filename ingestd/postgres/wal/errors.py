@@ -1,4 +1,4 @@
-"""What a failpoint raises where psycopg would, before the fault is classified."""
+"""The error that a failpoint raises in place of psycopg, before the fault is classified."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import psycopg
 
 
 def cut_off(text: str) -> psycopg.Error:
-    """Make what psycopg raises when the server is gone."""
+    """Return the error that psycopg raises when the server closes the connection."""
     return psycopg.OperationalError(f"server closed the connection unexpectedly ({text})")

@@ -1,4 +1,4 @@
-"""`ingestd check` for kind `wal`: everything that would fail, before it fails."""
+"""`ingestd check` for kind `wal`: finds everything that would fail, before it fails."""
 
 from __future__ import annotations
 
@@ -56,17 +56,17 @@ from ingestd.postgres.wal.server import WalServer, inspect_server, server_notice
 from ingestd.postgres.wal.slots.slot import Slot, find_slot, slot_fault
 
 LOW_SAFE_BYTES = 1 << 30
-"""Below this much WAL left before the slot is in danger, a warning."""
+"""With less WAL than this left before the slot is invalidated, warn."""
 
 
 MAX_NAMED = 5
-"""Tables named in a line."""
+"""The most tables to name in one line."""
 
 
 async def preflight(source: str, settings: WalSettings) -> list[CheckLine]:
-    """Look at the server, the role, the tables, the publication and the slot.
+    """Check the server, the role, the tables, the publication and the slot.
 
-    Changes nothing: whether tables can be published is tried in a transaction that is rolled back.
+    Changes nothing: publishing the tables is tried in a transaction that is rolled back.
     """
     found = CheckFindings(source)
     dsn = settings.dsn.get_secret_value()
@@ -104,7 +104,7 @@ async def _look(
 async def _ddl_log(
     connection: AsyncConnection[Any], tables: Sequence[int], found: CheckFindings
 ) -> None:
-    """Look for the event triggers; the remedy is the script, to be pasted."""
+    """Check the event triggers; the remedy is the script, to be pasted."""
     fault = await ddl_log_fault(connection, tables)
     if fault is None:
         found.note("ddl_log", "ok", "event triggers and triggers for TRUNCATE are in place")
@@ -113,7 +113,7 @@ async def _ddl_log(
     found.note(
         "ddl_log",
         "warn",
-        f"{fault.what}: catalog checks alone are what counts",
+        f"{fault.what}: only the catalog checks apply",
         remedy,
     )
 
@@ -130,7 +130,8 @@ def _server(server: WalServer, found: CheckFindings) -> None:
         found.note(
             "standby",
             "warn",
-            "hot_standby_feedback is off: the primary may remove what the slot needs, and lose it",
+            "hot_standby_feedback is off: the primary may remove what the slot needs, and "
+            "invalidate it",
             "ALTER SYSTEM SET hot_standby_feedback = on; SELECT "
             "pg_catalog.pg_reload_conf();  -- here, with "
             "primary_slot_name set to a slot of the primary",
@@ -146,7 +147,7 @@ async def _room(
     server: WalServer,
     found: CheckFindings,
 ) -> ClaimHolder | None:
-    """Say what the server has no room for; return who holds the claim."""
+    """Report what the server has no room for; return the holder of the claim."""
     demand = await demand_for(connection, settings)
     found.lines += room_lines({source: demand})
     holder = await claim_holder(connection, settings.slot)
@@ -236,7 +237,7 @@ async def _tables(
 def _captured(
     plain: Table, table: Table, settings: WalSettings, sending: PublishedIdentity, *, is_ours: bool
 ) -> str:
-    """Say what is captured of a table that is `plain` in the catalog."""
+    """Describe what is captured of a table that is `plain` in the catalog."""
     names = ", ".join(table.identity)
     keyed = only_keys(table, sending)
     parts = [
@@ -310,14 +311,14 @@ async def _note_refused(
     lists: ColumnLists,
     found: CheckFindings,
 ) -> bool:
-    """Note the tables that the server refuses to publish; return whether it could be tried."""
+    """Add the tables that the server refuses to publish; return whether that could be tried."""
     try:
         refused = await kept_out(connection, name, tables, lists)
     except psycopg.Error as error:
         disable = await refused_by_trigger(connection, error)
         level: Level = "warn" if disable is None else "fail"
         found.note(
-            f"publication {name}", level, f"could not be tried: {loggable_message(error)}", disable
+            f"publication {name}", level, f"trial failed: {loggable_message(error)}", disable
         )
         return False
     for table, fault in refused.items():
@@ -332,7 +333,7 @@ def _sent(
     found: CheckFindings,
     more: str = "",
 ) -> None:
-    """Say what a publication sends, and what of that is left out. None: there is none yet."""
+    """Report what a publication sends, and what ingestd skips of that. None: it does not exist."""
     if sent is None:
         found.note(subject, "ok", f"will be created{more}")
         return
@@ -347,8 +348,8 @@ def _sent(
     found.note(
         subject,
         "warn",
-        f"{detail}; it sends changes of {named}{others}, which `tables` does not match: left out",
-        "take them out of the publication, or match them in `tables`",
+        f"{detail}; it sends changes of {named}{others}, which `tables` does not match: skipped",
+        "drop them from the publication, or match them in `tables`",
     )
 
 
@@ -363,14 +364,14 @@ def _slot(
     subject = f"slot {name}"
     fault = slot_fault(slot, settings, server.database)
     if slot is not None and slot.active_pid is not None and holder is not None:
-        # By the claim, which a daemon holds under any application_name.
+        # By the claim, which a daemon holds whatever its application_name.
         found.note(subject, "warn", f"in use by a running ingestd ({holder})")
     elif fault is not None:
         found.fault(subject, fault)
     elif slot is None:
         found.note(subject, "ok", "will be created")
     elif slot.is_lost:
-        action = "all tables are read anew" if settings.slot_lost == "resnapshot" else "it stops"
+        action = "all tables are re-read" if settings.slot_lost == "resnapshot" else "it stops"
         found.note(subject, "warn", f"invalid: {slot.why_lost}; {action}")
     elif slot.safe_bytes is not None and slot.safe_bytes < LOW_SAFE_BYTES:
         found.note(

@@ -1,4 +1,4 @@
-"""Has the publication send the captured tables, whoever it belongs to."""
+"""Making the publication send the captured tables, whether or not this role owns it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from ingestd.postgres.wal.publication_sql import (
 )
 
 LOCK_TIMEOUT_S = 1.0
-"""How long a change of all tables waits for one's lock, before they are taken one by one.
+"""How long a change of all tables waits for one table's lock, before they are changed one by one.
 
-The others are locked meanwhile: not against reading and writing, but against DDL, behind which
-those wait."""
+Meanwhile the other tables are locked: not against reads and writes, but against DDL, and reads and
+writes then queue behind the DDL."""
 
 
 async def prepare_publication(
@@ -42,19 +42,19 @@ async def prepare_publication(
     is_live: bool,
     where: str,
 ) -> dict[TableId, psycopg.Error]:
-    """Make, alter or check it; return the tables that the server refuses, and why.
+    """Create, alter or check the publication; return the tables that the server refuses, and why.
 
-    They are locked, or dropped, or refused for good (`publication.kept_out`). `is_live`: the stream
-    runs. `where` begins an error's text. Raises psycopg.Error, OperatorError, TransientError
-    (``publication_lost``).
+    They are locked, or dropped, or refused permanently (`publication_sql.kept_out`). `is_live`: the
+    stream is running. `where` begins an error's text. Raises psycopg.Error, OperatorError,
+    TransientError (``publication_lost``).
     """
     name = settings.publication
     names = [t.id for t in tables]
     lists = column_lists(tables, settings, control.info.server_version)
     found = await find_publication(control, name)
     if found is None and is_live:
-        # Made again it would be unknown to the WAL that is still to be decoded: `continuity`
-        # has to see that it is gone.
+        # Re-created, it would be unknown to the WAL that is still to be decoded: `continuity` must
+        # see that it is missing.
         raise TransientError(
             f"{where}: publication {name!r} was dropped",
             reason="publication_lost",
@@ -66,7 +66,7 @@ async def prepare_publication(
             raise OperatorError(f"{where}: {fault.what}", remedy=fault.remedy)
         return {}
     try:
-        # Not on the connection that answers the decoder: a lock may take its time.
+        # Not on the connection that serves the decoder: waiting for a lock may take a while.
         dsn = settings.dsn.get_secret_value()
         async with await connect(
             dsn, lock_timeout_s=LOCK_TIMEOUT_S, reads_names=True
@@ -75,13 +75,14 @@ async def prepare_publication(
     except psycopg.errors.ReadOnlySqlTransaction as error:
         statement = printed(create_statement(name, names, lists))
         raise OperatorError(
-            f"{where}: publication {name!r} does not exist, and a standby can't make it",
+            f"{where}: publication {name!r} does not exist, and a standby can't create it",
             remedy=f"{statement};  -- on the primary",
         ) from error
     except psycopg.errors.InsufficientPrivilege as error:
         statement = await owners_statement(control, name, names, lists)
         raise OperatorError(
-            f"{where}: no right to keep publication {name!r}: {loggable_message(error)}",
+            f"{where}: no privilege to create or alter publication {name!r}: "
+            f"{loggable_message(error)}",
             remedy=f"{statement}  -- as the tables' owner; then set manage = false",
         ) from error
     except psycopg.Error as error:
@@ -97,7 +98,7 @@ async def prepare_publication(
 async def _keep(
     connection: AsyncConnection[Any], name: str, names: Sequence[TableId], lists: ColumnLists
 ) -> dict[TableId, psycopg.Error]:
-    """Publish all at once, or one by one where the server refuses that: whatever for (I8)."""
+    """Publish all tables at once, or one by one if the server refuses that for any reason (I8)."""
     try:
         await keep_publication(connection, name, names, lists)
     except psycopg.Error:

@@ -1,4 +1,4 @@
-"""Keeping the publication: which tables the server sends, and which of their columns.
+"""Statements that keep the publication: which tables the server sends, and which columns.
 
 Source: PostgreSQL documentation, CREATE PUBLICATION and ALTER PUBLICATION, "Column Lists".
 """
@@ -34,7 +34,7 @@ SELECT n.nspname, c.relname
   JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE p.pubname = %s
 """
-# Of a partition the server looks at its own replica identity, whatever the root's is.
+# For a partition the server uses its own replica identity, not the root's.
 _UNCOVERED = """
 SELECT EXISTS (
   SELECT FROM (SELECT to_regclass(%(table)s)::oid AS relid UNION
@@ -61,7 +61,7 @@ ONE_LOCK_TIMEOUT = "500ms"
 _OPTIONS = "publish = 'insert, update, delete, truncate', publish_via_partition_root = true"
 
 ColumnLists = Mapping[TableId, Sequence[str]]
-"""Column lists that are wanted; a table that is not there is published with all columns."""
+"""The wanted column lists; a table without an entry is published with all columns."""
 WHOLE: ColumnLists = MappingProxyType({})
 
 
@@ -70,8 +70,8 @@ def column_list(
 ) -> tuple[str, ...] | None:
     """Return the column list that keeps excluded columns from being sent; None: send all.
 
-    `table` as captured. With REPLICA IDENTITY FULL a list would have to have every column, else
-    the server refuses the source's UPDATE and DELETE: there the stream drops them.
+    `table` as captured. With REPLICA IDENTITY FULL a list must have every column, or the server
+    rejects UPDATE and DELETE on the source: there the stream drops the columns instead.
     """
     if server_version < FIRST_WITH_PARTS or not controls.exclude_columns:
         return None
@@ -83,7 +83,7 @@ def column_list(
 def column_lists(
     tables: Iterable[Table], settings: SourceSettings, server_version: int
 ) -> ColumnLists:
-    """Return the column lists that these tables, as captured, are to have."""
+    """Return the column lists that these captured tables need."""
     lists = {t.id: column_list(t, settings.controls(t.id), server_version) for t in tables}
     return {table: columns for table, columns in lists.items() if columns is not None}
 
@@ -91,7 +91,7 @@ def column_lists(
 def outdated(
     present: Mapping[TableId, Published], tables: Iterable[TableId], lists: ColumnLists
 ) -> set[TableId]:
-    """Return those of these tables that have an entry of their own with another column list."""
+    """Return those of these tables whose own entry has another column list."""
     return {
         t
         for t in tables
@@ -104,7 +104,7 @@ def outdated(
 def create_statement(
     name: str, tables: Iterable[TableId], lists: ColumnLists = WHOLE
 ) -> sql.Composed:
-    """Write the CREATE PUBLICATION for these tables, none included."""
+    """Return the CREATE PUBLICATION for these tables, which may be none."""
     create = sql.SQL("CREATE PUBLICATION {}").format(sql.Identifier(name))
     listed = _table_list(tables, lists)
     if listed is not None:
@@ -118,7 +118,7 @@ def add_statement(
     lists: ColumnLists = WHOLE,
     filters: Mapping[TableId, str | None] = MappingProxyType({}),
 ) -> sql.Composed:
-    """Write the ALTER PUBLICATION that adds these tables (at least one)."""
+    """Return the ALTER PUBLICATION that adds these tables (at least one)."""
     listed = _table_list(tables, lists, filters)
     assert listed is not None
     return sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(sql.Identifier(name), listed)
@@ -130,12 +130,12 @@ async def keep_publication(
     tables: Sequence[TableId],
     lists: ColumnLists = WHOLE,
 ) -> None:
-    """Create the publication or alter it until it publishes exactly these tables and columns.
+    """Create or alter the publication until it publishes exactly these tables and columns.
 
     Idempotent, one transaction. `lists`: see `column_list`; a list that was set by hand and is not
-    wanted is taken away, a row filter is kept. A table whose entry changes gets another
+    wanted is removed, a row filter is kept. A table whose entry changes gets another
     `Published.membership`. A publication FOR ALL TABLES or by schema can have no lists and is left
-    as it is: what it sends beyond `tables` and `lists` is ignored.
+    unchanged: what it sends beyond `tables` and `lists` is ignored.
     """
     found = await find_publication(connection, name)
     async with connection.transaction():
@@ -144,7 +144,7 @@ async def keep_publication(
             statements = [create_statement(name, tables, lists)]
         else:
             if not found.is_complete:
-                # First: while it has partitions by themselves, it is not told to have the table.
+                # First: no table is added while the publication sends partitions separately.
                 await connection.execute(complete_statement(name))
             statements = await _alterations(connection, name, found, set(tables), lists)
         if statements:
@@ -163,11 +163,11 @@ async def keep_each(
     *,
     is_trial: bool = False,
 ) -> dict[TableId, psycopg.Error]:
-    """Add tables one by one, where the server refuses them together; return which, and why.
+    """Add tables one by one after the server refused them together; return which fail, and why.
 
-    A table that someone has locked (an index is built on it, say) is refused for the moment. What
-    the publication has of the refused stays as it is. Tables that are not wanted any more stay as
-    well. `is_trial`: nothing is changed, all of it is rolled back.
+    A table that is locked (while an index is built, say) is refused only for now. Entries of the
+    refused tables stay as they are, and so do tables that are no longer wanted. `is_trial`: change
+    nothing, roll everything back.
     """
     async with connection.transaction(force_rollback=True) if is_trial else nullcontext():
         await connection.execute(f"SET lock_timeout = '{ONE_LOCK_TIMEOUT}'")
@@ -202,10 +202,10 @@ async def kept_out(
     tables: Sequence[TableId],
     lists: ColumnLists = WHOLE,
 ) -> dict[TableId, TableError]:
-    """Return why the server refuses to publish which of these tables; changes nothing.
+    """Return why the server refuses to publish which of these tables; change nothing.
 
-    Not those that are locked: they can be published later, and none if the publication is. Raises
-    psycopg.Error where the publication itself can't be made or altered.
+    Without locked tables, which can be published later; empty if the publication is locked. Raises
+    psycopg.Error if the publication itself can't be created or altered.
     """
     if not tables:
         return {}
@@ -216,9 +216,9 @@ async def kept_out(
     return {
         table: TableError(
             table,
-            f"the server refuses to put it into publication {name!r}: {loggable_message(error)}",
+            f"the server refuses to add it to publication {name!r}: {loggable_message(error)}",
             remedy=f"{printed(add_statement(name, [table], lists))};  -- as a superuser, or "
-            "when what the server names is put right; it is tried again every minute",
+            "after fixing what the server reports; retried every minute",
         )
         for table, error in refused.items()
         if not is_locked(error)
@@ -226,7 +226,7 @@ async def kept_out(
 
 
 async def refused_by_trigger(connection: AsyncConnection[Any], error: psycopg.Error) -> str | None:
-    """Return the statements that disable the event triggers that refuse it, or None."""
+    """Return the statements that disable the event triggers that refuse the change, or None."""
     if not (error.sqlstate or "").startswith("P0"):  # what PL/pgSQL raises
         return None
     cursor = await connection.execute(
@@ -240,11 +240,11 @@ async def refused_by_trigger(connection: AsyncConnection[Any], error: psycopg.Er
     disable = sql.SQL("ALTER EVENT TRIGGER {} DISABLE;")
     names = [sql.Identifier(name) for (name,) in await cursor.fetchall()]
     statements = " ".join(printed(disable.format(name)) for name in names)
-    return f"{statements}  -- or have it let the publication pass" if statements else None
+    return f"{statements}  -- or let the trigger allow the publication" if statements else None
 
 
 def is_locked(error: psycopg.Error) -> bool:
-    """Return whether the server refused a table only because someone has it locked."""
+    """Return whether the server refused a table only because it is locked."""
     return isinstance(
         error,
         psycopg.errors.LockNotAvailable
@@ -254,12 +254,12 @@ def is_locked(error: psycopg.Error) -> bool:
 
 
 def complete_statement(name: str) -> sql.Composed:
-    """Write the ALTER PUBLICATION that has it send all changes, partitions' as their root's."""
+    """Return the ALTER PUBLICATION that sends all operations, and partitions as their root."""
     return sql.SQL("ALTER PUBLICATION {} SET (" + _OPTIONS + ")").format(sql.Identifier(name))
 
 
 def _drop_statement(name: str, tables: Iterable[TableId]) -> sql.Composed:
-    """Write the ALTER PUBLICATION that takes these tables (at least one) out."""
+    """Return the ALTER PUBLICATION that drops these tables (at least one)."""
     listed = _table_list(tables)
     assert listed is not None
     return sql.SQL("ALTER PUBLICATION {} DROP TABLE {}").format(sql.Identifier(name), listed)
@@ -268,7 +268,7 @@ def _drop_statement(name: str, tables: Iterable[TableId]) -> sql.Composed:
 async def possible_lists(
     connection: AsyncConnection[Any], name: str, lists: ColumnLists
 ) -> ColumnLists:
-    """Leave out the lists that the server would refuse, or that would break the source's writes."""
+    """Drop the lists that the server would refuse, or that would break writes on the source."""
     if not lists or connection.info.server_version < FIRST_WITH_PARTS:
         return WHOLE
     cursor = await connection.execute(_BY_SCHEMA, (name,))
@@ -319,9 +319,9 @@ def check_publication(
     lists: ColumnLists = WHOLE,
     partitioned: Sequence[TableId] = (),
 ) -> OperatorError | None:
-    """Say what is wrong with a publication that is not ours to alter (manage = false).
+    """Return the fault of a publication that ingestd may not alter (manage = false).
 
-    `partitioned`: those of the tables that are.
+    `partitioned`: the partitioned ones of the tables.
     """
     if found is None:
         return OperatorError(
@@ -330,7 +330,7 @@ def check_publication(
         )
     lacks = []
     if not found.all_operations:
-        lacks.append("not all of insert, update, delete and truncate")
+        lacks.append("only some of insert, update, delete and truncate")
     if partitioned and not found.via_root:
         lacks.append(f"changes of {partitioned[0]} under its partitions' names")
     if lacks:
@@ -355,7 +355,7 @@ def _table_list(
     lists: ColumnLists = WHOLE,
     filters: Mapping[TableId, str | None] = MappingProxyType({}),
 ) -> sql.Composed | None:
-    """List them as a publication has them; ONLY, as tables that inherit are tables of their own."""
+    """List tables for a publication; with ONLY, as a child table is a table in its own right."""
     entries = []
     for table in sorted(tables):
         entry: sql.Composable = sql.SQL("ONLY {}").format(sql.Identifier(table.schema, table.name))
@@ -390,9 +390,9 @@ async def owners_statement(
     tables: Sequence[TableId],
     lists: ColumnLists = WHOLE,
 ) -> str:
-    """Write what an owner of the tables must run so that the publication has them all.
+    """Return the statement that an owner of the tables must run to publish them all.
 
-    With none, who owns the publication: that it be ours.
+    Without tables: the statement by which the publication's owner passes it to this role.
     """
     if await find_publication(connection, name) is None:
         return printed(create_statement(name, tables, lists)) + ";"

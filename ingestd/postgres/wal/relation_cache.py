@@ -1,4 +1,4 @@
-"""The tables a stream may bring, by OID: what a RELATION message means for them."""
+"""The tables that a stream may send, by OID, and what a RELATION message means for them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from ingestd.model.schema import Table, TableId
 from ingestd.postgres.rewrites.ddl_log import DdlEvent, parse
 
 Describe = Callable[[Relation, TableId], Awaitable[Table]]
-"""Gives the captured table of that name with the message's columns. Raises TableError."""
+"""Returns the captured table of that name with the message's columns. Raises TableError."""
 
 TakePartition = Callable[[Relation, int], bool]
-"""Takes what `TellPartition` takes. Says whether the catalog must be looked at."""
+"""Takes the arguments of `TellPartition`. Returns whether the catalog must be checked."""
 
 TakeDdl = Callable[[DdlEvent, Lsn, int], bool]
-"""Takes an event, where its transaction commits, and its id; says the same."""
+"""Takes an event, its transaction's commit position and id; returns the same."""
 
 
 class Relations:
     """Resolves RELATION messages to the captured tables.
 
-    Made on the event loop; `resolve` is for the decoder's thread, and asks the loop for what it has
-    not seen. `noticed` is set when a message tells of something that the catalog's last reading did
-    not: another name, other columns, a table that is not captured, a partition. (In a backlog that
-    may be older than the catalog; only the catalog can tell.)
+    Created on the event loop. `resolve` is for the decoder's thread: it asks the loop to describe
+    a relation that it has not resolved yet. `noticed` is set when a message shows something that
+    the last reading of the catalog did not: another name, other columns, a table that is not
+    captured, a partition. (In a backlog the message may be older than the catalog; only the catalog
+    can decide.)
     """
 
     def __init__(
@@ -50,9 +51,9 @@ class Relations:
         self._left_out: set[TableId] = set()
 
     def keep(self, tables: Iterable[Table], departed: Collection[tuple[int, TableId]] = ()) -> None:
-        """Resolve to these tables from now on. On the loop that will describe them.
+        """Resolve to these tables from now on. Call it on the loop that will describe them.
 
-        `departed`: the OIDs and names of others whose last changes may be still to come.
+        `departed`: OIDs and names of other tables whose last changes may still arrive.
         """
         self._loop = asyncio.get_running_loop()
         self._departed = departed
@@ -62,7 +63,7 @@ class Relations:
     def take_left_out(self) -> frozenset[TableId]:
         """Return, once, the captured tables whose changes are left out from some message on.
 
-        The config can't be kept with their columns as they were then.
+        Their columns at that message don't satisfy the config.
         """
         left_out, self._left_out = frozenset(self._left_out), set()
         return left_out
@@ -77,19 +78,19 @@ class Relations:
         return asyncio.run_coroutine_threadsafe(self._look_up(relation), self._loop).result()
 
     def tell_partition(self, partition: Relation, table: int) -> None:
-        """Have the loop take which partition a change came from. For the decoder's thread."""
+        """Report to the loop the partition of a change. For the decoder's thread."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._told_partition, partition, table)
 
     def tell_ddl(self, content: bytes, lsn: Lsn, xid: int) -> bool:
-        """Have the loop take an event; False if the message is none. For the decoder's thread."""
+        """Pass an event to the loop; False if the message is none. For the decoder's thread."""
         event = parse(content)
         if event is not None and self._loop is not None:
             self._loop.call_soon_threadsafe(self._told_ddl, event, lsn, xid)
         return event is not None
 
     async def close(self) -> None:
-        """End what is being looked up: whoever waits for it gets CancelledError. Twice is fine."""
+        """Cancel the pending lookups: their waiters get CancelledError. May be called twice."""
         self._loop = None
         for task in list(self._looking_up):
             task.cancel()
@@ -111,7 +112,7 @@ class Relations:
         task.add_done_callback(self._looking_up.discard)
         kept = self._kept
         table = await task
-        if self._kept is kept:  # else it may be another now
+        if self._kept is kept:  # else the tables have changed meanwhile
             self._resolved[relation.oid] = (relation, table)
         return table
 
@@ -125,7 +126,7 @@ class Relations:
             return None
         try:
             table = await self._describe(relation, kept.id)
-        except TableError:  # the config asks too much of it now: so says the next discovery
+        except TableError:  # the config can't be satisfied now: the next discovery reports it
             self._left_out.add(kept.id)
             self.noticed.set()
             return None
@@ -136,7 +137,7 @@ class Relations:
     async def _describe_departed(self, relation: Relation) -> Table | None:
         try:
             return await self._describe(relation, relation.id)
-        except TableError:  # nothing of it can be read again
+        except TableError:  # it can't be re-read
             return None
 
 

@@ -1,15 +1,16 @@
-"""START_REPLICATION: a running stream, read ahead of who takes it.
+"""A START_REPLICATION stream, read ahead of its consumer.
 
 Source: PostgreSQL documentation, "Streaming Replication Protocol" and "Logical Streaming
 Replication Protocol".
 
-A task reads while what came before is decoded elsewhere. It stops when enough is collected (the
-server then waits), but status updates go on by a timer of their own: a slow lake never trips
+A task reads while earlier input is decoded elsewhere. It stops when enough is collected (the server
+then waits), but a separate timer continues the status updates: a slow lake never trips
 wal_sender_timeout.
 
-A server with nothing to send sends nothing: it is asked for a sign of life when it was silent for
-long, and the stream is given up if none comes (`watched` says when). One that decodes a transaction
-of which it sends nothing gives no sign either, for as long as that takes; it is waited for.
+A server with nothing to send sends nothing. After a long silence it is asked for a reply, and the
+stream is given up if none arrives (`LivenessCheckedConnection` decides when). A server that decodes
+a transaction of which it sends nothing does not reply either, for as long as that takes; the stream
+waits for it.
 """
 
 from __future__ import annotations
@@ -46,16 +47,16 @@ from ingestd.postgres.wal.slots.slot import vanished_slot
 
 STATUS_INTERVAL_S = 10.0
 ASK_AFTER_S = 5.0
-"""After so long a silence the server is asked for a sign of life."""
+"""The silence after which the server is asked for a reply."""
 _GLANCE_S = 0.2
-"""How often it is looked whether it came."""
+"""The interval at which to check whether the reply has arrived."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """How long what has come is waited with for more, and at how much reading stops.
+    """How long to wait for more input once some has arrived, and at how much reading stops.
 
-    A change of more than `row_limit_bytes` comes shortened (`decode.shortening`).
+    A change of more than `row_limit_bytes` arrives shortened (`decode.pgoutput.shortening`).
     """
 
     limit_bytes: int
@@ -65,11 +66,11 @@ class StreamLimits:
 
 
 class ReplicationStream:
-    """A running START_REPLICATION. Made by `open_stream`; `close` it always.
+    """A running START_REPLICATION. Created by `open_stream`; always `close` it.
 
-    It tells the server nothing before `begin_reporting`: where the slot was moved meanwhile, the
-    first status has older servers move it back (16.2 does, 16.14 does not), and nobody could see
-    any more that what lies between was skipped.
+    It reports nothing to the server before `begin_reporting`. If the slot was moved meanwhile, the
+    first status makes older servers move it back (16.2 does, 16.14 does not), and the skipped
+    changes could no longer be detected.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class ReplicationStream:
 
     @property
     def encoding(self) -> Encoding | None:
-        """What texts come in; None for UTF-8."""
+        """The encoding of the texts; None for UTF-8."""
         return sent_encoding(self._connection)
 
     async def start(
@@ -105,7 +106,7 @@ class ReplicationStream:
         takes_open: bool = False,
         messages: bool = False,
     ) -> None:
-        """Send the command and begin to read."""
+        """Send the command and start to read."""
         protocol = "proto_version '2', streaming 'on'" if takes_open else "proto_version '1'"
         protocol += ", messages 'true'" if messages else ""
         command = sql.SQL("START_REPLICATION SLOT {} LOGICAL {} ({}, publication_names {})").format(
@@ -120,11 +121,11 @@ class ReplicationStream:
         self._tasks = [asyncio.create_task(self._read())]
 
     def begin_reporting(self) -> None:
-        """Tell the server where this is, now and then, and whether it still answers."""
+        """Start to report the position to the server, and to check that it still answers."""
         self._tasks += [asyncio.create_task(each) for each in (self._report(), self._watch())]
 
     async def take(self) -> ReceivedBytes:
-        """Return what has been collected; waits for the first. Raises what ended the stream."""
+        """Return what has been collected; wait for the first. Raises what ended the stream."""
         while (collected := await self._take()) is None:
             pass
         return collected
@@ -146,21 +147,21 @@ class ReplicationStream:
         return collected
 
     def fault(self, ended: psycopg.Error) -> IngestdError:
-        """Say what it means that the server ended the stream so."""
+        """Return the error for the server's end of the stream."""
         return classify(ended, self._where)
 
     def received(self, position: Lsn) -> None:
-        """Note how far the stream has been read, for the next status update."""
+        """Record how far the stream has been read, for the next status update."""
         self._received = max(self._received, position)
 
     async def confirm(self, position: Lsn) -> None:
-        """Tell the server that everything below `position` is durable."""
+        """Report to the server that everything below `position` is durable."""
         self._confirmed = max(self._confirmed, position)
         self.received(position)
         await self.send_status()
 
     async def send_status(self, *, reply: bool = False) -> None:
-        """Send a standby status update now; `reply`: the server is to answer."""
+        """Send a standby status update now; `reply`: ask the server to answer."""
         now_us = time.time_ns() // 1000
         with self._errors():
             await self._reader.send(
@@ -211,7 +212,7 @@ class ReplicationStream:
                     await asyncio.sleep(_GLANCE_S)
 
     def _silent_s(self) -> float:
-        """How long nothing came although it was read."""
+        """Return the seconds without input while the stream was read."""
         return 0.0 if self._is_full else time.monotonic() - self._reader.heard_s
 
     @contextlib.contextmanager
@@ -240,10 +241,11 @@ async def open_stream(
 ) -> ReplicationStream:
     """Connect and start to stream transactions with commit_lsn >= `after`.
 
-    `confirmed` is what the first status update tells: a durable position, not above `after`.
-    `takes_open`: large transactions must be sent while they are open (`decode.streamed`).
-    `messages`: logical messages come too. `lineage`: see `refuse_other`. Raises TransientError (the
-    slot is active for another pid, the server is away), OperatorError.
+    `confirmed` is reported in the first status update: a durable position, not above `after`.
+    `takes_open`: large transactions must be sent while they are open
+    (`decode.pgoutput.streamed_transactions`). `messages`: include logical messages. `lineage`: see
+    `refuse_other`. Raises TransientError (the slot is active for another pid, the server is
+    unreachable), OperatorError.
     """
     await reach_async("capture.stream_begin.before")
     try:
@@ -253,7 +255,7 @@ async def open_stream(
     try:
         await refuse_other(connection, lineage)
         await read_bytes_as_they_are(connection)
-        if not takes_open:  # else what does not fit the memory is sent while it is open
+        if not takes_open:  # else what exceeds the memory is sent while it is open
             await raise_decoding_memory(connection)
         reader = CopyReader(
             await Channels(connection).open(),

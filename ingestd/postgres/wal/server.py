@@ -1,4 +1,4 @@
-"""What the server is, and what the role may do there."""
+"""The server's version, settings and timeline, and the privileges of the role."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ingestd.postgres.connection.session import connect, parameters_of, stream_n
 from ingestd.postgres.wal.synchronous_standby import synchronous_notices
 
 OLDEST_VERSION = 140000
-"""PostgreSQL 14: TID range scans for splits, and the pgoutput that is tested."""
+"""PostgreSQL 14 has TID range scans, for splits; and its pgoutput is tested."""
 FIRST_DECODING_STANDBY = 160000
-"""From PostgreSQL 16 on a logical slot lives through recovery: a standby has slots of its own, and
-they go on when it is promoted. One whose catalog rows went is invalidated, not wrong."""
+"""Since PostgreSQL 16 a logical slot survives recovery: a standby has its own slots, and they
+continue after promotion. A slot whose catalog rows were removed is invalidated, never wrong."""
 
-# The control file says which timeline a server is on only after the next checkpoint; of a standby
-# the walsender tells.
+# The control file has the server's timeline only after the next checkpoint; for a standby, the
+# walsender reports it.
 _TIMELINE: LiteralString = """
 CASE WHEN pg_is_in_recovery() THEN 0
      ELSE ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int END
@@ -60,8 +60,8 @@ SELECT current_setting('server_version_num')::int AS version,
 class WalServer:
     """The server as this role sees it; `sender_timeout_s` 0 means never.
 
-    `in_recovery`: it is a standby; `feedback`: it tells the primary which old rows it needs.
-    `encoding`: the database's.
+    `in_recovery`: it is a standby. `feedback`: it reports to the primary which old rows it needs.
+    `encoding`: of the database.
     """
 
     version: int
@@ -84,12 +84,12 @@ class WalServer:
 
     @property
     def origin(self) -> str:
-        """What the lake remembers of the server: LSNs mean the same only there."""
+        """The server's identity as the lake records it: LSNs are comparable only within it."""
         return f"{self.system_identifier}/{self.timeline}"
 
     @property
     def lineage(self) -> str:
-        """What `refuse_other` compares: a standby's timeline may change, and does not count."""
+        """The value that `refuse_other` compares; a standby's timeline may change and is left out."""
         return f"{self.system_identifier}/{0 if self.in_recovery else self.timeline}"
 
     def faults(self) -> list[OperatorError]:
@@ -105,9 +105,9 @@ class WalServer:
         if self.in_recovery and self.version < FIRST_DECODING_STANDBY:
             found.append(
                 OperatorError(
-                    f"the server is a standby, and PostgreSQL {self.version_text} decodes no WAL "
+                    f"the server is a standby, and PostgreSQL {self.version_text} can't decode WAL "
                     "there",
-                    remedy="give the dsn of the primary (from PostgreSQL 16 on a standby serves)",
+                    remedy="set the dsn of the primary (since PostgreSQL 16 a standby works, too)",
                 )
             )
         if self.wal_level != "logical":
@@ -128,14 +128,14 @@ class WalServer:
 
 
 def _encoding_notices(encoding: str) -> tuple[Notice, ...]:
-    """Return a notice where values are in an encoding that only the server can convert."""
+    """Return a notice if values are in an encoding that only the server can convert."""
     if encoding != "EUC_TW":
         return ()
     return (
         Notice(
             "source.encoding",
-            "the database's encoding is EUC_TW, which only the server converts: the stream stops "
-            "at a value that has no character in UTF-8",
+            "the database's encoding is EUC_TW, which only the server can convert: the stream "
+            "stops at a value with a character that UTF-8 lacks",
             "correct such a value before it is changed again; or move to a database in UTF-8: "
             "pg_dump -E UTF8 fails at such values",
         ),
@@ -143,7 +143,7 @@ def _encoding_notices(encoding: str) -> tuple[Notice, ...]:
 
 
 def server_notices(server: WalServer, dsn: str) -> tuple[Notice, ...]:
-    """Return what an operator should know of the server. Of a standby nobody's commits wait."""
+    """Return notices about the server for an operator. No commit waits for a standby's stream."""
     found = _encoding_notices(server.encoding)
     if server.in_recovery:
         return found
@@ -152,7 +152,7 @@ def server_notices(server: WalServer, dsn: str) -> tuple[Notice, ...]:
 
 
 async def inspect_server(connection: AsyncConnection[Any], dsn: str) -> WalServer:
-    """Ask the server what it is; of a standby that decodes WAL, its walsender too."""
+    """Return the server's state; for a standby that decodes WAL, also query its walsender."""
     async with connection.cursor(row_factory=class_row(WalServer)) as cursor:
         await cursor.execute(_SERVER)
         server = await cursor.fetchone()
@@ -166,33 +166,33 @@ async def inspect_server(connection: AsyncConnection[Any], dsn: str) -> WalServe
 
 
 async def lineage_of(connection: AsyncConnection[Any]) -> str:
-    """Return `WalServer.lineage` of where it leads. Raises psycopg.Error."""
+    """Return the `WalServer.lineage` of the connected server. Raises psycopg.Error."""
     row = await (await connection.execute(_LINEAGE)).fetchone()
     assert row is not None
     return str(row[0])
 
 
 async def refuse_other(connection: AsyncConnection[Any], lineage: str) -> None:
-    """Raise TransientError where it does not lead to the server of that lineage, or no more.
+    """Raise TransientError if the connection does not lead to the server of that lineage.
 
-    A DSN may name several servers, or an address that moves to the one that is promoted. What that
-    one has is for `continuity` to judge: taken for the first one's, it would lack what lies between
-    the promotion and where the first one was read to. Raises psycopg.Error.
+    A DSN may name several servers, or an address that moves to a promoted one. `continuity` must
+    judge what that server has: taken for the first one, it would lack what lies between the
+    promotion and the position to which the first one was read. Raises psycopg.Error.
     """
     found = await lineage_of(connection)
     if found != lineage:
         raise TransientError(
-            "the connection leads to another server than before, or it was promoted (system "
-            f"identifier and timeline {found}, before {lineage})",
+            "the connection leads to another server than before, or the server was promoted "
+            f"(system identifier and timeline {found}, before {lineage})",
             reason="other_server",
-            remedy="nothing: the source begins anew, and says so if changes are missing",
+            remedy="nothing to do: the source restarts, and reports missing changes, if any",
         )
 
 
 async def switch_points(dsn: str, timeline: int) -> dict[int, Lsn]:
-    """Return the timelines that this one came from, and where each of them was left.
+    """Return the timelines that this one descends from, and where each of them was left.
 
-    Empty if the server has no such history any more. Source: PostgreSQL documentation, "Streaming
+    Empty if the server no longer has that history. Source: PostgreSQL documentation, "Streaming
     Replication Protocol", TIMELINE_HISTORY. Raises psycopg.Error.
     """
     async with await connect(dsn, replication=True) as walsender:
@@ -206,14 +206,15 @@ async def switch_points(dsn: str, timeline: int) -> dict[int, Lsn]:
 
 
 def _text(content: bytes | str) -> str:
-    """Return a column that the walsender calls bytea, and sends as it is."""
+    """Return a column that the walsender declares as bytea and sends as is."""
     return content.decode() if isinstance(content, bytes) else content
 
 
 def parse_history(content: str) -> dict[int, Lsn]:
-    """Read a timeline history file: lines of parent, switch point and reason.
+    """Return the switch point of each parent in a timeline history file.
 
-    Source: PostgreSQL, src/backend/access/transam/timeline.c (readTimeLineHistory).
+    Each line has a parent, a switch point and a reason. Source: PostgreSQL,
+    src/backend/access/transam/timeline.c (readTimeLineHistory).
     """
     found = {}
     for line in content.splitlines():

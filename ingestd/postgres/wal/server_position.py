@@ -1,10 +1,10 @@
-"""How far the server says its WAL goes: what its stream says beyond that is not believed.
+"""The end of the server's WAL: positions beyond it that the stream reports are refused.
 
-A position that is delivered becomes the lake's and the slot's; one that the server has not reached
-would have the slot skip all up to there. So whatever comes from the stream is held against what the
-server answers when it is asked. A stream gives what is flushed, so an answer that is asked for
-afterwards is never below it: neither on a standby, which decodes what it has replayed, nor after a
-promotion. Another server that answers instead shows by its lineage.
+A delivered position becomes the lake's and the slot's. A position that the server has not reached
+would make the slot skip everything up to it. So each position of the stream is compared with what
+the server reports on request. A stream sends only flushed WAL, so a later answer is never lower:
+neither on a standby, which decodes what it has replayed, nor after a promotion. If another server
+answers, its lineage shows that.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ingestd.postgres.connection.wal_position import current_position
 from ingestd.postgres.wal.server import refuse_other
 
 AskPosition = Callable[[str], Awaitable[Lsn]]
-"""Asks the server of a lineage how far its WAL goes."""
+"""Asks the server of a lineage for the end of its WAL."""
 
 
 class ServerPosition:
-    """How far the server's WAL goes, as far as is known."""
+    """The end of the server's WAL, as far as it is known."""
 
     def __init__(self, ask: AskPosition, where: str) -> None:
         self._ask = ask
@@ -32,11 +32,11 @@ class ServerPosition:
         self._known = ZERO
 
     def begin(self) -> None:
-        """Record that it may be another server from here on."""
+        """Forget the known end: from here on it may be another server."""
         self._known = ZERO
 
     async def ensure_reached(self, position: Lsn, lineage: str) -> None:
-        """Raise ProtocolError if the server has not reached a position that its stream told."""
+        """Raise ProtocolError if the server has not reached this position of its stream."""
         if position <= self._known:
             return
         self._known = max(self._known, await self._ask(lineage))
@@ -46,9 +46,9 @@ class ServerPosition:
 
 
 async def position_of(connection: AsyncConnection[Any], lineage: str) -> Lsn:
-    """Return how far the WAL of the server of that lineage goes.
+    """Return the end of the WAL of the server with that lineage.
 
-    Raises psycopg.Error; TransientError where the connection leads to another.
+    Raises psycopg.Error; TransientError if the connection leads to another server.
     """
     found = await current_position(connection)
     await refuse_other(connection, lineage)

@@ -1,10 +1,10 @@
-"""Open transactions, kept until they commit: in memory, then in files without a name.
+"""Open transactions, buffered until they commit: in memory, then in unlinked files.
 
-What comes of a transaction is appended to its end, and taken off its end when a sub-transaction
-aborts. When all of them exceed `memory_bytes`, the largest is written to its file, in frames; a
-frame from which something must be taken off is read back first. Files are made in TMPDIR (else
-/tmp, as Python's tempfile says) and unlinked at once, so that nothing is left of them however the
-process ends. Nothing here outlives a connection: the slot sends it all again.
+Messages of a transaction are appended, and removed from the end when a subtransaction aborts. When
+all transactions together exceed `memory_bytes`, the largest is written to its file, in frames; a
+frame that must be shortened is read back first. Files are created in TMPDIR (else in Python's
+tempfile default, /tmp) and unlinked at once, so that none remains however the process ends.
+Nothing here outlives a connection: the slot sends it all again.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from ingestd.model.errors import TransientError
 
 FRAME_BYTES = 4 << 20
 _OVERHEAD_BYTES = 1000
-"""About what a piece in memory takes beside what it holds."""
+"""About what a piece in memory takes beyond its content."""
 _HEADER = struct.Struct("<qqq")
 _INDEX_TYPE = np.dtype("<u4")
 
 
 @dataclass(slots=True)
 class SpoolPolicy:
-    """How much of open transactions may be kept; 0: none, they are sent after their commit.
+    """How much of open transactions may be buffered; 0: none, they are sent after their commit.
 
-    `is_refused`: it was more, there was no room, or the server failed: the next connection goes
-    without, the one after it tries again.
+    `is_refused`: the limit was exceeded, there was no room, or the server failed: the next
+    connection does without, the one after it tries again.
     """
 
     limit_bytes: int
@@ -42,11 +42,11 @@ class SpoolPolicy:
 
     @property
     def takes_open_transactions(self) -> bool:
-        """Whether the next connection is to send them."""
+        """True if the next connection asks for open transactions."""
         return self.limit_bytes > 0 and not self.is_refused
 
     def connected(self) -> None:
-        """Record that a connection was made as this says; an attempt that failed is none."""
+        """Record that a connection was made under this policy; a failed attempt does not count."""
         self.is_refused = False
 
 
@@ -91,7 +91,7 @@ class _Kept:
                 return
 
     def _read_back(self, subxid: int) -> bool:
-        """Move the last frame to memory, if something of it goes."""
+        """Move the last frame to memory, if some of it must be dropped."""
         if not self.frames or count_before(np.array([self.frames[-1][1]], np.uint32), subxid):
             return False
         end, _ = self.frames.pop()
@@ -110,8 +110,8 @@ class _Kept:
 class OpenTransactions:
     """The `ingestd.decode.pgoutput.streamed_transactions.Spool` of one connection.
 
-    Raises TransientError when `policy` allows no more or a file can't be written; `policy` then
-    says so, and the next connection goes without.
+    Raises TransientError when `policy` allows no more or a file can't be written. It records that
+    in `policy`, and the next connection does without.
     """
 
     def __init__(
@@ -130,16 +130,16 @@ class OpenTransactions:
 
     @property
     def memory_bytes(self) -> int:
-        """What is kept in memory."""
+        """The bytes buffered in memory."""
         return sum(kept.memory_bytes for kept in self._kept.values())
 
     @property
     def nbytes(self) -> int:
-        """What is kept, in memory and in files."""
+        """The bytes buffered, in memory and in files."""
         return sum(kept.memory_bytes + kept.file_bytes for kept in self._kept.values())
 
     def append(self, xid: int, messages: OpenMessages) -> None:
-        """Keep messages that follow those kept before."""
+        """Buffer messages that follow those of earlier calls."""
         if xid not in self._kept:
             self._kept[xid] = _Kept(self._frame_bytes)
         self._kept[xid].push(messages)
@@ -151,18 +151,18 @@ class OpenTransactions:
                 largest.write()
 
     def abort(self, xid: int, subxid: int) -> None:
-        """Drop what the abort of a sub-transaction undoes."""
+        """Drop what the abort of a subtransaction undoes."""
         kept = self._kept.get(xid)
         if kept is not None:
             with self._errors():
                 kept.truncate(subxid)
 
     def drop(self, xid: int) -> None:
-        """Drop all of a transaction."""
+        """Drop a transaction."""
         self._kept.pop(xid, None)
 
     def take(self, xid: int) -> Iterator[OpenMessages]:
-        """Yield what is kept of a transaction, in order, and drop it."""
+        """Yield the messages of a transaction, in order, and drop it."""
         kept = self._kept.pop(xid, None)
         if kept is not None:
             with self._errors():
@@ -178,18 +178,18 @@ class OpenTransactions:
     def _refusal(self, why: str) -> TransientError:
         self._policy.is_refused = True
         return TransientError(
-            f"{self._where}: can't keep transactions that are still open, {self.nbytes} bytes of "
-            f"them: {why}; the next connection has them sent after they commit",
+            f"{self._where}: can't buffer transactions that are still open ({self.nbytes} bytes): "
+            f"{why}; the next connection has them sent after they commit",
             reason="open_transactions",
-            remedy="make room there, or point TMPDIR to a folder with more; "
-            "open_transaction_spool says how much may be kept (0: none)",
+            remedy="make room there, or set TMPDIR to a folder with more; "
+            "open_transaction_spool limits how much is buffered (0: none)",
         )
 
 
 class _UnlinkedFile:
     """A file that only this process can see.
 
-    It is closed when nobody has it any more: a thread may be writing when a connection is closed.
+    It is closed with its last reference: a thread may be writing when a connection is closed.
     """
 
     def __init__(self) -> None:
@@ -198,7 +198,7 @@ class _UnlinkedFile:
         os.unlink(path)  # noqa: PTH108
 
     def write(self, messages: OpenMessages, offset: int) -> int:
-        """Write at an offset, give where it ends."""
+        """Write at an offset; return the end of what was written."""
         index = np.stack((messages.starts, messages.ends, messages.xids)).astype(_INDEX_TYPE)
         header = _HEADER.pack(len(messages.buffer), len(messages), messages.number)
         for part in (header, index.tobytes(), messages.buffer):

@@ -1,9 +1,9 @@
-"""Whether commits of the source would wait for the daemon, as for a synchronous standby.
+"""Detects whether commits on the source would wait for ingestd as a synchronous standby.
 
-Every walsender that streams and reports a flush position is a candidate, whatever it decodes; the
-daemon has to report one to confirm what is durable. The server chooses by `application_name`. So
-the stream has one that nobody lists without meaning it
-(`ingestd.postgres.connection.session.stream_name`); nothing keeps it out of `*`. Source:
+Every walsender that streams and reports a flush position is a candidate, whatever it decodes, and
+ingestd must report one to confirm what is durable. The server chooses by `application_name`. So the
+stream uses a name that is not listed by accident
+(`ingestd.postgres.connection.session.stream_name`); only `*` still matches it. Source:
 PostgreSQL, src/backend/replication/syncrep.c (SyncRepGetStandbyPriority), syncrep_scanner.l.
 """
 
@@ -18,7 +18,7 @@ _NAME = re.compile(r'"((?:[^"]|"")*)"|([^\s,"()]+)')
 
 
 def listed_names(setting: str) -> list[str]:
-    """Return the names in `synchronous_standby_names`, of which each but `*` is one standby's."""
+    """Return the names in `synchronous_standby_names`; each except `*` names one standby."""
     method = _METHOD.fullmatch(setting)
     listed = setting if method is None else method[1]
     return [quoted.replace('""', '"') or bare for quoted, bare in _NAME.findall(listed)]

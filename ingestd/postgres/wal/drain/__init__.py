@@ -1,1 +1,1 @@
-"""Draining a backlog through SQL."""
+"""Draining a backlog through SQL functions."""

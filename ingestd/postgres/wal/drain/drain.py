@@ -1,16 +1,17 @@
-"""Catching up: a backlog drained through the SQL functions, which beat any walsender.
+"""Drains a backlog through SQL functions, which is faster than a walsender.
 
-A walsender sends each message on its own, and decodes on one core. Here messages are rows of a
-COPY, which the server sends by the buffer, and several temporary copies of the slot (`drain_slot`)
-decode parts of the backlog (`backlog_parts`) at the same time; what the server has made waits there
-until its turn. The blocks are read in the parts' order by one task, one ahead of the decoder::
+A walsender sends each message separately, and decodes on one core. Here messages are rows of a
+COPY, which the server sends by the buffer, and several temporary copies of the slot
+(`slot_copy.DrainSlot`) decode parts of the backlog (`parts`) at the same time; a finished result
+waits on the server until its turn. One task reads the blocks in the order of the parts, one ahead
+of the decoder::
 
     slot 1   make part 1 | read 1 | make part 3 ...      | read 3
     slot 2   make part 2 ...      | read 2 | make part 4 ...
     decoder                part 1   part 2                 part 3
 
-The main slot stays where it is confirmed; whoever uses this goes on by START_REPLICATION at the
-decoder's position, which gives exactly the transactions that follow.
+The main slot stays where it is confirmed. The caller continues with START_REPLICATION at the
+decoder's position, which sends exactly the transactions that follow.
 """
 
 from __future__ import annotations
@@ -43,41 +44,41 @@ from ingestd.postgres.wal.slots.slot import moved_slot, skipped, vanished_slot
 _T = TypeVar("_T")
 
 AGAIN_PARTS = 8
-"""Streaming is better when each call has to read more WAL again than so many parts have.
+"""Streaming is better if each call must re-read more WAL than this many parts have.
 
-Decoding begins at restart_lsn, where the oldest transaction began that was open at the slot's
-position. A stream reads that once, a backlog's parts each of them.
+Decoding begins at restart_lsn: where the oldest transaction began that was open at the slot's
+position. A stream reads from there once, each part of a backlog again.
 """
 AGAIN_BYTES = 256 << 20
-"""So much may be re-read whatever a part has."""
+"""This much may be re-read, whatever the size of a part."""
 LEAST_PART_BYTES = 64_000_000
-"""Parts are not made smaller than this because the server may not keep what they hold."""
+"""The least size to which parts shrink when the server can't keep their results."""
 PAUSE_S = 300.0
-"""Then it is looked at again whether each call still has to read much WAL again, or whether the
-server, or the role, has a connection left."""
+"""The pause before checking again whether each call still re-reads much WAL, or whether the server,
+or the role, has a free connection."""
 REFUSED_PAUSE_S = 3600.0
-"""Then it is tried again what the server refused: a slot may be free, a right granted."""
+"""The pause before retrying what the server refused: a slot may be free, a privilege granted."""
 
 _SMALLER = (
-    "nothing: smaller parts are tried; to drain in large ones, raise the limit that is named, or "
-    "lower catch_up_part"
+    "nothing to do: smaller parts are tried; to drain in large ones, raise the limit named above, "
+    "or lower catch_up_part"
 )
-_WITHOUT_OPEN = "nothing: this backlog is drained without segments of open transactions"
+_WITHOUT_OPEN = "nothing to do: this backlog is drained without segments of open transactions"
 
 
 @dataclass(slots=True)
 class CatchUpPolicy:
-    """When it pays, and how it is done; a source has one for as long as the process runs.
+    """When to drain, and how; a source has one policy for as long as the process runs.
 
-    It pays with `above_bytes` of WAL to read. `slots`: at most so many decode at a time.
-    `part_bytes`: about how much WAL one call covers, or up to `most_joined` times that where it
-    holds little (`backlog_parts.PartQueue`); the server keeps the result of each, one a slot, in
-    temporary files of about that size, or of one transaction's.
-    Both become less where the server may not keep so much (temp_file_limit). `paused_until_s`:
-    stream until then. `drained`: how many backlogs were.
-    `takes_open`: of transactions that do not fit its memory the server may give segments before
-    their commit; `open_bytes`: in parts of so much WAL or more, as smaller ones hardly have such.
-    `messages`: logical messages come too.
+    Draining pays with more than `above_bytes` of WAL to read. `slots`: the most that decode at a
+    time. `part_bytes`: about how much WAL one call covers, or up to `most_joined` times that where
+    the WAL holds little (`parts.PartQueue`); the server keeps one result per slot in temporary
+    files, of about that size or of one transaction's.
+    Both shrink if the server can't keep so much (temp_file_limit). `paused_until_s`: stream until
+    then. `drained`: the number of backlogs drained.
+    `takes_open`: the server may send segments of transactions that exceed its memory before their
+    commit; `open_bytes`: in parts of at least so much WAL, as smaller ones hardly have any.
+    `messages`: include logical messages.
     """
 
     above_bytes: int
@@ -92,26 +93,26 @@ class CatchUpPolicy:
     paused_until_s: float = -inf
 
     def pays(self, behind_bytes: int, again_bytes: int) -> bool:
-        """Whether to catch up rather than to stream; each call would read `again_bytes` again."""
+        """Return whether to drain rather than stream; each call would re-read `again_bytes`."""
         if self.is_paused or behind_bytes <= self.above_bytes:
             return False
         return not self.is_too_much(again_bytes, behind_bytes)
 
     @property
     def is_paused(self) -> bool:
-        """Whether to stream for now, however much is behind."""
+        """True to stream for now, however large the backlog is."""
         return self.monotonic() < self.paused_until_s
 
     def is_too_much(self, again_bytes: int, behind_bytes: int) -> bool:
-        """Return whether so much is re-read for each part that a stream is better."""
+        """Return whether each part re-reads so much that streaming is better."""
         return again_bytes > max(AGAIN_BYTES, AGAIN_PARTS * min(behind_bytes, self.part_bytes))
 
     def pause(self, seconds: float) -> None:
-        """Stream for a time: what stands in the way may pass."""
+        """Stream for a time: the obstacle may disappear."""
         self.paused_until_s = self.monotonic() + seconds
 
     def take_smaller_parts(self, failed: WalSegment) -> bool:
-        """Join parts no more, or make them smaller; False if they are as small as they get."""
+        """Stop joining parts, or shrink them; return False if they are at their least size."""
         if failed.is_joined:
             self.most_joined = 1
         elif self.part_bytes > LEAST_PART_BYTES:
@@ -121,24 +122,24 @@ class CatchUpPolicy:
         return True
 
     def finished(self) -> None:
-        """Record that a backlog was drained; what the next one holds may be different."""
+        """Record that a backlog was drained; the next one may differ."""
         self.drained += 1
         self.takes_open = True
 
     def gives_open(self, part: WalSegment) -> bool:
-        """Return whether the server may give segments of transactions before their commit.
+        """Return whether the server may send segments of transactions before their commit.
 
-        Not in what is joined: its number of messages could be reached before any commit.
+        Not in joined parts: their number of messages could be reached before any commit.
         """
         return self.takes_open and not part.is_joined and part.end - part.begin >= self.open_bytes
 
     def is_late(self, behind_bytes: int, again_bytes: int) -> bool:
-        """Return whether one that has begun to stream, or to catch up, is to do so again."""
+        """Return whether a source that already streams, or has drained, must drain again."""
         return behind_bytes > 0 and self.pays(behind_bytes, again_bytes)
 
 
 class PartFailedError(Exception):
-    """A part can't be drained like this; its policy has noted that, the next attempt differs."""
+    """A part can't be drained this way; the policy has recorded that, the next attempt differs."""
 
     def __init__(self, what: str, *, remedy: str) -> None:
         super().__init__(what)
@@ -146,10 +147,10 @@ class PartFailedError(Exception):
 
 
 class Drain:
-    """One draining of a slot's backlog. Made by `begin`.
+    """One drain of a slot's backlog. Created by `begin`; always `close` it.
 
-    Raises psycopg.Error; PartFailedError; ProtocolError. `close` it always: that drops the
-    temporary slots. `again_bytes`: it was given up, as so much would be re-read for each part.
+    Closing drops the temporary slots. Raises psycopg.Error; PartFailedError; ProtocolError.
+    `again_bytes`: nonzero if it was given up because each part would re-read so much.
     """
 
     def __init__(self, slot: str, slots: Sequence[DrainSlot], policy: CatchUpPolicy) -> None:
@@ -171,10 +172,10 @@ class Drain:
         lineage: str,
         row_limit_bytes: int = UNLIMITED_BYTES,
     ) -> Drain:
-        """Copy the slot, as often as the policy says and the server lets, but once at least.
+        """Copy the slot at least once, up to as often as the policy says and the server allows.
 
         `lineage`: see `refuse_other`; `row_limit_bytes`: see `DrainSlot.open`. Raises
-        TransientError if the slot is not there.
+        TransientError if the slot does not exist.
         """
         parts = cut(Lsn(0), Lsn(behind_bytes), slots=policy.slots, part_bytes=policy.part_bytes)
         slots: list[DrainSlot] = []
@@ -206,14 +207,14 @@ class Drain:
     async def chunks(
         self, start: Lsn, target: Lsn, decoder: PgoutputDecoder
     ) -> AsyncGenerator[Chunk, None]:
-        """Yield the transactions from `start` up to `target`, or less if streaming is better then.
+        """Yield the transactions from `start` to `target`, or fewer if streaming becomes better.
 
-        While a block is decoded the next is read, but for large ones. After each part a chunk
-        without changes tells that all before its end are given. Raises TransientError if the slot
-        was beyond `start`.
+        While a block is decoded the next is read, except for large blocks. After each part a chunk
+        without changes reports that everything before its end was yielded. Raises TransientError if
+        the slot was beyond `start`.
         """
         for slot in self._slots:
-            if slot.position > start:  # nobody holds the one that they were copied from
+            if slot.position > start:  # another client may move the slot that was copied
                 raise moved_slot(self._slot, skipped(slot.position, start))
         parts = cut(start, target, slots=len(self._slots), part_bytes=self._policy.part_bytes)
         waiting = PartQueue(
@@ -223,7 +224,7 @@ class Drain:
         try:
             reading = self._start(anext(blocks, None))
             while (found := await reading) is not None:
-                del reading  # a task keeps what it gave
+                del reading  # a task keeps its result
                 block, result, end = found
                 is_large = len(block.buffer) > LARGE_BLOCK_BYTES
                 if not is_large:
@@ -245,7 +246,7 @@ class Drain:
     async def _blocks(
         self, waiting: PartQueue, behind_bytes: int
     ) -> AsyncGenerator[tuple[Block, Result, Lsn | None], None]:
-        """Yield the blocks of all parts in order; with the last of each its end."""
+        """Yield the blocks of all parts in order; with the last block of each part its end."""
         making: deque[tuple[DrainSlot, WalSegment, asyncio.Task[None]]] = deque()
 
         def make_next(slot: DrainSlot) -> None:
@@ -264,7 +265,7 @@ class Drain:
             nbytes = len(block.buffer)
             while not block.is_last:
                 given = [block]
-                del block  # not to be kept while it is decoded
+                del block  # must not be kept while it is decoded
                 yield given.pop(), result, None
                 block = await slot.read_block()
                 nbytes += len(block.buffer)
@@ -282,7 +283,7 @@ class Drain:
     async def _first_block(
         self, slot: DrainSlot, part: WalSegment, made: asyncio.Task[None]
     ) -> Block:
-        """Return the first block of a part's result, which the server has whole then."""
+        """Return the first block of a part's result, which the server then has completely."""
         try:
             await made
             return await slot.read_block()
@@ -313,9 +314,9 @@ class Drain:
         return self._start(slot.make(part, gives_open=self._policy.gives_open(part)))
 
     async def close(self) -> None:
-        """Stop what runs, and drop the temporary slots. At any time, also while `chunks` waits."""
+        """Stop all tasks, drop the temporary slots. May be called at any time, even by a waiter."""
         try:
-            await self._stop()  # a connection may not be closed under who uses it
+            await self._stop()  # first: a task may be using a connection
         finally:
             closed = await asyncio.gather(*(s.close() for s in self._slots), return_exceptions=True)
         for fault in filter(None, closed):
@@ -330,7 +331,7 @@ class Drain:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever waits for it is told; often nobody does any more
+            task.exception()  # retrieved: often nothing awaits the task any more
 
     async def _stop(self) -> None:
         running = list(self._tasks)
@@ -356,7 +357,7 @@ def timed_feed(
     starts: NDArray[np.int64],
     ends: NDArray[np.int64],
 ) -> list[Chunk]:
-    """Decode, and note in the first chunk how long it took."""
+    """Decode; record in the first chunk how long it took."""
     reach("capture.decode.before", lost)
     began = time.perf_counter()
     chunks = decoder.feed(buffer, starts, ends)

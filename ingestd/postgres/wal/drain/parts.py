@@ -1,10 +1,10 @@
 """A backlog cut into parts that several temporary slots drain at the same time.
 
 A transaction belongs to the part in which its commit record starts (its commit_lsn). A call of the
-SQL functions up to a bound gives all that commit in a record that starts below it; a slot that was
-moved to a bound gives all that commit in one that starts there or later. So two parts meet without
-a gap and without an overlap, whatever transactions lie across the bound: but not if it lies in the
-header of a page, which belongs to no record. Source: PostgreSQL, src/backend/replication/logical:
+SQL functions up to a bound returns all transactions whose commit record starts below it; a slot
+that was moved to a bound returns all whose commit record starts there or later. So two parts meet
+without gap or overlap, whatever transactions span the bound: unless it is in the header of a page,
+which belongs to no record. Source: PostgreSQL, src/backend/replication/logical:
 logicalfuncs.c (pg_logical_slot_get_changes_guts), snapbuild.c (SnapBuildXactNeedsSkip).
 """
 
@@ -18,28 +18,28 @@ from itertools import pairwise
 from ingestd.model.lsn import Lsn
 
 LEAST_BYTES = 64 << 20
-"""A backlog is cut for the sake of several slots only into parts of so much WAL on average."""
+"""The least average size of parts into which a backlog is cut only to use several slots."""
 FIRST_PERCENT = 65
-"""Of another part's size: the first is decoded when the next has been made, if decoding takes half
-of the time that two slots need to make parts side by side (1 / (1 + 0.54))."""
+"""The first part's size, relative to the others. It is decoded when the next has been made, if
+decoding takes half of the time in which two slots make parts side by side (1 / (1 + 0.54))."""
 SPARSE_RATIO = 16
-"""A part with so many times more WAL than messages tells of a large transaction that commits later,
-or of WAL that is of no concern here."""
+"""A part whose WAL exceeds its messages by this factor is part of a large transaction that commits
+later, or holds WAL that is irrelevant here."""
 MOST_JOINED = 4
 MESSAGE_BYTES = 128
-"""A message is taken to have so many while none has come."""
+"""The assumed size of a message until the first one arrives."""
 _MOST_MESSAGES = (1 << 31) - 1
-"""An int4 says how many."""
+"""The limit of the function's argument, an int4."""
 _PAGE_BYTES, _INSIDE_BYTES = 8192, 512
-"""Pages of WAL have a power of two of bytes, at least 1024; their headers have 40 at most."""
+"""WAL pages have a power of two of bytes, at least 1024; their headers have at most 40."""
 
 
 @dataclass(frozen=True, slots=True)
 class WalSegment:
-    """The transactions whose commit_lsn is in `begin` to below `end`.
+    """The transactions with `begin` <= commit_lsn < `end`.
 
-    `most_messages`: it was several, and ends sooner, after the transaction with which it has so
-    many; 0: it was one, and does not.
+    `most_messages`: for joined parts, the number of messages after which the result ends early, at
+    the end of a transaction; 0 for a single part, which does not end early.
     """
 
     begin: Lsn
@@ -48,24 +48,24 @@ class WalSegment:
 
     @property
     def is_joined(self) -> bool:
-        """Whether it was several."""
+        """True if it was joined from several parts."""
         return self.most_messages > 0
 
     def up_to(self, position: Lsn) -> WalSegment:
-        """Return what of it lies below `position`."""
+        """Return the transactions of this segment below `position`."""
         return replace(self, end=position)
 
     def after(self, position: Lsn) -> WalSegment:
-        """Return what of it lies there and above."""
+        """Return the transactions of this segment at `position` or above."""
         return replace(self, begin=position)
 
 
 def cut(start: Lsn, target: Lsn, *, slots: int, part_bytes: int) -> list[WalSegment]:
-    """Return the parts of `start` to `target` in order, of about `part_bytes` at most.
+    """Return the parts of `start` to `target` in order, of at most about `part_bytes`.
 
-    There are at least `slots`, if that leaves enough for each. With several slots the first is
+    There are at least `slots`, if that leaves enough for each. With several slots the first part is
     smaller, to be decoded while the server makes the next. `start` is a position of the slot,
-    `target` where the server was: the end of a record or of a page, so neither is in a header.
+    `target` a position of the server: the end of a record or of a page, so neither is in a header.
     """
     nbytes = target - start
     if nbytes <= 0:
@@ -86,10 +86,10 @@ def _inside_page(position: int) -> Lsn:
 class PartQueue:
     """The parts that are still to be made, in order.
 
-    What begins in one part and commits in a later one is decoded for each of those between, from
-    where it began. So they are joined, ever more at a time, while they hold next to nothing.
-    Nothing tells when they hold more again, so what is joined ends by the number of its messages:
-    the server keeps no more than of other parts, about `part_bytes`, and one transaction.
+    A transaction that begins in one part and commits in a later one is decoded for each part in
+    between, from its beginning. So parts are joined, ever more at a time, while they hold next to
+    nothing. Nothing shows when they hold more again, so joined parts end by a number of messages:
+    the server keeps no more than for other parts, about `part_bytes`, and one transaction.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class PartQueue:
         return len(self._waiting)
 
     def take(self) -> WalSegment | None:
-        """Return the next, if there is one."""
+        """Return the next part, joined or single; None if none is left."""
         if not self._waiting:
             return None
         joined = [self._waiting.popleft() for _ in range(min(self._at_a_time, len(self._waiting)))]
@@ -116,15 +116,15 @@ class PartQueue:
         return WalSegment(joined[0].begin, joined[-1].end, most_messages)
 
     def note_messages(self, count: int, nbytes: int) -> None:
-        """Take of what size some were."""
+        """Record the number and the size of some messages."""
         self._messages += count
         self._nbytes += nbytes
 
     def note_size(self, part: WalSegment, nbytes: int) -> None:
-        """Take how many bytes of messages a part held."""
+        """Record how many bytes of messages a part held."""
         is_sparse = nbytes * SPARSE_RATIO < part.end - part.begin
         self._at_a_time = min(2 * self._at_a_time, self._most_joined) if is_sparse else 1
 
     def clear(self) -> None:
-        """Drop them."""
+        """Drop the remaining parts."""
         self._waiting.clear()

@@ -1,4 +1,4 @@
-"""What a drain asks of the server: rows of messages, as they are or in another order.
+"""The queries of a drain: rows of messages, in the server's order or with commits ahead.
 
 `{changes}`: a call of pg_logical_slot_get_binary_changes (lsn, xid, data), `CHANGES`.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from psycopg import sql
 
-# A scan of one function gives its rows in its own order.
+# A scan of one function returns its rows in its own order.
 SINGLE = sql.SQL("SELECT data FROM {changes}")
 CHANGES = sql.SQL(
     "pg_catalog.pg_logical_slot_get_binary_changes({slot}, {upto}, {most},"
@@ -77,14 +77,15 @@ LATERAL (
   ) AS found
 ) AS message
 """)
-"""What `reordered_drain.py` reads: the function is called once, its result looked at again.
+"""The query that `reordered_drain.py` reads: one call of the function, its result scanned again.
 
-Pass 0 gives what is told ahead, and notes the Stream Commits and who has segments in two settings,
-which must be empty before. Pass 1 has a span for what lies between two of those commits and is in
-no segment, and one for each of the transactions; it says which before its messages. Nothing reads
-the settings sooner: each join is LATERAL, the window functions keep the spans apart, `OFFSET 0` the
-messages, and results are not kept for the same parameters (enable_memoize, off). The function has
-no parameter of the joins, so its result is gone over again rather than made again.
+Pass 0 returns the messages that come ahead. It records the Stream Commits, and the transactions
+that have segments, in two settings, which must be empty before. Pass 1 has a span for the messages
+between two of those commits that are in no segment, and one for each of those transactions; a
+header before its messages identifies a span. Nothing reads the settings too early: each join is
+LATERAL, the window functions separate the spans and `OFFSET 0` the messages, and results are not
+cached for equal parameters (enable_memoize, off). The function takes no parameter from the joins,
+so its result is rescanned, not computed again.
 """
 CLEAR_SETTINGS = sql.SQL(
     "SELECT pg_catalog.set_config('ingestd.commits', '', false),"

@@ -6,8 +6,8 @@ States; only this moves the temporary slot, and never the one that it was copied
       ^ the server decodes from restart_lsn      |
       +------------ next part -------------------+
 
-The server has the result of a call whole before its first row leaves: `make` returns then. A row is
-a message.
+The server has the complete result of a call before its first row leaves: `make` returns then. A
+row is a message.
 
 Source: PostgreSQL documentation, "Replication Management Functions".
 """
@@ -55,7 +55,7 @@ _POSITIONS = (
 
 
 class Result:
-    """Reads what one call gives, block by block. `has_open`: it has segments of transactions."""
+    """Reads the result of one call, block by block. `has_open`: with segments of transactions."""
 
     def __init__(self, *, has_open: bool) -> None:
         self.has_open = has_open
@@ -63,7 +63,7 @@ class Result:
         self._order = ReorderedDrain() if has_open else None
 
     def read(self, block: Block) -> Iterator[Stretch]:
-        """Yield its messages, in commit order. Raises ProtocolError."""
+        """Yield the block's messages, in commit order. Raises ProtocolError."""
         starts, ends = self._messages.unpack(block.buffer, block.starts, block.ends)
         if block.is_last:
             self._messages.finish()
@@ -76,7 +76,7 @@ class Result:
 
 
 class DrainSlot:
-    """One temporary slot, on a connection of its own. Made by `open`; `close` it always.
+    """One temporary slot, on its own connection. Created by `open`; always `close` it.
 
     Raises psycopg.Error. One call at a time.
     """
@@ -115,14 +115,14 @@ class DrainSlot:
     ) -> DrainSlot:
         """Connect and copy the slot. Closing drops the copy. `lineage`: see `refuse_other`.
 
-        `messages`: logical messages come too. A change of more than `row_limit_bytes` comes
-        shortened (`decode.shortening`).
+        `messages`: include logical messages. A change of more than `row_limit_bytes` arrives
+        shortened (`decode.pgoutput.shortening`).
         """
         connection = await connect(dsn, claim=slot)
         try:
             name = temporary_name(slot, "catch_up")
             await end_without_client(connection)
-            # What is looked for in a result may depend on what was found in it before.
+            # A search in a result may depend on what was found in it before.
             await connection.execute("SET enable_memoize = off")
             await connection.execute(CLEAR_SETTINGS)
             await connection.execute(f"SET work_mem = '{RESULT_MEMORY}'")
@@ -148,19 +148,19 @@ class DrainSlot:
 
     @property
     def position(self) -> Lsn:
-        """Where it is: all that commits there or later is to come."""
+        """The slot's position: everything that commits there or later is still to come."""
         return self._position
 
     @property
     def again_bytes(self) -> int:
-        """How much WAL the next call reads that this or an earlier one has read."""
+        """WAL that this or an earlier call has read and the next re-reads, in bytes."""
         return max(0, self._position - self._restart)
 
     async def make(self, part: WalSegment, *, gives_open: bool = False) -> None:
-        """Have the server make a part's result; return when it has.
+        """Start a part's result on the server; return when it is complete.
 
-        `gives_open`: of transactions that do not fit its memory it may give segments, before their
-        commit, so that they need not go through its disk.
+        `gives_open`: the server may return segments of transactions that exceed its memory, before
+        their commit, so that they need not be spilled to its disk.
         """
         self._has_open = gives_open
         if self._position < part.begin:
@@ -173,33 +173,33 @@ class DrainSlot:
 
     @property
     def has_open(self) -> bool:
-        """Whether the part that was made last may have segments of transactions."""
+        """True if the last part that was made may have segments of transactions."""
         return self._has_open
 
     def result(self) -> Result:
-        """Make what reads the result of the part that was made."""
+        """Return a reader of the result that was made."""
         return Result(has_open=self._has_open)
 
     async def read_block(self) -> Block:
-        """Return the next of the result; with `is_last` it is the last."""
+        """Return the next block of the result; `is_last` marks the last one."""
         return await self._copy.read_block()
 
     async def finish(self, part: WalSegment) -> Lsn:
-        """Record that a part's result is read, and give its end, which may come before `part.end`.
+        """Record that a part's result is read; return its end, which may precede `part.end`.
 
-        Raises ProtocolError if what was read ends before it should.
+        Raises ProtocolError if the result ends before it should.
         """
         await reach_async("capture.drain.after", cut_off)
         await self._look()
         end = min(self._position, part.end)
         if end < part.end and (not part.most_messages or end <= part.begin):
-            gave = f"gave changes up to {self._position}, not to {part.end}"
+            gave = f"returned changes up to {self._position}, not to {part.end}"
             msg = f"the server's temporary slot {self._name} {gave}"
             raise ProtocolError(msg)
         return end
 
     async def close(self) -> None:
-        """Stop what runs, and drop the slot. Twice is fine, but not while a call waits."""
+        """Stop the running call and drop the slot. May be called twice, but not during a call."""
         await self._copy.close()
 
     def _query(self, part: WalSegment) -> sql.Composed:
@@ -222,5 +222,5 @@ class DrainSlot:
         cursor = await self._connection.execute(_POSITIONS, (self._name,))
         row = await cursor.fetchone()
         if row is None:
-            raise psycopg.errors.UndefinedObject(f"temporary slot {self._name} is gone")
+            raise psycopg.errors.UndefinedObject(f"temporary slot {self._name} does not exist")
         self._position, self._restart = Lsn.parse(row[0]), Lsn.parse(row[1])

@@ -1,8 +1,8 @@
-"""Moving the slot itself while no stream does: a backlog of any size may be under way.
+"""Advancing the slot while no stream does, as during a long backlog.
 
-It is moved to confirmed positions only, in the background: the server reads the WAL up to there,
-and the next epoch need not wait for that. It begins at restart_lsn, which may lie far behind the
-slot's position; then the next step is larger, so that not much more is read again than moved by.
+The slot moves to confirmed positions only, in the background: the server reads the WAL up to there,
+and the next epoch need not wait for that. The server begins at restart_lsn, which may be far behind
+the slot's position; the next step is then larger, so that re-reading stays in proportion.
 Source: PostgreSQL documentation, "Replication Management Functions", pg_replication_slot_advance.
 """
 
@@ -26,12 +26,12 @@ from ingestd.postgres.wal.server import refuse_other
 from ingestd.postgres.wal.slots.slot import advance_slot
 
 ADVANCE_BYTES = 256 << 20
-"""How much is confirmed at a time, at least: each costs the server a scan, and a connection."""
+"""The least to confirm at a time: each step costs the server a scan, and a connection."""
 FREE_WITHIN_S = 15.0
-"""The slot may be a walsender's for so long, whose stream was closed in the middle of its work."""
+"""How long a walsender may still hold the slot after its stream was closed while it worked."""
 _LOOK_S = 0.2
 _MOST_STEPS = 4
-"""A step is at most so many times that: until it is made the server keeps the WAL."""
+"""The largest step, as a multiple of the least one: until it is made the server keeps the WAL."""
 _AGAIN = (
     "SELECT coalesce((confirmed_flush_lsn - restart_lsn)::bigint, 0)"
     " FROM pg_catalog.pg_replication_slots WHERE slot_name = %s"
@@ -39,9 +39,9 @@ _AGAIN = (
 
 
 class SlotAdvance:
-    """Moves one slot, `step_bytes` or more at a time. `close` it always.
+    """Moves one slot, `step_bytes` or more at a time. Always `close` it.
 
-    Where the server has no connection free the slot stays behind until a later step, or a stream.
+    If the server has no free connection, the slot stays behind until a later step or a stream.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class SlotAdvance:
         self._is_held_up = False
         self._moving: asyncio.Task[None] | None = None
         self.lineage = ""
-        """The server that it is on (`refuse_other`)."""
+        """The server that the slot is on (`refuse_other`)."""
 
     def begin(self, position: Lsn) -> None:
         """Record that the slot is at `position`."""
@@ -64,9 +64,9 @@ class SlotAdvance:
         self._is_held_up = False
 
     async def confirm(self, position: Lsn) -> None:
-        """Begin to move it there, if that is far enough and no step is under way.
+        """Start to move the slot there, if that is far enough and no step is under way.
 
-        Raises what the step before ended with: TransientError, OperatorError.
+        Raises the error of the previous step: TransientError, OperatorError.
         """
         if self._moving is not None and self._moving.done():
             await self.settle()
@@ -74,7 +74,7 @@ class SlotAdvance:
             self._moving = asyncio.create_task(self._move(position))
 
     async def settle(self) -> None:
-        """Return when the slot is not being moved. Raises what that ended with."""
+        """Wait until the slot is not being moved. Raises the error of the step."""
         if self._moving is not None:
             moving = self._moving
             await asyncio.wait([moving])
@@ -82,7 +82,7 @@ class SlotAdvance:
             moving.result()
 
     async def close(self) -> None:
-        """Stop. At any time, twice."""
+        """Stop. May be called at any time, and twice."""
         moving, self._moving = self._moving, None
         if moving is not None:
             moving.cancel()
@@ -105,11 +105,11 @@ class SlotAdvance:
             fault = classify(error, f"source {self._source}, confirm", self._dsn)
             if not isinstance(fault, TransientError) or fault.reason != FULL:
                 raise fault from error
-            # `_reached` is as it was: the next `confirm` tries again, or the stream moves it.
+            # `_reached` is unchanged: the next `confirm` retries, or the stream moves the slot.
             self._tell(fault)
 
     def _tell(self, fault: TransientError) -> None:
-        """Say, once for a time, that the server keeps WAL that nobody needs."""
+        """Log, once per episode, that the server keeps WAL that is no longer needed."""
         if not self._is_held_up:
             self._is_held_up = True
             log = structlog.get_logger("ingestd")
@@ -130,5 +130,5 @@ class SlotAdvance:
 
 
 def step_after(again_bytes: int, least_bytes: int) -> int:
-    """Return by how much to move a slot that lies `again_bytes` above where reading begins."""
+    """Return the next step, in bytes, for a slot `again_bytes` beyond where reading begins."""
     return min(max(least_bytes, again_bytes), _MOST_STEPS * least_bytes)

@@ -1,7 +1,7 @@
-"""Has a slot there to stream from; and points at which tables can be read.
+"""Creating the slot to stream from, and points at which tables can be read.
 
-A slot is moved or dropped here only if nothing was read of it that the lake has, or it is lost: it
-is moved to the point at which all tables are read, so what lies between is in that snapshot (I1).
+A slot is moved or dropped here only if nothing was read from it that the lake has, or if it is
+lost. It is moved to the point at which all tables are read, so that snapshot has all it skips (I1).
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from ingestd.postgres.wal.slots.slot import (
 )
 
 STANDBY_PATIENCE_S = 20.0
-"""How long a standby may replay nothing while a slot is made there. A primary that is not idle logs
-what a slot needs every 15 s."""
+"""How long a standby may replay nothing while a slot is created there. A primary that is not idle
+logs the record that the slot needs every 15 s."""
 _DROP_WITHIN_S = 5.0
 _LOOK_S = 0.5
 _MOVES = 3
@@ -65,11 +65,11 @@ _DECODED_BY = (
     "pg_publication_rel",
     "pg_type",
 )
-"""The catalogs that tell pgoutput what to send, and how it is written as text."""
+"""The catalogs that decide what pgoutput sends, and how it is written as text."""
 _DECODED_BY_FROM_15 = (*_DECODED_BY, "pg_publication_namespace")
 UNWAITED_BYTES = 128
-"""A slot that was made without waiting is so near its restart_lsn: a record that nobody runs, of 56
-bytes, perhaps with a page's header. With what was waited for it is 150 bytes away at least."""
+"""A slot created without waiting is this close to its restart_lsn: one record of running
+transactions that lists none, 56 bytes, perhaps with a page header. After a wait, at least 150."""
 
 
 async def prepare_slot(
@@ -80,14 +80,14 @@ async def prepare_slot(
     unread_above: Lsn | None = None,
     where: str,
 ) -> ExportedPoint | None:
-    """Take the slot that is there, or make one: then its point, with the snapshot.
+    """Use the existing slot, or create one: then return its point, with the snapshot.
 
-    `renew`: what the slot has is of no use. `unread_above`: nothing was read of a slot that is
-    beyond that, so it is moved if an earlier start may have made it and not moved it; None if that
-    is not known. `where` begins an error's text.
+    `renew`: the changes that the slot has are of no use. `unread_above`: from a slot beyond it
+    nothing was read, so the slot is moved if an earlier start may have created it and not moved it;
+    None if that is not known. `where` begins an error's text.
     Raises psycopg.Error, OperatorError, TransientError (``slot_active``, ``standby_waits``,
-    ``slot_waits``, ``no_free_slot``; ``slot_missing``, ``slot_moved``, ``other_server`` if someone
-    meddles).
+    ``slot_waits``, ``no_free_slot``; ``slot_missing``, ``slot_moved``, ``other_server`` if another
+    client interferes).
     """
     name = settings.slot
     slot = await find_slot(control, name)
@@ -96,7 +96,7 @@ async def prepare_slot(
         raise OperatorError(f"{where}: {fault.what}", remedy=fault.remedy)
     if fault is not None:
         raise fault
-    # A slot that is not ours to make serves wherever it stands: all tables are re-read.
+    # A slot that ingestd does not manage will do at any position: all tables are re-read.
     if slot is not None and not slot.is_lost and not (settings.manage and renew):
         is_unread = unread_above is not None and (slot.confirmed_lsn or ZERO) > unread_above
         if not (settings.manage and is_unread and slot.again_bytes > UNWAITED_BYTES):
@@ -120,7 +120,7 @@ async def _make_slot(control: AsyncConnection[Any], settings: WalSettings) -> Ex
             await _refuse_altered(control, settings.slot, before)
     except BaseException:
         await made.close()
-        if settings.snapshot == "never":  # the next start can't know that nothing was read of it
+        if settings.snapshot == "never":  # the next start can't know that nothing was read from it
             await _drop_unread(control, settings, lineage)
         raise
     if later is None:
@@ -130,10 +130,10 @@ async def _make_slot(control: AsyncConnection[Any], settings: WalSettings) -> Ex
 
 
 async def _drop_unread(control: AsyncConnection[Any], settings: WalSettings, lineage: str) -> None:
-    """Drop the slot that was just made, if that can be done, also where the connection is lost.
+    """Drop the slot just created, if possible, even if the connection is lost.
 
-    With that the claim is lost, too: whoever has it now may have taken the slot. A session that was
-    cut off may be moving it still, for a moment.
+    With the connection the claim is lost, too: its next holder may already use the slot. A
+    terminated session may still be moving the slot for a moment.
     """
     name = settings.slot
     with contextlib.suppress(psycopg.Error, IngestdError, TimeoutError):
@@ -152,9 +152,10 @@ async def _drop_unread(control: AsyncConnection[Any], settings: WalSettings, lin
 
 
 async def _versions(connection: AsyncConnection[Any]) -> object:
-    """Return what differs if a row of the catalogs that are decoded by was altered in between.
+    """Return a value that differs if a row of a catalog used for decoding was altered in between.
 
-    Not the ids of transactions: one that began before and committed since has a lower one.
+    The newest transaction id does not show it: a transaction that began before and committed since
+    has a lower one.
     """
     is_from_15 = connection.info.server_version >= FIRST_WITH_PARTS
     versions = sql.SQL(" UNION ALL ").join(
@@ -167,41 +168,41 @@ async def _versions(connection: AsyncConnection[Any]) -> object:
 
 
 async def _refuse_altered(control: AsyncConnection[Any], name: str, before: object) -> None:
-    """Raise TransientError if anything that is decoded by was altered since `before`."""
+    """Raise TransientError if a catalog used for decoding was altered since `before`."""
     if await _versions(control) != before:
         raise _no_free_slot(
-            f"something was altered while slot {name!r} was made",
-            f"{FREE_A_SLOT}; or alter no tables, types or publications meanwhile, and make no "
-            "temporary tables: it is made again",
+            f"a catalog was altered while slot {name!r} was created",
+            f"{FREE_A_SLOT}; or alter no tables, types or publications meanwhile, and create no "
+            "temporary tables: the slot is re-created",
         )
 
 
 def _no_free_slot(why: str, remedy: str) -> TransientError:
-    what = f"{why}, so a second one is needed for a moment, and none is free"
+    what = f"{why}, so a second slot is needed for a moment, and none is free"
     return TransientError(what, reason="no_free_slot", remedy=remedy)
 
 
 async def _move_past_those_waited_for(
     control: AsyncConnection[Any], settings: WalSettings, slot: Slot
 ) -> ExportedPoint | None:
-    """Move a slot for whose making the server waited past all that ran then; give its new point.
+    """Move a slot past all that ran while the server waited to create it; return its new point.
 
-    Servers to 18 decode from such a slot as if DDL had not been, or TRUNCATE, of a transaction that
-    ended during the making: it, or a subtransaction of it, counts as running for as long as
-    decoding begins at the slot's first restart_lsn. Nothing tells of that, and columns are left
-    out, or the server fails ("could not map filenumber"). Where a second slot was made, nothing of
-    that time runs any more, and the server has kept what decoding begins with there; but for a
-    transaction that a crash of the server cut off, which has no end before the next slot's making.
-    None if no second slot is free: it is as it was. Source: pgsql-hackers, "Bug fix in snapbuild",
-    November 2025.
+    Servers up to 18 decode such a slot as if the DDL, or the TRUNCATE, of a transaction that ended
+    during the creation had not happened: the transaction, or a subtransaction of it, counts as
+    running for as long as decoding begins at the slot's first restart_lsn. Nothing reports that,
+    and columns are left out, or the server fails ("could not map filenumber"). Once a second slot
+    has been created, no transaction of that time runs any more, and the server has kept what
+    decoding needs from there; except for a transaction that a server crash cut off, which has no
+    end before the next slot is created. None if no second slot is free: the slot is unchanged.
+    Source: pgsql-hackers, "Bug fix in snapbuild", November 2025.
     """
     name, moved = settings.slot, slot
     for attempt in range(_MOVES):
         try:
             later = await temporary_point(settings, is_claimed=True)
         except psycopg.errors.ConfigurationLimitExceeded:
-            if attempt:  # its snapshot lies behind the slot now
-                why = f"slot {name!r} is to be moved once more"
+            if attempt:  # the slot has passed its snapshot
+                why = f"slot {name!r} must be moved once more"
                 raise _no_free_slot(why, FREE_A_SLOT) from None
             return None
         try:
@@ -213,9 +214,9 @@ async def _move_past_those_waited_for(
             return later
         await later.close()
     raise TransientError(
-        f"slot {name!r} can't be moved past what ran when it was made",
+        f"slot {name!r} can't be moved past the transactions that ran when it was created",
         reason="slot_waits",
-        remedy="nothing: it is tried again; if it stays, "
+        remedy="nothing to do: retried automatically; if it persists, "
         f"SELECT pg_catalog.pg_drop_replication_slot('{name}');",
     )
 
@@ -223,10 +224,10 @@ async def _move_past_those_waited_for(
 async def _move(
     control: AsyncConnection[Any], settings: WalSettings, slot: Slot, point: Lsn
 ) -> Slot:
-    """Move it, if it is as it was left and the claim still holds; give how it is then.
+    """Move the slot, if it is unchanged and the claim still holds; return it afterwards.
 
-    Not by the connection with the claim, which would be deaf for as long: all WAL is read again
-    that was written since the slot was made.
+    Not by the connection with the claim, which would be blocked meanwhile: the server re-reads all
+    WAL written since the slot was created.
     """
     name = settings.slot
     found = await find_slot(control, name)
@@ -247,10 +248,10 @@ async def _move(
 
 
 async def without_walsender(settings: WalSettings, exported: ExportedPoint) -> ExportedPoint:
-    """Return the same point, its snapshot kept by an ordinary session: the walsender is free.
+    """Return the same point with its snapshot kept by an ordinary session, to free the walsender.
 
-    Else a server with one walsender left could not stream while tables are read. A temporary slot
-    is dropped; its snapshot stays. Closes `exported`, whatever is raised: psycopg.Error,
+    Otherwise a server with one walsender left could not stream while tables are read. A temporary
+    slot is dropped; its snapshot stays. Closes `exported`, whatever is raised: psycopg.Error,
     TransientError (``snapshot_gone``).
     """
     pid = exported.connection.info.backend_pid
@@ -271,7 +272,7 @@ async def without_walsender(settings: WalSettings, exported: ExportedPoint) -> E
 
 
 async def _await_walsenders_end(connection: AsyncConnection[Any], pid: int) -> None:
-    """Wait until a walsender that was told to end has ended, but not for long."""
+    """Wait, for a short time, until a walsender that was asked to end has ended."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_ENDS_WITHIN_S):
             while True:
@@ -282,9 +283,9 @@ async def _await_walsenders_end(connection: AsyncConnection[Any], pid: int) -> N
 
 
 async def temporary_point(settings: WalSettings, *, is_claimed: bool = False) -> ExportedPoint:
-    """Export a point, with a slot that goes with the snapshot.
+    """Export a point, with a slot that is dropped with the snapshot.
 
-    `is_claimed`: for the holder of the claim, whose successor ends it. Raises psycopg.Error,
+    `is_claimed`: for the holder of the claim; the next holder terminates it. Raises psycopg.Error,
     TransientError (``standby_waits``).
     """
     slot = temporary_name(settings.slot, "snapshot")
@@ -317,10 +318,10 @@ async def _export(
 
 
 async def _while_it_replays(dsn: str, making: asyncio.Task[ExportedPoint], slot: str) -> None:
-    """Wait for a slot that is made on a standby.
+    """Wait for a slot that is being created on a standby.
 
-    It begins at a record of running transactions, which only a primary can write and an idle one
-    does not. Raises TransientError when nothing comes. Source: PostgreSQL documentation, "Logical
+    It begins at a record of running transactions, which only a primary can write; an idle one does
+    not. Raises TransientError when none arrives. Source: PostgreSQL documentation, "Logical
     Decoding Concepts".
     """
     async with await connect(dsn) as connection:
@@ -331,7 +332,7 @@ async def _while_it_replays(dsn: str, making: asyncio.Task[ExportedPoint], slot:
                 replayed, since = now, time.monotonic()
             elif time.monotonic() - since > STANDBY_PATIENCE_S:
                 raise TransientError(
-                    f"slot {slot!r} can't be made on this standby while the primary is idle",
+                    f"slot {slot!r} can't be created on this standby while the primary is idle",
                     reason="standby_waits",
                     remedy="SELECT pg_log_standby_snapshot();  -- on the primary, while the next "
                     "attempt waits",

@@ -1,4 +1,4 @@
-"""What a source has on its server, and dropping it: the slot and the publication."""
+"""The slot and the publication that a source has on its server, and dropping them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ SELECT EXISTS (SELECT FROM pg_publication_namespace n JOIN pg_publication p ON p
 
 @dataclass(frozen=True, slots=True)
 class Belonging:
-    """Something that is on the server. `kind`: slot or publication; `detail`: what it is.
+    """An object on the server. `kind`: slot or publication; `detail`: its size or state.
 
-    `kept`: why it is not dropped, None if it is; `statement`: what drops it.
+    `kept`: why it is not dropped, None if it is; `statement`: the SQL that drops it.
     """
 
     kind: str
@@ -37,7 +37,7 @@ class Belonging:
 
 
 class Belongings:
-    """What a source of kind `wal` has on its server. Use it within `claimed_belongings`."""
+    """The objects of a source of kind `wal` on its server. Use within `claimed_belongings`."""
 
     def __init__(
         self, control: ControlConnection, connection: AsyncConnection[Any], settings: WalSettings
@@ -48,19 +48,19 @@ class Belongings:
 
     @property
     def place(self) -> str:
-        """Where that is: role, host, port and database."""
+        """The server: role, host, port and database."""
         info = self._connection.info
         role = role_of(self._settings.dsn.get_secret_value()) or info.user
         return f"{role}@{info.host}:{info.port}/{info.dbname}"
 
     async def found(self) -> list[Belonging]:
-        """Look what there is. Raises OperatorError where the slot is read by someone."""
+        """Return the existing objects. Raises OperatorError while a client reads the slot."""
         with self._control.errors("drop"):
             there = [await self._slot(), await self._publication()]
         return [belonging for belonging in there if belonging is not None]
 
     async def drop(self, belonging: Belonging) -> None:
-        """Drop it, if it is still there."""
+        """Drop it, if it still exists."""
         with self._control.errors("drop"):
             if belonging.kind == "slot":
                 await drop_slot(self._connection, belonging.name)
@@ -75,7 +75,7 @@ class Belongings:
             return None
         kept = None if self._settings.manage else "manage = false"
         if slot.is_other(self._connection.info.dbname):
-            kept = "it is none of ingestd's"
+            kept = "it is not a slot of ingestd"
         elif slot.active_pid is not None and kept is None:
             busy = busy_slot(name, slot)
             raise OperatorError(busy.what, remedy=busy.remedy)
@@ -90,9 +90,9 @@ class Belongings:
             return None
         kept = None if self._settings.manage else "manage = false"
         if found.all_tables or await self._has_schemas():
-            kept = "ingestd makes none like that: it is for all tables, or for schemas"
+            kept = "ingestd creates no publication for all tables or for schemas"
         elif found.on_standby:
-            kept = "a standby can't; drop it on the primary"
+            kept = "a standby can't drop it; drop it on the primary"
         elif not found.owned:
             kept = "it belongs to another role"
         sent = await published(connection, name, connection.info.server_version)
@@ -112,7 +112,7 @@ class Belongings:
 async def claimed_belongings(source: str, settings: WalSettings) -> AsyncIterator[Belongings]:
     """Claim the source, so that no daemon works on it meanwhile (I5).
 
-    Raises OperatorError while one does; what `classify` makes of a fault.
+    Raises OperatorError while a daemon does, and the errors of `classify`.
     """
     where = f"source {source}"
     control = ControlConnection(where, settings.dsn.get_secret_value())
@@ -121,7 +121,7 @@ async def claimed_belongings(source: str, settings: WalSettings) -> AsyncIterato
             await control.claim(
                 settings.slot,
                 taken=f"a daemon works on slot {settings.slot!r}",
-                remedy="stop it first (or take the source out of its config)",
+                remedy="stop it first (or remove the source from its config)",
             )
         except TransientError as error:
             if error.reason != "claimed":

@@ -1,4 +1,4 @@
-"""The replication slot: what the server keeps for us; and exported points.
+"""The replication slot, and the consistent points at which one exports a snapshot.
 
 Source: PostgreSQL documentation, "Streaming Replication Protocol" (CREATE_REPLICATION_SLOT,
 IDENTIFY_SYSTEM) and the view pg_replication_slots.
@@ -23,11 +23,11 @@ from ingestd.postgres.settings import WalSettings
 
 PLUGIN = "pgoutput"
 FIRST_WITH_FAILOVER = 170000
-"""PostgreSQL 17 brought slots that standbys keep a copy of."""
+"""PostgreSQL 17 introduced slots that standbys keep a copy of."""
 
-# What a walsender does by itself (`StandbySlotsHaveCaughtup`) does not hold for copies of the slot,
-# which drain a backlog: nobody is to have what the standby that takes over would lack. Null where
-# nothing is kept back; a slot that is named and not there keeps back all, as from the walsender.
+# A walsender waits for standbys (`StandbySlotsHaveCaughtup`); the slot copies that drain a backlog
+# do not. So nothing is read that a promoted standby would lack. Null: no limit; a slot that is
+# listed and missing allows nothing, as with the walsender.
 _KEPT_BACK = sql.SQL("""
 CASE WHEN (to_jsonb(s) ->> 'failover')::bool AND NOT pg_catalog.pg_is_in_recovery() THEN
   (SELECT CASE WHEN bool_and(p.restart_lsn IS NOT NULL) IS FALSE THEN s.confirmed_flush_lsn
@@ -36,8 +36,8 @@ CASE WHEN (to_jsonb(s) ->> 'failover')::bool AND NOT pg_catalog.pg_is_in_recover
             current_setting('synchronized_standby_slots', true), ' "', ''), ',') AS name
      LEFT JOIN pg_catalog.pg_replication_slots p
        ON p.slot_name = name AND p.slot_type = 'physical') END""")
-# As JSON, because servers have different columns: `conflicting` from 16 on, `invalidation_reason`,
-# `failover` and `synced` from 17 on.
+# Read as JSON, because servers have different columns: `conflicting` since 16,
+# `invalidation_reason`, `failover` and `synced` since 17.
 _SLOT = sql.SQL("""
 SELECT plugin, slot_type, database, active_pid,
        confirmed_flush_lsn::text AS confirmed, restart_lsn::text AS restart,
@@ -66,20 +66,20 @@ _INVALID = {
     "wal_level_insufficient": "wal_level of the primary was not 'logical' for a time",
     "conflict": "recovery conflicted with it: catalog rows that it needs were removed (prevented "
     "by hot_standby_feedback = on), or wal_level of the primary was not 'logical'",
-    "unfinished": "it was never made whole",
+    "unfinished": "its creation did not complete",
 }
-"""Why a slot is of no use; those of pg_replication_slots.invalidation_reason, and our own."""
+"""Why a slot is invalid: the values of pg_replication_slots.invalidation_reason, and our own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
     """A row of pg_replication_slots; positions as text, None where the server has none.
 
-    `invalid`: why it can't be used any more, a key of _INVALID or what a newer server says; None if
-    it can. `failover`: standbys keep a copy of it (17+). `two_phase`: it gives prepared
-    transactions before they are committed, as pgoutput does from 15 on. `flushed`: how far changes
-    may be read. `read_transactions`: how many were read of it, as far as the server still knows: it
-    forgets that when it crashes.
+    `invalid`: why it is unusable, a key of _INVALID or the reason of a newer server; None if it is
+    usable. `failover`: standbys keep a copy of it (17+). `two_phase`: it sends prepared
+    transactions before they are committed, as pgoutput does since 15. `flushed`: how far changes
+    may be read. `read_transactions`: how many transactions were read from it, per the server's
+    statistics, which a crash resets.
     """
 
     plugin: str | None
@@ -103,64 +103,64 @@ class Slot:
 
     @property
     def confirmed_lsn(self) -> Lsn | None:
-        """Where it goes on."""
+        """The position at which it resumes."""
         return None if self.confirmed is None else Lsn.parse(self.confirmed)
 
     @property
     def again_bytes(self) -> int:
-        """How much WAL is read before what follows `confirmed`: decoding begins at `restart`."""
+        """WAL re-read before `confirmed`, in bytes: decoding begins at `restart`."""
         if self.confirmed is None or self.restart is None:
             return 0
         return max(0, Lsn.parse(self.confirmed) - Lsn.parse(self.restart))
 
     @property
     def is_lost(self) -> bool:
-        """Whether it can't be used any more: the server gave it up."""
+        """True if the server has invalidated it."""
         return self.invalid is not None
 
     @property
     def why_lost(self) -> str:
-        """What the server gave it up for, and the setting behind that."""
+        """Why the server invalidated it, and the setting behind that."""
         reason = self.invalid or ""
         told = _INVALID.get(reason, reason)
         return told.format(keep_size=self.keep_size, idle_timeout=self.idle_timeout)
 
     def is_other(self, database: str) -> bool:
-        """Return whether it is of another kind or database than ours."""
+        """Return whether its kind, plugin or database is not ours."""
         return (self.slot_type, self.plugin, self.database) != ("logical", PLUGIN, database)
 
     def fault(self, name: str, database: str) -> OperatorError | None:
-        """Say why this slot can't be ours, None if it can."""
+        """Return why ingestd can't use this slot, None if it can."""
         if not self.is_other(database):
             return self._sends_too_early(name) if self.two_phase else None
         return OperatorError(
             f"slot {name!r} is a {self.slot_type} slot of plugin {self.plugin}, "
             f"database {self.database}: ingestd needs a logical {PLUGIN} slot in {database}",
-            remedy="give another name in `slot`, or drop that slot if nothing uses it: "
+            remedy="set another name in `slot`, or drop that slot if nothing uses it: "
             f"SELECT pg_catalog.pg_drop_replication_slot('{name}');",
         )
 
     def _sends_too_early(self, name: str) -> OperatorError:
         return OperatorError(
-            f"slot {name!r} was made with two_phase: it gives prepared transactions before they "
+            f"slot {name!r} was created with two_phase: it sends prepared transactions before they "
             "are committed",
             remedy=f"SELECT pg_catalog.pg_drop_replication_slot('{name}');  and, with "
             f"manage = false: SELECT "
-            f"pg_catalog.pg_create_logical_replication_slot('{name}', '{PLUGIN}');  what "
+            f"pg_catalog.pg_create_logical_replication_slot('{name}', '{PLUGIN}');  changes that "
             f"only this slot "
-            "had is lost: all tables are read anew, or, by slot_lost or snapshot, it stops",
+            "had are lost: all tables are re-read, or it stops, as slot_lost and snapshot say",
         )
 
 
 async def find_slot(connection: AsyncConnection[Any], name: str) -> Slot | None:
-    """Read the slot; None if there is none."""
+    """Return the slot; None if it does not exist."""
     async with connection.cursor(row_factory=class_row(Slot)) as cursor:
         await cursor.execute(_SLOT, (name,))
         return await cursor.fetchone()
 
 
 def gap_before(slot: Slot | None, name: str, position: Lsn) -> str | None:
-    """Say why the slot may not have all that follows `position`; None if it has."""
+    """Return why the slot may lack changes after `position`; None if it has them all."""
     if slot is None:
         return f"slot {name!r} does not exist"
     if slot.is_lost:
@@ -181,9 +181,9 @@ async def drop_slot(connection: AsyncConnection[Any], name: str) -> None:
 
 
 async def advance_slot(connection: AsyncConnection[Any], name: str, position: Lsn) -> None:
-    """Move the slot there. The server reads all WAL from its restart_lsn on meanwhile.
+    """Move the slot there. Meanwhile the server reads all WAL from restart_lsn on.
 
-    Raises TransientError (``slot_missing``, ``slot_moved``: beyond that, or lost), psycopg.Error.
+    Raises TransientError (``slot_missing``; ``slot_moved``: beyond that, or lost), psycopg.Error.
     """
     try:
         await connection.execute(
@@ -197,39 +197,39 @@ async def advance_slot(connection: AsyncConnection[Any], name: str, position: Ls
 
 @dataclass(slots=True)
 class UndecodablePast:
-    """What the slot can't decode; a source has one as long as the process runs.
+    """What the slot can't decode; a source has one for as long as the process runs.
 
-    `lacks_publication`: it was made after changes that the slot still has to send.
+    `lacks_publication`: it was created after changes that the slot has yet to send.
     """
 
     lacks_publication: bool = False
 
 
 def vanished_slot(name: str) -> TransientError:
-    """Make the error for a slot that is ours to make and not there: the next start makes it."""
+    """Return the error for a missing slot that ingestd manages: the next start creates it."""
     return TransientError(
         f"slot {name!r} does not exist",
         reason="slot_missing",
-        remedy="nothing to do: `ingestd run` makes it at its start",
+        remedy="nothing to do: `ingestd run` creates it when it starts",
     )
 
 
 def moved_slot(name: str, what: str) -> TransientError:
-    """Make the error for a slot that someone else moved: the next start sees what that skipped."""
+    """Return the error for a slot moved by another client: the next start finds what it skipped."""
     return TransientError(
         f"slot {name!r} is not where ingestd left it: {what}",
         reason="slot_moved",
-        remedy="look for who moves this slot, or drops it and makes it anew: only ingestd may",
+        remedy="find the client that moves this slot, or re-creates it: only ingestd may do that",
     )
 
 
 def skipped(confirmed: Lsn, wanted: Lsn) -> str:
-    """Say how a slot was moved too far."""
-    return f"it is at {confirmed}, and was to go on from {wanted}"
+    """Describe a slot that was moved too far."""
+    return f"it is at {confirmed}, and should resume at {wanted}"
 
 
 def busy_slot(name: str, slot: Slot) -> TransientError:
-    """Make the error for a slot that another client reads."""
+    """Return the error for a slot that another client reads."""
     return TransientError(
         f"slot {name!r} is in use by pid {slot.active_pid} ({slot.holder or 'unknown'})",
         reason="slot_active",
@@ -238,7 +238,7 @@ def busy_slot(name: str, slot: Slot) -> TransientError:
 
 
 def missing_slot(name: str) -> OperatorError:
-    """Make the error for a slot that is not there and not ours to make (manage = false)."""
+    """Return the error for a missing slot that ingestd may not create (manage = false)."""
     return OperatorError(
         f"slot {name!r} does not exist, and manage = false",
         remedy=f"SELECT pg_catalog.pg_create_logical_replication_slot('{name}', '{PLUGIN}');",
@@ -246,10 +246,10 @@ def missing_slot(name: str) -> OperatorError:
 
 
 def older_slot(name: str, publication: str, where: str) -> OperatorError:
-    """Make the error for a slot older than its publication, not ours to make (manage = false)."""
+    """Return the error for a slot older than its publication, both unmanaged (manage = false)."""
     return OperatorError(
-        f"{where}: publication {publication!r} was made after changes that slot {name!r} still has "
-        "to send, or dropped and made again",
+        f"{where}: publication {publication!r} was created after changes that slot {name!r} has "
+        "yet to send, or was dropped and re-created",
         remedy=f"SELECT pg_catalog.pg_drop_replication_slot('{name}'); "
         f"SELECT pg_catalog.pg_create_logical_replication_slot('{name}', '{PLUGIN}');"
         "  -- all tables are read again",
@@ -257,7 +257,7 @@ def older_slot(name: str, publication: str, where: str) -> OperatorError:
 
 
 def unusable_slot(name: str, slot: Slot) -> OperatorError:
-    """Make the error for a slot that is lost and not ours to make again (manage = false)."""
+    """Return the error for an invalid slot that ingestd may not re-create (manage = false)."""
     return OperatorError(
         f"slot {name!r} is invalid: {slot.why_lost}; manage = false",
         remedy=f"SELECT pg_catalog.pg_drop_replication_slot('{name}'); "
@@ -266,21 +266,21 @@ def unusable_slot(name: str, slot: Slot) -> OperatorError:
 
 
 def slot_fault(slot: Slot | None, settings: WalSettings, database: str) -> IngestdError | None:
-    """Say why a run would not take this slot, nor make one in its place; None if it would."""
+    """Return why a run would neither use this slot nor create one; None if it would."""
     name = settings.slot
     if slot is None:
         return None if settings.manage else missing_slot(name)
     if (fault := slot.fault(name, database)) is not None:
         return fault
     if slot.active_pid is not None:
-        # Before a snapshot is read for nothing. The last daemon's walsender may take its time to
-        # notice that it is gone.
+        # Before a snapshot is read for nothing. The walsender of the previous daemon may take a
+        # while to detect that its client has ended.
         return busy_slot(name, slot)
     return unusable_slot(name, slot) if slot.is_lost and not settings.manage else None
 
 
 def temporary_name(slot: str, purpose: str) -> str:
-    """Name a temporary slot; a dead session may hold its own for a while, so never the same."""
+    """Return a unique name: a dead session may keep its own temporary slot for a while."""
     return f"{slot[:40]}_{purpose}_{uuid.uuid4().hex[:8]}"
 
 
@@ -288,9 +288,9 @@ def temporary_name(slot: str, purpose: str) -> str:
 class ExportedPoint:
     """A consistent point and the snapshot that shows it.
 
-    `snapshot` can be taken up by other sessions while `connection` stays open, which must run
-    nothing else: the replication connection that made the slot, or an ordinary one in its place
-    (`slot_making.without_walsender`). Closing the former also drops a temporary slot.
+    Other sessions can import `snapshot` while `connection` stays open, which must run nothing
+    else. It is the replication connection that created the slot, or an ordinary one in its place
+    (`create.without_walsender`). Closing the former also drops a temporary slot.
     """
 
     connection: AsyncConnection[Any]
@@ -299,7 +299,7 @@ class ExportedPoint:
     at: datetime
 
     async def close(self) -> None:
-        """Let the snapshot go."""
+        """Release the snapshot."""
         await self.connection.close()
 
 
@@ -309,8 +309,8 @@ async def export_point(
     """Create the slot and export its consistent point.
 
     `connection` is a replication connection and belongs to the result. The server waits until all
-    transactions now running have ended. Standbys are to keep a copy of a slot that stays, where
-    the server has that (17+); a standby itself makes no such slot.
+    transactions now running have ended. A permanent slot is a failover slot, of which standbys
+    keep a copy, where the server has them (17+); but not on a standby, which can't create one.
     """
     cursor = await connection.execute(
         "SELECT pg_catalog.clock_timestamp(), pg_catalog.pg_is_in_recovery()"

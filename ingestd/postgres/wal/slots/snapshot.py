@@ -18,7 +18,7 @@ from ingestd.postgres.wal.slots.slot import ExportedPoint
 
 
 class TableSnapshot(PointSnapshot):
-    """At the consistent point of a slot."""
+    """A snapshot at the consistent point of a slot."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class TableSnapshot(PointSnapshot):
         self._tables = {t.id: t for t in tables}
 
     def left(self, table: TableId, done: Collection[str]) -> str:
-        """See the port: what is left is read in chunks, or all of it again."""
+        """See the port: the remainder is read in chunks, or the table is read again."""
         described = self._tables[table]
         if not can_be_chunked(described):
             return ""
@@ -47,7 +47,7 @@ class TableSnapshot(PointSnapshot):
         return unread(described, self.point, nbytes, splits, done)
 
     async def move_on(self) -> None:
-        """Write a message to the WAL; pgoutput leaves it out, the position passes it."""
+        """Write a message to the WAL; pgoutput skips it, but the position passes it."""
         try:
             async with await connect(self._dsn) as connection:
                 await move_on(connection)
@@ -56,10 +56,10 @@ class TableSnapshot(PointSnapshot):
 
     @property
     def is_closed(self) -> bool:
-        """Whether it can't be read any more."""
+        """True if it can no longer be read."""
         return self._held.connection.closed
 
     async def close(self) -> None:
-        """Let the snapshot, and a temporary slot, go."""
+        """Release the snapshot, and drop a temporary slot."""
         await self._close_cutter()
         await self._held.close()
