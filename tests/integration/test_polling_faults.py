@@ -96,7 +96,7 @@ def test_what_is_wrong_with_a_table_is_said_and_stops_it_alone(
     config = polling_config(lake=lake, dsn=items.dsn, extra=extra)
     found = ingestd(tmp_path, "check", config)
     assert_fails(found, r"public\.nokey  no primary key", r"ADD PRIMARY KEY .*key")
-    assert_fails(found, r"'label' text can't be a cursor: serving types are", "whole table")
+    assert_fails(found, r"'label' text can't be a cursor: possible types are", "entire table")
     assert re.search(
         r"^warn +shop +table public\.other, cursor.*'at' may be null", found.out, re.MULTILINE
     )

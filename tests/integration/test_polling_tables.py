@@ -194,7 +194,7 @@ NO_KEY = "CREATE TABLE t (id int NOT NULL, a int, at timestamptz)"
         (
             [WHOLE],
             {"cursor": "note"},
-            "column 'note' text can't be a cursor: serving types are timestamp",
+            "column 'note' text can't be a cursor: possible types are timestamp",
             'name another in table."public.t".cursor',
         ),
         (
@@ -212,13 +212,13 @@ NO_KEY = "CREATE TABLE t (id int NOT NULL, a int, at timestamptz)"
         (
             [WHOLE],
             {"exclude_columns": ["id"]},
-            "column 'id' belongs to the key, by which changes find their rows: it can't be left",
-            "take it out of",
+            "column 'id' belongs to the key, which identifies the rows of changes: it can't be excluded",
+            "remove it from",
         ),
         (
             [WHOLE],
             {"mask_columns": {"id": "null"}},
-            "column 'id' belongs to the key, by which changes find their rows: it can't be masked",
+            "column 'id' belongs to the key, which identifies the rows of changes: it can't be masked",
             "use sha256",
         ),
         (
@@ -469,7 +469,7 @@ async def test_a_standby_is_looked_at_and_has_the_primarys_origin() -> None:
             assert "hot_standby_feedback = on" in (lines["standby"].remedy or "")
             assert (lines["listen"].level, lines["listen"].detail) == (
                 "fail",
-                "a standby takes no LISTEN",
+                "a standby does not support LISTEN",
             )
             before = found.origin
             promote(standby)
@@ -512,7 +512,7 @@ async def test_check_says_what_is_captured_and_that_all_is_well(database: Databa
     assert {line.level for line in lines} == {"ok"}
     assert by_subject(lines, "table public.t").detail == (
         "2 columns, key: id; cursor: at; polled every 10 s; left out: note; "
-        "deletes looked for every 10 min"
+        "deletes detected every 10 min"
     )
 
 
@@ -522,7 +522,7 @@ async def test_check_says_what_is_captured_and_that_all_is_well(database: Databa
         (
             ["CREATE TABLE t (id int PRIMARY KEY, at timestamptz NOT NULL)"],
             {"cursor": "at"},
-            "no index begins with 'at': every poll looks through the whole table: ",
+            "no index begins with 'at': every poll scans the entire table: ",
             'CREATE INDEX CONCURRENTLY ON "public"."t" ("at");',
         ),
         (
@@ -537,7 +537,7 @@ async def test_check_says_what_is_captured_and_that_all_is_well(database: Databa
                 "CREATE INDEX ON t (at)",
             ],
             {"cursor": "at"},
-            "'at' may be null: rows without a value are found only by looking through the whole",
+            "'at' may be null: rows without a value are found only by scanning the entire table",
             'ALTER TABLE "public"."t" ALTER COLUMN "at" SET NOT NULL;',
         ),
         (
@@ -547,7 +547,7 @@ async def test_check_says_what_is_captured_and_that_all_is_well(database: Databa
             ],
             {"cursor": "id"},
             "values of 'id' are not of version 7",
-            "name a column that grows with every write",
+            "name a column that increases with every write",
         ),
         (
             [
@@ -556,8 +556,8 @@ async def test_check_says_what_is_captured_and_that_all_is_well(database: Databa
                 "ANALYZE t",
             ],
             {},
-            "none: every poll looks through the whole table: 1,000 rows, ",
-            "to an indexed column that grows with every write, such as 'updated_at'",
+            "none: every poll scans the entire table: 1,000 rows, ",
+            "to an indexed column that increases with every write, such as 'updated_at'",
         ),
     ],
 )
@@ -608,7 +608,7 @@ async def test_check_says_that_clocks_are_apart(
     assert not [line for line in await check(database.dsn) if line.subject == "clock"]
     monkeypatch.setattr(preflight, "CLOCK_S", -1.0)
     line = by_subject(await check(database.dsn), "clock")
-    assert (line.level, line.remedy) == ("warn", "set both by NTP")
+    assert (line.level, line.remedy) == ("warn", "synchronize both with NTP")
 
 
 async def test_check_through_a_pooler(database: Database) -> None:

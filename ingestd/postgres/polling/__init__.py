@@ -1,1 +1,1 @@
-"""Changes by ordinary queries: no replication right, no logical WAL (design section 8.6)."""
+"""Changes found by ordinary queries, without replication or logical WAL (design section 8.6)."""

@@ -12,7 +12,7 @@ WAIT_LIMIT_S = 3600.0
 
 
 class PollBackoff:
-    """Why tables are not polled, and how long: longer each time, for then they are re-read."""
+    """The faults of tables, and their pauses: longer each time, as the tables are re-read after."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
@@ -29,17 +29,17 @@ class PollBackoff:
         self._found[fault.table] = fault, self._monotonic() + wait_s
 
     def lasting(self) -> Mapping[TableId, TableError]:
-        """Return those of tables that are not to be tried again yet."""
+        """Return the faults of tables that must not be retried yet."""
         now = self._monotonic()
         return {name: why for name, (why, until) in self._found.items() if now < until}
 
     @property
     def has_waited(self) -> bool:
-        """Whether there is a table to be tried again."""
+        """True if a table can be retried."""
         return len(self.lasting()) < len(self._found)
 
     def try_again(self) -> None:
-        """Forget the faults of tables that have waited: who asks for this looks at them."""
+        """Drop the faults of tables that have waited: the caller checks these tables."""
         present = self.lasting().keys()
         self._found = {name: found for name, found in self._found.items() if name in present}
 
@@ -48,5 +48,5 @@ class PollBackoff:
         self._found.pop(table, None)
 
     def succeeded(self, table: TableId) -> None:
-        """Record that it was looked at."""
+        """Record that a table was polled: its next pause is short again."""
         self._waits.pop(table, None)

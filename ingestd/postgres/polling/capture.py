@@ -1,13 +1,13 @@
 """The ChangeCapture of kind `polling`.
 
 Connections: one for control, which holds the claim and reads the catalog; one for lag; one for
-polls; those of a snapshot, or of a sweep, while it is read; one that listens, if asked to.
+polls; those of a snapshot, or of a sweep, while it is read; and one that listens, if configured.
 
-Who may move a position: `Positions` gives each poll with rows, and each snapshot, a place of its
-own, above all before; `live` delivers up to its end; `confirm` only notes what the pipeline made
-durable, because the source keeps nothing for us. Where polling stands with a table (`PollProgress`)
-goes into the lake with its rows (`TableBatch.resume`), in one commit: so after a kill between two
-tables' commits each goes on where its own rows end.
+Positions: `Positions` issues a separate place to each poll with rows, and to each snapshot, above
+all earlier ones. `live` delivers up to its end. `confirm` only records what the pipeline has made
+durable, because the source retains nothing for ingestd. A table's progress (`PollProgress`) goes
+into the lake with its rows (`TableBatch.resume`), in one commit. So after a kill between two
+tables' commits each table resumes where its own rows end.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ from ingestd.postgres.settings import PollingSettings
 from ingestd.postgres.snapshot.read_view import look
 
 SLACK_BYTES = 1 << 16
-"""Positions run ahead of an idle server's WAL, by one for each poll with rows."""
+"""How far positions may be ahead of an idle server's WAL: by one for each poll with rows."""
 
 
 LAG_PATIENCE_S = 1.0
-"""How long a table's newest cursor may wait for who holds the table."""
+"""How long the query for a table's newest cursor may wait for a lock on the table."""
 
 
 class PollingCapture:
@@ -107,13 +107,13 @@ class PollingCapture:
         self._delivered = ZERO
 
     async def claim(self) -> None:
-        """Take the claim that goes with the source's name."""
+        """Take the claim on the source's name."""
         with self._control.errors("claim"):
             await detect_transaction_pooler(self._dsn)
         await self._control.claim(
             claim_of_polling(self._source),
             taken="another ingestd polls this database under the same name",
-            remedy="stop the other one; this one takes over as soon as that has ended. Or give the "
+            remedy="stop the other one; this one takes over as soon as it has ended. Or give the "
             "source another name",
         )
 
@@ -122,27 +122,27 @@ class PollingCapture:
         await self._control.hold()
 
     async def discover(self, known: Mapping[TableId, RegisteredTable]) -> Discovery:
-        """Read the catalog, hold it against `tables` and against what the lake has."""
+        """Read the catalog; compare it with `tables` and with what the lake has."""
         control = await self._control.connection()
         with self._control.errors("discover"):
             server = await self._checked_server(control)
             found = await self._tables.discover(control, known)
         self._polls.noticed.clear()
         self._polls.faults.try_again()
-        # Whoever waits for what was found must not wait for the next poll.
+        # The pipeline waits for the position of the discovery: it must not wait for the next poll.
         self._positions.pass_by(found.lsn)
         self._polls.wake.set()
         return self._without_faulty(replace(found, origin=server.origin))
 
     def _without_faulty(self, found: Discovery) -> Discovery:
-        """Refuse the tables that can't be polled, for a time."""
+        """Refuse, for a time, the tables that can't be polled."""
         faults = self._polls.faults.lasting()
         refused = [Refused(t, faults[t.id]) for t in found.tables if t.id in faults]
         tables = tuple(t for t in found.tables if t.id not in faults)
         return replace(found, tables=tables, refused=(*found.refused, *refused))
 
     async def tables_changed(self) -> None:
-        """Compare the catalog with that of the last discovery: now and then, or when told to."""
+        """Return once the catalog differs from the last discovery: check regularly or on notice."""
         while True:
             noticed = self._polls.noticed
             with contextlib.suppress(TimeoutError):
@@ -163,7 +163,7 @@ class PollingCapture:
         with self._control.errors("continuity"):
             server = await self._checked_server(control)
             current = await current_position(control)
-            # What a standby has received is not what it shows.
+            # A standby has received more than it shows.
             at = flush_position if server.in_recovery else insert_position
             shown = await at(control)
             seen = await look(control)
@@ -172,7 +172,7 @@ class PollingCapture:
         self._progress = _progress_of(committed)
         lacks = any(p.lsn > shown or p.below > seen.xmax for p in self._progress.values())
         if committed.has_nothing and committed.removed is not None:
-            return LakeLost(f"{committed.removed}. Nothing in the source tells")
+            return LakeLost(f"{committed.removed}. The source has no record of it")
         verdict = self._judge(committed, server, current, lacks=lacks)
         if not isinstance(verdict, Resumed):
             self._progress = {}
@@ -181,14 +181,14 @@ class PollingCapture:
     def _judge(
         self, committed: LakeState, server: PolledServer, current: Lsn, *, lacks: bool
     ) -> Continuity:
-        """Decide. `lacks`: the server has not all that was seen."""
+        """Return the result. `lacks`: the server lacks some of what was seen."""
         reached = max(committed.position or ZERO, committed.floor or ZERO)
         is_behind = lacks or current + SLACK_BYTES < reached
         if is_behind and server.in_recovery:
             raise TransientError(
                 f"{self._where}: the standby has not replayed all that the lake has ({reached})",
                 reason="standby_behind",
-                remedy="wait, or look at what holds up its replay",
+                remedy="wait, or find out what delays its replay",
             )
         if committed.position is None or not committed.needs_continuity:
             if is_behind:
@@ -200,42 +200,41 @@ class PollingCapture:
         system, timeline, *kind = (committed.origin or server.origin).split("/")
         if system != server.system_identifier:
             return Lost(
-                "this is another server (system identifier "
-                f"{server.system_identifier}) than the one that the lake's rows came from "
-                f"({system})"
+                f"this server (system identifier {server.system_identifier}) is not the one that "
+                f"the lake's rows came from ({system})"
             )
         if kind != [POLLING]:
             return Lost("the lake's rows came by another kind of capture")
         if timeline != str(server.timeline):
             return Lost(
                 f"the server was promoted or restored (timeline {timeline}, now "
-                f"{server.timeline}): transactions that the lake has may not have come along"
+                f"{server.timeline}): it may lack transactions that the lake has"
             )
         return Resumed()
 
     def _behind(self, reached: Lsn, current: Lsn) -> OperatorError:
         return OperatorError(
             f"{self._where}: the lake ends at {reached}, the server is at {current}: it was "
-            "restored from an older backup, or is another one",
-            remedy="give this server a lake.uri or a source name of its own",
+            "restored from an older backup, or it is another server",
+            remedy="give this server its own lake.uri or source name",
         )
 
     async def prepare(
         self, tables: Sequence[Table], *, renew: bool = False, read_to: Lsn | None = None
     ) -> Prepared:
-        """Poll these tables from now on; nothing is made in the source."""
+        """Poll these tables from now on; create nothing in the source."""
         del read_to
         if renew:
             self._progress = {}
             self._polls.keep([], {})
         polled = [replace(self._tables.polled(t.id), table=t) for t in tables]
-        # What the lake said at the start is of no use to a table that comes back later.
+        # The lake's progress at the start does not apply to a table that comes back later.
         progress, self._progress = self._progress, {}
         self._polls.keep(polled, progress)
         return Prepared()
 
     async def chunked(self, tables: Sequence[Table], *, initial: bool) -> frozenset[TableId]:
-        """None: tables are read at one point."""
+        """Return no tables: all are read at one point."""
         del tables, initial
         return frozenset()
 
@@ -248,7 +247,7 @@ class PollingCapture:
         left: str = "",
         where: str | None = None,
     ) -> Snapshot:
-        """Export a snapshot of now."""
+        """Export a snapshot of the present."""
         del are_new
         if chunked or left or where is not None:
             msg = "polled tables are read at one point only"
@@ -257,7 +256,7 @@ class PollingCapture:
         states = {t.id: s for t in tables if (s := self._polls.states.get(t.id)) is not None}
         if len(states) < len(tables):
             raise TransientError(f"{self._where}: a table has gone", reason="table_gone")
-        # From here on they are not polled: a poll that saw more must not get a place below.
+        # From here on they are not polled: a poll that saw more must not get a lower position.
         reads = _Reads(self._polls, self._positions, states)
         try:
             made = await self._begin_snapshot(tables, reads)
@@ -297,7 +296,7 @@ class PollingCapture:
         )
 
     async def live(self, after: Lsn | None) -> AsyncGenerator[Chunk, None]:
-        """Poll, indefinitely. `after` is where the positions go on."""
+        """Poll indefinitely. `after` is where the positions continue."""
         if after is not None:
             self._positions.begin_at(after)
         if self._settings.listen is not None and self._listener is None:
@@ -311,17 +310,17 @@ class PollingCapture:
                 yield chunk
 
     async def seen(self) -> PgSnapshot:
-        """Ask on the connection that holds the claim."""
+        """Query on the connection that holds the claim."""
         control = await self._control.connection()
         with self._control.errors("snapshot"):
             return await look(control)
 
     def checkpoint_requested(self) -> bool:
-        """Never: the source waits for nobody."""
+        """Return False: the source never waits for a confirmation."""
         return False
 
     async def confirm(self, position: Lsn) -> None:
-        """Note what is durable; the source keeps nothing for us."""
+        """Record what is durable; the source retains nothing for ingestd."""
         if position > self._delivered:
             msg = f"confirm {position} is beyond what was delivered, {self._delivered}"
             raise ValueError(msg)
@@ -329,7 +328,7 @@ class PollingCapture:
         self._polls.wake.set()
 
     async def lag(self) -> CaptureLag:
-        """Ask the server how far it is, and the tables how far their cursors are."""
+        """Query the server's position and the newest cursors of the tables."""
         with self._control.errors("lag"):
             if self._monitor is None or self._monitor.closed:
                 timeout_s = self._settings.statement_timeout
@@ -344,14 +343,14 @@ class PollingCapture:
         return CaptureLag(current, confirmed, behind, None, None, seconds)
 
     async def health(self) -> None:
-        """Ask the connection that holds the claim."""
+        """Query on the connection that holds the claim."""
         await self._control.health()
         if self._listener is not None and self._listener.done():
             listener, self._listener = self._listener, None
             listener.result()
 
     async def close(self) -> None:
-        """Close all connections; the lock goes with them."""
+        """Close all connections; that releases the claim."""
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.cancel()
@@ -371,7 +370,7 @@ class PollingCapture:
         self._polls.wake.set()
 
     async def _listen(self, channel: str) -> None:
-        """Poll whenever the source notifies. Raises IngestdError."""
+        """Poll at each notification of the source. Raises IngestdError."""
         with self._control.errors("listen"):
             async with await connect(self._dsn) as connection:
                 await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
@@ -387,9 +386,9 @@ class PollingCapture:
 
 
 class _Reads:
-    """What becomes of the tables of a snapshot, which are not polled while it reads them.
+    """The tables of a snapshot, which are not polled while it reads them.
 
-    `states`: from before it was taken. `point`: where it lies, once it was.
+    `states`: from before the snapshot. `point`: the position of the snapshot, once taken.
     """
 
     def __init__(
@@ -405,16 +404,16 @@ class _Reads:
             state.readings += 1
 
     def resume_of(self, table: TableId, first: PollProgress) -> str | None:
-        """Return where a table stands, unless the lake knows of something later.
+        """Return a table's progress, unless the lake has later progress.
 
-        One that was polled before goes on where it was: rows that changed between come once more.
+        A table that was polled before resumes where it was: rows changed since are delivered twice.
         """
         if self.states[table].resumes_at < self._polls.confirmed:
             return None
         return (self._before[table] or first).to_text()
 
     def has_read(self, table: TableId, first: PollProgress) -> None:
-        """Begin to poll it, or go on: all of it, its `t` too, has been given."""
+        """Start or resume polling: the entire table, including its `t`, has been yielded."""
         state = self.states[table]
         state.resumes_at = min(state.resumes_at, self.point)
         if self._before[table] is None:
@@ -424,14 +423,14 @@ class _Reads:
         self._end(table)
 
     def close(self) -> None:
-        """Record that no more is read. Twice is fine."""
+        """Record that no more is read. May be called twice."""
         for table in list(self._reading):
             self._end(table)
 
     def _end(self, table: TableId) -> None:
-        """Have it polled once all that was given of it is durable: then its keys can be loaded.
+        """Poll it once all its rows are durable: only then can its keys be loaded.
 
-        Whatever is confirmed above the end of now comes after it.
+        Any position confirmed above the current end comes after them.
         """
         if table not in self._reading:
             return
@@ -444,7 +443,7 @@ class _Reads:
 
 
 def _progress_of(committed: LakeState) -> dict[TableId, PollProgress]:
-    """Read where polling stood with the tables that are live."""
+    """Return the progress of the tables that are live."""
     read = {
         name: PollProgress.parse(known.resume)
         for name, known in committed.tables.items()

@@ -36,13 +36,13 @@ class PollingConnector(PostgresConnector):
         return Coverage(found.tables, found.refused, tuple(server.faults()))
 
     def capture(self, log: ChangeLog | None = None) -> ChangeCapture:
-        """Make a capture, which looks back at the keys that the lake has."""
+        """Return a capture, which reads the lake's keys from `log`."""
         return PollingCapture(
             self._source, self._settings, memory_bytes=self._memory_bytes, log=log
         )
 
     async def check(self) -> Sequence[CheckLine]:
-        """Look for what would fail."""
+        """Return the findings of `preflight`."""
         return await preflight(self._source, self._settings)
 
     async def _demand(self, connection: AsyncConnection[Any]) -> ServerDemand:
@@ -50,13 +50,13 @@ class PollingConnector(PostgresConnector):
 
 
 class PollingFactory:
-    """Kind `polling`: ordinary queries, no replication right."""
+    """Kind `polling`: ordinary queries, no replication privilege."""
 
     name = "polling"
     config_model: type[BaseModel] = PollingSettings
 
     def create(self, source: str, config: BaseModel, *, memory_bytes: int) -> Connector:
-        """Make a connector for this source."""
+        """Return a connector for this source."""
         if not isinstance(config, PollingSettings):
             msg = f"kind polling can't take {type(config).__name__}"
             raise TypeError(msg)

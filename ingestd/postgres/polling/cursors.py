@@ -1,4 +1,4 @@
-"""Which columns can serve as a table's cursor."""
+"""The columns that can serve as a table's cursor."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _KINDS: Mapping[int, CursorKind] = {
     1700: "number",
     2950: "uuid",
 }
-"""By OID of the type; a domain is as its base."""
+"""By OID of the type; for a domain, of its base type."""
 _LIKELY = ("updat", "modif", "chang", "last")
-"""In the name of a column that may well grow with every write."""
+"""Parts of the name of a column that probably increases with every write."""
 SERVING = "timestamp, timestamptz, date, smallint, integer, bigint, numeric, uuid (version 7)"
 
 
@@ -35,7 +35,7 @@ def cursor_of(
 ) -> Cursor:
     """Return the cursor that the config names. Raises TableError.
 
-    `columns`: all of the table's, captured or not. `base_type` gives what a domain is over.
+    `columns`: all of the table's, captured or not. `base_type` returns the base type of a domain.
     """
     kinds = []
     for name in wanted:
@@ -43,24 +43,24 @@ def cursor_of(
         kind = _KINDS.get(base_type(column.type_oid))
         if kind is None:
             what = (
-                f"column {name!r} {column.pg_type} can't be a cursor: serving types are {SERVING}"
+                f"column {name!r} {column.pg_type} can't be a cursor: possible types are {SERVING}"
             )
             remedy = (
-                f"name another in {at(table, 'cursor')}, or leave it out: then every poll looks"
+                f"name another in {at(table, 'cursor')}, or omit it: then every poll scans"
             )
-            raise TableError(table, what, remedy=f"{remedy} through the whole table")
+            raise TableError(table, what, remedy=f"{remedy} the entire table")
         kinds.append(kind)
     return Cursor(tuple(wanted), kinds[0])
 
 
 def likely_cursors(columns: Iterable[ColumnRow]) -> list[ColumnRow]:
-    """Return the times among the columns that by their names may well grow with every write."""
+    """Return the time columns whose names suggest that they increase with every write."""
     times = (c for c in columns if _KINDS.get(c.type_oid) == "time")
     return [c for c in times if any(part in c.name.lower() for part in _LIKELY)]
 
 
 def is_indexed(indexes: Iterable[IndexRow], column: int) -> bool:
-    """Return whether the rows can be had in the order of the column of this number."""
+    """Return whether an index can return the rows in the order of this column."""
     return any(i.is_ordered and not i.is_partial and i.columns[0] == column for i in indexes)
 
 
@@ -75,5 +75,5 @@ def named(table: TableId, key: str, name: str, columns: Sequence[ColumnRow]) -> 
 
 
 def at(table: TableId, key: str) -> str:
-    """Write where the config says it, below the source's section."""
+    """Return the path of the key in the config, below the source's section."""
     return key_path(("table", str(table), key))

@@ -1,4 +1,4 @@
-"""What tables a polled source has to capture, and what has become of those the lake knows."""
+"""The tables that a polled source captures, and what changed in those that the lake knows."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from ingestd.postgres.settings import PollingSettings
 
 
 class PolledTables:
-    """The tables that the config asks for, as they were when last looked at.
+    """The tables that the config asks for, as of the last discovery.
 
-    Used on the event loop only. Needs no right but to connect and to read them; on a standby too.
-    Raises psycopg.Error.
+    Used on the event loop only. Needs no privileges except CONNECT and SELECT on the tables; works
+    on a standby. Raises psycopg.Error.
     """
 
     def __init__(self, settings: PollingSettings) -> None:
@@ -48,9 +48,9 @@ class PolledTables:
     ) -> Discovery:
         """See `ingestd.ports.ChangeCapture.discover`.
 
-        Interrupted are the tables that are live in the lake silently on where polling stood
-        with them, and those that have another key now, or columns that were not captured. A
-        TRUNCATE, which no poll tells of, counts as a rewrite.
+        Interrupted are tables that are live in the lake without a record of where polling stood,
+        and tables with another key, or with columns that were not captured before. A TRUNCATE,
+        which no poll detects, counts as a rewrite.
         """
         known = dict(known)
         server = await inspect_polled_server(connection)
@@ -79,7 +79,7 @@ class PolledTables:
                     interrupted[row.id] = gap
                 storage = to_record(now, row.oid, was, files=True)
                 polled[row.id] = replace(found, table=replace(found.table, storage=storage))
-        # Only now: what differs would else be forgotten where looking at it failed.
+        # Not earlier: a failed comparison would otherwise lose the difference.
         self._looks.keep(seen)
         voided = [polled[name].table.oid for name in {*rewritten, *interrupted} & polled.keys()]
         texts = {oid: now.texts for oid, now in seen.items()}
@@ -96,41 +96,41 @@ class PolledTables:
         )
 
     async def have_changed(self) -> bool:
-        """Return whether the catalog is another than at the last discovery."""
+        """Return whether the catalog differs from the last discovery."""
         return await read_catalog(self._settings) != self._catalog
 
     def polled(self, table: TableId) -> PolledTable:
-        """Return a table of the last discovery. Raises KeyError for one that it did not accept."""
+        """Return a table of the last discovery. Raises KeyError if it was not accepted."""
         return self._polled[table]
 
     def _gap(
         self, polled: PolledTable, catalog: Catalog, known: RegisteredTable | None
     ) -> str | None:
-        """Say why polling would not find all that is not in the lake; None if it would."""
+        """Return why polling would miss something that the lake lacks; None if it would not."""
         table = polled.table
         if known is None or known.oid != table.oid:
             return None
-        # Once in a run: what is recorded while it goes on has not been read from the lake.
+        # Once in a run: what this run records has not been read from the lake.
         if known.state is TableState.LIVE and not self._looks.has_seen(table.oid):
             gap = self._gap_before(polled, known)
             if gap is not None:
                 return gap
         key = {c.source_name for c in known.columns if c.identity}
         if known.columns and key != set(table.identity):
-            return "its key is another than before"
+            return "its key has changed"
         if is_wider(table, catalog.columns.get(table.oid, ()), known):
             return "columns were not captured before"
         return None
 
     def _gap_before(self, polled: PolledTable, known: RegisteredTable) -> str | None:
-        """Say why what an earlier run polled is of no use."""
+        """Return why the progress of an earlier run can't be used; None if it can."""
         progress = PollProgress.parse(known.resume)
         if progress is not None and progress.deleted != polled.deleted:
-            return "`deleted` is another column than before"
+            return "`deleted` names another column than before"
         stored = TableFingerprint.parse(known.storage)
         if stored is not None and stored.is_streamed:
             return "another kind of source captured it since"
-        # Where nothing is ever read, polling begins with the first run that finds something.
+        # If nothing is ever snapshotted, polling begins with the first run that finds something.
         if progress is None and (known.resume or self._settings.snapshot != "never"):
             return "how far it was polled is not known"
         return None
@@ -143,11 +143,11 @@ def describe(
     settings: PollingSettings,
     role: str,
 ) -> PolledTable | Refused:
-    """Give a table of the catalog as it is polled, or why it can't be. Its key is its identity."""
+    """Return how a table is polled, or why it can't be. Its key is its identity."""
     columns = catalog.columns.get(row.oid, ())
     controls = settings.controls(row.id)
     try:
-        # First without a key: what else is wrong with it matters more.
+        # First without a key: any other fault matters more.
         plain = replace(row, replica_identity="n", primary_key=None, identity_key=None)
         no = refusal(row, definitions.table(plain, columns), role, also_read=["xmin"])
         if no is not None:
@@ -178,11 +178,11 @@ def describe(
 
 
 def _of_users_type(table: TableId, name: str) -> TableError:
-    """Say that a cast to text might be one that the type's owner made."""
+    """Return the error for a type whose owner may have defined the cast to text."""
     return TableError(
         table,
-        f"column {name!r} is of a type that users made: its values can't be compared with false",
-        remedy=f"name one of a built-in type, such as boolean or timestamptz, in "
+        f"column {name!r} has a user-defined type: its values can't be compared with false",
+        remedy=f"name a column of a built-in type, such as boolean or timestamptz, in "
         f"{at(table, 'deleted')}",
     )
 

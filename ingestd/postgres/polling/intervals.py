@@ -1,4 +1,4 @@
-"""When a table is polled, and how: a quiet one less often, a whole look as often as it is cheap."""
+"""When to poll a table: a quiet one less often, and with a full scan as often as it is cheap."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 QUIETEST = 10
-"""A table without changes is polled every `interval` times this at most."""
+"""The longest interval of a table without changes, as a multiple of `interval`."""
 GROWTH = 1.5
 JITTER = 0.1
 WHOLE_SHARE = 200
-"""A whole look that takes a second is made every 200 s: it costs the server 0.5 % of its time."""
+"""A full scan that takes a second is made every 200 s: it costs the server 0.5 % of its time."""
 WHOLE_LIMIT_S = 600.0
-"""But it is made so often at least: rows with a cursor of long ago wait for it."""
+"""The longest time between full scans: rows with an old cursor value wait for the next one."""
 RETRY_S = 1.0
 MAX_DOUBLINGS = 10
 
 
 @dataclass(slots=True)
 class PollSchedule:
-    """When one table's next look is. Times are monotonic seconds.
+    """The schedule of one table. Times are monotonic seconds.
 
-    `pace`: the interval's present multiple. `whole_s`: how long a whole look took. `failures`: in a
-    row. `is_asked`: someone asked for a look, and none has begun since.
+    `pace`: the current multiple of the interval. `whole_s`: how long a full scan took. `failures`:
+    consecutive ones. `is_asked`: a poll was requested, and none has begun since.
     """
 
     interval_s: float
@@ -37,21 +37,21 @@ class PollSchedule:
     jitter: Callable[[], float] = random.random
 
     def is_whole_due(self, now: float) -> bool:
-        """Return whether the next look must be at the whole table."""
+        """Return whether the next poll must be a full scan."""
         rest_s = min(self.whole_s * WHOLE_SHARE, WHOLE_LIMIT_S)
         return now - self.whole_at >= rest_s
 
     def ask(self) -> None:
-        """Have it looked at at once; once more if it is just being looked at: that may be early."""
+        """Request a poll at once; repeat one that is running, which may have begun too early."""
         self.is_asked = True
         self.due_at = 0.0
 
     def begun(self) -> None:
-        """Record that a look begins, which sees all that whoever asked wants to be seen."""
+        """Record that a poll begins, which serves every request so far."""
         self.is_asked = False
 
     def looked(self, now: float, *, found: bool, whole_s: float | None) -> None:
-        """Record that it was looked at; `whole_s`: for so long, at all of it."""
+        """Record that it was polled; `whole_s`: the duration of a full scan, None without one."""
         self.failures = 0
         self.pace = 1.0 if found else min(self.pace * GROWTH, QUIETEST)
         if whole_s is not None:
@@ -62,7 +62,7 @@ class PollSchedule:
             self._next(now, self.interval_s * self.pace)
 
     def failed(self, now: float) -> int:
-        """Record that it could not be looked at; give how often in a row."""
+        """Record that a poll failed; return the number of consecutive failures."""
         self.failures += 1
         self._next(
             now,

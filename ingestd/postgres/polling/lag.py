@@ -1,4 +1,4 @@
-"""How far behind polling is, by the cursors."""
+"""The lag of polling, by the cursors."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ async def seconds_behind(
 ) -> float | None:
     """Return the age of the oldest last poll of a table that may have changed since; 0 if none has.
 
-    By its newest cursor where an index tells, else by whether the server, now at `current`, has
-    written anything; a table that is locked or gone may have changed. None without tables.
-    `connection` commits by itself. Raises psycopg.Error.
+    A table's newest cursor decides if an index has it, otherwise whether the server, now at
+    `current`, has written anything. A table that is locked or missing may have changed. None
+    without tables. `connection` is in autocommit mode. Raises psycopg.Error.
     """
     known: list[float] = []
     for state in states:

@@ -1,4 +1,4 @@
-"""One poll: looks at some tables in one repeatable-read, read-only transaction."""
+"""One poll: scans tables in one repeatable-read, read-only transaction."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ from ingestd.postgres.snapshot.staleness import ensure_described
 from ingestd.postgres.transport.copy_out import copying
 
 PAGE_BLOCKS = 16_384
-"""Of a whole look, at a time: 128 MB of the table."""
+"""The blocks that a full scan reads at a time: 128 MB of the table."""
 _XIDS = 1 << 32
 
-# age() counts back from the next transaction id, which stays the same for the transaction; 3 is the
-# first ordinary one.
+# age() counts back from the next transaction id, which is fixed for the transaction; 3 is the first
+# ordinary id.
 _MOMENT = """
 SELECT pg_catalog.pg_current_snapshot()::text, pg_catalog.clock_timestamp(),
        pg_catalog.age('3'::pg_catalog.xid)::int8 + 3, pg_catalog.pg_backend_pid()
@@ -69,7 +69,7 @@ SELECT c.relkind = 'p', coalesce(a.atttypid, 0)::int8,
 
 @dataclass(frozen=True, slots=True)
 class PollPoint:
-    """What a poll's snapshot is of. `at`: the server's clock, aware; all it sees is below `lsn`."""
+    """The snapshot of a poll. `at`: the server's clock, aware; all that it sees is below `lsn`."""
 
     moment: PollPosition
     at: datetime
@@ -78,11 +78,11 @@ class PollPoint:
 
 @dataclass(slots=True)
 class TablePoll:
-    """One table in a poll: how it is looked at, and, when that has ended, what follows.
+    """One table in a poll: how to scan it, and, once that has ended, the new progress.
 
-    `is_whole`: all of it, else from the floor on. `progress`: of before, then of after. `peak`:
-    the highest cursor, if an index tells. `limit_s`: how long the server may give nothing; longer
-    is a QueryCanceled. A row of more than `row_limit_bytes` is a TableError.
+    `is_whole`: a full scan, else a near one, from the floor on. `progress`: before, then after.
+    `peak`: the highest cursor, if an index has it. `limit_s`: how long the server may send nothing;
+    longer raises QueryCanceled. A row of more than `row_limit_bytes` raises TableError.
     """
 
     polled: PolledTable
@@ -95,16 +95,16 @@ class TablePoll:
     peak: str | None = None
 
     def saw(self, rows: FoundRows) -> FoundRows:
-        """Note rows that are given."""
+        """Record rows that are delivered."""
         self.found.append(np.unique(rows.xids))
         return rows
 
 
 async def begin(connection: AsyncConnection[Any], backend: int) -> PollPoint:
-    """Begin the transaction, on a connection that is in none, and take its snapshot.
+    """Begin a transaction on a connection that is in none, and take its snapshot.
 
-    `backend`: the pid that the connection began with. Raises psycopg.Error, OperatorError where a
-    pooler has given it to another.
+    `backend`: the pid of the connection's first server process. Raises psycopg.Error;
+    OperatorError if a pooler has switched the connection to another one.
     """
     await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
     row = await (await connection.execute(_MOMENT)).fetchone()
@@ -116,7 +116,7 @@ async def begin(connection: AsyncConnection[Any], backend: int) -> PollPoint:
 
 
 async def backend_of(connection: AsyncConnection[Any]) -> int:
-    """Return the server process that serves a connection that is in no transaction."""
+    """Return the pid of the server process of a connection that is in no transaction."""
     row = await (await connection.execute("SELECT pg_catalog.pg_backend_pid()")).fetchone()
     await connection.rollback()
     assert row is not None
@@ -125,23 +125,23 @@ async def backend_of(connection: AsyncConnection[Any]) -> int:
 
 
 def moment_of(seen: PgSnapshot, next_xid: int) -> PollPosition:
-    """Return the moment of a snapshot; `next_xid`: its low 32 bits."""
+    """Return a snapshot's position; `next_xid`: the low 32 bits of the next id."""
     return PollPosition(seen.xmin, seen.xmax, seen.xmax + (next_xid - seen.xmax) % _XIDS)
 
 
 async def look_at(
     connection: LivenessCheckedConnection, look: TablePoll, now: PollPoint
 ) -> AsyncGenerator[FoundRows, None]:
-    """Yield the rows of a look; then its `progress` is that of after.
+    """Yield the rows of a scan; afterwards the `progress` of `look` is the new one.
 
-    Raises psycopg.Error, TableChangedError (other columns than it was described with), TableError.
+    Raises psycopg.Error, TableChangedError (the columns differ from the description), TableError.
     """
     polled, moment = look.polled, now.moment
     if moment.next - look.progress.below > MAX_AGE:
         raise TableError(
             polled.table.id,
             "more than 2 billion transactions have passed since it was polled",
-            remedy="none is needed: it is read anew in a minute",
+            remedy="nothing to do: it is re-read in a minute",
         )
     shape = await _locked_shape(connection, polled)
     await ensure_described(connection, polled.table)
@@ -165,7 +165,7 @@ async def look_at(
 async def first_progress(
     connection: AsyncConnection[Any], polled: PolledTable, now: PollPoint
 ) -> PollProgress:
-    """Return what follows once all rows that this snapshot sees have been given by others.
+    """Return the progress once all rows that this snapshot sees have been delivered elsewhere.
 
     Raises psycopg.Error.
     """
@@ -182,9 +182,9 @@ async def first_progress(
 
 
 async def _shown(connection: AsyncConnection[Any], now: PollPoint) -> Lsn:
-    """Return where a server has to be to show what was seen.
+    """Return the position that a server must have reached to show what was seen.
 
-    Of a standby: what it has replayed by now, which its snapshot of before is not above.
+    On a standby, that is what it has replayed by now, which is not before its earlier snapshot.
     """
     replayed = await replayed_position(connection)
     return now.lsn if replayed is None else replayed
@@ -194,17 +194,17 @@ def _ensure_short(polled: PolledTable, progress: PollProgress) -> None:
     if progress.is_too_long:
         raise TableError(
             polled.table.id,
-            f"more than {MAX_SEEN:,} transactions wrote it since the oldest one that still runs "
-            f"began (id {progress.last.below}): what was seen can't be kept apart any more",
+            f"more than {MAX_SEEN:,} transactions have written it since the oldest running one "
+            f"began (id {progress.last.below}): polling can't keep track of them",
             remedy="end that one: SELECT pid, xact_start, query FROM pg_catalog.pg_stat_activity "
             "ORDER BY pg_catalog.age(backend_xid) DESC NULLS LAST LIMIT 1; or SELECT gid "
             "FROM pg_catalog.pg_prepared_xacts; the "
-            "table is read anew then",
+            "table is then re-read",
         )
 
 
 async def latest_cursor(connection: AsyncConnection[Any], polled: PolledTable) -> str | None:
-    """Return the text of the highest cursor; None if no index tells. Raises psycopg.Error."""
+    """Return the text of the highest cursor; None without an index. Raises psycopg.Error."""
     async with connection.transaction():
         return await _peak(connection, polled, await _locked_shape(connection, polled))
 
@@ -215,7 +215,7 @@ async def latest_cursor(connection: AsyncConnection[Any], polled: PolledTable) -
 async def _whole(
     connection: LivenessCheckedConnection, look: TablePoll, moment: PollPosition
 ) -> AsyncGenerator[FoundRows, None]:
-    """Go through the blocks of the table and its partitions, some at a time."""
+    """Scan the blocks of the table and its partitions, a range at a time."""
     if look.progress.is_current(moment):
         return
     column = None if look.polled.by is None else sql.Identifier(look.polled.by)
@@ -244,7 +244,7 @@ async def _whole(
 async def _near(
     connection: LivenessCheckedConnection, look: TablePoll, moment: PollPosition, shape: PolledShape
 ) -> AsyncGenerator[FoundRows, None]:
-    """Go along the index from the floor on, a page at a time."""
+    """Scan the index from the floor on, a page at a time."""
     assert look.polled.by is not None
     column = sql.Identifier(look.polled.by)
     condition = look.progress.near_condition(column, moment)
@@ -284,11 +284,11 @@ async def _copy(
 
 
 async def _locked_shape(connection: AsyncConnection[Any], polled: PolledTable) -> PolledShape:
-    """Lock the table and ask the catalog. Raises TableChangedError if the table is gone."""
+    """Lock the table, read its shape. Raises TableChangedError if the table does not exist."""
     found = await connection.execute(_SHAPE, (polled.by, polled.table.oid))
     row = await found.fetchone()
     if row is None:
-        raise TableChangedError(polled.table.id, "is gone")
+        raise TableChangedError(polled.table.id, "does not exist")
     shape = PolledShape(*row)
     await lock_relation(connection, polled.table.id, shape.blocks_of(polled))
     return shape

@@ -1,4 +1,4 @@
-"""What one poll found, and the chunks that it comes to."""
+"""The result of one poll, and its chunks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ingestd.postgres.polling.table_state import PolledState
 
 @dataclass(slots=True)
 class TablePollResult:
-    """What a poll found in one table: rows at a position of their own.
+    """The result of a poll for one table: rows at their own position.
 
-    So positions of one `_cdc_lsn` are without gaps also after a kill between two tables' commits.
-    `is_due`: it is looked at; else only asked for keys that a sweep did not find.
+    So positions of one `_cdc_lsn` have no gaps even after a kill between two tables' commits.
+    `is_due`: the table is scanned; otherwise only keys that a sweep did not find are looked up.
     """
 
     state: PolledState
@@ -34,7 +34,7 @@ class TablePollResult:
 
 
 class PollResult:
-    """One poll: what it found so far; `waiting`: of tables that were looked at, not given yet."""
+    """One poll and its results; `waiting`: changes of tables that were polled, not yielded yet."""
 
     def __init__(
         self, connection: LivenessCheckedConnection, now: PollPoint, positions: Positions
@@ -49,15 +49,15 @@ class PollResult:
 
     @property
     def has_found(self) -> bool:
-        """Whether there are rows to give."""
+        """True if there are rows to yield."""
         return self._first is not None
 
     def place(self) -> PollRowOrigin:
-        """Return the place of a table's rows, to be given back if there are none."""
+        """Return the place for a table's rows; it is given back if there are none."""
         return PollRowOrigin(self._positions.take(self.now.lsn), self.now.at)
 
     def end(self, outcome: TablePollResult, *, swept_at: float) -> None:
-        """Take what came of a table; its last rows carry where it stands."""
+        """Record the result of a table; its last rows carry the progress."""
         if outcome.batches:
             progress = replace(outcome.look.progress, swept_at=swept_at, part=outcome.state.part)
             outcome.batches[-1] = replace(outcome.batches[-1], resume=progress.to_text())
@@ -69,7 +69,7 @@ class PollResult:
         self.outcomes.append(outcome)
 
     def give_up(self, outcome: TablePollResult, *, is_given: bool) -> None:
-        """Record that nothing more comes of a table."""
+        """Record that a table yields nothing more."""
         if is_given:
             self._transactions += 1
         else:
@@ -81,7 +81,7 @@ class PollResult:
         return self._first
 
     def open_chunk(self, outcome: TablePollResult) -> Chunk:
-        """Return what waits, and rows of a table that more come of."""
+        """Return the waiting batches, and those of a table that will yield more."""
         batches, self.waiting = (*self.waiting, *outcome.batches), []
         nbytes, first = sum(b.nbytes for b in batches), self._begins_at(outcome.place.position)
         return Chunk(

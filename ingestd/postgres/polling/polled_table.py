@@ -1,4 +1,4 @@
-"""What is polled: a table, and by what its changes are found."""
+"""A polled table, and the columns by which its changes are found."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Literal
 from ingestd.model.schema import Table
 
 CursorKind = Literal["time", "number", "uuid"]
-"""timestamp, timestamptz and date; integers and numeric; uuid (of version 7: they grow)."""
+"""timestamp, timestamptz and date; integers and numeric; uuid (version 7, which increases)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """The columns, by the source's names, that grow when a row is written.
+    """The columns, by the source's names, that increase when a row is written.
 
-    The first alone says where to look, by an index that begins with it; the others, if any, only
-    order rows that are equal in it. `kind` is of the first one's type.
+    Only the first decides where to scan, by an index that begins with it; the others, if any, only
+    order rows with equal values. `kind` is that of the first column's type.
     """
 
     columns: tuple[str, ...]
@@ -27,11 +27,11 @@ class Cursor:
 class PolledTable:
     """A table that is polled. Times are in seconds.
 
-    `table.key` names the unique key that rows are told apart by, all of whose columns are captured
-    and not null; those columns are its identity too. `cursor` None: every poll looks through the
-    whole table, by xmin. `deleted`: the column (captured or not) that is neither null nor false in
-    a row that counts as deleted; None without. `interval_s`: how often it is polled while it
-    changes. `sweep_s`: how often its keys are compared with the lake's, None for never.
+    `table.key` names the unique key that identifies rows; all its columns are captured and not
+    null, and they are its identity, too. `cursor` None: every poll scans the entire table, by xmin.
+    `deleted`: the column (captured or not) that is neither null nor false in a row that counts as
+    deleted; None without. `interval_s`: how often it is polled while it changes. `sweep_s`: how
+    often its keys are compared with the lake's, None for never.
     """
 
     table: Table
@@ -42,5 +42,5 @@ class PolledTable:
 
     @property
     def by(self) -> str | None:
-        """Name the column that says where to look; None without a cursor."""
+        """The column that decides where to scan; None without a cursor."""
         return None if self.cursor is None else self.cursor.columns[0]

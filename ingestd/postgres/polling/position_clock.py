@@ -1,4 +1,4 @@
-"""Positions of polls: LSNs that grow from each to the next, as those of transactions do."""
+"""Positions of polls: LSNs, each above the one before, like those of transactions."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from ingestd.model.lsn import ZERO, Lsn
 
 
 class Positions:
-    """Gives out positions. `end`: everything that was given out lies below it.
+    """Issues positions. `end` is above every position issued so far.
 
-    On an idle server, or a standby, two looks may be at one LSN, and see different rows even so: a
-    commit is in the WAL before it is visible. Then the second takes the next number.
+    On an idle server, or a standby, two polls may be at one LSN and still see different rows: a
+    commit is in the WAL before it is visible. The second poll then takes the next number.
     """
 
     def __init__(self) -> None:
         self.end = ZERO
 
     def begin_at(self, position: Lsn) -> None:
-        """Give out none below this."""
+        """Issue no position below this one."""
         self.end = max(self.end, position)
 
     def take(self, lsn: Lsn) -> Lsn:
-        """Return the position of rows that were read when the server was at `lsn`."""
+        """Return the position of rows that were read while the server was at `lsn`."""
         taken = max(self.end, lsn)
         self.end = Lsn(taken + 1)
         return taken
 
     def give_back(self, position: Lsn) -> None:
-        """Record that nothing was found at `position`: it is free again, if it was the last."""
+        """Record that nothing was found at `position`: if it was the last, it is free again."""
         if self.end == position + 1:
             self.end = position
 
@@ -35,5 +35,5 @@ class Positions:
         self.end = max(self.end, lsn)
 
     def move_on(self) -> None:
-        """Let the end grow, were the server idle indefinitely."""
+        """Increment the end, even if the server stays idle."""
         self.end = Lsn(self.end + 1)

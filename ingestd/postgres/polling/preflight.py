@@ -1,4 +1,4 @@
-"""`ingestd check` for kind `polling`: everything that would fail or be dear, before it is."""
+"""`ingestd check` for kind `polling`: finds all that would fail or be expensive, beforehand."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from ingestd.postgres.settings import PollingSettings
 from ingestd.postgres.snapshot.ctid_splits import read_error
 
 CLOCK_S = 60.0
-"""Clocks further apart than this are worth a word."""
+"""The difference of clocks above which to warn."""
 SCAN_BYTES_PER_S = 200_000_000
-"""What a scan of a table reads, about: for an estimate."""
+"""About what a table scan reads in a second, for an estimate."""
 SHOWN_UUIDS = 100
-"""How many values of a uuid cursor are looked at."""
+"""How many values of a uuid cursor are checked."""
 TIMEOUT_S = 30.0
 
 _UUIDS = """
@@ -56,7 +56,7 @@ SELECT bool_and(substr(v::text, 15, 1) = '7')
 
 
 async def preflight(source: str, settings: PollingSettings) -> list[CheckLine]:
-    """Look at the server, the role, poolers and the tables. Changes nothing."""
+    """Check the server, the role, poolers and the tables. Changes nothing."""
     found = CheckFindings(source)
     dsn = settings.dsn.get_secret_value()
     try:
@@ -127,16 +127,16 @@ def _server(
     if server.in_recovery and settings.listen is not None:
         found.fault(
             "listen",
-            OperatorError("a standby takes no LISTEN", remedy="leave `listen` out"),
+            OperatorError("a standby does not support LISTEN", remedy="remove `listen`"),
         )
     apart_s = abs((server.clock - now).total_seconds())
     if apart_s > CLOCK_S:
         found.note(
             "clock",
             "warn",
-            f"the server's and this machine's are {lasting(apart_s)} apart: what is said of "
-            "lag and freshness is wrong by that",
-            "set both by NTP",
+            f"the server's clock and this machine's differ by {lasting(apart_s)}: reported "
+            "lag and freshness are wrong by that much",
+            "synchronize both with NTP",
         )
 
 
@@ -146,14 +146,14 @@ def _standby(server: PolledServer, found: CheckFindings) -> None:
             "standby",
             "ok",
             "hot_standby_feedback is on; a query may still be cancelled for a lock that the "
-            "primary took, and is tried again",
+            "primary took, and is then retried",
         )
         return
     found.note(
         "standby",
         "warn",
-        f"a query that is older than max_standby_streaming_delay ({server.streaming_delay}) is "
-        "cancelled when replay removes rows that it may need: long ones may never end",
+            f"a query that is older than max_standby_streaming_delay ({server.streaming_delay}) is "
+            "cancelled when replay removes rows that it may need: long queries may never complete",
         "ALTER SYSTEM SET hot_standby_feedback = on; SELECT pg_catalog.pg_reload_conf();  "
         "-- here, or raise "
         "max_standby_streaming_delay",
@@ -167,7 +167,7 @@ async def _sizes(settings: PollingSettings) -> dict[TableId, TableInfo]:
 
 @dataclass(frozen=True, slots=True)
 class _Looked:
-    """A table that can be polled; `size`: the server's estimates, None if it went meanwhile."""
+    """A table that can be polled; `size`: the server's estimates, None if it was dropped since."""
 
     row: TableRow
     columns: Mapping[str, ColumnRow]
@@ -178,21 +178,21 @@ class _Looked:
 
     @property
     def cost(self) -> str:
-        """What looking through the whole table costs; empty if not known."""
+        """The cost of a full scan of the table; empty if not known."""
         if self.size is None:
             return ""
         rows = "" if self.size.rows is None else f"{self.size.rows:,} rows, "
         seconds = lasting((self.size.bytes or 0) / SCAN_BYTES_PER_S)
-        return f": {rows}{sized(self.size.bytes or 0)}, some {seconds} of the server"
+        return f": {rows}{sized(self.size.bytes or 0)}, about {seconds} of the server"
 
     @property
     def is_small(self) -> bool:
-        """Whether it can be looked through in a second or so."""
+        """True if a full scan takes about a second at most."""
         return self.size is not None and (self.size.bytes or 0) < SCAN_BYTES_PER_S
 
 
 def _captured(looked: _Looked, found: CheckFindings) -> None:
-    """Say what is captured of a table, by what and how often."""
+    """Report what is captured of a table, by which columns and how often."""
     polled = looked.polled
     plain = table_of(looked.row, tuple(looked.columns.values()), BUILT_IN)
     cursor = "none" if polled.cursor is None else ", ".join(polled.cursor.columns)
@@ -205,14 +205,14 @@ def _captured(looked: _Looked, found: CheckFindings) -> None:
     if polled.deleted is not None:
         parts.append(f"deleted where {polled.deleted} is set")
     if polled.sweep_s is not None:
-        parts.append(f"deletes looked for every {lasting(polled.sweep_s)}")
+        parts.append(f"deletes detected every {lasting(polled.sweep_s)}")
     found.note(f"table {looked.row.id}", "ok", "; ".join(parts))
 
 
 async def _cursor(
     connection: AsyncConnection[Any], dsn: str, looked: _Looked, found: CheckFindings
 ) -> None:
-    """Say what its cursor, or that it has none, costs or misses."""
+    """Report what a table's cursor, or the lack of one, costs or misses."""
     table, cursor = looked.row.id, looked.polled.cursor
     subject = f"table {table}, cursor"
     if cursor is None:
@@ -221,8 +221,8 @@ async def _cursor(
         found.note(
             subject,
             "ok" if looked.is_small else "warn",
-            f"none: every poll looks through the whole table{looked.cost}",
-            f"set {at(table, 'cursor')} to an indexed column that grows with every write{hint}",
+            f"none: every poll scans the entire table{looked.cost}",
+            f"set {at(table, 'cursor')} to an indexed column that increases with every write{hint}",
         )
         return
     column = looked.columns[cursor.columns[0]]
@@ -232,7 +232,7 @@ async def _cursor(
         found.note(
             subject,
             "warn",
-            f"no index begins with {column.name!r}: every poll looks through the whole table"
+            f"no index begins with {column.name!r}: every poll scans the entire table"
             f"{looked.cost}",
             f"{how} ON {qualified(table)} ({quoted});",
         )
@@ -240,8 +240,8 @@ async def _cursor(
         found.note(
             subject,
             "warn",
-            f"{column.name!r} may be null: rows without a value are found only by looking through "
-            f"the whole table{looked.cost}",
+            f"{column.name!r} may be null: rows without a value are found only by scanning "
+            f"the entire table{looked.cost}",
             f"ALTER TABLE {qualified(table)} ALTER COLUMN {quoted} SET NOT NULL;",
         )
     if cursor.kind != "uuid":
@@ -260,9 +260,9 @@ async def _cursor(
         found.note(
             subject,
             "warn",
-            f"values of {column.name!r} are not of version 7: they do not grow, and changes are "
-            "found late or at the cost of the whole table",
-            "name a column that grows with every write, or write uuids of version 7",
+            f"values of {column.name!r} are not of version 7: they do not increase, and changes "
+            "are found late or at the cost of a full scan",
+            "name a column that increases with every write, or write uuids of version 7",
         )
 
 
@@ -285,7 +285,7 @@ def _deletes(polled: PolledTable, found: CheckFindings) -> None:
         found.note(
             f"table {table}, deletes",
             "warn",
-            "are not seen: rows that are deleted stay in the lake",
+            "are not detected: rows that are deleted stay in the lake",
             f'set {at(table, "detect_deletes")} = "1h" or so, or {at(table, "deleted")} to the '
             "column that marks deleted rows",
         )

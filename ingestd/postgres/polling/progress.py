@@ -1,23 +1,23 @@
-"""Which rows of a table have been given: the state of polling, and the conditions it comes to.
+"""Which rows of a table have been delivered: polling's state, and its query conditions.
 
-A row version is known by the transaction that wrote it (`xmin`). What a poll gives is what its
-snapshot sees and the polls before did not. Postgres can say whether a *top-level* transaction is
-visible in an old snapshot (pg_visible_in_snapshot), and is wrong for subtransactions (a savepoint,
-a PL/pgSQL block with EXCEPTION): their ids are in no snapshot. So what was seen is noted by what
-was read:
+A row version is identified by the transaction that wrote it (`xmin`). A poll delivers what its
+snapshot sees and earlier polls did not. Postgres can report whether a *top-level* transaction is
+visible in an old snapshot (pg_visible_in_snapshot), but is wrong for subtransactions (a savepoint,
+a PL/pgSQL block with EXCEPTION): no snapshot lists their ids. So the rows that were read decide
+what was seen:
 
-    every transaction below `below`, the oldest that still ran at the last look: it had ended, and
+    every transaction below `below`, the oldest that still ran at the last poll: it had ended, and
     so had its subtransactions, whose ids are higher than its own
-    of those above, the ones whose rows were there to be read
+    of those above, the ones of which a row was read
 
-All rows of a transaction become visible at once, so a transaction of which one row was read has no
-other row to come, in the range that was looked at.
+All rows of a transaction become visible at once. So once a row of a transaction has been read, no
+other row of it can appear later in the range that was scanned.
 
-Two kinds of looks. *Whole*: all rows of the table. *Near*: by an index, those whose cursor is at or
-above `floor`, which stays the same from one whole look to the next. A whole look gives what the
-last whole one had not seen, but for what the near ones since gave: rows at or above `floor` whose
-transaction `last` has. So a row is given once, whatever its cursor says: old, null, or set back by
-hand; only when depends on it.
+There are two kinds of scans. A *full* (whole) scan reads all rows of the table. A *near* scan reads
+by an index the rows whose cursor is at or above `floor`, which stays the same between full scans. A
+full scan delivers what the last full one had not seen, except what near scans have delivered since:
+rows at or above `floor` whose transaction is in `last`. So a row is delivered once, whatever its
+cursor: old, null, or set back by hand. The cursor decides only when.
 
 Source: PostgreSQL documentation, "Transaction ID and Snapshot Information Functions", "Transactions
 and Identifiers", "System Columns".
@@ -42,18 +42,18 @@ Xids = NDArray[np.int64]
 
 _NONE: Xids = np.empty(0, np.int64)
 MAX_AGE = (1 << 31) - 1
-"""Of a transaction id, counted from the next one: Postgres tells no older ones apart."""
+"""The maximum age of a transaction id: Postgres can't distinguish older ones."""
 MAX_SEEN = 1_000_000
-"""Transactions that are told apart, of those that began since the oldest one that runs did."""
+"""The maximum number of transactions kept apart, of those above the oldest running one."""
 _FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
 class PollPosition:
-    """Where a look stands among the source's transactions, by 64-bit ids.
+    """A poll's place among the source's transactions, by 64-bit ids.
 
-    `oldest`: no transaction below it runs. `end`: none at or above it has ended. `next`: what
-    ``age(xmin)`` counts back from in the look's transaction.
+    `oldest`: no transaction below it runs. `end`: none at or above it has ended. `next`: the id
+    from which ``age(xmin)`` counts back in the poll's transaction.
     """
 
     oldest: int
@@ -69,7 +69,7 @@ class SeenXids:
     xids: Xids = field(default_factory=lambda: _NONE)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether they are the same transactions."""
+        """Return whether both are the same transactions."""
         if not isinstance(other, SeenXids):
             return NotImplemented
         return self.below == other.below and np.array_equal(self.xids, other.xids)
@@ -77,7 +77,7 @@ class SeenXids:
     __hash__ = None  # type: ignore[assignment]
 
     def with_more(self, moment: PollPosition, *more: Xids) -> SeenXids:
-        """Give it after a look that found rows of the transactions `more`, and of some of these."""
+        """Return these after a poll that read rows of `more`, and perhaps of some of these."""
         below = max(self.below, moment.oldest)
         xids = np.unique(np.concatenate([self.xids, *more]))
         return SeenXids(below, xids[xids >= below])
@@ -85,7 +85,7 @@ class SeenXids:
     def unseen(self, moment: PollPosition) -> sql.Composable:
         """Return the SQL condition for rows of other transactions, as true or false.
 
-        An age below 0 is that of a row so old that its id has come round.
+        An age below 0 belongs to a row so old that its id has wrapped around.
         """
         oldest_age = min(max(moment.next - self.below, -1), MAX_AGE)
         condition = sql.SQL("pg_catalog.age(xmin) BETWEEN 0 AND {}").format(sql.Literal(oldest_age))
@@ -99,15 +99,15 @@ class SeenXids:
 
 @dataclass(frozen=True, slots=True)
 class PollProgress:
-    """Where polling stands with a table.
+    """How far a table has been polled.
 
-    `whole`: seen by the last whole look; `last`: by any, as far as it looked. `floor`: text of the
-    cursor from which on near looks are made; None: there are none. `ahead`: the floor to be, once
-    all that ran at `ahead_end` have ended: a slow transaction may write an old cursor. `cursor`:
-    the column whose values these are; `deleted`: the one that says which rows were left out.
-    `lsn`: where the server was at the last look: one that is not there yet has not what was seen.
+    `whole`: seen by the last full scan; `last`: by any scan, in the range that it read. `floor`:
+    text of the cursor from which near scans start; None: there are none. `ahead`: the next floor,
+    once all transactions that ran at `ahead_end` have ended: a slow one may write an old cursor.
+    `cursor`: the column of these values; `deleted`: the column that marks the rows left out.
+    `lsn`: the server's position at the last poll: a server before it lacks what was seen.
     `swept_at`: when its last sweep ended, in Unix seconds by the daemon's clock; 0: not known.
-    `part`: of the lake's keys, what the sweep that is under way is at.
+    `part`: the part of the lake's keys that the current sweep is at.
     """
 
     whole: SeenXids
@@ -125,30 +125,30 @@ class PollProgress:
     def begun(
         cls, moment: PollPosition, xids: Xids, peak: str | None, polled: PolledTable
     ) -> PollProgress:
-        """Return what follows the reading of a whole table: its rows' `xids` and highest cursor."""
+        """Return the progress after a table has been read: its rows' `xids`, highest cursor."""
         seen = SeenXids().with_more(moment, xids)
         return cls(seen, seen, peak, peak, moment.end, polled.by, polled.deleted)
 
     @property
     def is_too_long(self) -> bool:
-        """Whether the ids are too many to be sent with each query."""
+        """True if the ids are too many to be sent with each query."""
         return max(len(self.whole.xids), len(self.last.xids)) > MAX_SEEN
 
     @property
     def below(self) -> int:
-        """No transaction below it is of interest."""
+        """The id below which transactions are irrelevant."""
         return self.whole.below
 
     def is_current(self, moment: PollPosition) -> bool:
-        """Return whether nothing can have been written since the last whole look."""
+        """Return whether nothing can have been written since the last full scan."""
         return self.whole.below >= moment.end
 
     def after_near(self, moment: PollPosition, found: Xids) -> PollProgress:
-        """Return it after a near look that found rows of these transactions."""
+        """Return the progress after a near scan that read rows of these transactions."""
         return replace(self, last=self.last.with_more(moment, found))
 
     def after_whole(self, moment: PollPosition, found: Xids, peak: str | None) -> PollProgress:
-        """Return it after a whole look that found rows of these transactions."""
+        """Return the progress after a full scan that read rows of these transactions."""
         seen = self.whole.with_more(moment, self.last.xids, found)
         if moment.oldest < self.ahead_end:
             return replace(self, whole=seen, last=seen)
@@ -162,17 +162,17 @@ class PollProgress:
         )
 
     def by(self, cursor: str | None) -> PollProgress:
-        """Return it for looks by another cursor, perhaps.
+        """Return the progress for scans by this cursor, which may be another one.
 
-        Then what near looks by the one before gave since the last whole look comes once more:
-        nobody can tell it from what they did not see.
+        With another cursor, what near scans have delivered since the last full scan is delivered
+        once more: it can't be distinguished from what they did not see.
         """
         if cursor == self.cursor:
             return self
         return replace(self, last=self.whole, floor=None, ahead=None, ahead_end=0, cursor=cursor)
 
     def near_condition(self, cursor: sql.Composable, moment: PollPosition) -> sql.Composable:
-        """Return the SQL condition for what a near look gives. Only with a `floor`."""
+        """Return the SQL condition of a near scan. Only with a `floor`."""
         return sql.SQL("{} >= {} AND {}").format(
             cursor, sql.Literal(self.floor), self.last.unseen(moment)
         )
@@ -180,7 +180,7 @@ class PollProgress:
     def whole_condition(
         self, cursor: sql.Composable | None, moment: PollPosition
     ) -> sql.Composable:
-        """Return the SQL condition for what a whole look gives."""
+        """Return the SQL condition of a full scan."""
         unseen = self.whole.unseen(moment)
         if cursor is None or self.floor is None or self.last == self.whole:
             return unseen
@@ -191,7 +191,7 @@ class PollProgress:
     # --- as text -----------------------------------------------------------------------------
 
     def to_text(self) -> str:
-        """Write it for `TableBatch.resume`."""
+        """Return the text for `TableBatch.resume`."""
         said = {
             "v": _FORMAT,
             "whole": _seen_text(self.whole),
@@ -209,7 +209,7 @@ class PollProgress:
 
     @classmethod
     def parse(cls, text: str) -> PollProgress | None:
-        """Read what `to_text` wrote; None for anything else, as another version has."""
+        """Return the progress in a text of `to_text`; None for any other, as of another version."""
         try:
             said: dict[str, Any] = json.loads(text)
             if said["v"] != _FORMAT:
@@ -226,7 +226,7 @@ class PollProgress:
 
 
 def _seen_text(seen: SeenXids) -> list[Any]:
-    """Return the ids as steps, packed: most follow each other."""
+    """Return the ids as differences, compressed: most ids are consecutive."""
     if not len(seen.xids):
         return [seen.below, ""]
     steps = np.diff(seen.xids, prepend=seen.below)

@@ -1,4 +1,4 @@
-"""The queries of a look at a table: the columns as texts, and what tells which rows they are."""
+"""The queries of a scan: a table's columns as texts, and the fields that classify a row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ingestd.postgres.polling.polled_table import PolledTable
 from ingestd.postgres.snapshot.queries import output_of, sendable
 
 AGE, DELETED, CURSOR = range(3)
-"""Fields after the table's columns: age of xmin; whether the row counts as deleted; of a near look
+"""Fields after the table's columns: age of xmin; whether the row counts as deleted; in a near scan,
 the cursor."""
 
 _TEXT = sql.SQL("pg_catalog.text")
@@ -21,7 +21,7 @@ _TEXT = sql.SQL("pg_catalog.text")
 
 @dataclass(frozen=True, slots=True)
 class PolledShape:
-    """What the catalog says of a table: whether it is partitioned; of its cursor the type.
+    """A table's shape in the catalog: whether it is partitioned; the type of its cursor.
 
     `is_indexed`: a B-tree begins with the cursor.
     """
@@ -31,17 +31,17 @@ class PolledShape:
     is_indexed: bool
 
     def blocks_of(self, polled: PolledTable) -> BlockRange:
-        """Return the table itself: one that others inherit from has rows of its own."""
+        """Return the table itself, without the rows of tables that inherit from it."""
         return whole(polled.table, is_partitioned=self.is_partitioned)
 
     def relation_of(self, polled: PolledTable) -> sql.Composable:
-        """Return what stands after FROM."""
+        """Return the FROM item."""
         return self.blocks_of(polled).relation
 
 
 @dataclass(frozen=True, slots=True)
 class NearRows:
-    """So many rows of a near look, by the cursor, above `after` (its text): and all its equals."""
+    """A page of a near scan: this many rows above `after` (a cursor's text), and all their ties."""
 
     rows: int
     after: str | None = None
@@ -69,7 +69,7 @@ def look_query(
     tail: sql.Composable = sql.SQL("")
     if near is not None:
         assert polled.by is not None
-        # By the column, not by the text of the same name that is selected.
+        # The column, not the selected text of the same name.
         cursor = sql.SQL("polled.{}").format(sql.Identifier(polled.by))
         fields.append(output_of(cursor))
         if near.after is not None:
@@ -83,7 +83,7 @@ def look_query(
 
 
 def is_deleted(polled: PolledTable) -> sql.Composable:
-    """Return the SQL, of type boolean, of whether a row counts as deleted."""
+    """Return the boolean SQL expression that is true for a row that counts as deleted."""
     if polled.deleted is None:
         return sql.SQL("false")
     column = sql.Identifier(polled.deleted)
@@ -91,14 +91,14 @@ def is_deleted(polled: PolledTable) -> sql.Composable:
 
 
 def xids_query(polled: PolledTable, shape: PolledShape, condition: sql.Composable) -> sql.Composed:
-    """Return the ages of the transactions of a table's rows for which the condition holds."""
+    """Return the query for the ages of the transactions of rows that satisfy the condition."""
     return sql.SQL("SELECT DISTINCT pg_catalog.age(xmin) FROM {} WHERE {}").format(
         shape.relation_of(polled), condition
     )
 
 
 def peak_query(polled: PolledTable, shape: PolledShape) -> sql.Composed:
-    """Return the highest cursor's text, by an index; no time that is still to come."""
+    """Return the query for the highest cursor's text, by an index; it skips times in the future."""
     assert polled.cursor is not None
     cursor = sql.Identifier(polled.cursor.columns[0])
     latest = _LATEST.get(shape.type_oid)
@@ -117,4 +117,4 @@ def peak_query(polled: PolledTable, shape: PolledShape) -> sql.Composed:
 _NOW = sql.SQL("pg_catalog.clock_timestamp()")
 _ANYWHERE = sql.SQL("pg_catalog.clock_timestamp() + interval '14 hours'")
 _LATEST = {1184: _NOW, 1114: _ANYWHERE, 1082: _ANYWHERE}
-"""By type: timestamptz; timestamp without time zone, which may be of any zone; date."""
+"""By type: timestamptz; timestamp without time zone, which may be in any time zone; date."""

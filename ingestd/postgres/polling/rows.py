@@ -1,4 +1,4 @@
-"""Rows that a look found, as change rows."""
+"""Rows that a scan found, converted to change rows."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ _XIDS = 1 << 32
 
 
 class HeldKeys(Protocol):
-    """Which keys the lake holds."""
+    """The keys that the lake holds."""
 
     def held(self, batch: TableBatch) -> NDArray[np.bool_]:
-        """Say of each of these change rows whether its key is held."""
+        """Return, for each of these change rows, whether its key is held."""
         ...
 
 
 @dataclass(slots=True)
 class PollRowOrigin:
-    """Where the rows of one poll go: at `position`, with `_cdc_seq` from `seq` on, read at `at`."""
+    """Where the rows of one poll go: at `position`, `_cdc_seq` from `seq` on, read at `at`."""
 
     position: Lsn
     at: datetime
     seq: int = 1
 
     def next(self, op: str, count: int, xids: Xids | None) -> CdcColumns:
-        """Return the places of the next `count` rows."""
+        """Return the change columns of the next `count` rows."""
         first, self.seq = self.seq, self.seq + count
         return CdcColumns(
             np.full(count, ord(op), np.uint8),
@@ -55,7 +55,7 @@ class PollRowOrigin:
 
 @dataclass(frozen=True, slots=True)
 class FoundRows:
-    """Rows of a look. `xids`: 64-bit ids of the transactions that wrote them."""
+    """Rows of a scan. `xids`: 64-bit ids of the transactions that wrote them."""
 
     polled: PolledTable
     rows: CopiedRows
@@ -63,7 +63,10 @@ class FoundRows:
 
     @classmethod
     def of(cls, polled: PolledTable, rows: CopiedRows, next_xid: int) -> FoundRows:
-        """Take what `look_query` gave; ages count back from `next_xid`. Raises ProtocolError."""
+        """Return the rows of a `look_query`; ages count back from `next_xid`.
+
+        Raises ProtocolError.
+        """
         ages = _computed(rows.columns[len(polled.table.columns) + AGE], pa.int32())
         if len(ages) and ages.min() < 0:
             raise _malformed()
@@ -71,17 +74,18 @@ class FoundRows:
 
     @property
     def last_cursor(self) -> str:
-        """The cursor of the last row, of a near look. Raises ProtocolError."""
+        """The cursor of the last row of a near scan. Raises ProtocolError."""
         [cursor] = _texts(self._field(CURSOR)[-1:]).to_pylist()
         if cursor is None:
             raise _malformed()
         return str(cursor)
 
     def changes(self, place: PollRowOrigin, keys: HeldKeys | None) -> list[TableBatch]:
-        """Return the change rows; `keys` do not know of them yet.
+        """Return the change rows; `keys` must not have them yet.
 
-        A row is a `c` if its key is not held, a `u` if it is or nobody knows; one that counts as
-        deleted a `d`, of its identity only, if its key may be held. Raises ProtocolError.
+        A row is a `c` if its key is not held, and a `u` if it is or that is not known. A row that
+        counts as deleted is a `d` with its identity only, if its key may be held. Raises
+        ProtocolError.
         """
         deleted = _computed(self._field(DELETED), pa.bool_())
         found = []
@@ -137,7 +141,7 @@ class FoundRows:
 
 
 def vanished_rows(table: Table, gone: pa.RecordBatch, place: PollRowOrigin) -> TableBatch:
-    """Return `d` rows of keys that the source has not any more: their columns, and `_cdc_raw`."""
+    """Return `d` rows for keys that the source no longer has: their columns, and `_cdc_raw`."""
     schema = change_schema(table)
     places = place.next(DELETE, gone.num_rows, None)
     blank = table_batch(table, places, Tuples({}), None, 0).rows
@@ -154,7 +158,7 @@ def _with_ops(rows: pa.RecordBatch, ops: pa.Array) -> pa.RecordBatch:
 
 
 def _computed(field: TextColumn, to: pa.DataType) -> NDArray[Any]:
-    """Return a field that `look_query` computes, which is never null. Raises ProtocolError."""
+    """Return a field that `look_query` computes and that is never null. Raises ProtocolError."""
     try:
         values = _texts(field).cast(to)
     except pa.ArrowInvalid as error:

@@ -1,4 +1,4 @@
-"""The polls of one source, one after another: when, of which tables, and what comes of them."""
+"""Runs the polls of one source: decides when and for which tables, and yields their changes."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ from ingestd.postgres.settings import PollingSettings
 from ingestd.postgres.snapshot.ctid_splits import read_error
 
 FAILURES = 5
-"""So often in a row a lock or a statement's time limit may be in a table's way."""
+"""Consecutive polls that a lock or a statement timeout may fail before a table is stopped."""
 SWEEP_RETRY_S = 60.0
-"""How long after one that failed the next sweep begins, if that is not sooner anyway."""
+"""How long after a failed sweep to start the next one, if it is not due earlier anyway."""
 _WAITING = frozenset({"lock_timeout", "timeout", "deadlock"})
 
 
 class PollScheduler:
-    """Polls the tables it is to `keep`. Used on one event loop; `close` it always.
+    """Polls the tables passed to `keep`. Used on one event loop; always `close` it.
 
-    `wake` ends a wait; `noticed` is set when the catalog must be looked at. `key_bytes`: for the
-    keys of all tables. Raises TransientError, OperatorError, ProtocolError.
+    `wake` ends a wait; `noticed` is set when the catalog must be checked. `key_bytes`: for the keys
+    of all tables. Raises TransientError, OperatorError, ProtocolError.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class PollScheduler:
         self.noticed = asyncio.Event()
 
     def keep(self, tables: Sequence[PolledTable], progress: Mapping[TableId, PollProgress]) -> None:
-        """Poll these from now on, and no others; `progress`: of those that were polled before."""
+        """Poll these tables only, from now on; `progress`: of those that were polled before."""
         before, self.states = self.states, {}
         now = self._monotonic()
         for polled in tables:
@@ -96,7 +96,7 @@ class PollScheduler:
                 known = progress.get(name)
                 if known is not None and known.deleted == polled.deleted:
                     state.progress, state.resumes_at = known.by(polled.by), ZERO
-                    # By the clock: a daemon that is started every day sweeps once a week as well.
+                    # By the wall clock: a daemon started daily must still sweep once a week.
                     state.turn.swept_at = now - max(0.0, self._wall() - known.swept_at)
                     state.part = known.part
             if state.polled.table != polled.table:
@@ -110,19 +110,19 @@ class PollScheduler:
         self.wake.set()
 
     def poll_now(self) -> None:
-        """Poll all tables at once."""
+        """Request a poll of all tables at once."""
         for state in self.states.values():
             state.turn.ask()
         self.wake.set()
 
     def key_bytes_for(self, table: TableId) -> int:
-        """Return how much the keys of a table may take, of what others have left."""
+        """Return how many bytes a table's keys may take, of what other tables have left."""
         others = (s.keys for name, s in self.states.items() if name != table)
         taken: int = sum(k.nbytes for k in others if k is not None)
         return max(0, self._key_bytes - taken)
 
     async def chunks(self) -> AsyncGenerator[Chunk, None]:
-        """Yield what the polls find, indefinitely; a chunk without rows when nothing is found."""
+        """Yield the results of polls, indefinitely; an empty chunk when nothing is found."""
         given = self._positions.end
         yield idle_chunk(given)
         while True:
@@ -138,7 +138,7 @@ class PollScheduler:
             self._start_sweep()
 
     async def close(self) -> None:
-        """Free everything. At any time, twice."""
+        """Release all resources. May be called at any time, and twice."""
         sweep, self._sweep = self._sweep, None
         if sweep is not None:
             sweep.cancel()
@@ -148,7 +148,7 @@ class PollScheduler:
     # --- waiting -----------------------------------------------------------------------------
 
     async def _wait(self) -> list[PolledState]:
-        """Return the tables to be polled now; none if something else must be told."""
+        """Return the tables to poll now; none if the state must be checked again first."""
         self._raise_sweeps_fault()
         now = self._monotonic()
         active = [s for s in self.states.values() if self._is_active(s)]
@@ -163,7 +163,7 @@ class PollScheduler:
         return []
 
     def _is_active(self, state: PolledState) -> bool:
-        """Return whether it has been read; if nothing is ever read, it is polled from now on."""
+        """Return whether it has been read; if tables are never read, it is polled immediately."""
         if state.polled.table.id in self.faults or state.readings or not self._may_load(state):
             return False
         return state.progress is not None or self._settings.snapshot == "never"
@@ -171,7 +171,7 @@ class PollScheduler:
     # --- one poll ----------------------------------------------------------------------------
 
     async def _poll(self, due: Sequence[PolledState]) -> AsyncGenerator[Chunk, None]:
-        """Look at tables in one transaction: one chunk for all, more if that is too much."""
+        """Poll tables in one transaction: one chunk for all, more if it would be too large."""
         try:
             connection = await self._connected()
             started = self._monotonic()
@@ -198,17 +198,17 @@ class PollScheduler:
             raise
 
     async def _look(self, poll: PollResult, state: PolledState) -> AsyncGenerator[Chunk, None]:
-        """Look at one table. What is only in its own way leaves the poll as it was."""
-        if not self._is_active(state):  # not any more: its reading has begun
+        """Poll one table. A fault of this table alone leaves the poll unchanged."""
+        if not self._is_active(state):  # not any more: a snapshot has begun to read it
             return
         await poll.connection.execute("SAVEPOINT a_table")
-        # The server would count the time for which the lake holds the rows up: see `look_at`.
+        # The server would count the time for which the lake delays the rows: see `look_at`.
         await poll.connection.execute("SET LOCAL statement_timeout = 0")
         outcome: TablePollResult | None = None
         is_given = False
         try:
             if state.progress is None:
-                # Nothing was ever read: polling begins with this.
+                # Nothing was ever read: polling begins here.
                 state.progress = await first_progress(poll.connection, state.polled, poll.now)
                 return
             now = self._monotonic()
@@ -236,11 +236,11 @@ class PollScheduler:
             if not await self._passes(poll.connection, state, error):
                 raise
             if outcome is not None:
-                # What was given stays, without where it stands: it comes once more.
+                # What was yielded stays, without the progress: it is delivered once more.
                 poll.give_up(outcome, is_given=is_given)
         else:
             poll.end(outcome, swept_at=self._wall() - self._monotonic() + state.turn.swept_at)
-            # Nobody who alters the table need wait for the other tables, or for the lake.
+            # So DDL on the table need not wait for the other tables, or for the lake.
             await poll.connection.execute("ROLLBACK TO SAVEPOINT a_table")
 
     def _is_full(self, batches: Sequence[TableBatch]) -> bool:
@@ -249,7 +249,7 @@ class PollScheduler:
     async def _changes(
         self, poll: PollResult, outcome: TablePollResult
     ) -> AsyncGenerator[TableBatch, None]:
-        """Yield a table's changes: rows that were written, then those that are gone."""
+        """Yield a table's changes: rows that were written, then those that were deleted."""
         state, place = outcome.state, outcome.place
         table = state.polled.table
         if outcome.is_due:
@@ -266,7 +266,7 @@ class PollScheduler:
             if gone.num_rows:
                 outcome.deleted = True
                 yield vanished_rows(table, gone, place)
-            if state.missing and state.missing[0] is candidates:  # else they were forgotten
+            if state.missing and state.missing[0] is candidates:  # else they were dropped
                 del state.missing[0]
         if not state.missing:
             state.swept.set()
@@ -274,9 +274,9 @@ class PollScheduler:
     async def _written(
         self, poll: PollResult, outcome: TablePollResult
     ) -> AsyncGenerator[TableBatch, None]:
-        """Yield the rows that a look finds."""
+        """Yield the rows that a scan finds."""
         state, look = outcome.state, outcome.look
-        # Only what the source takes: not the lake, nor whoever holds the rows up.
+        # Only the time of the source: not of the lake, nor of the consumer.
         looked_s, started = 0.0, self._monotonic()
         async with aclosing(look_at(poll.connection, look, poll.now)) as pages:
             async for rows in pages:
@@ -291,7 +291,7 @@ class PollScheduler:
     async def _passes(
         self, connection: AsyncConnection[Any], state: PolledState, error: Exception
     ) -> bool:
-        """Take what is in the way of one table, if it is no more than that: the poll goes on."""
+        """Record a fault if it is of one table only, and return whether the poll continues."""
         table = state.polled.table.id
         fault: Exception = error
         if isinstance(error, psycopg.Error):
@@ -303,7 +303,7 @@ class PollScheduler:
                 return False
             if state.turn.failed(self._monotonic()) >= FAILURES:
                 what = f"could not be polled {FAILURES} times in a row: {fault.what}"
-                remedy = "raise `statement_timeout` or `lock_timeout`, or see what holds the table"
+                remedy = "raise `statement_timeout` or `lock_timeout`, or find out what locks it"
                 fault = TableError(table, what, remedy=remedy)
                 self._stop(fault)
         elif isinstance(fault, TableChangedError):
@@ -318,7 +318,7 @@ class PollScheduler:
         return True
 
     def _stop(self, fault: TableError) -> None:
-        """Poll a table no more, until it is re-read."""
+        """Stop polling a table until it is re-read."""
         self.faults.add(fault)
         state = self.states.get(fault.table)
         if state is not None:
@@ -326,7 +326,7 @@ class PollScheduler:
         self.noticed.set()
 
     async def _note(self, outcome: TablePollResult, started: float) -> None:
-        """Record that what a look found is given."""
+        """Record that the result of a scan has been yielded."""
         state = outcome.state
         found = bool(outcome.batches)
         if outcome.is_due:
@@ -343,8 +343,8 @@ class PollScheduler:
     # --- keys and sweeps ---------------------------------------------------------------------
 
     async def _keys_of(self, state: PolledState) -> KeySet | None:
-        """Return the keys that the lake holds of a table; None if they are too many."""
-        async with state.loading:  # a poll and a sweep may both want them
+        """Return the keys that the lake holds of a table; None if there are too many."""
+        async with state.loading:  # a poll and a sweep may both need them
             if not state.knows_keys and self._log is not None:
                 table = state.polled.table
                 limit, before = self.key_bytes_for(table.id), state.forgotten
@@ -354,13 +354,13 @@ class PollScheduler:
         return state.keys
 
     def _may_load(self, state: PolledState) -> bool:
-        """Return whether its keys are known, or can be: the lake has all that was given."""
+        """Return whether its keys are known, or can be: the lake has all that was delivered."""
         if state.knows_keys or self._log is None or state.load_above == ZERO:
             return True
         return state.load_above < self.confirmed
 
     async def _given(self, state: PolledState, batches: Sequence[TableBatch]) -> None:
-        """Take note of the keys of rows that are given."""
+        """Record the keys of rows that were delivered."""
         keys = state.keys
         if keys is None:
             return
@@ -380,9 +380,9 @@ class PollScheduler:
             self._sweep.add_done_callback(lambda sweep: self._swept_now(state, sweep))
 
     def _may_sweep(self, state: PolledState) -> bool:
-        """Return whether it is swept at all, and the lake has what the last sweep found.
+        """Return whether it is swept at all, and the lake has the result of the last sweep.
 
-        Another would find that again.
+        Otherwise another sweep would find the same keys again.
         """
         if state.polled.sweep_s is None or state.progress is None or not self._is_active(state):
             return False
@@ -418,12 +418,12 @@ class PollScheduler:
                 self.wake.set()
                 await state.swept.wait()
                 if state.unlooked:
-                    what = f"{self._where}: {table.id} could not be looked at for a sweep"
+                    what = f"{self._where}: {table.id} could not be polled for a sweep"
                     raise TransientError(what, reason="sweep_cut_off")
         state.part = WHOLE
 
     def _raise_sweeps_fault(self) -> None:
-        """Forget a sweep that has ended. Raises what ended it, unless it passes by itself."""
+        """Drop a sweep that has ended. Raises its error, unless that is transient."""
         sweep = self._sweep
         if sweep is None or not sweep.done():
             return

@@ -1,4 +1,4 @@
-"""What a polled server is, as far as a role without any special right may know."""
+"""The state of a polled server, as far as a role without special privileges can see it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ingestd.postgres.connection.session import parameters_of
 
 POLLING = "polling"
 OLDEST_VERSION = 140000
-"""PostgreSQL 14: TID range scans for splits, and what is tested."""
+"""PostgreSQL 14 has TID range scans, for splits; and it is tested."""
 
-# A standby's control file tells the timeline that it has replayed, at its last restart point or
-# flush; the walsender would tell it at once, and takes a replication right. Neither ever goes back.
+# A standby's control file has the timeline that it has replayed, as of its last restart point or
+# flush. The walsender has it at once, but needs the REPLICATION privilege. Neither ever decreases.
 _SERVER = """
 SELECT current_setting('server_version_num')::int AS version,
        current_setting('server_version') AS version_text,
@@ -46,7 +46,7 @@ def claim_of_polling(source: str) -> str:
 class PolledServer:
     """The server as this role sees it.
 
-    `in_recovery`: it is a standby; `feedback`: it tells the primary which old rows it needs;
+    `in_recovery`: it is a standby. `feedback`: it reports to the primary which old rows it needs.
     `streaming_delay`: how long its replay waits for queries, as text. `clock`: its time (aware).
     """
 
@@ -63,9 +63,10 @@ class PolledServer:
 
     @property
     def origin(self) -> str:
-        """What the lake remembers of the server: LSNs mean the same only there.
+        """The server's identity as the lake records it: LSNs are comparable only within it.
 
-        And of the kind: another one goes by what it kept in the source, and knows nothing of polls.
+        It includes the kind of capture: another kind relies on what it kept in the source, and
+        knows nothing of polls.
         """
         return f"{self.system_identifier}/{self.timeline}/{POLLING}"
 
@@ -82,7 +83,7 @@ class PolledServer:
 
 
 async def inspect_polled_server(connection: AsyncConnection[Any]) -> PolledServer:
-    """Ask the server what it is. Raises psycopg.Error."""
+    """Return the server's state. Raises psycopg.Error."""
     async with connection.cursor(row_factory=class_row(PolledServer)) as cursor:
         await cursor.execute(_SERVER)
         server = await cursor.fetchone()
@@ -91,9 +92,9 @@ async def inspect_polled_server(connection: AsyncConnection[Any]) -> PolledServe
 
 
 async def detect_transaction_pooler(dsn: str) -> None:
-    """Raise OperatorError if a pooler gives server sessions to several clients by turns.
+    """Raise OperatorError if a pooler shares server sessions between clients.
 
-    Sets nothing on the way. Raises psycopg.Error.
+    Changes no setting. Raises psycopg.Error.
     """
     parameters = {**parameters_of(dsn), "options": ""}
     parameters.pop("replication", None)

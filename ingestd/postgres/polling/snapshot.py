@@ -1,4 +1,4 @@
-"""Tables read at one point, by several readers at once, without a slot."""
+"""Tables read at a consistent point by several readers in parallel, without a slot."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from ingestd.postgres.snapshot.read_view import RowOrigin
 
 
 class TableReads(Protocol):
-    """What becomes of the tables that are read."""
+    """Receives the progress of the tables that are read."""
 
     def resume_of(self, table: TableId, first: PollProgress) -> str | None:
-        """Return what is kept with a table's last page; `first`: where polling begins after it."""
+        """Return the text for a table's last page; `first`: where polling begins after it."""
         ...
 
     def has_read(self, table: TableId, first: PollProgress) -> None:
-        """Record that all pages of a table have been given."""
+        """Record that all pages of a table have been yielded."""
         ...
 
     def close(self) -> None:
-        """Record that no more is read. Twice is fine."""
+        """Record that no more is read. May be called twice."""
         ...
 
 
 class PollingSnapshot(PointSnapshot):
-    """At a poll. `connection` is in the transaction of `now`, and exported it.
+    """A snapshot at a poll. `connection` is in the transaction of `now`, and exported it.
 
-    `tables`: as they are polled. `move_on` lets `live` pass its position.
+    `tables`: as they are polled. `move_on` lets `live` pass the snapshot's position.
     """
 
-    def __init__(  # noqa: PLR0917 - what it is of
+    def __init__(  # noqa: PLR0917 - the parts of a snapshot
         self,
         settings: PollingSettings,
         connection: AsyncConnection[Any],
@@ -76,13 +76,13 @@ class PollingSnapshot(PointSnapshot):
 
     @property
     def is_closed(self) -> bool:
-        """Whether it can't be read any more."""
+        """True if it can no longer be read."""
         return self._connection.closed
 
     async def items(self) -> AsyncGenerator[SnapshotItem, None]:
         """Yield the tables' rows; see the port.
 
-        A table's last page says where polling goes on: each is held back until the next has come.
+        A table's last page has its progress, so each page is held back until the next one arrives.
         """
         held: dict[TableId, list[SnapshotItem]] = {}
         async with aclosing(super().items()) as items:
@@ -101,16 +101,16 @@ class PollingSnapshot(PointSnapshot):
                     yield item
 
     def left(self, table: TableId, done: Collection[str]) -> str:
-        """Nothing is kept: after a kill the table is re-read, at a higher point."""
+        """Return nothing: after a kill the table is re-read, at a higher point."""
         del table, done
         return ""
 
     async def move_on(self) -> None:
-        """Let the next poll's position be above."""
+        """Make the position of the next poll higher."""
         self._move_on()
 
     async def close(self) -> None:
-        """Let the snapshot go."""
+        """Release the snapshot."""
         self._reads.close()
         await self._close_cutter()
         await self._connection.close()
@@ -118,7 +118,7 @@ class PollingSnapshot(PointSnapshot):
     # --- inside ------------------------------------------------------------------------------
 
     def _page(self, page: SnapshotPage) -> SnapshotPage:
-        """Return the page with the table as it is captured, not as it was read."""
+        """Return the page with the captured table in place of the one that was read."""
         batch = page.batch
         table = self._polled[batch.table.id].table
         return SnapshotPage(TableBatch(table, batch.rows, batch.nbytes), page.position)
@@ -147,7 +147,7 @@ class PollingSnapshot(PointSnapshot):
             else:
                 yield item
         yield TableRead(name)
-        # Only now: its `t`, where that comes last, has been given too.
+        # Last: by now its `t` has been yielded, too.
         self._reads.has_read(name, first)
 
 

@@ -1,4 +1,4 @@
-"""What is known of a table while it is polled."""
+"""The state of a table that is polled."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class PolledState:
     """A table that is polled. `progress`: None before it has been read.
 
     `keys`: those that the lake holds; None if they are too many, or (`knows_keys`) not loaded yet.
-    `forgotten`: how often they were to be loaded again. `missing`: keys that a sweep did not find,
-    for the next poll to look for (`swept`: it has, or they were forgotten: `unlooked`). `part`:
-    what the sweep is at that is under way, or that was cut off. `deleted_at`: position of the last
-    rows that came of a sweep. `resumes_at`: of the first rows that carried where it stands. `peak`:
-    the highest cursor at the last poll, which began at `polled_at` (monotonic).
+    `forgotten`: how often they had to be loaded again. `missing`: keys that a sweep did not find,
+    for the next poll to look up (`swept`: it has, or they were dropped: `unlooked`). `part`: the
+    part that the current or interrupted sweep is at. `deleted_at`: position of the last rows that
+    a sweep led to. `resumes_at`: position of the first rows that carried the progress. `peak`: the
+    highest cursor at the last poll, which began at `polled_at` (monotonic).
 
-    While snapshots read it (`readings`) it is not polled: what they see would come as a `c`. It is
-    polled on, and its keys are loaded, once what was given up to `load_above` is durable.
+    While snapshots read it (`readings`) it is not polled: the rows that they see would be a `c`.
+    Polling continues, and its keys are loaded, once everything up to `load_above` is durable.
     """
 
     polled: PolledTable
@@ -52,7 +52,7 @@ class PolledState:
 
     @property
     def sweep_s(self) -> float:
-        """How long after a sweep the next one begins."""
+        """The time from the end of a sweep to the start of the next."""
         return self.polled.sweep_s or 0.0
 
     @property
@@ -61,17 +61,17 @@ class PolledState:
         return self.turn.swept_at + self.sweep_s
 
     def begin_part(self, part: KeyPartition) -> None:
-        """Record that a sweep has done all parts before this one."""
+        """Record that a sweep has completed all parts before this one."""
         self.part = part
 
     def forget_missing(self) -> None:
-        """Forget what a sweep found: it begins its part again."""
+        """Drop what a sweep found: the sweep restarts its part."""
         self.unlooked = self.unlooked or bool(self.missing)
         self.missing.clear()
         self.swept.set()
 
     def forget_keys(self, above: Lsn) -> None:
-        """Have the keys loaded again, once the lake is durable above this."""
+        """Load the keys again, once the lake is durable above this position."""
         self.keys, self.knows_keys, self.load_above = None, False, above
         self.part = WHOLE
         self.forgotten += 1

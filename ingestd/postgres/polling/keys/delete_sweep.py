@@ -1,15 +1,15 @@
-"""Finds deleted rows: keys that the lake holds and the source has not.
+"""Finds deleted rows: keys that the lake holds and the source lacks.
 
 ::
 
     keys of the lake, hashed and sorted      one mark each
-    keys of the source, page by page         mark what is found
-    what has no mark                         looked up in the lake's changes: candidates
-    `absent`, in the poll that tells of it   what is not there at its snapshot is deleted
+    keys of the source, page by page         mark those found
+    keys without a mark                      looked up in the lake's changes: candidates
+    `absent`, in the poll that deletes them  candidates missing from its snapshot are deleted
 
-The pages are read one after another, each in a short transaction of its own, while others write:
-a key may come, go, or move past the page that is being read. So a candidate is only that. What
-makes it a deleted row is that the snapshot of a poll does not have it.
+The pages are read one after another, each in its own short transaction, while others write: a key
+may appear, disappear, or move past the page being read. So a candidate may still exist. It is a
+deleted row only if the snapshot of a poll lacks it.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from ingestd.postgres.snapshot.ctid_splits import read_error
 from ingestd.postgres.snapshot.staleness import ensure_described
 
 BATCH_ROWS = 10_000
-"""Candidates given at a time."""
+"""The most candidates yielded at a time."""
 RETRIES, RETRY_S = 5, 1.0
-"""How often in a row a page is tried again, and how long after."""
+"""How many consecutive failures of a page are retried, and the delay before each retry."""
 LISTED = 1000
-"""Candidates asked for in one query, at most."""
+"""The most candidates in one query."""
 
 Marks = NDArray[np.bool_]
 
@@ -54,10 +54,10 @@ Marks = NDArray[np.bool_]
 class Sweep:
     """One sweep of a table. `keys`: those that the lake holds, which may change meanwhile.
 
-    With None they are found in the lake's changes, as many at a time as `key_bytes` has room for,
-    and the source's keys are read once for each part. Memory beside the keys: a byte a key, and
-    some pages. `began` is told the parts; one that is cut off is gone on with by another whose
-    `first` is the last of them.
+    Without `keys` they are found in the lake's changes, as many at a time as `key_bytes` has room
+    for, and the source's keys are read once for each part. Memory beyond the keys: a byte per key,
+    and a few pages. `began` is called with each part. To continue an interrupted sweep, start
+    another whose `first` is the last of these parts.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class Sweep:
         self._page_rows = page_rows
 
     async def missing(self) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Yield candidates: the lake's key columns, and what of them is in `_cdc_raw`.
+        """Yield candidates: the lake's key columns, and their texts in `_cdc_raw`.
 
-        Each key once. Close it always. Raises TransientError, TableError, OperatorError,
+        Each key once. Always close it. Raises TransientError, TableError, OperatorError,
         ProtocolError.
         """
         async with aclosing(self._unmarked()) as parts:
@@ -118,7 +118,7 @@ class Sweep:
         if not len(hashes):
             return marks
         loop = asyncio.get_running_loop()
-        thread = ThreadPoolExecutor(1, "sweep")  # one: what it frees is used again
+        thread = ThreadPoolExecutor(1, "sweep")  # one, so that memory it frees is reused
         try:
             async with aclosing(self._pages()) as pages:
                 async for page in pages:
@@ -128,9 +128,9 @@ class Sweep:
         return marks
 
     async def _pages(self) -> AsyncGenerator[PackedKeys, None]:
-        """Give the source's keys; what passes by itself is waited for, and then gone on from there.
+        """Yield the source's keys; after a transient error wait, and continue from the last page.
 
-        Marks are of keys, not of a snapshot, so that does no harm.
+        Marks belong to keys, not to a snapshot, so that is safe.
         """
         reader = KeyPages(self._table, self._row_limit_bytes)
         last, failures = None, 0
@@ -151,7 +151,7 @@ class Sweep:
     async def _pages_after(
         self, reader: KeyPages, last: PackedKeys | None
     ) -> AsyncGenerator[PackedKeys, None]:
-        """Yield what follows a page; while one is in the caller's hands the next is read."""
+        """Yield the pages after a page; read the next while the caller has one."""
         async with await connect(
             self._dsn,
             autocommit=False,
@@ -184,7 +184,7 @@ class Sweep:
     # --- the lake ----------------------------------------------------------------------------
 
     async def _rows_of(self, hashes: Hashes) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Look the keys of these hashes up."""
+        """Yield the keys of these hashes, from the lake's changes."""
         is_given, left = np.zeros(len(hashes), np.bool_), len(hashes)
         if not left:
             return
@@ -202,11 +202,11 @@ class Sweep:
 async def absent(
     connection: AsyncConnection[Any], table: Table, keys: pa.RecordBatch, row_limit_bytes: int
 ) -> pa.RecordBatch:
-    """Return those of these keys that the table has not, as the connection's transaction sees it.
+    """Return those of these keys that the table lacks, as the connection's transaction sees it.
 
-    That is REPEATABLE READ. A key is there if the server finds it and gives the lake's value for
-    it. Where it can't be asked for (masked, nested, composite), all keys are read. Raises what
-    `KeyPages` does.
+    The transaction is REPEATABLE READ. A key exists if the server finds it and returns the lake's
+    value for it. Where it can't be queried (masked, nested, composite), all keys are read. Raises
+    the errors of `KeyPages`.
     """
     if not keys.num_rows:
         return keys
@@ -253,7 +253,7 @@ def _are_in(wanted: Hashes, page: PackedKeys) -> Marks:
 def _of_hashes(
     table: Table, rows: pa.RecordBatch, hashes: Hashes, is_given: Marks
 ) -> pa.RecordBatch:
-    """Return the keys, of these rows, that have one of the hashes and were not given before."""
+    """Return the keys, of these rows, that have one of the hashes and were not yielded before."""
     names = key_names(table)
     if not set(names) <= set(rows.schema.names):
         return rows.slice(0, 0)
@@ -267,7 +267,7 @@ def _of_hashes(
 
 
 def _of_key_only(names: Sequence[str], rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Leave the texts of other columns out of `_cdc_raw`."""
+    """Remove the texts of other columns from `_cdc_raw`."""
     raw = rows.column("_cdc_raw")
     if raw.null_count == len(raw):
         return rows

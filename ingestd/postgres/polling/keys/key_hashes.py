@@ -1,7 +1,7 @@
-"""64-bit hashes of rows' keys: of equal keys always equal, of others almost never.
+"""64-bit hashes of rows' keys: equal for equal keys, and almost always different otherwise.
 
-Two keys of one integer column never share one: `ingestd.digests.value_hashes` says how likely
-others do.
+Two keys of a single integer column never share a hash. For other keys,
+`ingestd.digests.value_hashes` has the probability.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from ingestd.model.schema import Table
 
 
 def key_names(table: Table) -> list[str]:
-    """Name the lake's columns of the key, in the key's order."""
+    """Return the lake's columns of the key, in the key's order."""
     return [table.column(name).lake_name for name in table.key]
 
 
 def hashed_columns(table: Table) -> list[str]:
-    """Name the columns that `key_hashes` looks at."""
+    """Return the columns that `key_hashes` reads."""
     return [*key_names(table), "_cdc_raw"]
 
 
 def key_hashes(table: Table, rows: pa.RecordBatch) -> Hashes:
-    """Hash the key (`Table.key`) of each of these rows: the columns of `hashed_columns`.
+    """Return the hash of the key (`Table.key`) of each row, which has the `hashed_columns`.
 
-    By the values, whatever the width of an integer and however the arrays are sliced or encoded. A
-    value that its column can't hold, and one of a nested type, is hashed by its text.
+    It depends on the values only, whatever the width of an integer and however the arrays are
+    sliced or encoded. A value that its column can't hold, and one of a nested type, is hashed by
+    its text.
     """
     return combined(_by_column(table, rows), rows.num_rows)
 
@@ -46,7 +47,7 @@ def _by_column(table: Table, rows: pa.RecordBatch) -> Iterator[Hashes]:
 
 
 def _comparable(column: pa.Array) -> pa.Array:
-    """Return values that are the same where Postgres says that they are equal."""
+    """Return values that are equal where Postgres considers them equal."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         return pa.DictionaryArray.from_arrays(column.indices, _comparable(column.dictionary))
@@ -58,7 +59,7 @@ def _comparable(column: pa.Array) -> pa.Array:
 
 
 def _kept(rows: pa.RecordBatch) -> list[tuple[int, dict[str, str]]]:
-    """Return the rows with texts in `_cdc_raw`, and these."""
+    """Return the rows that have texts in `_cdc_raw`, with these texts."""
     raw = rows.column("_cdc_raw")
     if raw.null_count == len(raw):
         return []

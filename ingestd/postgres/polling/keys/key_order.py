@@ -1,4 +1,4 @@
-"""In which order a table's keys are gone through: that of a unique index, by its own operators.
+"""The order in which a table's keys are read: that of a unique index, by its own operators.
 
 Source: PostgreSQL documentation, "System Catalogs" (pg_index, pg_amop), "Row Constructor
 Comparison".
@@ -18,7 +18,7 @@ from ingestd.model.schema import Table
 from ingestd.postgres.snapshot.key_lookup import ComparedType
 from ingestd.postgres.snapshot.key_range import operator_of
 
-# The primary key, else the unique index of the fewest columns; all its columns are of the key.
+# The primary key, else the unique index with the fewest columns, all of which belong to the key.
 # btree: strategy 1 is <, 3 is =, 5 is >. Bit 0 of indoption: descending.
 _ORDER = """
 SELECT i.indexrelid::int8 AS index_oid, a.attname::text AS name,
@@ -59,10 +59,10 @@ SELECT i.indexrelid::int8 AS index_oid, a.attname::text AS name,
 
 @dataclass(frozen=True, slots=True)
 class OrderedColumn:
-    """A column of the index. `collation`: the index's, if it is another than the column's.
+    """A column of the index. `collation`: the index's, if it differs from the column's.
 
     `is_default`: its operators are those of the type's default order, in the column's collation.
-    `type`: as what it is compared, if not as it is.
+    `type`: the type that it is compared as, if not its own.
     """
 
     name: str
@@ -91,19 +91,19 @@ class OrderedColumn:
 
     @property
     def after(self) -> sql.Composable:
-        """The operator that is true of what follows on the left."""
+        """The operator that is true if the left value follows the right one."""
         return self._operator(self.less if self.is_descending else self.greater)
 
     @property
     def equals(self) -> sql.Composable:
-        """The operator that is true of what has the same place."""
+        """The operator that is true if both values have the same place."""
         return self._operator(self.equal)
 
     @property
     def ordering(self) -> sql.Composable:
-        """What stands after ORDER BY."""
+        """The ORDER BY item."""
         if self.is_default and not (self.type is not None and self.type.is_text):
-            # Of the bare column, which the index has in order; no operator need be named.
+            # By the bare column, whose order the index has; no operator need be named.
             direction = sql.SQL("DESC" if self.is_descending else "ASC")
             return sql.SQL("{} {}").format(sql.Identifier(self.name), direction)
         before = self._operator(self.greater if self.is_descending else self.less)
@@ -122,14 +122,14 @@ class KeyOrder:
 
     @property
     def ordering(self) -> sql.Composable:
-        """What stands after ORDER BY."""
+        """The ORDER BY list."""
         return sql.SQL(", ").join(c.ordering for c in self.columns)
 
     def after(self, place: Sequence[sql.Composable]) -> list[sql.Composable]:
-        """Return conditions of what follows a key, of which these are the columns' values.
+        """Return conditions for the keys that follow one; `place` has the values of its columns.
 
-        What is true of the first follows before what is true of the second, and so on; an index
-        serves each. One comparison of rows is enough if one operator orders all columns.
+        Rows that satisfy the first condition precede those that satisfy the second, and so on; an
+        index serves each. One row comparison is enough if one operator orders all columns.
         """
         if len({c.after.as_string(None) for c in self.columns}) == 1:
             values = sql.SQL(", ").join(c.value for c in self.columns)
@@ -150,7 +150,7 @@ class KeyOrder:
 async def key_order(
     connection: AsyncConnection[Any], table: Table, types: Mapping[str, ComparedType]
 ) -> KeyOrder:
-    """Find the order of a table's keys; `types`: `KeyedRelation.types`. Raises psycopg.Error."""
+    """Return the order of a table's keys; `types`: `KeyedRelation.types`. Raises psycopg.Error."""
     async with connection.cursor(row_factory=class_row(OrderedColumn)) as cursor:
         await cursor.execute(_ORDER, {"oid": table.oid, "key": list(table.key)})
         rows = await cursor.fetchall()
@@ -162,7 +162,7 @@ async def key_order(
         return KeyOrder(named, is_indexed=False)
     chosen = itertools.takewhile(lambda row: row.index_oid == rows[0].index_oid, rows)
     columns = tuple(_typed(c, types.get(c.name)) for c in chosen)
-    if all(c.is_descending for c in columns):  # it can be read backwards
+    if all(c.is_descending for c in columns):  # the index can be read backwards
         columns = tuple(replace(c, is_descending=False) for c in columns)
     return KeyOrder(columns, is_indexed=True)
 

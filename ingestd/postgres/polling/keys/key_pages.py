@@ -1,13 +1,13 @@
 """The keys of a table in the source: page by page in an index's order, or some of them.
 
-The server packs a page into one row of a result, as it does the blocks of a snapshot (see
-`ingestd.decode.copy.packing`), so that neither side does anything for each key but look at it; and
-they become lake values by the same decoder. Fields beyond: of each column that comes as an array,
-the last value's text.
+The server packs a page into one row of a result, as it packs the blocks of a snapshot (see
+`ingestd.decode.copy.packing`), so that neither side does more per key than read it. The same
+decoder converts them to lake values. The row has additional fields: for each column that is sent as
+an array, the text of its last value.
 
-A page is cut by rows and, by the server, by the bytes of its keys: what it sends is not larger than
-may be held, whatever the keys are. A key that is larger than a page has a page of its own, and one
-that is too large for any is not sent.
+A page is limited by rows and, on the server, by the bytes of its keys. So a result never exceeds
+the memory for it, whatever the keys are. A key that is larger than a page gets its own page, and
+one that is too large for any is not sent.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ from ingestd.postgres.snapshot.queries import output_of, packable, packable_name
 
 PAGE_ROWS = 65_536
 PAGE_BYTES = 4 << 20
-"""A page has at most so many rows, and bytes of keys."""
+"""The most rows of a page, and bytes of its keys."""
 _SIGNATURE = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0)
 _COUNT = struct.Struct(">h")
 _LENGTH = struct.Struct(">i")
 _UNPACKED = frozenset({"UTF8", "SQL_ASCII"})
 _UUID = 2950
 _SHORT_PAGES = 2
-"""So many times a page has room for, where the sizes of its values are not summed up."""
+"""The limit of a page, as a multiple of its size, where the sizes of values are not summed up."""
 _FIXED_BYTES, _UUID_BYTES = 12, 44
-"""What a value takes at most in a page, with its length."""
+"""The most that a value takes in a page, with its length."""
 
 
 def key_table(table: Table) -> Table:
-    """Return the table cut to its key's columns, in the key's order."""
+    """Return the table reduced to its key's columns, in the key's order."""
     columns = tuple(replace(table.column(name), identity=True) for name in table.key)
     return replace(table, columns=columns, replica_identity="d", before=(), row_filter=None)
 
 
 @dataclass(frozen=True, slots=True)
 class PackedKeys:
-    """A page as the server sent it: `rows` keys; `last`: the last one's texts, by column.
+    """A page as the server sent it: `rows` keys; `last`: the texts of the last key, by column.
 
     Texts are in `encoding`, None for UTF-8.
     """
@@ -71,7 +71,7 @@ class PackedKeys:
 
     @property
     def nbytes(self) -> int:
-        """How large it is."""
+        """The size of the message."""
         return len(self.message)
 
     def decoded(self) -> pa.RecordBatch:
@@ -86,13 +86,13 @@ class PackedKeys:
 
 
 class _LongKeysError(Exception):
-    """A page was not sent as a whole: it had values too long for that, or too many keys."""
+    """A page is incomplete: it had values that are too long, or too many keys."""
 
 
 class KeyPages:
     """Reads keys of `table`. Raises psycopg.Error, ProtocolError, TableChangedError.
 
-    A TableError is a key that is larger than `key_limit_bytes` allows.
+    Raises TableError for a key that is larger than `key_limit_bytes` allows.
     """
 
     def __init__(self, table: Table, row_limit_bytes: int) -> None:
@@ -112,9 +112,9 @@ class KeyPages:
     async def pages(
         self, connection: AsyncConnection[Any], among: Sequence[Key] | None = None
     ) -> AsyncGenerator[PackedKeys, None]:
-        """Return all keys, in the transaction that the connection is in.
+        """Yield all keys, in the transaction of the connection.
 
-        `among`: those of these that are there, as the server compares; see `can_list`.
+        `among`: only those of these keys that exist, as the server compares; see `can_list`.
         """
         if among is not None:
             try:
@@ -134,7 +134,7 @@ class KeyPages:
     async def _at_once(
         self, connection: AsyncConnection[Any], among: Sequence[Key]
     ) -> PackedKeys | None:
-        """Read those of these keys that are there, in no order. Raises _LongKeysError."""
+        """Return those of these keys that exist, unordered. Raises _LongKeysError."""
         rows = len(among) + 1
         relation = self._relation(await self._found(connection), among)
         keys = self._keys(relation, [sql.SQL("")], rows)
@@ -150,9 +150,9 @@ class KeyPages:
         rows: int,
         among: Sequence[Key] | None = None,
     ) -> PackedKeys | None:
-        """Return the next keys after `place`, the texts of one; None after the last.
+        """Return the next keys after `place`, the texts of a key; None after the last.
 
-        At most `rows`, in the transaction that the connection is in.
+        At most `rows`, in the transaction of the connection.
         """
         keyed = await self._found(connection)
         if self._order is None:
@@ -186,11 +186,11 @@ class KeyPages:
         return max(1, self.page_bytes * page.rows // max(1, page.nbytes))
 
     async def lock(self, connection: AsyncConnection[Any]) -> None:
-        """Keep the table from being altered until the transaction ends: before it is read."""
+        """Lock the table against DDL until the transaction ends: call it before reading."""
         await lock_relation(connection, self.table.id, (await self._found(connection)).blocks)
 
     async def can_list(self, connection: AsyncConnection[Any]) -> bool:
-        """Whether the server can be asked for some of the keys by the lake's values of them."""
+        """Return whether the server can look up keys by the lake's values."""
         found = await self._found(connection)
         return not found.has_composite and all(map(can_be_found, self.table.columns))
 
@@ -200,10 +200,10 @@ class KeyPages:
         return self._keyed
 
     def _relation(self, keyed: KeyedRelation, among: Sequence[Key] | None) -> sql.Composable:
-        """Write what stands after FROM: the table, or those of its keys that are asked for.
+        """Return the FROM item: the table, or only the requested keys.
 
-        OFFSET 0: these are found, and put in order then. An index that has all in order would be
-        gone through as a whole.
+        OFFSET 0 makes the server find these first and sort them afterwards. Otherwise it could scan
+        an entire index that has them in order.
         """
         if among is None:
             return keyed.blocks.relation
@@ -219,7 +219,7 @@ class KeyPages:
     def _keys(
         self, relation: sql.Composable, tails: Sequence[sql.Composable], rows: int
     ) -> sql.Composed:
-        """Write what the SELECTs with these tails give, one after the other."""
+        """Return the query for the union of the SELECTs with these tails, in order."""
         found = sql.SQL(" UNION ALL ").join(
             sql.SQL("(SELECT {} FROM {} AS source {})").format(self._columns, relation, tail)
             for tail in tails
@@ -229,7 +229,7 @@ class KeyPages:
         )
 
     def _short(self, keys: sql.Composed, rows: int) -> sql.Composed:
-        """Make long values null: so a page is bounded without sums of sizes."""
+        """Replace long values with null: that limits a page without summing up sizes."""
         if not self._sized_columns:
             return keys
         most = sql.Literal(_SHORT_PAGES * self.page_bytes // (rows * len(self.table.columns)))
@@ -244,7 +244,7 @@ class KeyPages:
         return sql.SQL("SELECT {} FROM ({}) AS keys").format(sql.SQL(", ").join(values), keys)
 
     def _sized(self, keys: sql.Composed) -> sql.Composed:
-        """Add to each key its number, and the bytes so far: known without having the values."""
+        """Add each key's number, and the bytes so far, without fetching the values."""
         sums = [
             sql.SQL("pg_catalog.sum(pg_catalog.octet_length({})) OVER so_far").format(name)
             for name in self._sized_columns
@@ -255,7 +255,7 @@ class KeyPages:
         ).format(sql.SQL(" + ").join(sums), keys)
 
     def _cut(self, sized: sql.Composed) -> sql.Composed:
-        """Leave out what is beyond a page, and a first key that is too large."""
+        """Remove what is beyond a page, and a first key that is too large."""
         return sql.SQL(
             "SELECT * FROM ({}) AS keys WHERE bytes <= {} OR number = 1 AND bytes <= {}"
         ).format(sized, self.page_bytes, self._key_limit_bytes)
@@ -263,9 +263,9 @@ class KeyPages:
     async def _read(
         self, connection: AsyncConnection[Any], keys: sql.Composed, *, tells_long: bool = False
     ) -> PackedKeys | None:
-        """Read these keys as a page; None if there are none.
+        """Return these keys as a page; None if there are none.
 
-        `tells_long`: null stands for a value that is too long, which is a _LongKeysError.
+        `tells_long`: a null marks a value that is too long, and raises _LongKeysError.
         """
         server = (connection.pgconn.parameter_status(b"server_encoding") or b"").decode()
         encoding = sent_encoding(connection)
@@ -300,7 +300,7 @@ class KeyPages:
         return self._page(fields, encoding)
 
     async def _refuse_larger(self, connection: AsyncConnection[Any], keys: sql.Composed) -> None:
-        """Raise TableError if the first of those keys is too large."""
+        """Raise TableError if the first of these keys is too large."""
         query = sql.SQL("SELECT bytes FROM ({}) AS keys WHERE number = 1").format(keys)
         await read_bytes_as_they_are(connection)
         cursor = await connection.execute(query_bytes(connection, query))
@@ -315,10 +315,10 @@ class KeyPages:
     def _page(self, fields: Sequence[bytes | None], encoding: Encoding | None) -> PackedKeys | None:
         fixed = self._numbers(ColumnForm.FIXED)
         if len(fields) != fields_of(self.table, Packing.MEASURED) + len(fixed):
-            raise ProtocolError("a page of keys with another number of fields")
+            raise ProtocolError("a page of keys has an unexpected number of fields")
         count = fields[1]
         if count is not None and len(count) != _LENGTH.size:
-            raise ProtocolError("a page of keys without their number")
+            raise ProtocolError("a page of keys lacks their number")
         rows = 0 if count is None else _LENGTH.unpack(count)[0]
         if rows == 0:
             return None
@@ -337,24 +337,24 @@ class KeyPages:
 
 
 def _is_short(column: Column) -> bool:
-    """Return whether no value of the column takes more than some bytes."""
+    """Return whether all values of the column are short."""
     return form_of(column) is ColumnForm.FIXED or column.type_oid == _UUID
 
 
 def _least_bytes(column: Column) -> int:
-    """Return what a value takes in a page; of one that may be long, beside its bytes."""
+    """Return the bytes that a value takes in a page; for a long one, beyond its content."""
     return _UUID_BYTES if column.type_oid == _UUID else _FIXED_BYTES
 
 
 def _last_of_array(number: int) -> sql.Composable:
-    """Return the text of the last of a column's values: of the array that is there already."""
+    """Return the text of the last of a column's values, from the array that is built anyway."""
     array = sql.SQL("pg_catalog.array_agg({})").format(packable_name(number))
     return output_of(sql.SQL("({})[pg_catalog.count(*)]").format(array))
 
 
 def _last_value(values: bytes | None, lengths: bytes | None, form: ColumnForm) -> bytes:
     if values is None or lengths is None or len(lengths) < _LENGTH.size:
-        raise ProtocolError("a page of keys without its values")
+        raise ProtocolError("a page of keys lacks its values")
     (length,) = _LENGTH.unpack(lengths[-_LENGTH.size :])
     if not 0 <= length <= len(values):
         raise ProtocolError("lengths do not fill the values of a page of keys")
@@ -363,7 +363,7 @@ def _last_value(values: bytes | None, lengths: bytes | None, form: ColumnForm) -
 
 
 def _copied(fields: Sequence[bytes | None]) -> bytes:
-    """Write a row of a result as the message of a binary COPY."""
+    """Return the message of a binary COPY with this result row."""
     parts = [_SIGNATURE, _COUNT.pack(len(fields))]
     for value in fields:
         parts.append(_LENGTH.pack(-1 if value is None else len(value)))

@@ -1,4 +1,4 @@
-"""Which keys the lake holds of a table: 8 bytes a key."""
+"""The keys that the lake holds of a table: 8 bytes per key."""
 
 from __future__ import annotations
 
@@ -21,34 +21,33 @@ from ingestd.postgres.polling.keys.key_hashes import key_hashes
 from ingestd.postgres.polling.keys.lake_keys import keys_held
 
 _FEW = 1 << 18
-"""So many are kept apart before they are merged; of more keys, a quarter."""
+"""The number of keys collected before they are merged; with more keys, a quarter of them."""
 _NONE: Hashes = np.empty(0, np.uint64)
 
 
 class KeySet:
-    """The hashes of the keys, sorted; and what came and went since they were last merged.
+    """The sorted hashes of the keys; and the keys added and removed since the last merge.
 
-    That two keys have one hash is possible in principle: see `ingestd.digests.value_hashes`. A
-    key's column may be renamed meanwhile: the names are those of the batches that are taken and
-    asked for. May be used from several threads.
+    Two keys may have one hash in principle: see `ingestd.digests.value_hashes`. A key's column may
+    be renamed meanwhile: each batch is read by its own names. May be used from several threads.
     """
 
     def __init__(self, hashes: Hashes | None = None) -> None:
         self._hashes = np.empty(0, np.uint64) if hashes is None else hashes
         self._recent: list[Hashes] = []
-        """Keys that came, in any order, perhaps twice."""
+        """Added keys, in any order, perhaps twice."""
         self._added = _NONE
-        """Keys besides, sorted."""
+        """Other added keys, sorted."""
         self._removed = _NONE
-        """Keys of `_hashes` that are gone, sorted."""
+        """Removed keys of `_hashes`, sorted."""
         self._lock = threading.Lock()
         self._still = 0
 
     @classmethod
     async def load(cls, log: ChangeLog, table: Table, *, limit_bytes: int) -> Self | None:
-        """Find the keys that the lake holds, as of its last epoch; None if they take more memory.
+        """Return the keys that the lake holds as of its last epoch; None if they exceed the limit.
 
-        What is given on to the lake but not durable yet has to be taken after. Raises
+        Changes that were delivered and are not durable yet must be taken afterwards. Raises
         TransientError, OperatorError.
         """
         hashes = await keys_held(log, table, limit_bytes)
@@ -56,7 +55,7 @@ class KeySet:
 
     @property
     def nbytes(self) -> int:
-        """How much memory it takes."""
+        """The memory that it takes, in bytes."""
         return sum(h.nbytes for h in (self._hashes, self._added, self._removed, *self._recent))
 
     def __len__(self) -> int:
@@ -65,7 +64,7 @@ class KeySet:
             return len(self._hashes) + len(self._added) - len(self._removed)
 
     def take(self, batch: TableBatch) -> None:
-        """Take change rows, in the order of their positions, that follow those before."""
+        """Record change rows; they must follow the earlier ones in the order of their positions."""
         rows = batch.rows
         ops = rows.column("_cdc_op")
         first = _after_last(ops, TRUNCATE)
@@ -78,7 +77,7 @@ class KeySet:
             if first:
                 self._clear()
             if not comes.all():
-                # What a key's last row does counts: the first one from the end.
+                # A key's last row counts: the first one from the end.
                 hashes, at = np.unique(hashes[::-1], return_index=True)
                 comes = comes[::-1][at]
                 self._settle()
@@ -90,11 +89,11 @@ class KeySet:
                 self._merge()
 
     def held(self, batch: TableBatch) -> NDArray[np.bool_]:
-        """Say of each of these rows whether its key is held."""
+        """Return, for each of these rows, whether its key is held."""
         return self.holds(key_hashes(batch.table, batch.rows))
 
     def holds(self, hashes: Hashes) -> NDArray[np.bool_]:
-        """Say which of these hashes are those of keys that are held."""
+        """Return, for each of these hashes, whether its key is held."""
         with self._lock:
             self._settle()
             _, found = sorted_hashes.find(self._hashes, hashes)
@@ -106,9 +105,9 @@ class KeySet:
 
     @contextmanager
     def still(self) -> Iterator[Hashes]:
-        """Return the sorted hashes of most keys, which stay as they are inside.
+        """Yield the sorted hashes of most keys, which do not change inside the context.
 
-        Keys that came since they were last merged are not among them; some may be gone (`holds`).
+        Keys added since the last merge are not among them; some may have been removed (`holds`).
         """
         with self._lock:
             self._settle()
@@ -124,7 +123,7 @@ class KeySet:
     # --- inside, under the lock --------------------------------------------------------------
 
     def _clear(self) -> None:
-        # Not emptied in place: a sweep may be looking at it.
+        # Not emptied in place: a sweep may be reading it.
         self._hashes = np.empty(0, np.uint64)
         self._recent, self._added, self._removed = [], _NONE, _NONE
 
@@ -155,6 +154,6 @@ class KeySet:
 
 
 def _after_last(ops: pa.Array, op: str) -> int:
-    """Return the row after the last one with this op, 0 if there is none."""
+    """Return the index of the row after the last one with this op, 0 if there is none."""
     found = np.flatnonzero(pc.equal(ops, op).to_numpy(zero_copy_only=False))
     return int(found[-1]) + 1 if len(found) else 0

@@ -1,15 +1,14 @@
 """The keys that the lake holds of a table, found in its changes.
 
-A key is held if its newest row by (`_cdc_lsn`, `_cdc_seq`) is no `d` and lies above the table's
-newest `t`. The changes come in any order and are far more than fit; they are gone through without
-being sorted::
+A key is held if its newest row by (`_cdc_lsn`, `_cdc_seq`) is not a `d` and is above the table's
+newest `t`. The changes come in any order and do not fit into memory; they are scanned unsorted::
 
     survey    the newest `t`, the last epoch, whether there are any `d`
     deaths    the newest `d` above the `t` of each key that has one: few
     keys      every other row above the `t`, and above the `d` of its key
 
-all up to the last epoch that the survey saw: more may be written meanwhile. If the keys, or the
-deaths, are too many at a time, those of one part of the hashes are taken after another.
+All passes end at the last epoch of the survey: more may be written meanwhile. If the keys, or the
+deaths, are too many at a time, one part of the hashes is processed after another.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from ingestd.postgres.polling.keys.key_hashes import hashed_columns, key_hashes
 from ingestd.postgres.polling.keys.sorted_hashes import cut_to, distinct, find
 
 _LEAST_BYTES = 1 << 20
-"""What there is for keys in any case."""
+"""The least memory for keys."""
 _BITS = 64
 _BYTES = 8
 _POSITION = ("_cdc_lsn", "_cdc_seq")
@@ -43,7 +42,7 @@ Numbers = NDArray[np.int64]
 
 
 class _TooManyError(Exception):
-    """More than fit at a time."""
+    """There are more than fit at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class KeyPartition:
     count: int = 1
 
     def flags(self, hashes: Hashes) -> NDArray[np.bool_] | None:
-        """Say which of these are in it; None for all."""
+        """Return which of these hashes are in this part; None for all."""
         if self.count == 1:
             return None
         shift = np.uint64(_BITS + 1 - self.count.bit_length())
@@ -67,7 +66,7 @@ WHOLE = KeyPartition()
 
 @dataclass(slots=True)
 class _KeySurvey:
-    """What is known before a key is looked at. `void`: the position of the newest `t`."""
+    """The state known before the keys are read. `void`: the position of the newest `t`."""
 
     epoch: int = -1
     void: tuple[int, int] = (-1, -1)
@@ -84,7 +83,7 @@ class _KeySurvey:
         self.has_deaths = self.has_deaths or bool(pc.any(pc.equal(ops, DELETE)).as_py())
 
     def counting(self, rows: pa.RecordBatch, *, deaths: bool) -> pa.RecordBatch:
-        """Return the rows above the `t`: the `d` of them, or the others."""
+        """Return the rows above the `t`: only the `d`, or only the others."""
         lsn, seq = rows.column("_cdc_lsn"), rows.column("_cdc_seq")
         at, number = (pa.scalar(value, pa.int64()) for value in self.void)
         above = pc.or_(pc.greater(lsn, at), pc.and_(pc.equal(lsn, at), pc.greater(seq, number)))
@@ -113,7 +112,7 @@ class _Deaths:
             self.settle()
 
     def settle(self) -> None:
-        """Sort what has come. Raises _TooManyError."""
+        """Sort the rows taken so far. Raises _TooManyError."""
         parts = [(self.hashes, self._lsn, self._seq), *self._waiting]
         hashes, lsn, seq = (np.concatenate(column) for column in zip(*parts, strict=True))
         order = np.lexsort((seq, lsn, hashes))
@@ -126,7 +125,7 @@ class _Deaths:
             raise _TooManyError
 
     def outlived(self, hashes: Hashes, lsn: Numbers, seq: Numbers) -> NDArray[np.bool_]:
-        """Say which of these rows are newer than the `d` of their keys, or have none."""
+        """Return which of these rows are newer than the `d` of their keys, or have none."""
         at, is_there = find(self.hashes, hashes)
         if not len(self.hashes):
             return ~is_there
@@ -136,14 +135,14 @@ class _Deaths:
 
 
 class _Collected:
-    """Distinct hashes, at most `limit`. What is not used of the array takes no memory."""
+    """Distinct hashes, at most `limit`. The unused part of the array takes no memory."""
 
     def __init__(self, limit: int) -> None:
         self._hashes: Hashes = np.empty(max(1, limit), np.uint64)
         self._count = 0
 
     def take(self, hashes: Hashes) -> None:
-        """Take more. Raises _TooManyError."""
+        """Add hashes. Raises _TooManyError."""
         while len(hashes):
             room = len(self._hashes) - self._count
             some, hashes = hashes[:room], hashes[room:]
@@ -155,7 +154,7 @@ class _Collected:
                     raise _TooManyError
 
     def sorted(self) -> Hashes:
-        """Return them all; once."""
+        """Return all hashes, sorted. Call it once."""
         cut_to(self._hashes, distinct(self._hashes, self._count))
         return self._hashes
 
@@ -171,13 +170,13 @@ class _Search:
         self.collected = _Collected(limit)
 
     def take_deaths(self, rows: pa.RecordBatch) -> None:
-        """Take what is deleted in these rows. Raises _TooManyError."""
+        """Add the deletes of these rows. Raises _TooManyError."""
         rows = self.survey.counting(rows, deaths=True)
         if rows.num_rows:
             self.deaths.take(*self._placed(rows))
 
     def take_keys(self, rows: pa.RecordBatch) -> None:
-        """Take the keys of these rows that live. Raises _TooManyError."""
+        """Add the keys of those rows that are not deleted. Raises _TooManyError."""
         rows = self.survey.counting(rows, deaths=False)
         if rows.num_rows:
             hashes, lsn, seq = self._placed(rows)
@@ -186,7 +185,7 @@ class _Search:
             self.collected.take(hashes)
 
     def _placed(self, rows: pa.RecordBatch) -> tuple[Hashes, Numbers, Numbers]:
-        """Return hashes and positions of the rows in the part."""
+        """Return the hashes and positions of the rows in this part."""
         lsn, seq = (rows.column(name).to_numpy() for name in _POSITION)
         hashes = key_hashes(self._table, rows)
         inside = self._part.flags(hashes)
@@ -194,15 +193,15 @@ class _Search:
 
 
 async def keys_held(log: ChangeLog, table: Table, limit_bytes: int) -> Hashes | None:
-    """Return the hashes of the keys that the lake holds, sorted; None if they take more memory.
+    """Return the hashes of the keys that the lake holds, sorted; None if they exceed the limit.
 
-    8 bytes a key. Meanwhile up to half as much again.
+    A key takes 8 bytes, and up to half as much again during the search.
     """
     found: list[Hashes] = []
     async with aclosing(parts_held(log, table, limit_bytes)) as parts:
         async for part, hashes in parts:
             if len(hashes) * part.count * _BYTES > limit_bytes * 9 // 8:
-                return None  # the others are about as many
+                return None  # the other parts have about as many
             found.append(hashes)
     if sum(map(len, found)) * _BYTES > limit_bytes:
         return None
@@ -212,9 +211,9 @@ async def keys_held(log: ChangeLog, table: Table, limit_bytes: int) -> Hashes | 
 async def parts_held(
     log: ChangeLog, table: Table, limit_bytes: int, first: KeyPartition = WHOLE
 ) -> AsyncGenerator[tuple[KeyPartition, Hashes], None]:
-    """Yield the same part by part, each within the limit: in order, but as of later and later.
+    """Yield these hashes part by part, in order, each within the limit and as of a later moment.
 
-    From the part `first` on: those before it are left out.
+    Starts with the part `first`: earlier parts are left out.
     """
     at, count = first.number, first.count
     while at < count:
@@ -230,7 +229,7 @@ async def parts_held(
 
 async def _held(log: ChangeLog, table: Table, part: KeyPartition, limit: int) -> Hashes:
     loop = asyncio.get_running_loop()
-    thread = ThreadPoolExecutor(1, "keys")  # one: what it frees is used again
+    thread = ThreadPoolExecutor(1, "keys")  # one, so that memory it frees is reused
     search = _Search(table, part, limit)
     try:
         async for rows in _changes(log, table, _PLACE):
@@ -250,7 +249,7 @@ async def _held(log: ChangeLog, table: Table, part: KeyPartition, limit: int) ->
 async def _changes(
     log: ChangeLog, table: Table, columns: Sequence[str]
 ) -> AsyncGenerator[pa.RecordBatch, None]:
-    """Yield the changes; none while the lake has no column of the key: then no row has one."""
+    """Yield the changes; none while the lake lacks a column of the key: then no row has a key."""
     async with aclosing(log.changes(table.id, columns)) as batches:
         async for rows in batches:
             if not set(columns) <= set(rows.schema.names):

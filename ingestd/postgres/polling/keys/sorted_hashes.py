@@ -1,4 +1,4 @@
-"""Sorted arrays of distinct hashes, changed in place: a second copy would be as large again."""
+"""Sorted arrays of distinct hashes, changed in place: a copy would double the memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from ingestd.digests.value_hashes import Hashes
 
 _BLOCK = 1 << 19
-"""Hashes that are moved at a time (4 MB)."""
+"""The number of hashes moved at a time (4 MB)."""
 
 Flags = NDArray[np.bool_]
 
@@ -16,7 +16,7 @@ Flags = NDArray[np.bool_]
 def find(hashes: Hashes, wanted: Hashes) -> tuple[NDArray[np.int64], Flags]:
     """Return where each of the `wanted` (in any order) is in sorted `hashes`, and whether it is.
 
-    Where it is not the index means nothing. In order, a search is several times as fast.
+    The index of a missing one is meaningless. The search is several times as fast in order.
     """
     order = np.argsort(wanted)
     index, is_there = np.empty(len(wanted), np.int64), np.empty(len(wanted), np.bool_)
@@ -25,7 +25,7 @@ def find(hashes: Hashes, wanted: Hashes) -> tuple[NDArray[np.int64], Flags]:
 
 
 def find_sorted(hashes: Hashes, wanted: Hashes) -> tuple[NDArray[np.int64], Flags]:
-    """Do the same for `wanted` in order."""
+    """Return the same as `find` for sorted `wanted`."""
     if not len(hashes):
         return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), np.bool_)
     at = np.minimum(np.searchsorted(hashes, wanted), len(hashes) - 1)
@@ -45,7 +45,7 @@ def without(hashes: Hashes, others: Hashes) -> Hashes:
 
 
 def distinct(hashes: Hashes, count: int) -> int:
-    """Sort the first `count`, put each once at the front, and give how many they are then."""
+    """Sort the first `count`, move the distinct ones to the front, and return their number."""
     hashes[:count].sort()
     kept, last = 0, None
     for start in range(0, count, _BLOCK):
@@ -61,12 +61,12 @@ def distinct(hashes: Hashes, count: int) -> int:
 
 
 def cut_to(hashes: Hashes, count: int) -> None:
-    """Give back the memory behind the first `count`; nothing else may refer to the array."""
+    """Free the memory behind the first `count`; nothing else may refer to the array."""
     hashes.resize(count, refcheck=False)
 
 
 def remove(hashes: Hashes, gone: Hashes) -> None:
-    """Take sorted `gone`, all of which are there, out of sorted `hashes`."""
+    """Remove sorted `gone`, which must all be present, from sorted `hashes`."""
     kept = 0
     for start in range(0, len(hashes), _BLOCK):
         block = hashes[start : start + _BLOCK]
@@ -82,10 +82,10 @@ def remove(hashes: Hashes, gone: Hashes) -> None:
 
 
 def add(hashes: Hashes, more: Hashes) -> None:
-    """Put sorted `more`, none of which is there, into sorted `hashes`."""
+    """Insert sorted `more`, which must all be absent, into sorted `hashes`."""
     left, to_come = len(hashes), len(more)
     hashes.resize(left + to_come, refcheck=False)
-    while to_come:  # from the end on: what is not moved yet is not written over
+    while to_come:  # from the end, so that nothing is overwritten before it is moved
         start = max(0, left - _BLOCK)
         first = int(np.searchsorted(more[:to_come], hashes[start])) if start else 0
         joined = np.concatenate([hashes[start:left], more[first:to_come]])

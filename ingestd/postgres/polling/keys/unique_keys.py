@@ -1,4 +1,4 @@
-"""By which columns the rows of a polled table are told apart."""
+"""The columns that identify the rows of a polled table."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def key_of(
     *,
     is_partitioned: bool,
 ) -> tuple[int, ...]:
-    """Give the numbers of the key's columns, in its order: as the config says, or the primary key.
+    """Return the numbers of the key's columns, in its order: from the config, or the primary key.
 
-    `columns`: all of the table's, captured or not. Raises TableError where no unique index
-    guarantees it, where a column may be null, is left out or masked with null.
+    `columns`: all of the table's, captured or not. Raises TableError if no unique index guarantees
+    the key, or if a column may be null, is excluded or is masked with null.
     """
     if settings.key is None:
         key = row.declared_key
@@ -52,7 +52,7 @@ def _of_config(
             remedy = f"ALTER TABLE {qualified(table)} ALTER COLUMN {name} SET NOT NULL;"
             raise TableError(
                 table,
-                f"column {column.name!r} of the key may be null, and then rows can't be told apart",
+                f"column {column.name!r} of the key may be null: nulls don't identify a row",
                 remedy=f"{remedy}  or name others in {at(table, 'key')}",
             )
     return tuple(column.number for column in found)
@@ -75,15 +75,15 @@ def _tells_apart(index: IndexRow, key: Sequence[int]) -> bool:
 def _no_key(
     table: TableId, columns: Sequence[ColumnRow], indexes: Sequence[IndexRow]
 ) -> TableError:
-    """Say that there is no primary key, and what would serve for one."""
+    """Return the error for a table without a primary key, with a key that could serve."""
     firm = {c.number: c.name for c in columns if not c.nullable}
     for index in indexes:
         if index.is_unique and index.is_whole and firm.keys() >= set(index.columns):
             names = [firm[number] for number in index.columns]
             listed = ", ".join(f'"{name}"' for name in names)
-            what = f"no primary key; the unique index {index.name} would serve as one"
+            what = f"no primary key; the unique index {index.name} could serve as one"
             return TableError(table, what, remedy=f"set {at(table, 'key')} = [{listed}]")
-    what = "no primary key: rows that changed can't be told from new ones"
+    what = "no primary key: changed rows can't be distinguished from new ones"
     remedy = f"ALTER TABLE {qualified(table)} ADD PRIMARY KEY (...);  or name columns in "
     return TableError(
         table, what, remedy=f"{remedy}{at(table, 'key')} that are NOT NULL and have a unique index"
@@ -91,9 +91,9 @@ def _no_key(
 
 
 def _refuse_hidden(table: TableId, name: str, settings: PolledTableSettings) -> None:
-    reason = f"column {name!r} belongs to the key, by which changes find their rows: "
+    reason = f"column {name!r} belongs to the key, which identifies the rows of changes: "
     if name in settings.exclude_columns:
-        what, remedy = "it can't be left out", f"take it out of {at(table, 'exclude_columns')}"
+        what, remedy = "it can't be excluded", f"remove it from {at(table, 'exclude_columns')}"
     elif settings.mask_columns.get(name) == "null":
         what, remedy = (
             "it can't be masked with null",
