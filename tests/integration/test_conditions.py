@@ -72,7 +72,7 @@ async def test_a_condition_is_taken_and_stays_one_expression(
 async def test_anything_else_is_refused_with_what_the_server_says(
     database: Database, table: Table, text: str
 ) -> None:
-    with pytest.raises(TableError, match="it can't be asked this condition: ") as told:
+    with pytest.raises(TableError, match="the condition is invalid: ") as told:
         await check_condition(database.dsn, [table], text)
     assert told.value.remedy is not None
 

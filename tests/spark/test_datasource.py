@@ -128,8 +128,8 @@ WRONG = [
     ({"table": "public.acounts"}, "does not exist.*did you mean 'public.wrongs'|does not exist"),
     ({"table": "wrongs"}, "option table: 'wrongs' is not `schema.table`"),
     ({"table": "public.hidden"}, "`tables` of sources.shop does not include public.hidden"),
-    ({"where": "id = "}, "can't be asked this condition"),
-    ({"where": "id = 1) OR (true"}, "can't be asked this condition"),
+    ({"where": "id = "}, "the condition is invalid"),
+    ({"where": "id = 1) OR (true"}, "the condition is invalid"),
     ({"config": "/nowhere/ingestd.toml"}, "the config file can't be read"),
 ]
 

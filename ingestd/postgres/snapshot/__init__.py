@@ -1,1 +1,1 @@
-"""Snapshots: splits, pages, consistent views."""
+"""Snapshots: splits, pages and consistent views."""

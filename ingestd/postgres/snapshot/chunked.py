@@ -1,7 +1,7 @@
-"""Tables read in chunks, each at a position of its own (design section 8.9, way b).
+"""Tables read in chunks, each at its own position (design section 8.9, way b).
 
-A chunk is a range of blocks, read in a short transaction. What the stream brings meanwhile is held
-against it by `ingestd.pipeline.dedup_window`; docs/snapshots.md says why the outcome is exact.
+A chunk is a range of blocks, read in a short transaction. `ingestd.pipeline.dedup_window` compares
+it with what the stream sends meanwhile; docs/snapshots.md explains why the result is exact.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from ingestd.postgres.snapshot.where import check_condition, joined
 COMMITS_PATIENCE_S = 0.05
 CHUNKS = 4096
 LARGEST = 4
-"""A table of more than CHUNKS chunks has up to LARGEST times larger ones."""
+"""A table of more than CHUNKS chunks has chunks of up to LARGEST times the size."""
 
 _NOW = "SELECT pg_catalog.clock_timestamp()"
-# Flushed, unlike one outside of transactions: whoever waits for it need not wait for the WAL
-# writer. Nobody need wait for a standby.
+# Flushed, unlike a message outside of transactions: a reader of the position need not wait for the
+# WAL writer. Waiting for a standby is not needed.
 _LOCAL = "SET LOCAL synchronous_commit = 'local'"
 _MOVE_ON = "SELECT pg_catalog.pg_logical_emit_message(true, 'ingestd', '')::text"
 # A transaction keeps its locks until others see it, whatever it waits for after its commit is in
-# the WAL. Every role sees them, and those of prepared transactions.
+# the WAL. Every role can see them, and those of prepared transactions.
 _WRITERS = """
 WITH RECURSIVE tree AS (
   SELECT unnest(%s::oid[]) AS oid
@@ -62,27 +62,27 @@ SELECT DISTINCT l.virtualtransaction, coalesce(l.pid, 0)::int8, x.transactionid:
    AND l.mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock',
                   'AccessExclusiveLock')
 """
-# Asked after the locks: who is idle now has not committed what the locks are held for.
+# Queried after the locks: a session that is idle now has not committed what its locks are for.
 _IDLE = "SELECT pid::int8 FROM pg_catalog.pg_stat_activity WHERE state = 'idle in transaction'"
 
 
 def can_be_chunked(table: Table) -> bool:
-    """Return whether rows can be told apart and be found by what the stream has of their keys."""
+    """Return whether rows can be identified, and found by the keys that the stream sends."""
     key = [table.column(n) for n in table.identifying]
     return bool(key) and all(map(can_be_found, key))
 
 
 async def sizes(connection: AsyncConnection[Any], tables: Sequence[Table]) -> dict[TableId, int]:
-    """Return the tables' sizes in bytes, with TOAST; not of those that can't be read by blocks.
+    """Return the tables' sizes in bytes, with TOAST; without tables that can't be read by blocks.
 
-    0 for one that someone holds, longer than the connection's lock_timeout.
+    0 for one that is locked for longer than the connection's lock_timeout.
     """
     found = {}
     for table in tables:
         try:
             leaves = await leaves_of(connection, table)
         except TableError:
-            continue  # its reader says why
+            continue  # its reader raises the reason
         except psycopg.errors.LockNotAvailable:
             found[table.id] = 0
             continue
@@ -92,16 +92,17 @@ async def sizes(connection: AsyncConnection[Any], tables: Sequence[Table]) -> di
 
 
 async def move_on(connection: AsyncConnection[Any]) -> None:
-    """Have the WAL grow by something that is no change, and flushed. A standby grows by itself."""
+    """Write a flushed WAL record that is no change; do nothing on a standby, which keeps moving."""
     if not await is_standby(connection):
         await own_position(connection)
 
 
 async def own_position(connection: AsyncConnection[Any]) -> Lsn:
-    """Write a message to a primary's WAL, flushed, and give a position inside it.
+    """Write a message to a primary's WAL, flushed, and return a position inside it.
 
-    Nobody else has that: records, commits among them, begin and end elsewhere. What was visible
-    before lies below it. Source: src/backend/replication/logical/message.c (LogLogicalMessage).
+    No other record has that position: records, commits among them, begin and end elsewhere. What
+    was visible before precedes it. Source: src/backend/replication/logical/message.c
+    (LogLogicalMessage).
     """
     async with connection.transaction():
         await connection.execute(_LOCAL)
@@ -112,17 +113,17 @@ async def own_position(connection: AsyncConnection[Any]) -> Lsn:
 
 
 async def await_running(connection: AsyncConnection[Any]) -> None:
-    """Wait for the transactions that run now: as making a slot does."""
+    """Wait for the transactions that are running now, as creating a slot does."""
     until = await next_xid(connection)
-    while (await look(connection)).xmin < until:  # noqa: ASYNC110 - nobody tells of it
+    while (await look(connection)).xmin < until:  # noqa: ASYNC110 - the server sends no notice
         await asyncio.sleep(COMMITS_PATIENCE_S)
 
 
 async def next_xid(connection: AsyncConnection[Any]) -> int:
-    """Return an id above those of all transactions that run, on a connection that is in none.
+    """Return an id above those of all running transactions, on a connection that is in none.
 
-    By taking one: what a snapshot has as xmax is only above those that have ended. Nobody asks on a
-    standby, where none can be taken.
+    It assigns an id: a snapshot's xmax is only above those that have ended. Returns 0 on a standby,
+    where no id can be assigned and none is needed.
     """
     if await is_standby(connection):
         return 0
@@ -135,10 +136,10 @@ async def next_xid(connection: AsyncConnection[Any]) -> int:
 async def await_earlier_writers(
     connection: AsyncConnection[Any], tables: Sequence[Table], began: int
 ) -> None:
-    """Wait for transactions that wrote to these tables and are below `began`, but for idle ones.
+    """Wait for transactions that wrote to these tables and are below `began`, except idle ones.
 
-    Their commits may be in the WAL without anybody seeing them (a synchronous standby is waited
-    for), and an earlier run may have had them from the stream: this one would not know.
+    Their commits may be in the WAL and not visible yet (while a synchronous standby is waited for).
+    An earlier run may have received them from the stream; this run would not know.
     """
     waiting = await _earlier_writers(connection, tables, began)
     while waiting:
@@ -168,7 +169,7 @@ class _Start:
 
 
 class ChunkedSnapshot:
-    """See `ingestd.ports.Snapshot`. Made by `begin`."""
+    """See `ingestd.ports.Snapshot`. Created by `begin`."""
 
     is_chunked = True
 
@@ -218,9 +219,9 @@ class ChunkedSnapshot:
         where: str | None = None,
         memory_bytes: int,
     ) -> ChunkedSnapshot:
-        """Note where it begins; `began`: `next_xid` when `live` did.
+        """Record where it begins; `began`: the `next_xid` at the start of `live`.
 
-        Raises psycopg.Error, TableReplacedError; TableError for a `where` that is no condition.
+        Raises psycopg.Error, TableReplacedError; TableError for a `where` that is not a condition.
         """
         unread_ = _parse(left, tables[0]) if left else None
         dsn = settings.dsn.get_secret_value()
@@ -229,7 +230,7 @@ class ChunkedSnapshot:
         connection = await connect(dsn)
         try:
             await _refuse_standby(connection, tables[0])
-            await move_on(connection)  # an earlier reading may have rows where the WAL ends
+            await move_on(connection)  # an earlier snapshot may have rows at the end of the WAL
             if are_new:
                 await await_running(connection)
             seen = await look(connection)
@@ -254,7 +255,7 @@ class ChunkedSnapshot:
 
     @property
     def point(self) -> Lsn:
-        """Where it began, or the one before it whose rest it reads."""
+        """Where it began, or where the earlier snapshot began whose remainder it reads."""
         return self._start.point
 
     @property
@@ -269,29 +270,29 @@ class ChunkedSnapshot:
     async def rows_of(
         self, table: Table, keys: Collection[Key]
     ) -> AsyncGenerator[SnapshotPage, None]:
-        """Read them by the index of the key."""
+        """Yield the rows with these keys, read by the key's index."""
         try:
             async with self._lock:
                 keyed = await KeyedRelation.find(self._connection, table, table.identifying)
         except psycopg.Error as error:
             raise classify(error, "snapshot", self._dsn) from error
         split = Split(_only(table, self._where), "", keyed.blocks.to_text(), 0)
-        view = OwnView(self._own_position)  # a chunk may have one of them where the WAL ends
+        view = OwnView(self._own_position)  # a chunk may have one of these rows at the WAL's end
         source = TablePages(self._dsn, split, view, row_limit_bytes=self._row_limit_bytes)
         async with contextlib.aclosing(source.rows_of(keyed, keys)) as pages:
             async for page in pages:
                 yield page
 
     def oldest(self) -> PgSnapshot | None:
-        """Of the chunks under way."""
+        """Return the oldest snapshot of the chunks in flight."""
         return self._readers.oldest()
 
     def abandon(self, table: TableId) -> None:
-        """Begin to read no more chunks of a table."""
+        """Start no more chunks of a table."""
         self._readers.abandon(table)
 
     def progress(self, table: TableId) -> float:
-        """By the sizes of the chunks that were read to their ends, before this run too."""
+        """Return the fraction read, by the sizes of completed chunks, including earlier runs."""
         return self._readers.progress(table)
 
     def left(self, table: TableId, done: Collection[str]) -> str:
@@ -302,7 +303,7 @@ class ChunkedSnapshot:
         return unread(self._tables[table], self.point, nbytes, splits, done)
 
     async def move_on(self) -> None:
-        """Write a message to the WAL; pgoutput leaves it out, the position passes it."""
+        """Write a message to the WAL; pgoutput skips it, but the position passes it."""
         try:
             async with self._lock:
                 await move_on(self._connection)
@@ -311,7 +312,7 @@ class ChunkedSnapshot:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it can't be read any more."""
+        """True if it can no longer be read."""
         return self._connection.closed
 
     async def close(self) -> None:
@@ -331,11 +332,11 @@ class ChunkedSnapshot:
         except psycopg.Error as error:
             raise snapshot_error(error, table.id, self._dsn) from error
         if not all(leaf.is_cut and not leaf.is_whole for leaf in leaves):
-            raise TableReplacedError(table.id, "can't be read by blocks any more")
+            raise TableReplacedError(table.id, "can no longer be read by blocks")
         if self._left is not None:
             splits = self._left.splits(table, leaves, self._sized(self._left.nbytes))
             return splits, max(0, self._left.nbytes - sum(s.estimated_bytes for s in splits))
-        # What is added later comes with the stream.
+        # Blocks added later are covered by the stream.
         size = self._sized(sum(leaf.nbytes for leaf in leaves))
         return [
             Split(table, "", blocks.to_text(), nbytes)
@@ -344,25 +345,25 @@ class ChunkedSnapshot:
         ], 0
 
     def _sized(self, nbytes: int) -> int:
-        """Return how large the chunks of a table are: each is recorded when it is durable."""
+        """Return the chunk size of a table: each chunk is recorded when it is durable."""
         return min(max(self._chunk_bytes, nbytes // CHUNKS), LARGEST * self._chunk_bytes)
 
 
 def _only(table: Table, where: str | None) -> Table:
-    """Return the table with a condition more on its rows."""
+    """Return the table with an additional condition on its rows."""
     if where is None:
         return table
     return replace(table, row_filter=joined([c for c in (table.row_filter, where) if c]))
 
 
 async def _refuse_standby(connection: AsyncConnection[Any], table: Table) -> None:
-    """Raise TableReplacedError: what was left may be of the primary, which is read in chunks."""
+    """Raise TableReplacedError: the remainder may be from the primary, which is read in chunks."""
     if await is_standby(connection):
         raise TableReplacedError(table.id, "can't be read in chunks from a standby")
 
 
 def _parse(left: str, table: Table) -> SnapshotRemainder:
-    """Read what is left of a table. Raises TableReplacedError if it can't be gone on with."""
+    """Return the remainder of a table. Raises TableReplacedError if it can't be continued."""
     try:
         found = SnapshotRemainder.parse(left)
     except (ValueError, KeyError, TypeError) as error:

@@ -27,14 +27,14 @@ from ingestd.postgres.connection.server_messages import loggable_message, server
 from ingestd.postgres.connection.session import connect
 
 LOCK_TIMEOUT_S = 10.0
-"""How long a reader waits for a table that someone alters."""
+"""How long a reader waits for a table that is locked for DDL."""
 
 
 class CtidSplits:
     """Splits of plain tables, and of the leaves of partitioned ones.
 
-    Together they have every row that the snapshot sees once, whatever happens meanwhile but for a
-    rewrite, which `ingestd.postgres.snapshot.page_reader` notices. See
+    Together they contain every row that the snapshot sees exactly once, whatever happens meanwhile
+    except a rewrite, which `ingestd.postgres.snapshot.page_reader` detects. See
     `ingestd.ports.SplitManager`.
     """
 
@@ -42,7 +42,7 @@ class CtidSplits:
         self._dsn = dsn
 
     async def splits(self, table: Table, snapshot: str, target_bytes: int) -> Sequence[Split]:
-        """Cut `table`; TableError for what is not a table any more, or never was one."""
+        """Cut `table`; TableError if it is no longer a table, or never was one."""
         if target_bytes <= 0:
             msg = f"target_bytes must be above 0, not {target_bytes}"
             raise ValueError(msg)
@@ -68,7 +68,7 @@ async def splits_seen(
 
 
 def ranges_of(leaf: Leaf, target_bytes: int) -> list[tuple[BlockRange, int]]:
-    """Cut by blocks, with sizes. The last range is open: what was added since is in it."""
+    """Cut by blocks, with sizes. The last range is open: it includes blocks added since."""
     if leaf.is_whole:
         return [(BlockRange(leaf.schema, leaf.name, is_whole=True, oid=leaf.oid), leaf.nbytes)]
     if not leaf.is_cut:
@@ -77,7 +77,7 @@ def ranges_of(leaf: Leaf, target_bytes: int) -> list[tuple[BlockRange, int]]:
 
 
 def cut(leaf: Leaf, first: int, end: int | None, target_bytes: int) -> list[tuple[BlockRange, int]]:
-    """Cut the blocks from `first` to `end` (None: the last one there is, and after) of a leaf."""
+    """Cut the blocks of a leaf from `first` to `end` (None: to the last one, and any later)."""
     blocks = max(0, (leaf.blocks if end is None else end) - first)
     nbytes = leaf.nbytes * blocks // max(1, leaf.blocks)
     count = max(1, min(blocks, -(-nbytes // target_bytes)))
@@ -94,7 +94,7 @@ def cut(leaf: Leaf, first: int, end: int | None, target_bytes: int) -> list[tupl
 async def enter_snapshot(connection: AsyncConnection[Any], snapshot: str) -> None:
     """Begin a transaction that sees an exported snapshot; psycopg must not be in one.
 
-    Raises TransientError (``snapshot_gone``) if who exported it has ended.
+    Raises TransientError (``snapshot_gone``) if the exporting session has ended.
     """
     begin = sql.SQL(
         "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT {}"
@@ -103,33 +103,33 @@ async def enter_snapshot(connection: AsyncConnection[Any], snapshot: str) -> Non
         await connection.execute(begin.format(snapshot))
     except (psycopg.errors.UndefinedObject, psycopg.errors.InvalidParameterValue) as error:
         raise TransientError(
-            f"snapshot {snapshot}: whoever exported it has ended", reason="snapshot_gone"
+            f"snapshot {snapshot}: the session that exported it has ended", reason="snapshot_gone"
         ) from error
 
 
 _HOLDERS = sql.SQL(
-    "end who holds it: SELECT pid, mode, granted FROM pg_catalog.pg_locks"
+    "end the session that holds it: SELECT pid, mode, granted FROM pg_catalog.pg_locks"
     " WHERE relation OPERATOR(pg_catalog.=) {}::pg_catalog.regclass;"
 )
 _GONE = ("42P01", "42703", "3F000")
 _RESTRICTED = "55000"
-"""A view or foreign table, by `restrict_nonsystem_relation_kind`."""
+"""The error for a view or foreign table, by `restrict_nonsystem_relation_kind`."""
 _OF_THE_TABLE = {"0A", "22", "38", "39", "42", "P0", "XX"}
-"""Classes of what a query on this table raises, whatever it has: values, functions, damage."""
+"""Error classes caused by the table itself: by its values, functions, or damage."""
 
 
 def snapshot_error(
     error: psycopg.Error, table: TableId, dsn: str, *, runs_users_sql: bool = False
 ) -> IngestdError:
-    """Say what it means as `read_error` does; a lock that others hold is in this table's way only.
+    """Return the result of `read_error`; but a lock of other sessions affects only this table.
 
-    It is read again later, while others go on.
+    The table is read again later, while other tables continue.
     """
     if not isinstance(error, psycopg.errors.LockNotAvailable):
         return read_error(error, table, dsn, runs_users_sql=runs_users_sql)
     return TableChangedError(
         table,
-        "could not be read in time: somebody holds a lock on it",
+        "could not be read in time: another session holds a lock on it",
         remedy=printed(_HOLDERS.format(sql.Identifier(table.schema, table.name).as_string(None))),
     )
 
@@ -137,7 +137,7 @@ def snapshot_error(
 def read_error(
     error: psycopg.Error, table: TableId, dsn: str, *, runs_users_sql: bool = False
 ) -> IngestdError:
-    """Return what it means that this table can't be read: its own fault, or the connection's.
+    """Return the error for a table that can't be read: its own fault, or the connection's.
 
     `runs_users_sql`: as for `loggable_message`.
     """
@@ -145,7 +145,7 @@ def read_error(
     if error.sqlstate in _GONE:
         return TableChangedError(table, f"changed while it was read: {what}")
     if error.sqlstate == _RESTRICTED:
-        return TableChangedError(table, f"is no table any more: {what}", remedy=PUT_BACK)
+        return TableChangedError(table, f"is no longer a table: {what}", remedy=PUT_BACK)
     if is_unsendable(error):
         return TableError(table, f"{UNSENDABLE}: {what}", remedy=WITHOUT_ITS_COLUMN)
     fault = classify(error, f"table {table}, read", dsn, runs_users_sql=runs_users_sql)

@@ -1,4 +1,4 @@
-"""Rows that are read by their keys."""
+"""Reading rows by their keys."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ingestd.postgres.catalog.user_types import EACH_PART, FIRST_USER_OID
 from ingestd.postgres.snapshot.key_range import operator_of
 from ingestd.postgres.snapshot.queries import output_of
 
-# The owner of a table may make its types. With search_path pinned only operators of pg_catalog are
-# found, but a literal of no type next to such a value makes the server prefer text, and then call a
-# cast of the owner's; so it is given the column's type, without a name. A domain inside another
-# type checks its values when that is read from text; so the output texts are compared instead.
+# The owner of a table may define its types. With a pinned search_path only operators of pg_catalog
+# are found. But next to such a value an untyped literal makes the server prefer text, and then call
+# a cast of the owner's; so the literal gets the column's type, without a name. A domain inside
+# another type checks its values when they are read from text; so the output texts are compared.
 _BELOW = """
          CROSS JOIN LATERAL (
                WITH RECURSIVE below AS (
@@ -38,8 +38,9 @@ CHECKS_INSIDE = f"""EXISTS (
 {EACH_PART})
                SELECT FROM inside JOIN pg_catalog.pg_type t ON t.oid = inside.oid
                 WHERE t.typtype = 'd')"""  # noqa: S608 - constants
-"""Whether a domain is inside of type `b`, at any depth."""
-# Who is no superuser makes no operator class, but may own an extension and add to it.
+"""Whether a domain is inside type `b`, at any depth."""
+# A role that is not a superuser can't create an operator class, but may own an extension and add
+# one to it.
 _OF_EXTENSION = """
                EXISTS (SELECT FROM pg_catalog.pg_depend x
                  WHERE x.classid = 'pg_catalog.pg_operator'::pg_catalog.regclass
@@ -83,11 +84,11 @@ _C = sql.SQL('COLLATE pg_catalog."C"')
 
 @dataclass(frozen=True, slots=True)
 class ComparedType:
-    """How values of a type that users made are compared. No name of it is used.
+    """How values of a user-defined type are compared. Its name is never used.
 
-    `is_domain`: the column's type is a domain, whose values are compared as what is below: a value
-    need not pass the domain's checks to be in the table. `is_text`: by what the output function
-    writes, which no index serves.
+    `is_domain`: the column's type is a domain, and its values are compared as the base type: a
+    value in the table need not pass the domain's checks. `is_text`: compared by the result of the
+    output function, which no index supports.
     """
 
     is_domain: bool = False
@@ -95,25 +96,25 @@ class ComparedType:
     is_text: bool = False
 
     def column(self, column: sql.Composable) -> sql.Composable:
-        """Return the column as it is compared."""
+        """Return the column in the form in which it is compared."""
         if self.is_text:
             return sql.SQL("{} {}").format(output_of(column), _C)
-        # A bare null beside it makes the server choose the type below, but hides the index.
+        # A bare null beside it makes the server use the base type, but hides the index.
         return sql.SQL("coalesce({}, NULL)").format(column) if self.is_domain else column
 
     def literal(self, value: sql.Composable, column: sql.Composable) -> sql.Composable:
-        """Return a literal, which is not null, that compares with `column`."""
+        """Return a literal, which is not null, that is comparable with `column`."""
         if self.is_text:
             return value
-        # Of the column's type; the planner makes a constant of it.
+        # It gets the column's type; the planner makes a constant of it.
         return sql.SQL("coalesce({}, {})").format(value, column)
 
 
 def can_be_found(column: Column) -> bool:
-    """Return whether the server finds a key's value by the text that the lake's has.
+    """Return whether the server finds a key's value by the text that the lake has.
 
-    Of another type than the source's the text may be another (``0.50`` of ``0.5``), which is the
-    same to a server that compares numbers.
+    If the lake's type differs from the source's, its text may differ (``0.50`` for ``0.5``); that
+    is equal only to a server that compares numbers.
     """
     own = lake_type(column.type_oid, column.typmod)
     is_same = column.type in {own, pa.string()} or is_number(column.type_oid, BUILT_IN)
@@ -123,10 +124,10 @@ def can_be_found(column: Column) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class KeyedRelation:
-    """Where a table's rows are found by their keys: without those of tables that inherit from it.
+    """The relation in which a table's rows are found by key, without rows of child tables.
 
-    `types`: as what the key's columns are compared that are not compared as they are. `equals`: the
-    schema and name of what is `=` to an extension's type, by the column.
+    `types`: how the key's columns are compared, for those that need another type. `equals`: schema
+    and name of the `=` operator of an extension's type, by column.
     """
 
     blocks: BlockRange
@@ -137,11 +138,11 @@ class KeyedRelation:
     async def find(
         cls, connection: AsyncConnection[Any], table: Table, key: Sequence[str]
     ) -> KeyedRelation:
-        """Ask the catalog. Raises psycopg.Error; TableChangedError if the table is gone."""
+        """Read the catalog. Raises psycopg.Error; TableChangedError if the table was dropped."""
         cursor = await connection.execute(_RELATION, (list(key), list(key), table.oid))
         row = await cursor.fetchone()
         if row is None:
-            raise TableChangedError(table.id, "is not there any more")
+            raise TableChangedError(table.id, "no longer exists")
         name = table.id
         blocks = BlockRange(name.schema, name.name, is_whole=row[0], oid=table.oid)
         types = {name: ComparedType(**kind) for name, kind in row[1].items()}
@@ -149,39 +150,39 @@ class KeyedRelation:
 
     @property
     def has_composite(self) -> bool:
-        """Whether a column of the key is composite."""
+        """True if a column of the key is composite."""
         return any(kind.is_composite for kind in self.types.values())
 
     def column(self, name: str) -> sql.Composable:
-        """Return a column of the key as it is compared."""
+        """Return a column of the key in the form in which it is compared."""
         kind = self.types.get(name)
         column = sql.Identifier(name)
         return column if kind is None else kind.column(column)
 
     def equal(self, column: str) -> sql.Composable:
-        """Return the operator that says whether a column of the key is equal to a literal."""
+        """Return the operator that compares a column of the key with a literal for equality."""
         kind = self.types.get(column)
         is_text = kind is not None and kind.is_text
         found = None if is_text else self.equals.get(column)
         return operator_of(*(found or ("pg_catalog", "=")))
 
     def literal(self, column: str, value: str | bytes | None) -> sql.Composable:
-        """Return a value of a key's column.
+        """Return a literal for a value of a key's column.
 
-        Bare, where it can be: the server takes it for the column's own type. So no type or
-        collation need be named, which the role might not be allowed to.
+        It is untyped where possible: the server then uses the column's own type. So no type or
+        collation need be named, for which the role might lack privileges.
         """
         found = bare_literal(value)
         kind = self.types.get(column)
         if kind is None or value is None:
             return found
-        if not kind.is_text and column in self.equals:  # exactly its operator is found
+        if not kind.is_text and column in self.equals:  # exactly its operator is resolved
             return found
         return kind.literal(found, sql.Identifier(column))
 
 
 def bare_literal(value: str | bytes | None) -> sql.Composable:
-    """Return a literal of no type; bytes are those that the database has, in its encoding."""
+    """Return an untyped literal; bytes are in the database's encoding."""
     if not isinstance(value, bytes):
         return sql.Literal(value)
     if value.isascii():
@@ -200,7 +201,7 @@ class KeyList:
 
     @property
     def relation(self) -> sql.Composable:
-        """What stands after FROM."""
+        """The FROM item."""
         return self.keyed.blocks.relation
 
     @property

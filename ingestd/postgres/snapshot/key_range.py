@@ -1,4 +1,4 @@
-"""A range of a table's key: what a split by key reads."""
+"""A range of a table's key: the rows of a split by key."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _OPERATOR = re.compile(r"[-+*/<>=~!@#%^&|`?]{1,63}\Z")
 class KeyColumn:
     """A column of the key, and how its index compares it.
 
-    `type`: schema and name; of a column whose type is a domain, of what is below: a value need not
-    pass the domain's checks to be in the table. `is_cast`: it is compared as what is below.
+    `type`: schema and name; for a column of a domain, those of its base type: a value in the table
+    need not pass the domain's checks. `is_cast`: it is compared as the base type.
     `operators`: their schema, the names of < and >=. `collation`: schema
     and name, None for a type without.
     """
@@ -30,7 +30,7 @@ class KeyColumn:
 
     @property
     def text(self) -> sql.Composable:
-        """What the type's output function writes, which its input function reads back."""
+        """The result of the type's output function, which its input function can read."""
         return sql.SQL("pg_catalog.concat({})").format(sql.Identifier(self.name))
 
     @property
@@ -45,12 +45,12 @@ class KeyColumn:
 
     @property
     def ordering(self) -> sql.Composable:
-        """What stands after ORDER BY."""
+        """The ORDER BY item."""
         schema, less, _ = self.operators
         return sql.SQL("{} USING {}").format(self.value, operator_of(schema, less))
 
     def literal(self, text: str) -> sql.Composable:
-        """Return a value that compares with `value`. No type is named that users may have made."""
+        """Return a literal that is comparable with `value`. It names no user-defined type."""
         if self.type[0] == "pg_catalog":
             return sql.SQL("{}::{}").format(text, sql.Identifier(*self.type))
         return sql.SQL("coalesce({}, {})").format(text, sql.Identifier(self.name))
@@ -72,12 +72,12 @@ class KeyRange:
     oid: int = 0
 
     def to_text(self) -> str:
-        """Write it for `Split.where`."""
+        """Return the text for `Split.where`."""
         return json.dumps(asdict(self), ensure_ascii=False)
 
     @classmethod
     def parse(cls, text: str) -> KeyRange | None:
-        """Read `Split.where`; None if it is not a range of the key."""
+        """Return the range in a `Split.where`; None if that is not a range of the key."""
         found = json.loads(text)
         if "key" not in found:
             return None
@@ -117,7 +117,7 @@ class KeyRange:
 
 
 def operator_of(schema: str, name: str) -> sql.Composable:
-    """Write an operator as SQL, which has no quotes for its name.
+    """Return an operator as SQL, which has no quotes for its name.
 
     Source: PostgreSQL documentation, "Lexical Structure", "Operators".
     """

@@ -1,13 +1,13 @@
-"""Cuts tables into ranges of their key, in the order of the index that Postgres keeps of it.
+"""Cuts tables into ranges of their key, in the order of its index.
 
-All comparing is done by the server, with the index's own operators and collations, so any type of
-key will do. A range means the same rows at any snapshot, where a range of blocks does not. Reading
-it is slower, because rows of neighbouring keys may lie anywhere.
+The server does all comparisons, with the index's own operators and collations, so any type of key
+will do. A range contains the same rows at any snapshot, unlike a range of blocks. It is slower to
+read, because rows of adjacent keys may be anywhere in the table.
 
-The bounds are quantiles of a sample of blocks. Found for 16 ranges of 1M rows (170 MB) of a bigint
-or uuid key in 10 to 40 ms, whether vacuumed or not; stepping through the index with OFFSET takes 1
-to 3 s, sorting all keys 0.3 to 1.4 s. The histogram of pg_stats is there in 1 ms, but only after an
-ANALYZE, for those who may read the column, and for the first column of the key.
+The bounds are quantiles of a sample of blocks. For 16 ranges of 1M rows (170 MB) with a bigint or
+uuid key they take 10 to 40 ms, whether vacuumed or not; stepping through the index with OFFSET
+takes 1 to 3 s, sorting all keys 0.3 to 1.4 s. The histogram of pg_stats takes 1 ms, but it exists
+only after an ANALYZE, for roles that may read the column, and for the first column of the key.
 
 Source: PostgreSQL documentation, "Row Constructor Comparison", "SELECT" (TABLESAMPLE), pg_index,
 pg_amop.
@@ -41,13 +41,14 @@ from ingestd.postgres.snapshot.key_lookup import CHECKS_INSIDE
 from ingestd.postgres.snapshot.key_range import KeyColumn, KeyRange
 
 SAMPLED_BLOCKS_PER_SPLIT = 64
-"""The more, the more even the splits: by about a quarter with keys in the order of the blocks."""
+"""With more blocks splits are more even; this many vary by about a quarter if keys follow the
+order of the blocks."""
 MAX_SAMPLED_BLOCKS = 20_000
 MIN_SPLIT_BYTES = 8192
-"""Less than a block is not worth a query."""
+"""The least size of a split: less than a block is not worth a query."""
 
 # The primary key, else the index of the replica identity: unique, no nulls, no expressions, all
-# rows. Of a domain the type below it, as which values are compared. btree: strategy 1 is <, 4
+# rows. For a domain its base type, which is how values are compared. btree: strategy 1 is <, 4
 # is >=.
 _KEY = """
 SELECT {} AS checks_inside, i.indexrelid::int8 AS index_oid, a.attname::text AS name,
@@ -86,7 +87,7 @@ SELECT {} AS checks_inside, i.indexrelid::int8 AS index_oid, a.attname::text AS 
 
 @dataclass(frozen=True, slots=True)
 class _KeyRow:
-    """A column of the index, as the catalog has it."""
+    """A column of the index, from the catalog."""
 
     index_oid: int
     name: str
@@ -102,22 +103,22 @@ class _KeyRow:
 
     @property
     def order(self) -> tuple[str, str, str]:
-        """What orders the column."""
+        """The operators that order the column."""
         return self.operator_schema, self.less, self.not_less
 
 
 class KeySplits:
     """Splits by key of plain tables, and of the leaves of partitioned ones.
 
-    Together they have every row that the snapshot sees once. A relation without a key, or whose key
-    has a column that is masked or left out, is one split. See `ingestd.ports.SplitManager`.
+    Together they contain every row that the snapshot sees exactly once. A relation without a key,
+    or whose key has a masked or excluded column, is one split. See `ingestd.ports.SplitManager`.
     """
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
 
     async def splits(self, table: Table, snapshot: str, target_bytes: int) -> Sequence[Split]:
-        """Cut `table`; TableChangedError if it is gone, TableError if it is no table."""
+        """Cut `table`; TableChangedError if it was dropped, TableError if it is not a table."""
         if target_bytes <= 0:
             msg = f"target_bytes must be above 0, not {target_bytes}"
             raise ValueError(msg)
@@ -139,7 +140,7 @@ class KeySplits:
 async def _cut(
     connection: AsyncConnection[Any], table: Table, leaf: Leaf, target_bytes: int
 ) -> list[str]:
-    """Return what each split of a leaf reads, as text."""
+    """Return the texts of a leaf's splits, for `Split.where`."""
     visible = {c.name for c in table.columns if c.mask is None}
     key: tuple[KeyColumn, ...] = ()
     count = -(-leaf.nbytes // max(target_bytes, MIN_SPLIT_BYTES))
@@ -165,7 +166,7 @@ def _blocks(leaf: Leaf) -> BlockRange:
 async def _key_of(
     connection: AsyncConnection[Any], leaf: Leaf, visible: Collection[str]
 ) -> tuple[KeyColumn, ...]:
-    """Return the first columns of the key that one pair of operators orders; () without a key.
+    """Return the first columns of the key with the same pair of operators; () without a key.
 
     Only `visible` ones: their values are in the splits.
     """
@@ -198,7 +199,7 @@ async def _key_of(
 async def _bounds(
     connection: AsyncConnection[Any], leaf: Leaf, key: Sequence[KeyColumn], count: int
 ) -> list[tuple[str, ...]]:
-    """Give keys that part the leaf into at most `count` ranges of about the same number of rows."""
+    """Return keys that divide the leaf into at most `count` ranges with about equally many rows."""
     fields = [sql.Identifier(f"k{i}") for i in range(len(key))]
     query = sql.SQL(
         "SELECT {fields} FROM (SELECT {texts}, pg_catalog.row_number() OVER (ORDER BY {order}) - 1"
@@ -222,12 +223,12 @@ async def _bounds(
     rows = [[result.get_value(i, n) for n in range(len(key))] for i in range(result.ntuples)]
     found = [_decoded(row, encoding) for row in rows]
     await read_bytes_as_they_are(connection, yes=False)
-    # Of a key's first columns alone, the same values may come more than once.
+    # With only a key's first columns the same values may occur more than once.
     return [bound for bound, _ in itertools.groupby(b for b in found if b is not None)]
 
 
 def _sample(leaf: Leaf, count: int) -> sql.Composable:
-    """Sample blocks, always the same ones; all, if there are not more."""
+    """Return the clause that samples blocks, always the same ones; empty to read all."""
     wanted = min(count * SAMPLED_BLOCKS_PER_SPLIT, MAX_SAMPLED_BLOCKS)
     if wanted >= leaf.blocks:
         return sql.SQL("")
@@ -237,7 +238,7 @@ def _sample(leaf: Leaf, count: int) -> sql.Composable:
 
 
 def _decoded(row: Sequence[bytes | None], encoding: Encoding | None) -> tuple[str, ...] | None:
-    """Return a bound, None if it can't be UTF-8."""
+    """Return a bound; None if it can't be converted to UTF-8."""
     values = [v or b"" for v in row]
     try:
         return tuple(v.decode() if encoding is None else encoding.decode(v) for v in values)

@@ -1,7 +1,8 @@
 """Reads a split by COPY at an exported snapshot, and decodes it to Arrow.
 
-Tables without TOAST come packed by the server, whole columns instead of rows: far less work on both
-sides. Others come row by row, as do those of too many columns, and of texts in other encodings.
+The server packs tables without TOAST into entire columns instead of rows, which is far less work on
+both sides. Other tables are read row by row, as are those with too many columns, and those with
+texts in other encodings.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from ingestd.postgres.snapshot.read_view import ReadView, RowOrigin
 from ingestd.postgres.transport.copy_out import LARGE_BLOCK_BYTES, Block, CopyOut
 
 BLOCKS_PER_RUN = 64
-"""Half a MB of a table: some thousands of rows. Its packed columns are one message, which can be a
-hundred times that if the values are well compressed."""
+"""Half a MB of a table: a few thousand rows. Their packed columns are one message, up to a hundred
+times as large if the values compress well."""
 
 
 class _TooLargeToPackError(Exception):
-    """The columns of some blocks are more, packed, than may be held: they are to come by rows."""
+    """The packed columns of some blocks exceed the memory limit: these blocks are read by row."""
 
 
 class _Decoder(Protocol):
@@ -53,12 +54,12 @@ class _Decoder(Protocol):
 
 
 class TablePages:
-    """A split's rows as `r` rows, read in a view. Close it always; not reusable.
+    """A split's rows as `r` rows, read in a view. Always close it; not reusable.
 
-    Its connection lives from the first page to `close`. Raises TableError if the table is the
-    reason, or what the server sent of it; TransientError, OperatorError. Memory: some blocks of 4
-    MB. `entered` is called with each place that rows are read at, before they are. A row of more
-    than `row_limit_bytes` is a TableError.
+    Its connection lives from the first page to `close`. Raises TableError if the table, or what the
+    server sent of it, is the cause; TransientError, OperatorError. Memory: a few blocks of 4 MB.
+    `entered` is called with each place at which rows are read, before they are. A row of more than
+    `row_limit_bytes` raises TableError.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class TablePages:
     async def pages(self) -> AsyncGenerator[SnapshotPage, None]:
         """Yield the rows.
 
-        While a block is decoded or in the caller's hands the next is read, but for large ones.
+        While the caller has a block, or it is decoded, the next is read, except for large ones.
         """
         table, blocks = self._table, self._blocks
         try:
@@ -113,7 +114,7 @@ class TablePages:
             yield SnapshotPage(batch, place.position, place.seen)
 
     async def _packed(self, blocks: BlockRange) -> AsyncGenerator[SnapshotPage, None]:
-        """Read in the best packing, and in the next one from where that can't be told."""
+        """Read in the best packing; where that is ambiguous, continue in the next one."""
         packings = packings_of(self._table)
         for packing in packings:
             place = await self._enter(blocks)
@@ -166,7 +167,7 @@ class TablePages:
             await self.close()
 
     async def close(self) -> None:
-        """Stop the COPY, if it still runs, and close the connection. Twice is fine."""
+        """Stop a running COPY, and close the connection. May be called twice."""
         reading, self._reading = self._reading, None
         copy, self._copy = self._copy, None
         if reading is not None:
@@ -176,15 +177,15 @@ class TablePages:
             await copy.close()
 
     def _unreadable(self, error: ProtocolError) -> TableError:
-        """Make it the table's: of others, and of the stream, it says nothing (I8)."""
+        """Return the error as the table's own: other tables and the stream are unaffected (I8)."""
         where = f" {self._where}" if self._where else ""
-        what = f"what the server sent of its rows{where} can't be read: {error.what}"
-        remedy = f"`ingestd snapshot` reads it again; {error.remedy}"
+        what = f"the server sent rows{where} that can't be read: {error.what}"
+        remedy = f"`ingestd snapshot` re-reads it; {error.remedy}"
         return TableError(self._table.id, what, remedy=remedy)
 
     @property
     def _where(self) -> str:
-        """Where a row is that is met, for messages."""
+        """The blocks of the split, for messages."""
         blocks = self._blocks
         if blocks.is_whole or not blocks.oid:
             return ""
@@ -222,7 +223,7 @@ class TablePages:
                 self._reading = None
             else:
                 self._reading = asyncio.create_task(copy.read_block())
-            del reading  # a task keeps what it gave
+            del reading  # a task keeps its result
             batch = await asyncio.to_thread(decoder.feed, block.buffer, block.starts, block.ends)
             del block
             if batch is not None:

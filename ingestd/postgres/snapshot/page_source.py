@@ -1,4 +1,4 @@
-"""A split for readers other than the daemon: chosen columns, chosen rows."""
+"""A split for readers outside the daemon: selected columns, selected rows."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from ingestd.postgres.snapshot.read_view import ExportedView, RowOrigin
 class CopyPageSource:
     """The rows of a range of blocks or of the key, in lake types. See `ingestd.ports.PageSource`.
 
-    What the server can't apply exactly as the lake's values want it remains: see
-    `ingestd.postgres.snapshot.pushdown`. Raises KeyError for a column that the table has not.
+    Predicates that the server can't apply exactly as the lake's values need remain: see
+    `ingestd.postgres.snapshot.pushdown`. Raises KeyError for a column that the table lacks.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class CopyPageSource:
 
     @property
     def remaining(self) -> Sequence[Predicate]:
-        """Those that are the reader's."""
+        """The predicates that the reader must apply."""
         return self._remaining
 
     async def batches(self) -> AsyncIterator[pa.RecordBatch]:
-        """Yield the columns asked for, and `_cdc_raw`."""
+        """Yield the requested columns, and `_cdc_raw`."""
         async with contextlib.aclosing(self._pages.pages()) as pages:
             async for page in pages:
                 yield page.batch.rows.select([*self._columns, "_cdc_raw"])
@@ -69,7 +69,7 @@ class CopyPageSource:
 def _of_rows(split: Split, table: Table, conditions: Sequence[sql.Composable]) -> Split:
     """Return the split with these columns and conditions, as a range of blocks.
 
-    A condition is one more row filter, and so is a range of the key: of all blocks, those rows.
+    A condition becomes part of the row filter. So does a range of the key, over all blocks.
     """
     keys = KeyRange.parse(split.where)
     where = split.where

@@ -1,4 +1,4 @@
-"""Tables read at one exported snapshot, by several readers at once (design section 8.9, way a)."""
+"""Tables read in one exported snapshot, by parallel readers (design section 8.9, way a)."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from ingestd.postgres.snapshot.split_pool import SplitReaders
 
 
 class PointSnapshot:
-    """What snapshots at one point share; see `ingestd.ports.Snapshot` for the contract.
+    """The common part of snapshots at one point; see `ingestd.ports.Snapshot` for the contract.
 
-    `exported`: what other sessions, anywhere, take it up by (`Split.snapshot`), while whoever
-    exported it keeps it open; `place`: where its rows lie.
+    `exported`: the id by which other sessions, on any client, import it (`Split.snapshot`), while
+    the exporting session keeps it open; `place`: the position and time of its rows.
     """
 
     is_chunked = False
@@ -47,7 +47,7 @@ class PointSnapshot:
         self._dsn = settings.dsn.get_secret_value()
         self.exported = exported
         self._place = place
-        # Nobody waits for a split to end: they may be larger than chunks.
+        # No other work waits for the end of a split: splits may be larger than chunks.
         self._split_bytes = 2 * settings.snapshot_chunk
         self._cutter: AsyncConnection[Any] | None = None
         self._readers = SplitReaders(
@@ -61,12 +61,12 @@ class PointSnapshot:
 
     @property
     def point(self) -> Lsn:
-        """Where its rows lie: all that it sees is below."""
+        """The position of its rows, above everything that it sees."""
         return self._place.position
 
     @property
     def at(self) -> datetime:
-        """The server's time of it."""
+        """The server's time of the snapshot."""
         return self._place.at
 
     def items(self) -> AsyncGenerator[SnapshotItem, None]:
@@ -74,20 +74,20 @@ class PointSnapshot:
         return self._readers.items()
 
     def rows_of(self, table: Table, keys: Collection[Key]) -> AsyncGenerator[SnapshotPage, None]:
-        """Refuse: at one point every row is whole, so none is ever owed. Raises RuntimeError."""
+        """Raise RuntimeError: at one point every row is complete, so none is read by key."""
         msg = f"{len(keys)} rows of {table.id} by their keys: only a snapshot in chunks owes any"
         raise RuntimeError(msg)
 
     def oldest(self) -> PgSnapshot | None:
-        """None: its rows are not held against the stream."""
+        """Return None: its rows are not compared with the stream."""
         return None
 
     def abandon(self, table: TableId) -> None:
-        """Begin to read no more splits of a table."""
+        """Start no more splits of a table."""
         self._readers.abandon(table)
 
     def progress(self, table: TableId) -> float:
-        """By the sizes of the splits that were read to their ends."""
+        """Return the fraction read, by the sizes of the completed splits."""
         return self._readers.progress(table)
 
     async def _close_cutter(self) -> None:

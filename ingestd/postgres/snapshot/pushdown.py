@@ -1,9 +1,9 @@
-"""Predicates that Postgres can apply, so that the outcome is exactly the reader's.
+"""Predicates that Postgres can apply with exactly the result of the reader.
 
-The reader looks at the lake's values, Postgres at its own. So only types are taken of which it is
-known which values the lake holds as they are; and only comparisons that both understand alike. What
-needs a collation (ranges of texts), what ignores blanks (char(n)), what compares NaN, what is
-masked or of a chosen type: the reader's.
+The reader compares the lake's values, Postgres its own. So only types are supported whose values
+are known to be the same in the lake, and only comparisons with the same meaning on both sides. The
+reader must apply what needs a collation (ranges of texts), what ignores blanks (char(n)), what
+compares NaN, and what is masked or of a configured type.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _EVERY: frozenset[Operator] = frozenset({"=", "<>", "<", "<=", ">", ">="})
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What is known of a type's values.
+    """The properties of a type's values.
 
-    `literal` writes a value as text of the type `literal_type`; None for one that can't be
-    compared, or not alike. `operators`: those that mean the same on both sides. `held`: what is
-    true of the values that the lake has in its column (None: all of them), the others are null
-    there. `is_null_known`: not so for texts, which may be no UTF-8.
+    `literal` returns a value as text of the type `literal_type`; None for one that can't be
+    compared with the same meaning. `operators`: those with the same meaning on both sides. `held`:
+    a condition that is true for values that the lake's column can hold (None: all); the others are
+    null there. `is_null_known`: false for texts, which may be invalid UTF-8.
     """
 
     literal_type: str
@@ -55,7 +55,7 @@ class _Kind:
 
 
 def condition(column: Column, predicate: Predicate) -> sql.Composable | None:
-    """Return the SQL that is true for the same rows, None where there is none for sure."""
+    """Return SQL that is certain to be true for the same rows; None if there is none."""
     kind = _kind(column)
     if kind is None:
         return None
@@ -103,13 +103,13 @@ def _comparison(
     )
     if kind is not _TEXT:
         return compared
-    # The first can be found by an index. Equal by a collation is not always the same text.
+    # An index can serve the first. Texts that are equal by a collation may still differ.
     return sql.SQL('({} AND {} COLLATE pg_catalog."C" OPERATOR(pg_catalog.=) {})').format(
         compared, name, text
     )
 
 
-# --- how values are written ------------------------------------------------------------------
+# --- literals --------------------------------------------------------------------------------
 
 
 def _bool(value: Value) -> str | None:
@@ -134,13 +134,13 @@ def _bytes(value: Value) -> str | None:
 
 
 def _ascii(value: Value) -> str | None:
-    """Only ASCII: in the database's encoding there may be no other."""
+    """Return ASCII texts only: the database's encoding may lack other characters."""
     is_safe = isinstance(value, str) and value.isascii() and "\0" not in value
     return str(value) if is_safe else None
 
 
 def _uuid(value: Value) -> str | None:
-    """Only as the server writes it: the lake has its text, and that order is the bytes'."""
+    """Return canonical texts only: the lake has the server's text, whose order is the bytes'."""
     try:
         return value if isinstance(value, str) and str(UUID(value)) == value else None
     except ValueError:

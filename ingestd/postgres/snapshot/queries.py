@@ -1,9 +1,9 @@
 """The queries that read a range of blocks: row by row as texts, or packed by column.
 
-The text of a value is that of its type's output function, which is what the stream sends (design
-section 8.4). Binary format, because it needs no escaping and says how long each value is. What the
-stream would not have is not read: a column masked with null, a row that the publication's filter
-leaves out.
+The text of a value is the output of its type's output function, as in the stream (design section
+8.4). The format is binary, which needs no escaping and has the length of each value. What the
+stream would not send is not read: a column masked with null, a row that the publication's filter
+excludes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ingestd.postgres.catalog.block_range import BlockRange
 _NOTHING = sql.SQL("NULL::pg_catalog.text")
 
 _TEXT_AS_IS = frozenset({19, 25, 114, 1042, 1043})  # name, text, json, bpchar, varchar
-"""Types whose binary form is the text of the output function."""
+"""Types whose binary form is also the text of the output function."""
 _TEXT_BY_CAST = frozenset(
     {17, 19, 20, 21, 23, 25, 26, 114, 700, 701, 1043}
     | {1082, 1083, 1114, 1184, 1186, 1266, 1700, 2950, 3802}
@@ -28,11 +28,11 @@ _TEXT_BY_CAST = frozenset(
 
 
 class Rows(Protocol):
-    """Which rows are read."""
+    """The rows to read."""
 
     @property
     def relation(self) -> sql.Composable:
-        """What stands after FROM."""
+        """The FROM item."""
         ...
 
     @property
@@ -50,7 +50,7 @@ def rows_query(table: Table, rows: Rows) -> sql.Composed:
 
 
 def probe_query(table: Table, rows: Rows) -> sql.Composed:
-    """Return what reads the same as `rows_query`, but no row: whatever forbids that, is raised."""
+    """Return a query like `rows_query` that reads no row, but raises what would prevent reading."""
     columns = sql.SQL(", ").join(map(sendable, table.columns))
     return sql.SQL("SELECT {} FROM {}{} LIMIT 0").format(
         columns, rows.relation, _where([*rows.bounds, *_row_filter(table)])
@@ -58,7 +58,7 @@ def probe_query(table: Table, rows: Rows) -> sql.Composed:
 
 
 def _where(conditions: list[sql.Composable]) -> sql.Composable:
-    """Return the WHERE clause, with the space before it; empty for everything."""
+    """Return the WHERE clause, with a leading space; empty without conditions."""
     if not conditions:
         return sql.SQL("")
     return sql.SQL(" WHERE ") + sql.SQL(" AND ").join(conditions)
@@ -83,11 +83,11 @@ def _is_hidden(column: Column) -> bool:
 
 
 def as_text(column: Column) -> sql.Composable:
-    """Return the SQL, of type text, of what the type's output function writes.
+    """Return the SQL expression, of type text, for the result of the type's output function.
 
-    A plain ``::text`` is another function for bool, char(n), inet, xml and whatever a user has made
-    a cast for; ``concat`` always takes the output function. (IS NULL would be true for a composite
-    value of nulls.)
+    A plain ``::text`` calls another function for bool, char(n), inet, xml and types with a
+    user-defined cast; ``concat`` always calls the output function. (IS NULL would be true for a
+    composite value of nulls.)
     """
     name = sql.Identifier(column.name)
     if column.type_oid in _TEXT_BY_CAST:
@@ -96,7 +96,7 @@ def as_text(column: Column) -> sql.Composable:
 
 
 def output_of(value: sql.Composable) -> sql.Composable:
-    """Return the SQL, of type text, of what the output function of any type writes."""
+    """Return the SQL expression, of type text, for the result of any type's output function."""
     return sql.SQL("CASE WHEN {0} IS DISTINCT FROM NULL THEN pg_catalog.concat({0}) END").format(
         value
     )
@@ -107,9 +107,9 @@ def columns_query(
 ) -> sql.Composed:
     """Return the COPY of packed columns (see `ingestd.decode.copy.packing`): for ColumnarDecoder.
 
-    One row for each `blocks_per_run` blocks that have rows, in their order. What is computed is
-    computed once: OFFSET 0 keeps the inner query apart. Whatever a column is called, `run.first` is
-    not one of the table's.
+    One row for each `blocks_per_run` blocks that have rows, in their order. OFFSET 0 keeps the
+    inner query separate, so that each expression is computed once. `run.first` is qualified, so no
+    column of the table can hide it.
     """
     return sql.SQL(
         "COPY (SELECT run.first, packed.* FROM pg_catalog.generate_series({start}::pg_catalog.int8,"
@@ -128,7 +128,7 @@ def columns_query(
 
 
 def packable(table: Table) -> sql.Composable:
-    """Return what `packed` is made of, for each row."""
+    """Return the expressions that `packed` aggregates, for each row."""
     return sql.SQL(", ").join(
         sql.SQL("{} AS {}").format(_packable(c), packable_name(i))
         for i, c in enumerate(table.columns)
@@ -136,14 +136,14 @@ def packable(table: Table) -> sql.Composable:
 
 
 def packable_name(number: int) -> sql.Identifier:
-    """Name the column of `packable` for the table's column of this number."""
+    """Return the name of the column of `packable` for the table's column of this number."""
     return sql.Identifier(f"c{number}")
 
 
 def packed(table: Table, packing: Packing, *, is_converted: bool = False) -> sql.Composable:
     """Return the aggregates: the number of rows, `n`, and the packed columns.
 
-    `is_converted`: the server has texts in another encoding than they are sent in.
+    `is_converted`: the server stores texts in another encoding than it sends.
     """
     fields: list[sql.Composable] = [sql.SQL("pg_catalog.count(*)::pg_catalog.int4 AS n")]
     for i, column in enumerate(table.columns):
@@ -197,7 +197,7 @@ def _run_bounds(blocks: BlockRange, blocks_per_run: int) -> list[sql.Composable]
 
 
 def _last(blocks: BlockRange) -> sql.Composable:
-    """Return the last block: without an end, the table's last one now: the snapshot is older."""
+    """Return the last block; without an end, the table's current last one, past the snapshot's."""
     if blocks.end is not None:
         return sql.Literal(blocks.end - 1)
     name = sql.Identifier(blocks.schema, blocks.name).as_string(None)

@@ -1,4 +1,4 @@
-"""Whether a table's rows can be read, tried without reading any."""
+"""Tests whether a table's rows can be read, without reading any."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ingestd.postgres.snapshot.ctid_splits import read_error
 from ingestd.postgres.snapshot.queries import probe_query
 
 LOCK_TIMEOUT_S = 1.0
-"""How long a probe waits for a table that someone alters: then it is not tried."""
+"""How long a probe waits for a table that is locked for DDL; after that it is skipped."""
 
 
 async def read_fault(
     connection: AsyncConnection[Any], table: Table, dsn: str
 ) -> IngestdError | None:
-    """Say why reading the table would fail, in a reader's own words; None if nothing shows.
+    """Return the error that reading the table would raise; None if none shows.
 
-    Rights, row security, a filter's or a type's functions that this role may not call: the server
-    refuses the query before it looks for a row. Raises psycopg.OperationalError where the
+    Privileges, row-level security, and functions of a filter or a type that this role may not call:
+    the server rejects the query before it reads a row. Raises psycopg.OperationalError if the
     connection is lost.
     """
     try:

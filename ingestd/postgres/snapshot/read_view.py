@@ -1,4 +1,4 @@
-"""What a split is read in: an exported snapshot, or a short one of its own.
+"""The views in which a split is read: an exported snapshot, or its own short one.
 
 Source: PostgreSQL documentation, "SET TRANSACTION", "Snapshot Synchronization Functions",
 "Transaction ID and Snapshot Information Functions".
@@ -32,7 +32,7 @@ NotePosition = Callable[[AsyncConnection[Any]], Awaitable[Lsn]]
 
 @dataclass(frozen=True, slots=True)
 class RowOrigin:
-    """Where rows lie in the WAL, when they were read, and what was seen then (`SnapshotPage`)."""
+    """The WAL position of rows, the time of the read, and its snapshot (`SnapshotPage`)."""
 
     position: Lsn
     at: datetime
@@ -40,7 +40,7 @@ class RowOrigin:
 
 
 class ReadView(Protocol):
-    """Begins the transaction that a split is read in."""
+    """Begins the transaction in which a split is read."""
 
     async def enter(
         self, connection: AsyncConnection[Any], table: Table, blocks: BlockRange
@@ -60,8 +60,8 @@ class ExportedView:
     async def enter(
         self, connection: AsyncConnection[Any], table: Table, blocks: BlockRange
     ) -> RowOrigin:
-        """Take the snapshot up; keep the relation from being replaced."""
-        # What was added after the snapshot, which does not see it, is planned with all the same.
+        """Import the snapshot; lock the relation against replacement."""
+        # The planner also uses what was added after the snapshot, which does not see it.
         await ensure_plannable(connection, table.id, blocks.oid, with_partitions=blocks.is_whole)
         await connection.rollback()
         await enter_snapshot(connection, self.snapshot)
@@ -71,12 +71,12 @@ class ExportedView:
 
 
 class OwnView:
-    """A snapshot of the moment.
+    """A snapshot of the present.
 
-    The lock comes before the snapshot: what replaces a file, TRUNCATE or a rewrite, has either
-    ended and is seen, or waits. The position comes after it: whatever it sees has committed below.
-    `position` notes it, on the connection of the view: by default the end of the WAL, which may be
-    that of others, too.
+    The lock precedes the snapshot: a statement that replaces a file, TRUNCATE or a rewrite, has
+    either ended and is visible, or waits. The position follows the snapshot: whatever that sees has
+    committed below. `position` obtains it, on the connection of the view: by default the end of the
+    WAL, which other reads may share.
     """
 
     def __init__(self, position: NotePosition = insert_position) -> None:
@@ -85,7 +85,7 @@ class OwnView:
     async def enter(
         self, connection: AsyncConnection[Any], table: Table, blocks: BlockRange
     ) -> RowOrigin:
-        """Begin, unless the relation is another than the split was cut from."""
+        """Begin, unless the relation is not the one that the split was cut from."""
         await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         await lock_relation(connection, table.id, blocks, before_snapshot=True)
         place = await self._now(connection)
@@ -106,7 +106,7 @@ class OwnView:
 
 
 async def look(connection: AsyncConnection[Any]) -> PgSnapshot:
-    """Take a snapshot, or give that of the transaction that the connection is in."""
+    """Return a new snapshot, or that of the transaction that the connection is in."""
     cursor = await connection.execute("SELECT pg_catalog.pg_current_snapshot()::text")
     row = await cursor.fetchone()
     assert row is not None

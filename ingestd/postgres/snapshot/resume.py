@@ -1,4 +1,4 @@
-"""What of a table is still to be read: which blocks of which files. Recorded in `_tables`."""
+"""The part of a table that is still unread: blocks, by file. Recorded in `_tables`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ingestd.postgres.catalog.partitions import Leaf
 from ingestd.postgres.snapshot.ctid_splits import cut
 
 Blocks = tuple[int, int | None]
-"""First block, and the one after the last; None: to the end."""
+"""First block, and the one after the last; None: up to the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRemainder:
-    """What a snapshot at `point` left: by OID of the relation, its file and its blocks.
+    """What a snapshot at `point` left unread: the file and blocks, by OID of the relation.
 
-    `key`: names of the columns that identified its rows. `nbytes`: size of the whole table by the
+    `key`: names of the columns that identified its rows. `nbytes`: size of the entire table by the
     source's estimate, for the progress.
     """
 
@@ -32,7 +32,7 @@ class SnapshotRemainder:
     left: dict[int, tuple[int, tuple[Blocks, ...]]]
 
     def __str__(self) -> str:
-        """Write it for `_tables`."""
+        """Return the text for `_tables`."""
         return json.dumps(
             {
                 "point": str(self.point),
@@ -45,7 +45,7 @@ class SnapshotRemainder:
 
     @classmethod
     def parse(cls, text: str) -> SnapshotRemainder:
-        """Read what `str` wrote. Raises ValueError, KeyError or TypeError for anything else."""
+        """Return the remainder in a text of `str`. Raises ValueError, KeyError or TypeError."""
         found = json.loads(text)
         left = {
             int(oid): (int(file), tuple((first, end) for first, end in blocks))
@@ -54,7 +54,7 @@ class SnapshotRemainder:
         return cls(Lsn.parse(found["point"]), tuple(found["key"]), found["bytes"], left)
 
     def splits(self, table: Table, leaves: Sequence[Leaf], target_bytes: int) -> list[Split]:
-        """Cut what is left. Raises TableReplacedError if it is not what it was."""
+        """Cut the remainder. Raises TableReplacedError if the relations have changed."""
         present = {leaf.oid: leaf for leaf in leaves if not leaf.is_whole}
         if any(o not in present or present[o].file != f for o, (f, _) in self.left.items()):
             raise TableReplacedError(table.id, "was rewritten, truncated or divided otherwise")
@@ -69,7 +69,7 @@ class SnapshotRemainder:
 def unread(
     table: Table, point: Lsn, nbytes: int, splits: Iterable[str], done: Collection[str]
 ) -> str:
-    """Write what is left of splits (`Split.where`); empty if that can't be said in blocks."""
+    """Return the text for the unread splits (`Split.where`); empty if they are not all blocks."""
     found: dict[int, tuple[int, list[Blocks]]] = {}
     for where in splits:
         if where in done:

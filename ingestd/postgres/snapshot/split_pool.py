@@ -1,4 +1,4 @@
-"""Reads the splits of several tables, several at once."""
+"""Reads the splits of several tables in parallel."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ ITEMS_PER_WORKER = 1
 
 Items = asyncio.Queue[SnapshotItem]
 Plan = Callable[[Table], Awaitable[tuple[Sequence[Split], int]]]
-"""Gives a table's splits, and the bytes (by the source's estimate) that were read before."""
+"""Returns a table's splits, and the bytes (by the source's estimate) that were read before."""
 
 
 class SplitReaders:
     """Each of `workers` takes the next split of all tables, in their order.
 
-    `plan` cuts a table, `view` is what its splits are read in; `floor`: a snapshot older than any
-    of them, where each split has its own. Memory: for each worker the pages
-    under way, ITEMS_PER_WORKER waiting to be taken, and up to `hold_bytes` of a split's, which are
-    given when it has been read: the shorter is its transaction.
+    `plan` cuts a table, `view` is the view in which its splits are read; `floor`: a snapshot older
+    than any of theirs, where each split has its own. Memory: for each worker the pages in flight,
+    ITEMS_PER_WORKER queued, and up to `hold_bytes` of a split, which are queued once it has been
+    read: that shortens its transaction.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class SplitReaders:
             await asyncio.gather(work, return_exceptions=True)
 
     def progress(self, table: TableId) -> float:
-        """By the sizes of the splits that were read to their ends."""
+        """Return the fraction read, by the sizes of the completed splits."""
         total = self._bytes[table]
         return self._read_bytes[table] / total if total else 0.0
 
     def nbytes(self, table: TableId) -> int:
-        """Size of a table that has been cut, by the source's estimate."""
+        """Return the size of a table that has been cut, by the source's estimate."""
         return self._bytes[table]
 
     def splits(self, table: TableId) -> Sequence[str]:
@@ -91,7 +91,7 @@ class SplitReaders:
         return min(self._open.values(), key=lambda seen: seen.age, default=self._newest)
 
     def abandon(self, table: TableId) -> None:
-        """Begin to read no more splits of a table."""
+        """Start no more splits of a table."""
         self._left_out.add(table)
 
     async def _read_all(self, items: Items) -> None:
@@ -143,7 +143,7 @@ class SplitReaders:
                 await items.put(TableRead(table))
 
     async def _read_split(self, split: Split, items: Items) -> None:
-        if self._newest is not None:  # older than the one that it is going to take
+        if self._newest is not None:  # older than the snapshot that it is about to take
             self._open[split.table.id, split.where] = self._newest
         held: list[SnapshotPage] = []
         held_bytes = 0
@@ -172,7 +172,7 @@ class SplitReaders:
             return
         self._newest = max(self._newest, place.seen, key=lambda seen: seen.age)
         key = split.table.id, split.where
-        if key not in self._entered_once:  # a second transaction of its is younger
+        if key not in self._entered_once:  # a second transaction of the split is younger
             self._entered_once.add(key)
             self._open[key] = place.seen
 
@@ -183,7 +183,7 @@ class SplitReaders:
 
 
 async def _next(items: Items, work: asyncio.Task[None]) -> SnapshotItem | None:
-    """Return the next item, None after the last; raise what the work ended with."""
+    """Return the next item, None after the last; raise the error that the work ended with."""
     getter = asyncio.create_task(items.get())
     try:
         await asyncio.wait([getter, work], return_when=asyncio.FIRST_COMPLETED)

@@ -1,10 +1,10 @@
-"""Tables whose storage was replaced after the snapshot that is being read.
+"""Detects tables whose storage was replaced after the snapshot being read.
 
 TRUNCATE and rewrites are not MVCC-safe: PostgreSQL documentation, "Caveats" of "Concurrency
-Control". After a TRUNCATE, an older snapshot sees an empty table; that is right here, because the
-stream brings the `t`. After an ALTER TABLE that rewrites it sees an empty table too, and nothing
-comes of it in the stream. VACUUM FULL and CLUSTER keep the rows but move them between the blocks of
-different splits.
+Control". After a TRUNCATE an older snapshot sees an empty table, which is correct here, because the
+stream sends the `t`. After an ALTER TABLE that rewrites, it sees an empty table too, but the stream
+sends nothing. VACUUM FULL and CLUSTER keep the rows, but move them between the blocks of different
+splits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ingestd.postgres.catalog.relation_lock import lock_relation
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.rewrites.fingerprint import TableFingerprint, digest
 
-# pg_class as the snapshot sees it, against the function, which sees the present.
+# pg_class as of the snapshot, compared with the function, which sees the present.
 _REPLACED = """
 SELECT c.oid::int8, c.relfilenode <> pg_catalog.pg_relation_filenode(c.oid)
   FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -30,7 +30,7 @@ _COLUMNS = """
 SELECT attnum::int, atttypid::int8, atttypmod, attname::text FROM pg_catalog.pg_attribute
  WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped AND attgenerated = ''
 """
-# What every rewriting ALTER TABLE changes, and TRUNCATE does not.
+# Every rewriting ALTER TABLE changes this, and TRUNCATE does not.
 _DEFINITION = """
 SELECT c.relpersistence::text, c.relam::text,
        ARRAY(SELECT a.attnum || ' ' || a.xmin::text FROM pg_catalog.pg_attribute a
@@ -42,10 +42,10 @@ SELECT c.relpersistence::text, c.relam::text,
 async def lock_unless_rewritten(
     connection: AsyncConnection[Any], dsn: str, table: TableId, blocks: BlockRange
 ) -> None:
-    """Lock the relation (`lock_relation`), and see that its file was not replaced before.
+    """Lock the relation (`lock_relation`), and check that its file was not replaced before.
 
     `connection` is in the snapshot's transaction. Raises TableReplacedError if rows would be
-    missing or come twice.
+    missing or read twice.
     """
     await lock_relation(connection, table, blocks)
     if blocks.is_whole:
@@ -72,10 +72,10 @@ async def lock_unless_rewritten(
 
 
 async def ensure_described(connection: AsyncConnection[Any], table: Table) -> None:
-    """See to it that the table has no other columns at the snapshot than it was described with.
+    """Check that the table's columns at the snapshot are those that it was described with.
 
-    They could have values already that would not be read. `connection` is in the snapshot's
-    transaction. Raises TableChangedError.
+    Other columns could already have values, which would not be read. `connection` is in the
+    snapshot's transaction. Raises TableChangedError.
     """
     described = TableFingerprint.parse(table.storage)
     if described is None:

@@ -1,4 +1,4 @@
-"""Conditions on a table's rows that someone wrote as SQL."""
+"""User-written SQL conditions on a table's rows."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ingestd.postgres.connection.server_messages import loggable_message
 from ingestd.postgres.connection.session import connect
 
 LOCK_TIMEOUT_S = 10.0
-"""How long it waits for a table that someone holds."""
+"""How long to wait for a lock on the table."""
 
-# A text that is right between parentheses and between brackets closes neither of them by itself:
-# whatever it is put into, it stays one expression.
+# A text that is valid between parentheses and between brackets can close neither of them: wherever
+# it is inserted, it remains one expression.
 _CHECKS = (
     "SELECT FROM {table} AS _ WHERE (\n{condition}\n) LIMIT 0",
     "SELECT FROM {table} AS _ WHERE (ARRAY[\n{condition}\n]::boolean[])[1] LIMIT 0",
@@ -26,13 +26,13 @@ _CHECKS = (
 
 
 _OF_THE_TEXT = ("42", "22", "0A", "54", "08P01")
-"""SQLSTATE: syntax and names, values, what is not supported, too long or deep, parameters."""
+"""SQLSTATE: syntax and names, values, unsupported features, program limits, parameters."""
 
 
 async def check_condition(dsn: str, tables: Sequence[Table], text: str) -> None:
     """Raise TableError unless `text` is one condition on the tables' columns. Reads no row.
 
-    Columns are named without their table. Raises psycopg.Error for what is no fault of the text.
+    Columns are unqualified. Raises psycopg.Error for an error that the text does not cause.
     """
     async with await connect(dsn, lock_timeout_s=LOCK_TIMEOUT_S) as connection:
         for table in tables:
@@ -41,7 +41,7 @@ async def check_condition(dsn: str, tables: Sequence[Table], text: str) -> None:
 
 
 async def _check(connection: AsyncConnection[Any], table: Table, text: str) -> None:
-    # With its partitions, if it has such: of others there are none.
+    # With its partitions: a table that is not partitioned has none.
     blocks = whole(table, is_partitioned=True)
     await lock_relation(connection, table.id, blocks)
     for check in _CHECKS:
@@ -57,11 +57,11 @@ async def _check(connection: AsyncConnection[Any], table: Table, text: str) -> N
                 raise
             raise TableError(
                 table.id,
-                f"it can't be asked this condition: {loggable_message(error, runs_users_sql=True)}",
-                remedy="write it as after WHERE in SQL, with the names of columns only",
+                f"the condition is invalid: {loggable_message(error, runs_users_sql=True)}",
+                remedy="write it as after WHERE in SQL, with unqualified column names",
             ) from error
 
 
 def joined(conditions: list[str]) -> str:
-    """Return the condition that all of these hold, whatever comment one of them ends in."""
+    """Return the conjunction of these conditions, even if one of them ends in a comment."""
     return " AND ".join(f"(\n{condition}\n)" for condition in conditions)

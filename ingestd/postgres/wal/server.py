@@ -89,7 +89,7 @@ class WalServer:
 
     @property
     def lineage(self) -> str:
-        """The value that `refuse_other` compares; a standby's timeline may change and is left out."""
+        """The value that `refuse_other` compares: without a standby's timeline, which changes."""
         return f"{self.system_identifier}/{0 if self.in_recovery else self.timeline}"
 
     def faults(self) -> list[OperatorError]:
