@@ -253,7 +253,7 @@ def test_no_replication_attribute_names_the_role(tmp_path: Path, shop: Database)
     with plain_role(shop) as dsn:
         found = ingestd(tmp_path, "check", wal_config(lake="lake", dsn=dsn))
         assert_fails(found, "has no REPLICATION attribute", "ALTER ROLE .* REPLICATION;")
-        assert_fails(found, "CREATE right", "CREATE PUBLICATION .*manage = false")
+        assert_fails(found, "CREATE privilege", "CREATE PUBLICATION .*manage = false")
 
 
 def test_a_role_that_may_read_nothing_is_told_so_beside_a_publication(
@@ -338,7 +338,7 @@ def test_a_list_without_the_identity_lets_only_inserts_by(
     found = ingestd(tmp_path, "check", theirs)
     assert found.code == 0, found.out
     for name, why in (("orders", "lacks 'id'"), ("events", "no usable replica identity")):
-        assert re.match(f"warn .*{why}.*only inserts can come", table_line(found, name))
+        assert re.match(f"warn .*{why}.*only inserts are possible", table_line(found, name))
     assert 'ALTER TABLE "public"."events" REPLICA IDENTITY FULL;' in found.out
     [remedy] = re.findall(r"ALTER PUBLICATION .* DROP TABLE .*; ALTER PUBLICATION .*;", found.out)
     # ours: the list goes, and a table that it would break is refused

@@ -113,7 +113,7 @@ def test_a_lake_that_has_what_the_promoted_standby_never_got_is_read_anew(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("major", "told"), [(15, "keeps no slot"), (18, "it has no slot")])
+@pytest.mark.parametrize(("major", "told"), [(15, "does not keep slots"), (18, "it has no slot")])
 def test_a_promoted_standby_without_the_slot_is_read_anew(
     lake: Path, make_daemon: MakeDaemon, major: int, told: str
 ) -> None:

@@ -81,7 +81,7 @@ def test_it_is_noticed_while_the_stream_goes_on(
     assert_lake_equals_source(database, lake, limit_s=LIMIT_S)
     told = [e for e in daemon.events("table.state") if "reason" in e]
     assert {(e["table"], e["state"], e["reason"]) for e in told} == {
-        (table, "snapshotting", "the publication was altered, or given another owner")
+        (table, "snapshotting", "the publication or its owner was changed")
         for table in (str(PARTS), "public.looked")
     }
     assert daemon.sigterm() == 0
@@ -117,7 +117,7 @@ def test_where_nothing_is_read_the_table_stops_and_says_why(
     assert found.sigterm() == 0
     database.execute(LESS["inserts only"], WHOLE)
     why = (
-        "changes may have been missed (the publication was altered, or given another owner), and"
+        "changes may have been missed (the publication or its owner was changed), and"
         ' snapshot = "never"'
     )
 

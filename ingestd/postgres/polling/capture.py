@@ -255,7 +255,7 @@ class PollingCapture:
         self._snapshots = [s for s in self._snapshots if not s.is_closed]
         states = {t.id: s for t in tables if (s := self._polls.states.get(t.id)) is not None}
         if len(states) < len(tables):
-            raise TransientError(f"{self._where}: a table has gone", reason="table_gone")
+            raise TransientError(f"{self._where}: a table was dropped", reason="table_gone")
         # From here on they are not polled: a poll that saw more must not get a lower position.
         reads = _Reads(self._polls, self._positions, states)
         try:

@@ -209,7 +209,7 @@ async def latest_cursor(connection: AsyncConnection[Any], polled: PolledTable) -
         return await _peak(connection, polled, await _locked_shape(connection, polled))
 
 
-# --- looks -----------------------------------------------------------------------------------
+# --- scans -----------------------------------------------------------------------------------
 
 
 async def _whole(

@@ -288,7 +288,7 @@ class ChunkedSnapshot:
         return self._readers.oldest()
 
     def abandon(self, table: TableId) -> None:
-        """Start no more chunks of a table."""
+        """Stop reading further chunks of a table."""
         self._readers.abandon(table)
 
     def progress(self, table: TableId) -> float:

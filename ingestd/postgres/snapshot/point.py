@@ -83,7 +83,7 @@ class PointSnapshot:
         return None
 
     def abandon(self, table: TableId) -> None:
-        """Start no more splits of a table."""
+        """Stop reading further splits of a table."""
         self._readers.abandon(table)
 
     def progress(self, table: TableId) -> float:

@@ -91,7 +91,7 @@ class SplitReaders:
         return min(self._open.values(), key=lambda seen: seen.age, default=self._newest)
 
     def abandon(self, table: TableId) -> None:
-        """Start no more splits of a table."""
+        """Stop reading further splits of a table."""
         self._left_out.add(table)
 
     async def _read_all(self, items: Items) -> None:

@@ -1,6 +1,6 @@
 """Capture from the write-ahead log: logical replication with pgoutput.
 
-Who owns what::
+The modules and their responsibilities::
 
     capture.py             the ChangeCapture, composed of the modules below
     server.py              the server's version, settings and privileges

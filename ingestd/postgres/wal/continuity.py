@@ -136,7 +136,7 @@ def _not_the_lake(found: SlotContinuity, settings: WalSettings, committed: LakeS
     if committed.has_nothing:
         return (
             f"{read}, and the lake has nothing of this source: its folder was removed or is not "
-            "mounted, or lake.uri is another one"
+            "mounted, or lake.uri names another lake"
         )
     if position is None or not committed.needs_continuity or slot.is_lost:
         return None
@@ -198,7 +198,7 @@ def _parted(found: SlotContinuity, name: str, timeline: str, reached: Lsn) -> st
     if switched is None:
         return f"{promoted}: its history does not have the lake's timeline"
     if server.version < FIRST_DECODING_STANDBY:
-        return f"{promoted}: PostgreSQL {server.version_text} keeps no slot through that"
+        return f"{promoted}: PostgreSQL {server.version_text} does not keep slots through that"
     if slot is None:
         hint = ""
         if server.version >= FIRST_WITH_FAILOVER:

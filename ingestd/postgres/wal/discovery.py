@@ -47,8 +47,8 @@ Known = Mapping[TableId, RegisteredTable]
 class _Awaited:
     """Partitions to be judged only once the stream has passed `lsn`.
 
-    `files`: those that they had before another one. `ended`: as when they were found to be empty
-    (`TableFingerprint`). `new`: the partitions that were added.
+    `files`: the files that they had before those were replaced. `ended`: its value when they were
+    found to be empty (`TableFingerprint`). `new`: the partitions that were added.
     """
 
     lsn: Lsn
@@ -426,7 +426,7 @@ class SourceTables:
             return "the publication lacked it for a time"
         is_altered = then is not None and was_altered(then.publication, now.publication)
         if is_altered and now.publication != self._mended:
-            return "the publication was altered, or given another owner"
+            return "the publication or its owner was changed"
         if sent.columns is not None and not sent.columns.issuperset(c.name for c in table.columns):
             return "the publication lacked columns of it"
         if is_wider(table, catalog.columns.get(table.oid, ()), known):

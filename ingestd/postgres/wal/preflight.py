@@ -223,7 +223,7 @@ async def _tables(
         elif lacking is None:
             found.note(subject, "ok", detail)
         else:
-            detail = f"{lacking}: the server refuses UPDATE and DELETE, only inserts can come"
+            detail = f"{lacking}: the server rejects UPDATE and DELETE, only inserts are possible"
             remedy = identify(plain, settings.publication, sent, sending)
             found.note(subject, "warn", detail, remedy)
     for notice in (
@@ -289,7 +289,7 @@ async def _publication(
         lacking = f"lacks {', '.join(map(str, absent))}" if publication else "does not exist"
         found.note(subject, "fail", f"{lacking}, and a standby can't change that", on_primary)
     elif publication is None and not server.may_create:
-        found.note(subject, "fail", f"no CREATE right on database {server.database}", by_owner)
+        found.note(subject, "fail", f"no CREATE privilege on database {server.database}", by_owner)
     elif is_foreign and absent:
         found.note(subject, "fail", "belongs to another role", by_owner)
     elif is_foreign and (

@@ -1,4 +1,4 @@
-"""Statements that keep the publication: which tables the server sends, and which columns.
+"""Creates, alters and checks the publication: the tables and columns that the server sends.
 
 Source: PostgreSQL documentation, CREATE PUBLICATION and ALTER PUBLICATION, "Column Lists".
 """

@@ -176,8 +176,8 @@ async def refuse_other(connection: AsyncConnection[Any], lineage: str) -> None:
     """Raise TransientError if the connection does not lead to the server of that lineage.
 
     A DSN may name several servers, or an address that moves to a promoted one. `continuity` must
-    judge what that server has: taken for the first one, it would lack what lies between the
-    promotion and the position to which the first one was read. Raises psycopg.Error.
+    judge such a server. Mistaken for the first one, it would lack the changes between the promotion
+    and the position to which the first one was read. Raises psycopg.Error.
     """
     found = await lineage_of(connection)
     if found != lineage:

@@ -74,10 +74,10 @@ class CatchUpPolicy:
     time. `part_bytes`: about how much WAL one call covers, or up to `most_joined` times that where
     the WAL holds little (`parts.PartQueue`); the server keeps one result per slot in temporary
     files, of about that size or of one transaction's.
-    Both shrink if the server can't keep so much (temp_file_limit). `paused_until_s`: stream until
+    Both shrink if the server can't keep that much (temp_file_limit). `paused_until_s`: stream until
     then. `drained`: the number of backlogs drained.
     `takes_open`: the server may send segments of transactions that exceed its memory before their
-    commit; `open_bytes`: in parts of at least so much WAL, as smaller ones hardly have any.
+    commit; `open_bytes`: in parts of at least this much WAL, as smaller ones hardly have any.
     `messages`: include logical messages.
     """
 
