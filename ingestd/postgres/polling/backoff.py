@@ -12,7 +12,7 @@ WAIT_LIMIT_S = 3600.0
 
 
 class PollBackoff:
-    """The faults of tables, and their pauses: longer each time, as the tables are re-read after."""
+    """The faults of tables that are not polled. Pauses increase, as a re-read follows each."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic

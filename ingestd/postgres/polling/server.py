@@ -15,7 +15,7 @@ from ingestd.postgres.connection.session import parameters_of
 
 POLLING = "polling"
 OLDEST_VERSION = 140000
-"""PostgreSQL 14 has TID range scans, for splits; and it is tested."""
+"""PostgreSQL 14: the first with TID range scans, which splits need, and the oldest tested."""
 
 # A standby's control file has the timeline that it has replayed, as of its last restart point or
 # flush. The walsender has it at once, but needs the REPLICATION privilege. Neither ever decreases.

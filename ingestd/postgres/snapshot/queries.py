@@ -197,7 +197,7 @@ def _run_bounds(blocks: BlockRange, blocks_per_run: int) -> list[sql.Composable]
 
 
 def _last(blocks: BlockRange) -> sql.Composable:
-    """Return the last block; without an end, the table's current last one, past the snapshot's."""
+    """Return the last block; without an end, the current last one: the snapshot is older."""
     if blocks.end is not None:
         return sql.Literal(blocks.end - 1)
     name = sql.Identifier(blocks.schema, blocks.name).as_string(None)

@@ -216,14 +216,17 @@ class WalCapture:
                 if self._reach is None:  # an unmanaged slot, valid at any position
                     self._reach = await self._slot_position()
                 if exported is not None:
-                    # Creating the slot waited for transactions older than the publication.
+                    # Creating the slot waited for writers that began before the publication.
                     self._sent_whole = frozenset(t.oid for t in tables if t.id not in busy)
                     self._exported = exported
                     self._delivery.begin_anew()
         return Prepared(busy, storages)
 
     async def chunked(self, tables: Sequence[Table], *, initial: bool) -> frozenset[TableId]:
-        """By size on the first load; none on a standby: snapshots hide running transactions."""
+        """Return the tables to read in chunks: on the first load only the large ones.
+
+        None on a standby, whose snapshots hide running transactions.
+        """
         able = [t for t in tables if can_be_chunked(t)]
         least = self._settings.snapshot_chunked_above if initial else 0
         with self._control.errors("sizes"):
@@ -244,7 +247,7 @@ class WalCapture:
         left: str = "",
         where: str | None = None,
     ) -> Snapshot:
-        """In chunks, or at the new slot's point, or at a temporary slot's point."""
+        """Return a snapshot in chunks, or at the point of the new or of a temporary slot."""
         self._snapshots = [s for s in self._snapshots if not s.is_closed]
         snapshot: TableSnapshot | ChunkedSnapshot
         if chunked:

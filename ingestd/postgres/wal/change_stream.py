@@ -55,8 +55,8 @@ from ingestd.postgres.wal.slots.slot import UndecodablePast, moved_slot, older_s
 from ingestd.postgres.wal.spool import OpenTransactions, SpoolPolicy
 
 _COLLECTED = 12
-"""The fraction of the memory (one in so many) that collects input while the decoder is busy. An
-open transaction over many tables is decoded at once: with an eighth the peak is 40 MB higher.
+"""The memory divided by this may hold input that is collected while the decoder is busy. An open
+transaction over many tables is decoded at once: with an eighth the peak is 40 MB higher.
 """
 LATE_LOOKS = 2
 """After this many checks in a row that find a stream far behind, the backlog is drained instead."""
@@ -281,9 +281,9 @@ class ChangeStream:
         self.checkpoint_requested |= position > self._confirmed
 
     async def _ensure_not_moved(self, start: Lsn) -> None:
-        """Raise TransientError if another client moved the slot past something before.
+        """Raise TransientError if the slot was moved beyond `start` before the stream took it.
 
-        From now on the stream holds the slot, and the stream has not reported anything yet.
+        Until then any client could move it. The stream has not reported anything yet.
         """
         if (confirmed := await self._slot_position()) > start:
             raise moved_slot(self._slot, skipped(confirmed, start))

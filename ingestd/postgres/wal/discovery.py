@@ -205,7 +205,7 @@ class SourceTables:
     ) -> DdlLogFault | None:
         if not self._settings.logs_ddl:
             return None
-        # Unpublished tables have no triggers for TRUNCATE: they are read before they are published.
+        # A table that is not published needs no trigger for TRUNCATE: once published, it is read.
         published = [row.oid for row in catalog.rows if row.id in catalog.published]
         return await ddl_log_fault(connection, published)
 

@@ -17,7 +17,7 @@ from ingestd.postgres.connection.session import connect, parameters_of, stream_n
 from ingestd.postgres.wal.synchronous_standby import synchronous_notices
 
 OLDEST_VERSION = 140000
-"""PostgreSQL 14 has TID range scans, for splits; and its pgoutput is tested."""
+"""PostgreSQL 14: the first with TID range scans, which splits need, and with a tested pgoutput."""
 FIRST_DECODING_STANDBY = 160000
 """Since PostgreSQL 16 a logical slot survives recovery: a standby has its own slots, and they
 continue after promotion. A slot whose catalog rows were removed is invalidated, never wrong."""

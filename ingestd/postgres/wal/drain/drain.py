@@ -314,7 +314,7 @@ class Drain:
         return self._start(slot.make(part, gives_open=self._policy.gives_open(part)))
 
     async def close(self) -> None:
-        """Stop all tasks, drop the temporary slots. May be called at any time, even by a waiter."""
+        """Stop all tasks, drop the temporary slots. May be called while `chunks` waits."""
         try:
             await self._stop()  # first: a task may be using a connection
         finally:

@@ -26,8 +26,8 @@ FIRST_WITH_FAILOVER = 170000
 """PostgreSQL 17 introduced slots that standbys keep a copy of."""
 
 # A walsender waits for standbys (`StandbySlotsHaveCaughtup`); the slot copies that drain a backlog
-# do not. So nothing is read that a promoted standby would lack. Null: no limit; a slot that is
-# listed and missing allows nothing, as with the walsender.
+# do not. This limit keeps them from reading what a promoted standby would lack. Null: no limit; a
+# slot that is listed and missing allows nothing, as with the walsender.
 _KEPT_BACK = sql.SQL("""
 CASE WHEN (to_jsonb(s) ->> 'failover')::bool AND NOT pg_catalog.pg_is_in_recovery() THEN
   (SELECT CASE WHEN bool_and(p.restart_lsn IS NOT NULL) IS FALSE THEN s.confirmed_flush_lsn
@@ -219,7 +219,7 @@ def moved_slot(name: str, what: str) -> TransientError:
     return TransientError(
         f"slot {name!r} is not where ingestd left it: {what}",
         reason="slot_moved",
-        remedy="find the client that moves this slot, or re-creates it: only ingestd may do that",
+        remedy="find the client that moves or re-creates this slot: only ingestd may do that",
     )
 
 
