@@ -166,7 +166,7 @@ NO_KEY = "CREATE TABLE t (id int NOT NULL, a int, at timestamptz)"
         (
             [NO_KEY, "CREATE UNIQUE INDEX ix ON t (id)"],
             {},
-            "no primary key; the unique index ix would serve",
+            "no primary key; the unique index ix could serve",
             'set table."public.t".key = ["id"]',
         ),
         (

@@ -45,9 +45,7 @@ def cursor_of(
             what = (
                 f"column {name!r} {column.pg_type} can't be a cursor: possible types are {SERVING}"
             )
-            remedy = (
-                f"name another in {at(table, 'cursor')}, or omit it: then every poll scans"
-            )
+            remedy = f"name another in {at(table, 'cursor')}, or omit it: then every poll scans"
             raise TableError(table, what, remedy=f"{remedy} the entire table")
         kinds.append(kind)
     return Cursor(tuple(wanted), kinds[0])

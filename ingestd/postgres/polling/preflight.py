@@ -152,8 +152,8 @@ def _standby(server: PolledServer, found: CheckFindings) -> None:
     found.note(
         "standby",
         "warn",
-            f"a query that is older than max_standby_streaming_delay ({server.streaming_delay}) is "
-            "cancelled when replay removes rows that it may need: long queries may never complete",
+        f"a query that is older than max_standby_streaming_delay ({server.streaming_delay}) is "
+        "cancelled when replay removes rows that it may need: long queries may never complete",
         "ALTER SYSTEM SET hot_standby_feedback = on; SELECT pg_catalog.pg_reload_conf();  "
         "-- here, or raise "
         "max_standby_streaming_delay",
@@ -232,8 +232,7 @@ async def _cursor(
         found.note(
             subject,
             "warn",
-            f"no index begins with {column.name!r}: every poll scans the entire table"
-            f"{looked.cost}",
+            f"no index begins with {column.name!r}: every poll scans the entire table{looked.cost}",
             f"{how} ON {qualified(table)} ({quoted});",
         )
     if column.nullable:

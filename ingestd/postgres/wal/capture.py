@@ -120,8 +120,8 @@ class WalCapture:
         """Take the claim on the slot's name."""
         await self._control.claim(
             self._slot,
-                taken=f"another ingestd works on slot {self._slot!r}",
-                remedy="stop the other one; this one takes over as soon as it has ended",
+            taken=f"another ingestd works on slot {self._slot!r}",
+            remedy="stop the other one; this one takes over as soon as it has ended",
         )
 
     async def hold(self) -> None:
