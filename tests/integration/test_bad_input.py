@@ -383,13 +383,13 @@ def test_replica_identity_nothing_is_mended_as_it_says(tmp_path: Path, shop: Dat
     [
         (
             'exclude_columns = ["nots"]',
-            "no column 'nots' to capture, which exclude_columns names",
+            "column 'nots' in exclude_columns does not exist",
             r"did you mean 'note'\? correct table\.\"public\.orders\"\.exclude_columns",
         ),
         (
             'exclude_columns = ["id"]',
             "column 'id' belongs to the replica identity",
-            r"take it out of table\.\"public\.orders\"\.exclude_columns",
+            r"remove it from table\.\"public\.orders\"\.exclude_columns",
         ),
         (
             'mask_columns = { id = "null" }',

@@ -224,7 +224,7 @@ NO_KEY = "CREATE TABLE t (id int NOT NULL, a int, at timestamptz)"
         (
             [WHOLE],
             {"exclude_columns": ["nota"]},
-            "no column 'nota' to capture, which exclude_columns names",
+            "column 'nota' in exclude_columns does not exist",
             "did you mean 'note'?",
         ),
         (
