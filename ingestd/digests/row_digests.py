@@ -152,7 +152,7 @@ def _as_last(
 ) -> tuple[pa.Array, Mapping[int, str]]:
     """Return values of a lake column converted to the newest type.
 
-    Also return, by row, the texts of those that it can't hold; the source sends texts as well.
+    Also return, by row, the texts of those that it can't hold; the source's are texts as well.
     """
     if name == column.stored[-1] or values.type.equals(column.type):
         return values, {}

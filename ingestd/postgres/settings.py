@@ -160,7 +160,7 @@ class WalSettings(PostgresSettings):
 
     @property
     def may_publish(self) -> bool:
-        """As `manage` says."""
+        """Return `manage`."""
         return self.manage
 
     @property
@@ -170,7 +170,7 @@ class WalSettings(PostgresSettings):
 
     @property
     def keeps_old_rows(self) -> bool:
-        """As `before` says."""
+        """Return whether `before` is full."""
         return self.before == "full"
 
 

@@ -75,7 +75,7 @@ class ReadThrottle:
 class SourceAtPoint:
     """See `ingestd.ports.verify.VerifiedSource`. Create it with `open`; always `close` it."""
 
-    def __init__(  # noqa: PLR0917 - what it is made of
+    def __init__(  # noqa: PLR0917 - all are fields
         self,
         settings: PostgresSettings,
         held: AsyncConnection[Any] | ExportedPoint,
@@ -185,7 +185,7 @@ class SourceAtPoint:
         if now.get(table.oid) != self._files.get(table.oid):
             raise TableChangedError(
                 table.id,
-                "was truncated, rewritten or given other partitions while it was compared",
+                "was truncated, rewritten or repartitioned during the comparison",
                 remedy="compare it again",
             )
 

@@ -1,4 +1,4 @@
-"""The limit on open files, and what it means that there are no more."""
+"""The limit on open files, and the error when it is reached."""
 
 from __future__ import annotations
 

@@ -35,11 +35,12 @@ class Packing(Enum):
     """How values are separated, and nulls marked.
 
     MARKED      fixed: consecutive values, with a mark for each null; if the column is nullable,
-    int4:
-                the number of values that are not null. text: values separated by BETWEEN, ABSENT
-                for a null; int4: the number of values that are not null. bytes: as MEASURED. These
-                counts, or that of BETWEENs, reveal a value that looks like a mark. It must then be
-                re-read with MEASURED.
+                int4: the number of values that are not null.
+                text: values separated by BETWEEN, ABSENT for a null; int4: the number of values
+                that are not null.
+                bytes: as MEASURED.
+                These counts, or that of BETWEENs, reveal a value that looks like a mark. It must
+                then be re-read with MEASURED.
     MEASURED    fixed: an array of the type, including nulls.
                 else: consecutive values; int4[], the length of each in bytes, null for a null.
                 Works for any value, but costs the server a third more work.

@@ -123,7 +123,7 @@ def _tuple_rows(types: NDArray[np.uint8]) -> Ints | None:
 
 
 def _among(tuples: Tuples, rows: Ints | None) -> Tuples:
-    """Return the tuples, indexed by some rows, with indexes into all rows."""
+    """Return tuples that are numbered within `rows` with their rows among all."""
     if rows is None:
         return tuples
     return replace(tuples, rows=rows if tuples.rows is None else rows[tuples.rows])

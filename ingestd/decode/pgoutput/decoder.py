@@ -115,7 +115,7 @@ class PgoutputDecoder:
 
     @property
     def position(self) -> Lsn:
-        """The position below which every captured change has been returned, by commit."""
+        """Every captured change of transactions that commit below it has been returned."""
         return self._position
 
     @property
@@ -358,7 +358,7 @@ class PgoutputDecoder:
     def _small_enough(
         self, messages: Messages, transactions: Transactions, known: _Known, rows: Ints
     ) -> Ints:
-        """Drop the changes that are too large, and record them."""
+        """Return the changes that are small enough; record the tables of the others."""
         limit = self._row_limit_bytes
         large = messages.ends[rows] - messages.starts[rows] > limit
         if self._has_left_out:
@@ -410,7 +410,7 @@ class PgoutputDecoder:
 
 
 def _has_left_out(messages: Messages) -> bool:
-    """Return whether changes were shortened. Raises ProtocolError for a misplaced notice."""
+    """Return whether changes were shortened. Raises ProtocolError for a misplaced one."""
     told = np.flatnonzero(messages.types == LEFT_OUT)
     if len(told) == 0:
         return False

@@ -31,7 +31,7 @@ _TRANSACTIONAL = 1
 def tell_messages(messages: Messages, transactions: Transactions, tell: TellMessage) -> int:
     """Pass on the DDL messages, in order. Return the number of other messages.
 
-    No content is an error, because any role may write messages. Only messages passed on are copied.
+    Any content is valid, because any role may write messages. Only messages passed on are copied.
     """
     ignored = 0
     for i in np.flatnonzero(messages.types == MESSAGE).tolist():

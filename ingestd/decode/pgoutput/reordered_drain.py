@@ -13,9 +13,9 @@ parts before its first message, and buffers nothing. States::
     between segments --Stream Start--> in a segment; --Stream Commit--> given
     given --span from its commit to the next, or to the end--> ordinary
 
-The output of `ReorderedDrain` is what the same call would have returned without streaming. Undone
-are messages that precede the abort of a sub-transaction and have its id or a later one. For the
-reason, and for the RELATION messages that hold, see `streamed_transactions.py`.
+The output of `ReorderedDrain` is what the same call would have returned without streaming. A
+message is undone if it precedes the abort of a sub-transaction and has its id or a later one. For
+the reason, and for the RELATION messages that hold, see `streamed_transactions.py`.
 """
 
 from __future__ import annotations

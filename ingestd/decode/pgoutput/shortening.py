@@ -133,7 +133,7 @@ def _streamed(room_bytes: int) -> _Taking:
 def _copied(room_bytes: int) -> _Taking:
     head = yield 6
     header = b""
-    if head == b"PGCOPY":  # the COPY's header comes with its first row
+    if head == b"PGCOPY":  # the COPY's header precedes its first row
         header = head + (yield 13)
         if header[11:] != bytes(8):
             msg = "malformed header of COPY data"

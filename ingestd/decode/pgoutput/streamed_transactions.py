@@ -23,13 +23,13 @@ from there. The spool is not durable state.
 assigned in the order in which sub-transactions first write, a parent's before its children's. From
 then until it ends, a session writes only under it or its descendants. So at Stream Abort of
 `subxid` everything to undo is at the end of the spool: the messages after the last one with an
-earlier id. (If a descendant's abort is sent first and an ancestor's message follows it, nothing is
-undone yet: the same abort record also names the ancestor, which comes next.) A subscriber does the
-same with offsets.
+earlier id. (If a descendant's abort is sent first, and an ancestor's message follows in the spool,
+nothing is dropped yet: the same abort record also names the ancestor, whose abort comes next.) A
+subscriber does the same with offsets.
 
 **Logical messages.** Only they carry the id of the top-level transaction (pgoutput_message). Each
-is attributed to the sub-transaction that wrote before it, so that it keeps no undone message. A
-logical message at the start of a sub-transaction may remain when that is undone.
+is attributed to the sub-transaction that wrote before it, so that it does not prevent the undoing
+of earlier messages. One at the start of a sub-transaction may remain when that is undone.
 
 **RELATION messages.** The server tracks for each relation whether it has sent the definition,
 separately for each streamed transaction. There it sends it again before the first change, after the

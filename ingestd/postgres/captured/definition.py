@@ -66,7 +66,7 @@ WHOLE = Published(None, None, None)
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """The database's state of what the config includes. Two are equal if nothing changed.
+    """The catalog's state of the tables in the config. Two are equal if nothing changed.
 
     `is_streamed`: a publication sends the changes. `present`: every table, included or not.
     `others`: names in the config that are not tables. `columns`, `files`, `toast`, `places`,

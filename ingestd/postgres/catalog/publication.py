@@ -66,7 +66,8 @@ _PARTS = """CASE WHEN m.list IS NOT NULL THEN
        CASE WHEN m.schema IS NULL THEN pg_catalog.pg_get_expr(m.filter, c.oid) END"""
 _WHOLE = "NULL::text[], NULL::text"
 WITH_GENERATED = 180000
-"""PostgreSQL 18 can send generated columns. Earlier versions refuse the option."""
+"""From PostgreSQL 18 on generated columns can be sent. UPDATE and DELETE are refused if an identity
+contains one that is not sent."""
 _GENERATED = """ARRAY(SELECT a.attname::text FROM pg_catalog.pg_attribute a
                 WHERE a.attrelid = c.oid AND a.attgenerated <> ''
                   AND CASE WHEN m.list IS NOT NULL THEN a.attnum = ANY(m.list)

@@ -30,7 +30,7 @@ _KINDS = {
     "i": ("an index", "capture its table"),
     "I": ("an index", "capture its table"),
     "c": ("a composite type", "name a table"),
-    "t": ("a TOAST table", "its values come with its table"),
+    "t": ("a TOAST table", "its values are captured with its table"),
 }
 _SYSTEM = ("a system table", "name one of your own tables")
 
@@ -61,7 +61,7 @@ async def find_not_tables(
             continue
         if root is not None:
             whole = TableId(root_schema, root)
-            found[table] = NotTable(f"a partition of {whole}", f"{whole} has its rows: name that")
+            found[table] = NotTable(f"a partition of {whole}", f"name {whole}, which has its rows")
         else:
             found[table] = NotTable(*_KINDS.get(kind, _SYSTEM))
     return found

@@ -289,7 +289,7 @@ def _alter_partitions(table: Table, sending: PublishedIdentity) -> str:
 
 
 def whole_rows(table: Table, sending: PublishedIdentity, which: LiteralString = "") -> str:
-    """Return SQL that makes complete rows sent, or the alternative if the server refuses that."""
+    """Return SQL for sending complete rows, or the alternative if the server would refuse it."""
     if not (sending.minds_unsent and sending.unsent):
         if which:
             return _for_tree(table, "FULL", which)

@@ -141,7 +141,7 @@ class ControlConnection:
                         await self._asked.wait()
                 is_asked = self._asked.is_set()
                 self._asked.clear()
-                if is_asked or not connection.lock.locked():  # else a running statement is a sign
+                if is_asked or not connection.lock.locked():  # a statement is a heartbeat
                     await _say_something(connection)
                     self._answered.set()
         except psycopg.Error as error:

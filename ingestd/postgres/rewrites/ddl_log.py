@@ -299,7 +299,7 @@ class DdlLog:
         if sum(1 + len(k.types) + len(k.labels) for k in kept) <= _MOST_KEPT:
             return None
         del self._before[event.oid]
-        return f"too many commands came at once ({event.command})"
+        return f"too many commands at once ({event.command})"
 
     def _note(self, event: DdlEvent) -> None:
         """Record the state of captured tables and types, for comparison with the next event."""
