@@ -118,8 +118,8 @@ def stream_name(application: str) -> str:
 async def end_without_client(connection: AsyncConnection[Any]) -> None:
     """Make the server check every second that the client still exists, even when it sends nothing.
 
-    Otherwise it keeps working for a killed client, and keeps its temporary slots. Not supported
-    on every operating system of a server.
+    Otherwise it keeps working for a killed client, and keeps its temporary slots. Not every
+    server's operating system supports the check.
     """
     with contextlib.suppress(psycopg.errors.InvalidParameterValue):
         await connection.execute("SET client_connection_check_interval = '1s'")
