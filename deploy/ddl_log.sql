@@ -1,19 +1,19 @@
--- ddl_log = "event_trigger": DDL writes itself into the WAL, for ingestd to read at its own place.
+-- ddl_log = "event_trigger": logs DDL in the WAL at its exact position, for ingestd to read.
 -- Run it in the captured database as a role that may create event triggers (a superuser; on managed
--- services their administrator's role); again for a newer version, or where `ingestd check` asks for
--- it. It can be run again at any time. To take it away: see the end.
+-- services the administrator role). Run it again for a newer version, or if `ingestd check` says so.
+-- It can be run again at any time. To remove it: see the end.
 --
---   ingestd check --config FILE      -- prints it where it is missing
+--   ingestd check --config FILE      -- prints it if it is missing
 --   psql -d shop -f ddl_log.sql
 --
--- What it makes, all in the schema ingestd_ddl:
+-- It creates, all in the schema ingestd_ddl:
 --   command_end, dropped, rewritten   functions of event triggers, ENABLE ALWAYS
 --   truncating                        function of a statement trigger, ENABLE ALWAYS, on the root and the
---                                     partitions of each partitioned table that a publication has. Those
---                                     that come later get it from command_end, as the role that makes them
+--                                     partitions of each published partitioned table. command_end adds
+--                                     it to later partitions, as the role that creates them
 -- Each event is one transactional logical message with the prefix 'ingestd.ddl'. A rolled back command
--- leaves none. The functions run with the rights of the role whose command fires them, need no right on
--- this schema, and every error in them is caught and written to the server's log: the command goes on.
+-- leaves none. The functions run with the privileges of the role whose command fires them, need none on
+-- this schema, and log every error in the server's log: the command continues.
 BEGIN;
 SET LOCAL search_path = pg_catalog, pg_temp;
 SET LOCAL lock_timeout = '2s';
@@ -22,7 +22,7 @@ DO $ingestd$
 DECLARE
   other text;
 BEGIN
-  -- Whoever owns the schema or a function in it decides what runs in the commands of all roles.
+  -- The owner of the schema or of a function in it controls code that runs in commands of all roles.
   SELECT pg_catalog.pg_get_userbyid(owner) INTO other
     FROM (SELECT nspowner FROM pg_catalog.pg_namespace WHERE nspname = 'ingestd_ddl'
           UNION ALL
@@ -204,8 +204,8 @@ EXCEPTION WHEN OTHERS THEN
   RAISE LOG 'ingestd_ddl.rewritten: %', SQLERRM;
 END $ingestd$;
 
--- Where the root is truncated, the stream has that, and its partitions write nothing: from the root's
--- trigger before the statement to the one after it a setting names it.
+-- If the root is truncated, the stream contains that, and its partitions write nothing: between the
+-- root's BEFORE and AFTER triggers a setting identifies it.
 CREATE OR REPLACE FUNCTION ingestd_ddl.truncating() RETURNS trigger
 LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp AS $ingestd$
 DECLARE
@@ -240,8 +240,8 @@ CREATE EVENT TRIGGER ingestd_ddl_rewritten ON table_rewrite EXECUTE FUNCTION ing
 ALTER EVENT TRIGGER ingestd_ddl_rewritten ENABLE ALWAYS;
 COMMIT;
 
--- Triggers on what is there already. Writes to these tables wait until this is done, so it waits for
--- nobody for long: a table that stays locked is left out with a warning.
+-- Triggers on existing tables. Writes to these tables wait until this is done, so it does not wait
+-- long for any lock: a table that stays locked is skipped with a warning.
 DO $ingestd$
 DECLARE
   relation record;
@@ -296,5 +296,5 @@ BEGIN
   END LOOP;
 END $ingestd$;
 
--- To take it away, triggers and all (it waits for who uses the tables):
+-- To remove everything, including the triggers (waits for sessions that use the tables):
 --   DROP SCHEMA ingestd_ddl CASCADE;

@@ -1,6 +1,6 @@
 """ingestd: Postgres changes into a Delta lake, exactly once.
 
-ARCHITECTURE.md is the way into the code. Docstrings that cite `design section N` mean
+ARCHITECTURE.md introduces the code. Docstrings that cite `design section N` refer to
 docs/internals/design.md.
 """
 

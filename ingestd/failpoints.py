@@ -1,24 +1,25 @@
-"""Named points at which tests have a fault happen; nothing does unless INGESTD_FAILPOINTS is set.
+"""Named points at which tests inject a fault. Inactive unless INGESTD_FAILPOINTS is set.
 
 ::
 
     INGESTD_FAILPOINTS="sink.raw_commit.before=crash@3"
     INGESTD_FAILPOINTS="sink.fsync.after=delay:0.2@1+,capture.confirm.before=error>sink.checkpoint.after=crash"
 
-An entry is POINT=ACTION, with @N for the Nth time that the process comes there (@1 if left out) and
-@N+ for that time and every later one. Entries between commas count side by side; those after a `>`
-begin to count when all before it have acted.
+An entry is POINT=ACTION. @N selects the Nth time the process reaches the point (@1 if omitted); @N+
+selects that time and every later one. Entries separated by commas count independently; those after
+a `>` start to count once all before it have acted.
 
 =============  ====================================================================================
 action         what happens
 =============  ====================================================================================
 crash          SIGKILL to this process
-error          what the real part raises there when its connection or its storage fails
-delay[:S]      it takes S seconds (0.2) longer
+error          raise what the real component raises when its connection or storage fails
+delay[:S]      wait S seconds (0.2)
 =============  ====================================================================================
 
-This module holds the process's only switch, because a point is anywhere: off, a point costs a call
-and a comparison. docs/failpoints.md says how the points are tested.
+The module holds global state, the only such switch in the process, because any code may reach a
+point. When inactive, a point costs one call and one comparison. docs/failpoints.md describes how
+the points are tested.
 """
 
 from __future__ import annotations
@@ -41,63 +42,63 @@ VARIABLE = "INGESTD_FAILPOINTS"
 DELAY_S = 0.2
 
 POINTS: Mapping[str, str] = {
-    "capture.publication.before": "the publication is about to be made or altered",
-    "capture.publication.after": "that is committed",
-    "capture.slot.before": "the slot is about to be made; one that was of no use is dropped",
-    "capture.slot.after": "the slot is there",
-    "capture.point.before": "a temporary slot is about to be made, for a snapshot at one point, or "
-    "as what a new slot is moved past its making by",
-    "capture.point.after": "it is there, its snapshot exported",
-    "capture.split.before": "a split of a snapshot is about to be read",
-    "capture.split.after": "all its rows are read and given",
-    "capture.slot_copy.before": "the slot is about to be copied, to drain a backlog",
-    "capture.slot_copy.after": "the copy is there",
-    "capture.drain.before": "the server is about to decode a part of the backlog",
-    "capture.drain.after": "the part has been read",
-    "capture.slot_advance.before": "the slot is about to be moved while a backlog is drained",
-    "capture.slot_advance.after": "it is moved",
-    "capture.stream_begin.before": "the stream is about to be begun, where the backlog ends",
+    "capture.publication.before": "about to create or alter the publication",
+    "capture.publication.after": "this is committed",
+    "capture.slot.before": "about to create the slot; an unusable one is dropped",
+    "capture.slot.after": "the slot exists",
+    "capture.point.before": "about to create a temporary slot: for a consistent snapshot, or as "
+    "the point to which a new slot is advanced",
+    "capture.point.after": "it exists, its snapshot is exported",
+    "capture.split.before": "about to read a split of a snapshot",
+    "capture.split.after": "all its rows are read and handed over",
+    "capture.slot_copy.before": "about to copy the slot, to drain a backlog",
+    "capture.slot_copy.after": "the copy exists",
+    "capture.drain.before": "the server is about to decode a segment of the backlog",
+    "capture.drain.after": "the segment has been read",
+    "capture.slot_advance.before": "about to advance the slot while a backlog is drained",
+    "capture.slot_advance.after": "it is advanced",
+    "capture.stream_begin.before": "about to start the stream, where the backlog ends",
     "capture.stream_begin.after": "START_REPLICATION was answered",
-    "capture.receive.before": "more of the stream is about to be taken",
-    "capture.receive.after": "it is taken, not decoded yet",
-    "capture.decode.before": "a block is about to be decoded",
+    "capture.receive.before": "about to receive more of the stream",
+    "capture.receive.after": "it is received, not decoded yet",
+    "capture.decode.before": "about to decode a block",
     "capture.decode.after": "it is decoded, not delivered yet",
-    "capture.confirm.before": "what is durable is about to be confirmed",
-    "capture.confirm.after": "it is sent to the server, or noted for the next stream",
-    "sink.marker.before": "the marker of a new lake is about to be written, before all else",
-    "sink.marker.after": "it is there, nothing else of the lake",
-    "sink.adopt.before": "the record of a source's server is about to be made, in `_epochs`",
-    "sink.adopt.after": "it is there, `_tables` perhaps not",
-    "sink.parquet.before": "rows are about to be written to a Parquet file",
+    "capture.confirm.before": "about to confirm what is durable",
+    "capture.confirm.after": "the confirm is sent to the server, or noted for the next stream",
+    "sink.marker.before": "about to write the marker of a new lake, before anything else",
+    "sink.marker.after": "it exists, nothing else of the lake does",
+    "sink.adopt.before": "about to record a source's server in `_epochs`",
+    "sink.adopt.after": "the record exists, `_tables` perhaps not",
+    "sink.parquet.before": "about to write rows to a Parquet file",
     "sink.parquet.after": "they are written, the file is open",
-    "sink.fsync.before": "files and their folder are about to be made durable",
+    "sink.fsync.before": "about to make files and their folder durable",
     "sink.fsync.after": "they are durable",
-    "sink.raw_create.before": "a raw table is about to be made, without rows",
-    "sink.raw_create.after": "it is there",
-    "sink.new_columns.before": "a raw table is about to get more columns",
+    "sink.raw_create.before": "about to create a raw table, without rows",
+    "sink.raw_create.after": "it exists",
+    "sink.new_columns.before": "about to add columns to a raw table",
     "sink.new_columns.after": "it has them, without rows",
-    "sink.raw_commit.before": "a raw table's part of an epoch is about to be committed",
-    "sink.raw_commit.after": "it is durable, other tables' parts and `_epochs` perhaps not",
-    "sink.commit_put.before": "a commit is about to be put (on a disk: is durable by another name)",
-    "sink.commit_put.after": "it is there (on a disk: its folder not durable yet)",
-    "sink.tables_commit.before": "events are about to be committed to `_tables`",
+    "sink.raw_commit.before": "about to commit a raw table's rows of an epoch",
+    "sink.raw_commit.after": "they are durable, other tables' rows and `_epochs` perhaps not",
+    "sink.commit_put.before": "about to put a commit (on a disk: it is durable under another name)",
+    "sink.commit_put.after": "it exists (on a disk: its folder is not durable yet)",
+    "sink.tables_commit.before": "about to commit events to `_tables`",
     "sink.tables_commit.after": "they are durable",
-    "sink.epochs_commit.before": "all tables' parts are durable, the row of `_epochs` is written",
+    "sink.epochs_commit.before": "all tables' rows are durable, the row of `_epochs` is written",
     "sink.epochs_commit.after": "the epoch is durable, not confirmed yet",
-    "sink.advance.before": "a position without changes is about to be recorded in `_epochs`",
+    "sink.advance.before": "about to record a position without changes in `_epochs`",
     "sink.advance.after": "it is durable, not confirmed yet",
-    "sink.checkpoint.before": "a table's log is about to get a checkpoint",
+    "sink.checkpoint.before": "about to write a checkpoint of a table's log",
     "sink.checkpoint.after": "it is written, not durable",
-    "maintenance.write.before": "files are about to be joined into one",
+    "maintenance.write.before": "about to compact files into one",
     "maintenance.commit.before": "the file is durable, the exchange not committed",
     "maintenance.commit.after": "the exchange is committed",
-    "maintenance.clean.before": "old versions are about to be removed",
+    "maintenance.clean.before": "about to remove old versions",
 }
-"""Every point, and what is so when a process is there. The last group: in maintenance's own."""
+"""Every point, with the state of a process there. The last group: in the maintenance process."""
 
 Fault = Callable[[str], Exception]
 Tell = Callable[[str, str, int], None]
-"""Told each time before a point acts: the point, the action, how often it was reached."""
+"""Called each time before a point acts, with the point, the action and its count so far."""
 
 _ENTRY = re.compile(
     r"(?P<point>[^=]+)=(?P<action>[a-z]+)(?::(?P<seconds>\d+(?:\.\d+)?))?(?:@(?P<time>\d+)(?P<on>\+)?)?"
@@ -106,12 +107,12 @@ _ACTIONS = ("crash", "error", "delay")
 
 
 def os_error(text: str) -> Exception:
-    """Make what a local file system raises that fails for a moment."""
+    """Return the error that a local file system raises for a momentary failure."""
     return OSError(errno.EIO, text)
 
 
 def lost(text: str) -> Exception:
-    """Make what a part above the drivers raises when a connection or a storage fails."""
+    """Return the error that code above the drivers raises when a connection or storage fails."""
     return TransientError(text, reason="failpoint")
 
 
@@ -127,12 +128,12 @@ class Failpoint:
     has_acted: bool = False
 
     def is_due(self, count: int) -> bool:
-        """Return whether it acts at the `count`-th time."""
+        """Return whether the entry acts at the `count`-th time."""
         return count == self.time or (self.goes_on and count > self.time)
 
 
 class ArmedFailpoints:
-    """The entries of one process. Made by `parse`; from any thread."""
+    """The entries of one process, from `parse`. Thread-safe."""
 
     def __init__(self, stages: list[list[Failpoint]], tell: Tell) -> None:
         self._stages = stages
@@ -141,7 +142,7 @@ class ArmedFailpoints:
         self._counts: Counter[str] = Counter()
 
     def act(self, point: str, fault: Fault) -> float:
-        """Do what is due there; give how many seconds to wait. Raises what `fault` makes."""
+        """Run the action due at a point. Return the seconds to wait. Raise what `fault` returns."""
         if point not in POINTS:
             raise KeyError(point)
         with self._lock:
@@ -175,10 +176,10 @@ class _Switch:
 
 
 def arm(text: str, tell: Tell, *, only: str = "") -> bool:
-    """Have the entries of `text` act in this process; none are there if it is empty. At its start.
+    """Activate the entries of `text` in this process. Return whether there are any.
 
-    `only`: entries of other points than those that begin so are left to other processes. Gives
-    whether there is any. Raises ConfigError.
+    Called at process start. An empty text deactivates all points. `only`: a prefix; entries of
+    other points are left to other processes. Raises ConfigError.
     """
     stages = [[e for e in stage if e.point.startswith(only)] for stage in parse(text)]
     stages = [stage for stage in stages if stage]
@@ -187,7 +188,7 @@ def arm(text: str, tell: Tell, *, only: str = "") -> bool:
 
 
 def parse(text: str) -> list[list[Failpoint]]:
-    """Read what the variable says: stages of entries. Raises ConfigError."""
+    """Parse the variable into stages of entries. Raises ConfigError."""
     stages = [[part.strip() for part in stage.split(",")] for stage in text.split(">")]
     return [[_entry(part) for part in stage if part] for stage in stages if any(stage)]
 
@@ -196,24 +197,24 @@ def _entry(text: str) -> Failpoint:
     found = _ENTRY.fullmatch(text)
     if found is None or found["action"] not in _ACTIONS:
         raise ConfigError(
-            f"{VARIABLE}: {text!r} is no entry",
+            f"{VARIABLE}: {text!r} is not a valid entry",
             remedy="write POINT=crash, POINT=error or POINT=delay:SECONDS, with @N: the Nth time",
         )
     point = found["point"]
     if point not in POINTS:
         near = difflib.get_close_matches(point, POINTS, n=1, cutoff=0.0)
-        raise ConfigError(f"{VARIABLE}: there is no point {point!r}", remedy=f"write {near[0]!r}")
+        raise ConfigError(f"{VARIABLE}: no such point: {point!r}", remedy=f"write {near[0]!r}")
     seconds = float(found["seconds"] or DELAY_S) if found["action"] == "delay" else 0.0
     return Failpoint(point, found["action"], seconds, int(found["time"] or 1), bool(found["on"]))
 
 
 def reach(point: str, fault: Fault = os_error) -> None:
-    """Record that a thread is at `point`. Raises what `fault` makes of a text, if it is to."""
+    """Run the action that is due at `point`, in a thread. Raise what `fault` returns, if any."""
     if _Switch.armed is not None:
         time.sleep(_Switch.armed.act(point, fault))
 
 
 async def reach_async(point: str, fault: Fault = lost) -> None:
-    """Record that a coroutine is at `point`; a delay holds up nothing else."""
+    """Run the action that is due at `point`, in a coroutine. A delay blocks only the caller."""
     if _Switch.armed is not None:
         await asyncio.sleep(_Switch.armed.act(point, fault))

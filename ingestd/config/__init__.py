@@ -1,7 +1,7 @@
-"""The configuration: a TOML file, checked whole before anything starts (design section 4).
+"""The configuration: a TOML file, fully checked before anything starts (design section 4).
 
 Sizes: MB is 10^6 bytes, MiB 2^20. A relative `lake.uri` is relative to the working directory of
-the daemon; a relative `file:` path to the folder of the config file.
+the daemon; a relative `file:` path is relative to the folder of the config file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every table of the config file is."""
+"""Base class of every table of the config file."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Secret = Annotated[SecretStr, AfterValidator(_not_empty)]
 
 
 class Section(BaseModel):
-    """A table of the config file: strict types, no unknown keys, nothing secret in its repr."""
+    """A table of the config file: strict types, no unknown keys, no secrets in its repr."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
     _hidden: set[str] = PrivateAttr(default_factory=set)
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
-        """Yield what the repr shows: a value that came by env: or file: is masked."""
+        """Yield the fields of the repr. Values from env: or file: references are masked."""
         for name, value in super().__repr_args__():
             yield name, MASK if name in self._hidden else value

@@ -22,7 +22,7 @@ from ingestd.config.units import Address, Seconds, SecondsOrOff, SizeBytes, addr
 _STORES = ("s3", "s3a", "gs", "az", "abfs", "abfss", "adl")
 _SCHEMES = (*_STORES, "file")
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{16,}={0,2}\Z")
-"""RFC 6750, section 2.1; shorter ones can be guessed."""
+"""RFC 6750, section 2.1. A minimum length, because short tokens can be guessed."""
 
 
 def _sendable(value: SecretStr) -> SecretStr:
@@ -44,13 +44,13 @@ PemPath = Annotated[str, AfterValidator(_pem_path)]
 
 
 class LakeSettings(Section):
-    """`uri`: a local path, or a URI that deltalake knows. `storage_options`: passed to it."""
+    """`uri`: a local path, or a URI that deltalake supports. `storage_options`: passed to it."""
 
     uri: str
-    """Where the Delta tables go: a folder, or `s3://`, `gs://`, `az://`, `abfss://` and their
-    like."""
+    """Where the Delta tables are stored: a folder, or a URI such as `s3://`, `gs://`, `az://` or
+    `abfss://`."""
     storage_options: dict[str, SecretStr] = Field(default_factory=dict)
-    """Passed to deltalake as they are; their values are never shown."""
+    """Passed to deltalake unchanged; the values are never shown."""
 
     @field_validator("uri")
     @classmethod
@@ -64,13 +64,13 @@ class LakeSettings(Section):
             raise ValueError(msg)
         if uri.startswith(tuple(f"{name}:/" for name in _STORES)) and not separator:
             store_uri = uri.replace(":/", "://", 1)
-            msg = f"is no path; write {store_uri!r} for a store"
+            msg = f"is not a path; write {store_uri!r} for a store"
             raise ValueError(msg)
         if uri.startswith("~"):
             try:
                 uri = str(Path(uri).expanduser())
             except RuntimeError:
-                msg = "whose home that is, is not known; write the whole path"
+                msg = "the home directory in it is unknown; write the full path"
                 raise ValueError(msg) from None
         if "%" in uri and scheme in (uri, "file"):
             msg = "deltalake can't use a local path with '%' in it; choose another"
@@ -79,49 +79,49 @@ class LakeSettings(Section):
 
 
 class EpochSettings(Section):
-    """When an epoch closes: `max_delay` seconds after its first change, or at `max_bytes`."""
+    """When an epoch is closed: `max_delay` seconds after its first change, or at `max_bytes`."""
 
     max_delay: Seconds = 5.0
-    """An epoch closes at most this long after its first change."""
+    """An epoch is closed at most this long after its first change."""
     max_bytes: SizeBytes = 64_000_000
-    """An epoch closes when it has this many bytes."""
+    """An epoch is closed when it reaches this many bytes."""
 
 
 class LimitSettings(Section):
-    """`memory`: bytes for buffers and decoding, of the whole process."""
+    """`memory`: bytes for buffers and decoding, for the whole process."""
 
     memory: SizeBytes = Field(default=512_000_000, ge=64_000_000)
-    """For buffers and decoding, in the whole process, shared by its sources."""
+    """Memory for buffers and decoding in the whole process, shared by its sources."""
 
 
 class MaintenanceSettings(Section):
-    """What is done to the lake beside the epochs (docs/maintenance.md).
+    """Maintenance of the lake, alongside the epochs (docs/maintenance.md).
 
-    `compact`: how often small files are joined, in seconds; None: never. `target_file_size`: bytes
-    of a file that is not joined any more, up to which files are. `retention`: how many seconds of
-    versions can be read; None: all.
+    `compact`: interval in seconds at which small files are compacted; None: never.
+    `target_file_size`: size in bytes up to which files are compacted. `retention`: how many seconds
+    of versions stay readable; None: all.
     """
 
     compact: SecondsOrOff = 3600.0
-    """How often small files of the lake are joined."""
+    """How often small files of the lake are compacted."""
     target_file_size: SizeBytes | None = Field(default=None, ge=1_000_000, le=2_000_000_000)
-    """How large such files become; a file below a quarter of it is small."""
+    """Target size of compacted files; a file smaller than a quarter of it is small."""
     retention: SecondsOrOff = 7 * 86400.0
-    """How long versions of the lake's tables can be read; at least 10m, off keeps all."""
+    """How long versions of the lake's tables stay readable; at least 10m, off keeps all."""
 
     @model_validator(mode="after")
     def _consistent(self) -> MaintenanceSettings:
         if self.compact is None and self.target_file_size is not None:
-            why = 'is for joining files, and compact = "off" joins none; take one of them out'
+            why = 'has no effect with compact = "off"; remove one of the two'
             raise KeyPathError(("target_file_size",), why)
         if self.retention is not None and self.retention < LEAST_RETENTION_S:
-            why = "readers that are further behind lose their place; at least 10m, or 'off'"
+            why = "readers that are further behind can't resume; write at least 10m, or 'off'"
             raise KeyPathError(("retention",), why)
         return self
 
     @property
     def target_bytes(self) -> int | None:
-        """Size of files that small ones become; None: they stay."""
+        """Target size of compacted files; None: files are not compacted."""
         if self.compact is None:
             return None
         return DEFAULT_TARGET_BYTES if self.target_file_size is None else self.target_file_size
@@ -132,21 +132,21 @@ DEFAULT_TARGET_BYTES = 128_000_000
 
 
 class HttpSettings(Section):
-    """`listen`: where /metrics, /healthz, /readyz and /status are; None: nowhere.
+    """`listen`: address of /metrics, /healthz, /readyz and /status; None: none is served.
 
-    `token`: what all but /healthz ask for. `tls_cert`, `tls_key`: PEM files, relative to the
-    working directory of the daemon.
+    `token`: required by all endpoints except /healthz. `tls_cert`, `tls_key`: PEM files, relative
+    to the working directory of the daemon.
     """
 
     listen: Annotated[Address | None, BeforeValidator(address)] = Address("127.0.0.1", 9464)
-    """Where /metrics, /healthz, /readyz, /status and the page are served; off serves nothing."""
+    """Where /metrics, /healthz, /readyz, /status and the page are served; off disables them."""
     token: Token | None = None
-    """What requests have to bring (`Authorization: Bearer ...`); not asked for /healthz. Without it
-    commands need one that each start makes (docs/deploy.md)."""
+    """Token that requests must send (`Authorization: Bearer ...`), except to /healthz. If not set,
+    commands need the token that each start generates (docs/deploy.md)."""
     tls_cert: PemPath | None = None
     """PEM file of the certificate, relative to the working directory; needs `tls_key`."""
     tls_key: PemPath | None = None
-    """PEM file of its key, not encrypted; needs `tls_cert`."""
+    """PEM file of the certificate's key, not encrypted; needs `tls_cert`."""
 
     @model_validator(mode="after")
     def _consistent(self) -> HttpSettings:
@@ -156,14 +156,14 @@ class HttpSettings(Section):
         if self.listen is None:
             for name in ("token", "tls_cert"):
                 if getattr(self, name) is not None:
-                    raise KeyPathError((name,), 'is for what listen = "off" does not serve')
+                    raise KeyPathError((name,), 'has no effect with listen = "off"')
         return self
 
 
 class LogSettings(Section):
-    """`format`: auto is json when not a terminal."""
+    """`format`: auto selects json unless stderr is a terminal."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least level that is logged."""
+    """The lowest level that is logged."""
     format: Literal["auto", "json", "pretty"] = "auto"
-    """auto is json when stderr is not a terminal."""
+    """auto selects json unless stderr is a terminal."""

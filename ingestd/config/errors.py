@@ -1,4 +1,4 @@
-"""What is wrong with a config file, in words for the person who wrote it."""
+"""Faults of a config file, described for its author."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _WORDS = {
 
 
 class KeyPathError(ValueError):
-    """A fault of the key at `at`, found while its section was looked at as a whole."""
+    """A fault of the key at `at`, found by a check of its complete section."""
 
     def __init__(self, at: KeyPath, why: str) -> None:
         super().__init__(why)
@@ -46,9 +46,10 @@ class KeyPathError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """`why` the key at `at` is refused.
+    """A key at `at` that is refused, and `why`.
 
-    `quotes`: its value helps to see it. `meant`: the key that an unknown one was taken for.
+    `quotes`: whether the message quotes the value. `meant`: the key that an unknown one is probably
+    a misspelling of.
     """
 
     at: KeyPath
@@ -65,7 +66,7 @@ def problems_of(
 ) -> list[Problem]:
     """Translate a validation error of the section at `at`, whose model is `model`.
 
-    `section`: as it was written. What it has already is not suggested.
+    `section`: as written. Keys it already has are not suggested.
     """
     found = []
     for fault in error.errors(include_url=False, include_input=False):
@@ -89,11 +90,11 @@ def problems_of(
 
 
 def describe(problems: Sequence[Problem], document: object, resolver: Interpolator) -> list[str]:
-    """Return one line per problem, in the order found, each with the key's path; no secrets."""
+    """Return one line per problem, in the order found, each with the key's path. No secrets."""
     lines = []
     for problem in problems:
         if problem.at in resolver.errors and problem.why != resolver.errors[problem.at]:
-            continue  # it only says that 'env:NAME' is no duration
+            continue  # it would only report that 'env:NAME' is not a duration
         shown = _shown(problem, document, resolver)
         line = f"{key_path(problem.at)}: {problem.why}{shown}"
         if line not in lines:
@@ -102,7 +103,7 @@ def describe(problems: Sequence[Problem], document: object, resolver: Interpolat
 
 
 def _given_at(section: object, place: tuple[int | str, ...]) -> Collection[str]:
-    """Name the keys that are set in the section at `place` below `section`."""
+    """Return the keys that are set in the section at `place` below `section`."""
     for part in place:
         section = section.get(part) if isinstance(section, Mapping) else None
     return section if isinstance(section, Mapping) else ()
@@ -118,7 +119,7 @@ def _unknown(at: KeyPath, keys: Sequence[str], given: Collection[str]) -> Proble
 
 
 def _keys_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
-    """Name the keys of the section at `loc` below `model`."""
+    """Return the keys of the section at `loc` below `model`."""
     annotation: Any = model
     for part in loc:
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -135,7 +136,7 @@ def _plain(annotation: Any) -> Any:  # noqa: ANN401 - annotations have no common
 
 
 def _shown(problem: Problem, document: object, resolver: Interpolator) -> str:
-    """Quote the value, unless it is or might be a secret."""
+    """Return the quoted value, or nothing if it is or may be a secret."""
     at = problem.at
     referenced = any(at[: len(path)] == path for path in resolver.values)
     if not problem.quotes or referenced or _SECRET_KEYS.intersection(map(str, at)):

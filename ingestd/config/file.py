@@ -1,4 +1,4 @@
-"""The whole file: read, checked, its secrets known."""
+"""The complete config file: parsed, checked, its secrets collected."""
 
 from __future__ import annotations
 
@@ -30,41 +30,41 @@ if TYPE_CHECKING:
 _SOURCE_NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,54}\Z")
 _SECRET_OPTION = re.compile(r"key|secret|token|password|credential|sas|account", re.IGNORECASE)
 _TELLING_LENGTH = 8
-"""A shorter word (a region, 'true') is no secret by itself."""
+"""Shorter values (a region, 'true') are not secrets on their own."""
 
 
 class Config(Section):
-    """The whole file, checked. `redactor` knows every secret in it."""
+    """The complete config file, checked. `redactor` knows every secret in it."""
 
     lake: LakeSettings
-    """Where the tables go."""
+    """Where the tables are stored."""
     epoch: EpochSettings = EpochSettings()
-    """When an epoch closes."""
+    """When an epoch is closed."""
     limits: LimitSettings = LimitSettings()
-    """What the process may take."""
+    """Limits of the process."""
     maintenance: MaintenanceSettings = MaintenanceSettings()
-    """What is done to the lake beside the epochs (docs/maintenance.md)."""
+    """Maintenance of the lake, alongside the epochs (docs/maintenance.md)."""
     http: HttpSettings = HttpSettings()
-    """Where it can be asked, and by whom."""
+    """The HTTP endpoints, and who may access them."""
     log: LogSettings = LogSettings()
-    """What is logged, and how."""
+    """What is logged, and in which format."""
     sources: dict[str, SourceSettings] = Field(min_length=1)
-    """The databases: a section each, by name."""
+    """The databases: one section each, by name."""
     _redactor: Redactor = PrivateAttr(default_factory=Redactor)
 
     @property
     def redactor(self) -> Redactor:
-        """Takes this config's secrets out of any text."""
+        """Removes this config's secrets from any text."""
         return self._redactor
 
 
 def load_config(
     path: Path, sources: Mapping[str, type[SourceSettings]], environ: Mapping[str, str]
 ) -> Config:
-    """Read and check a config file. `sources`: a kind's settings model, by `kind`.
+    """Read and check a config file. `sources`: the settings model of each `kind`.
 
-    Raises ConfigError with every fault found, one line each, that begins with the key's path and
-    shows no secret.
+    Raises ConfigError with all faults found, one per line. Each line begins with the key's path and
+    contains no secret.
     """
     document = _read(path)
     resolver = Interpolator(path.parent, environ)
@@ -75,7 +75,7 @@ def load_config(
     found = _sources(resolved.pop("sources", {}), sources, problems)
     problems += _shared(found)
     config: Config | None = None
-    # a placeholder keeps "no sources" from being said of sources that are only wrong
+    # a placeholder avoids reporting "no sources" when the sources are only invalid
     stand_in = SourceSettings(kind="", dsn=SecretStr("-"), tables=["-.-"])
     try:
         config = Config.model_validate({**resolved, "sources": found or {"-": stand_in}})
@@ -92,7 +92,7 @@ def _read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
         msg = f"{path}: the config file can't be read: {error.strerror}"
-        raise ConfigError(msg, remedy="`ingestd init` writes a first one") from error
+        raise ConfigError(msg, remedy="`ingestd init` creates one") from error
     except OSError as error:
         msg = f"{path}: the config file can't be read: {error.strerror}"
         raise ConfigError(msg) from error
@@ -142,14 +142,14 @@ def _shared(sources: Mapping[str, SourceSettings]) -> list[Problem]:
 
 
 def _hide(config: Config, resolver: Interpolator, environ: Mapping[str, str]) -> None:
-    """Mask what came by reference in reprs, and tell the redactor every secret."""
+    """Mask referenced values in reprs, and pass every secret to the redactor."""
     known = [secret for source in config.sources.values() for secret in source.secrets()]
     known += secrets_in_environment(environ)
     if config.http.token is not None:
         known.append(config.http.token.get_secret_value())
     for name, option in config.lake.storage_options.items():
         value = option.get_secret_value()
-        # a region or "true" is no secret; masking it would mask half of every log line
+        # a region or "true" is not a secret; masking it would mask half of every log line
         if _SECRET_OPTION.search(name) or len(value) >= _TELLING_LENGTH:
             known.append(value)
     for at, value in resolver.values.items():
@@ -162,7 +162,7 @@ def _hide(config: Config, resolver: Interpolator, environ: Mapping[str, str]) ->
 
 
 def _field_at(config: Config, at: KeyPath) -> tuple[Section, str]:
-    """Return the innermost section on the way to a key, and the name of its field there."""
+    """Return the innermost section on the path to a key, and the name of its field there."""
     section: Section = config
     name = str(at[0])
     held: Any = config

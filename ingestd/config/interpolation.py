@@ -15,10 +15,10 @@ KeyPath = tuple[str | int, ...]
 
 @dataclass(slots=True)
 class Interpolator:
-    """Replaces references by what they stand for, and remembers where they were.
+    """Replaces references by their values, and records where they were.
 
-    `folder`: what relative file paths are relative to. `values`: the value found per key path;
-    `errors`: per key path why there was none.
+    `folder`: base of relative file paths. `values`: the value found for each key path; `errors`:
+    for each key path without a value, the reason.
     """
 
     folder: Path
@@ -27,7 +27,7 @@ class Interpolator:
     errors: dict[KeyPath, str] = field(default_factory=dict)
 
     def resolve(self, value: object, at: KeyPath = ()) -> object:
-        """Return the value with every reference in it replaced; one that fails stays as it is."""
+        """Return the value with every reference replaced. One that fails is left unchanged."""
         if isinstance(value, dict):
             return {k: self.resolve(v, (*at, k)) for k, v in value.items()}
         if isinstance(value, list):
@@ -51,7 +51,7 @@ class Interpolator:
     def _file(self, reference: str, at: KeyPath) -> str:
         name = reference.removeprefix("file:")
         try:
-            # one newline, as an editor leaves it: a secret may end in a space
+            # one newline, which editors append; a secret may end in a space
             text = (self.folder / name).read_text("utf-8").removesuffix("\n").removesuffix("\r")
         except OSError as error:
             self.errors[at] = f"file {name!r} can't be read: {error.strerror}"
@@ -64,14 +64,14 @@ class Interpolator:
 
 
 def key_path(at: KeyPath) -> str:
-    """Write a key's path as TOML does: ``sources.shop.table."public.orders".types``."""
+    """Return a key's path in TOML syntax: ``sources.shop.table."public.orders".types``."""
     text = ""
     for part in at:
         if isinstance(part, int):
             text += f"[{part}]"
             continue
         bare = part.replace("_", "").replace("-", "")
-        # A JSON string is a TOML one.
+        # A JSON string is a valid TOML string.
         name = part if bare.isascii() and bare.isalnum() else json.dumps(part, ensure_ascii=False)
         text += f".{name}" if text else name
     return text

@@ -1,4 +1,4 @@
-"""Secrets taken out of text, before anyone reads it."""
+"""Removal of secrets from text before it is shown."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ MASK = "***"
 _MIN_LENGTH = 3
 """Shorter secrets are left to the patterns: masking every 'a' would mask everything."""
 _MIN_LINE_LENGTH = 16
-"""Of a secret of several lines, shorter lines are none by themselves."""
+"""In a secret of several lines, shorter lines are not masked separately."""
 
 _NAMES = (
     r"(?:password|passwd|passphrase|secret_?access_?key|session_?token|client_?secret"
     r"|(?:shared_?)?access_?key|account_?key|private_?key|api_?key|mask_?key"
     r"|(?:\b|_)(?:pwd|secret|token|sas|sig|signature|credential))"
 )
-# Not "http.token: is not a token", nor what says how to write it.
+# Neither "http.token: is not a token" nor a text that explains the syntax.
 _ASSIGNED = re.compile(
     rf"({_NAMES}(?:['\"]\s*[=:]\s*|\s*=\s*|:(?=\S)|:\s*(?=['\"])|:\s+(?=[^\s'\"&,;]{{16}})))"
     r"(?!['\"]?(?:env:|file:|\.\.\.))"
     r"('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\s'\"&,;]+)",
     re.IGNORECASE,
 )
-# As in a DSN of keywords and values, where an unquoted value ends at unescaped white space alone;
-# a quote at its end is that of the text around it (libpq, "Keyword/Value Connection Strings").
+# As in a DSN of keywords and values, where an unquoted value ends only at unescaped white space.
+# A quote at its end belongs to the surrounding text (libpq, "Keyword/Value Connection Strings").
 _IN_DSN = re.compile(
     r"((?<![\w?&;/-])(?:ssl)?password\s*=\s*)"
     r"(?!['\"]|env:|file:|\.\.\.)"
@@ -52,7 +52,7 @@ _PATTERNS = (
     ),
     (
         ("authorization",),
-        # A shell's $(...) or $NAME in a remedy stands for the secret, and is none.
+        # A shell's $(...) or $NAME in a remedy is a placeholder, not the secret.
         re.compile(
             r"(\bauthorization['\"]?\s*[:=]\s*['\"]?)(?!\s*bearer \$[(A-Z])[^'\"\n]+", re.IGNORECASE
         ),
@@ -63,7 +63,7 @@ _PATTERNS = (
         re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*-----|\Z)", re.DOTALL),
         MASK,
     ),
-    # The lines of a server's error, or of its traceback, that may quote values of rows.
+    # Lines of a server error or its traceback that may quote row values.
     (
         ("detail:", "context:", "line "),
         re.compile(r"^(DETAIL|CONTEXT|LINE \d+): .*$", re.MULTILINE),
@@ -75,17 +75,17 @@ _PATTERNS = (
         rf"\1: {MASK}",
     ),
 )
-"""Any of these words, in small letters, has to be there; then this is replaced by that."""
+"""One of these words, in lower case, must occur; then the pattern is replaced by the text."""
 
 _IN_ENVIRONMENT = re.compile(
     r"(PGPASSWORD|PGSSLPASSWORD|(AWS|AZURE|GOOGLE)_\w*(SECRET|TOKEN|KEY|SAS)\w*)(?<!FILE)(?<!PATH)\Z"
 )
 _LONGEST_NAME = 8
-"""A value in the environment that is shorter is a name, or a flag."""
+"""Shorter values in the environment are names or flags, not secrets."""
 
 
 def secrets_of(value: str) -> Iterator[str]:
-    """Yield a secret and those inside it, as written and as meant (a DSN holds both)."""
+    """Yield a secret and those inside it, both as written and unescaped (a DSN holds both)."""
     yield value
     if "\n" in value:
         yield from (line for line in value.splitlines() if len(line.strip()) >= _MIN_LINE_LENGTH)
@@ -102,7 +102,7 @@ def secrets_of(value: str) -> Iterator[str]:
 
 
 def secrets_in_environment(environ: Mapping[str, str]) -> list[str]:
-    """Return the values that libpq and object stores take from there, whatever the config says."""
+    """Return the values that libpq and object stores read from the environment on their own."""
     return [
         value
         for name, value in environ.items()
@@ -111,7 +111,7 @@ def secrets_in_environment(environ: Mapping[str, str]) -> list[str]:
 
 
 def _in_json(value: str) -> Iterable[str]:
-    """Return what is secret in the JSON of a service account."""
+    """Return the secrets in the JSON of a service account."""
     if not value.lstrip().startswith("{"):
         return []
     try:
@@ -123,7 +123,7 @@ def _in_json(value: str) -> Iterable[str]:
 
 
 def _forms(secret: str) -> Iterable[str]:
-    """Yield the ways in which libraries write a text: in URLs, in code, in JSON, in DSNs."""
+    """Yield a text as libraries write it: in URLs, in code, in JSON, in DSNs."""
     yield secret
     yield quote(secret)
     yield quote(secret, safe="")
@@ -135,13 +135,13 @@ def _forms(secret: str) -> Iterable[str]:
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
-    # the longest first: a DSN goes whole before its password does
+    # the longest first: a complete DSN must be replaced before its password is
     ordered = sorted(texts, key=lambda s: (-len(s), s))
     return re.compile("|".join(map(re.escape, ordered))) if ordered else None
 
 
 class Redactor:
-    """Replaces known secrets, and whatever looks like a password, by `MASK`.
+    """Replaces known secrets, and anything that looks like a password, by `MASK`.
 
     `known`: the secret values of the config. The object's own repr shows none of them.
     """
@@ -154,7 +154,7 @@ class Redactor:
         self._known = _any_of(self._texts)
 
     def learn(self, other: Redactor) -> None:
-        """Replace what the other knows too; what was known stays known."""
+        """Also replace the secrets that `other` knows."""
         self._texts |= other._texts
         self._known = _any_of(self._texts)
 
@@ -162,7 +162,7 @@ class Redactor:
         return "Redactor()"
 
     def text(self, text: str) -> str:
-        """Return the text without secrets and without a server error's row values."""
+        """Return the text without secrets and without row values from server errors."""
         if self._known is not None:
             text = self._known.sub(MASK, text)
         small = text.lower()
@@ -172,7 +172,7 @@ class Redactor:
         return text
 
     def tree(self, value: object) -> object:
-        """Return a value for JSON: strings redacted at any depth, LSNs and others as text."""
+        """Return a value for JSON: strings redacted at any depth, LSNs and other types as text."""
         if isinstance(value, str):
             return self.text(value)
         if value is None or (isinstance(value, int | float) and not isinstance(value, Lsn)):

@@ -1,4 +1,4 @@
-"""The sections of sources and of their tables."""
+"""The config sections of sources and their tables."""
 
 from __future__ import annotations
 
@@ -19,55 +19,55 @@ if TYPE_CHECKING:
 
 
 class TableSettings(Section):
-    """`[sources.NAME.table."schema.table"]`; columns by the source's names.
+    """`[sources.NAME.table."schema.table"]`. Columns are named as in the source.
 
-    `exclude_columns` never reach the lake. `mask_columns`: only a keyed hash of the value does, or
-    nothing. `types`: the lake's type, as `ingestd.decode.type_mapping.override_type` reads it.
-    `reference`: whether the lake keeps the table's current rows, and how they are kept
-    (docs/reference-tables.md); `refresh`: how often, in seconds, "snapshot_only" reads them.
+    `exclude_columns` never reach the lake. Of `mask_columns`, only a keyed hash does, or nothing.
+    `types`: lake types, in the syntax of `ingestd.decode.type_mapping.override_type`. `reference`:
+    whether and how the lake keeps the table's current rows (docs/reference-tables.md). `refresh`:
+    the interval in seconds at which "snapshot_only" reads them.
     """
 
     exclude_columns: list[str] = Field(default_factory=list)
-    """Columns that are never read, and never in the lake."""
+    """Columns that are never read and never stored in the lake."""
     mask_columns: dict[str, Literal["sha256", "null"]] = Field(default_factory=dict)
     """Columns of which only a keyed hash reaches the lake (sha256), or nothing (null)."""
     types: dict[str, str] = Field(default_factory=dict)
-    """Lake types other than the usual ones, by column (docs/types.md)."""
+    """Lake types that replace the default ones, by column (docs/types.md)."""
     reference: Literal["off", "snapshot_only", "snapshot_plus_cdc", "manual"] = "off"
-    """Whether `_ref` has the table's current rows, and how (docs/reference-tables.md)."""
+    """Whether and how `_ref` keeps the table's current rows (docs/reference-tables.md)."""
     refresh: Seconds | None = None
     """How often a `snapshot_only` table is re-read; 1h if not set."""
 
     @property
     def hidden(self) -> frozenset[str]:
-        """Columns whose values may not be seen as they are."""
+        """Columns whose values must not be visible as they are."""
         return frozenset([*self.exclude_columns, *self.mask_columns])
 
     @model_validator(mode="after")
     def _consistent(self) -> TableSettings:
         if self.refresh is not None and self.reference in {"snapshot_plus_cdc", "manual"}:
-            why = f'is for reference = "snapshot_only", not "{self.reference}"; take it out'
+            why = f'applies to reference = "snapshot_only", not "{self.reference}"; remove it'
             raise KeyPathError(("refresh",), why)
         excluded = self.exclude_columns
         for number, column in enumerate(excluded):
             if column in excluded[:number]:
-                raise KeyPathError(("exclude_columns", number), f"{column!r} is named twice")
+                raise KeyPathError(("exclude_columns", number), f"{column!r} is listed twice")
         for column, kind in self.mask_columns.items():
             if column in excluded:
-                why = "is in 'exclude_columns' too; take it out of one of them"
+                why = "is also in 'exclude_columns'; remove it from one of the two"
                 raise KeyPathError(("mask_columns", column), why)
             if kind == "sha256" and column in self.types:
-                why = "is masked with sha256, which is a string; take it out of 'types'"
+                why = "is masked with sha256, so its type is string; remove it from 'types'"
                 raise KeyPathError(("types", column), why)
         for column in self.types:
             if column in excluded:
-                why = "is in 'exclude_columns' too; take it out of one of them"
+                why = "is also in 'exclude_columns'; remove it from one of the two"
                 raise KeyPathError(("types", column), why)
         return self
 
     @property
     def refresh_s(self) -> float:
-        """How often a table with "snapshot_only" is read."""
+        """How often a "snapshot_only" table is re-read, in seconds."""
         return DEFAULT_REFRESH_S if self.refresh is None else self.refresh
 
     @property
@@ -78,9 +78,9 @@ class TableSettings(Section):
 
 DEFAULT_REFRESH_S = 3600.0
 UNSTREAMED = {"snapshot_only", "manual"}
-"""Of these references only the current rows are in the lake."""
+"""With these references the lake keeps only the current rows."""
 NO_CONTROLS = TableSettings()
-"""What holds for a table without a section of its own."""
+"""The settings of a table that has no section."""
 
 
 def _table_pattern(pattern: str) -> str:
@@ -96,10 +96,10 @@ TablePattern = Annotated[str, AfterValidator(_table_pattern)]
 
 
 class SourceSettings(Section):
-    """What every kind of source has; a kind's own model adds its keys.
+    """The keys of every kind of source; the model of a kind adds its own.
 
     `tables`: patterns ``schema.table`` with ``*``, ``?`` and ``[...]``; ``!`` excludes. A schema
-    with a dot is quoted as in SQL. `mask_key`: what masks of kind sha256 are keyed with.
+    with a dot is quoted as in SQL. `mask_key`: the key of sha256 masks.
     """
 
     kind: str
@@ -109,9 +109,9 @@ class SourceSettings(Section):
     tables: list[TablePattern] = Field(min_length=1)
     """What to capture: `schema.table` with `*`, `?` and `[...]`; `!` excludes."""
     mask_key: Secret | None = None
-    """What masks of kind sha256 are keyed with; required for them."""
+    """The key of sha256 masks; required if there are any."""
     table: Mapping[str, TableSettings] = {}
-    """Settings of single tables: a section each, by `"schema.table"`."""
+    """Settings of single tables: one section each, by `"schema.table"`."""
 
     @classmethod
     def defaults(cls, source: str) -> Mapping[str, object]:
@@ -120,18 +120,18 @@ class SourceSettings(Section):
         return {}
 
     def includes(self, schema: str, name: str) -> bool:
-        """Return whether `tables` asks for this table: by one pattern, and excluded by none."""
+        """Return whether `tables` includes this table: a pattern matches, and none excludes it."""
         return included(self.tables, schema, name)
 
     def streams(self, table: TableId) -> bool:
-        """Return whether a table's changes are captured: of some only the current rows are kept."""
+        """Return whether a table's changes are captured; of some, only current rows are kept."""
         return (
             self.includes(table.schema, table.name)
             and self.controls(table).reference not in UNSTREAMED
         )
 
     def controls(self, table: TableId) -> TableSettings:
-        """Return the settings of a table: those of its section, or the defaults."""
+        """Return the settings of a table: its section, or the defaults."""
         found = (s for text, s in self.table.items() if TableId.parse(text) == table)
         return next(found, NO_CONTROLS)
 
@@ -141,15 +141,15 @@ class SourceSettings(Section):
 
     @property
     def mask_key_bytes(self) -> bytes | None:
-        """The key as HMAC takes it: its text in UTF-8."""
+        """The HMAC key: its text in UTF-8."""
         return None if self.mask_key is None else self.mask_key.get_secret_value().encode()
 
     def exclusive(self) -> tuple[str, object] | None:
-        """Name the key that no two sources may share, and what counts as the same."""
+        """Return a key that two sources must not share, and the value to compare."""
         return None
 
     def secrets(self) -> list[str]:
-        """Return the values that nobody may see."""
+        """Return the values that must never be shown."""
         fields = (getattr(self, name) for name in type(self).model_fields)
         return [f.get_secret_value() for f in fields if isinstance(f, SecretStr)]
 
@@ -167,15 +167,15 @@ class SourceSettings(Section):
             if not self.includes(table.schema, table.name):
                 raise KeyPathError(at, "no pattern of 'tables' includes it")
             if seen.setdefault(table, text) != text:
-                raise KeyPathError(at, f"is the table of {seen[table]!r} too; keep one of them")
+                raise KeyPathError(at, f"is the same table as {seen[table]!r}; keep one of them")
             if settings.hashed and self.mask_key is None:
-                why = "sha256 needs a key; set 'mask_key' of the source, like 'env:MASK_KEY'"
+                why = "sha256 needs a key; set the source's 'mask_key', like 'env:MASK_KEY'"
                 raise KeyPathError((*at, "mask_columns", settings.hashed[0]), why)
         return self
 
 
 def included(patterns: Sequence[str], schema: str, name: str) -> bool:
-    """Return whether a table is in: by one pattern, and excluded by none."""
+    """Return whether a table is included: a pattern matches, and none excludes it."""
 
     def matches(pattern: str) -> bool:
         wanted = TableId.parse(pattern.removeprefix("!"))

@@ -1,4 +1,4 @@
-"""Durations, sizes and addresses as a config file writes them."""
+"""Durations, sizes and addresses in a config file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MAX_PORT = 65535
 
 
 def seconds(text: object) -> float:
-    """Read ``500ms``, ``5s``, ``1m``, ``2h``, ``7d`` as seconds above 0. Raises ValueError."""
+    """Parse ``500ms``, ``5s``, ``1m``, ``2h``, ``7d`` into seconds above 0. Raises ValueError."""
     match = _NUMBER_UNIT.match(text) if isinstance(text, str) else None
     if match is None or match[2] not in _SECONDS or float(match[1]) <= 0:
         msg = "not a duration; write a number above 0 with ms, s, m, h or d, like '5s'"
@@ -34,7 +34,7 @@ def seconds(text: object) -> float:
 
 
 def size_bytes(text: object) -> int:
-    """Read ``64MB`` (10^6), ``64MiB`` (2^20) and their like as bytes above 0. Raises ValueError."""
+    """Parse ``64MB`` (10^6), ``64MiB`` (2^20) and so on into bytes above 0. Raises ValueError."""
     match = _NUMBER_UNIT.match(text) if isinstance(text, str) else None
     unit = None if match is None else _BYTES.get(match[2].lower())
     if match is None or unit is None or (found := int(float(match[1]) * unit)) <= 0:
@@ -45,7 +45,7 @@ def size_bytes(text: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to listen. Port 0: one that the system chooses."""
+    """A listening address. Port 0: chosen by the system."""
 
     host: str
     port: int
@@ -55,7 +55,7 @@ class Address:
 
 
 def address(text: object) -> Address | None:
-    """Read ``host:port`` or ``[v6]:port``; ``off`` is None. Raises ValueError."""
+    """Parse ``host:port`` or ``[v6]:port``; ``off`` is None. Raises ValueError."""
     if text == "off":
         return None
     match = _ADDRESS.match(text) if isinstance(text, str) else None
@@ -66,7 +66,7 @@ def address(text: object) -> Address | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host name or address is this machine's own for itself."""
+    """Return whether a host name or address is this machine's loopback."""
     if host.lower().rstrip(".") == "localhost":
         return True
     try:
@@ -78,17 +78,17 @@ def is_loopback(host: str) -> bool:
 
 
 def size_or_zero(text: object) -> int:
-    """Read a size as `size_bytes` does, or ``0`` (a number or a text). Raises ValueError."""
+    """Parse a size as `size_bytes` does, or ``0`` (number or text). Raises ValueError."""
     return 0 if text in ("0", 0) and not isinstance(text, bool) else size_bytes(text)
 
 
 def seconds_or_zero(text: object) -> float:
-    """Read a duration as `seconds` does, or ``0`` (a number or a text). Raises ValueError."""
+    """Parse a duration as `seconds` does, or ``0`` (number or text). Raises ValueError."""
     return 0.0 if text in ("0", 0) and not isinstance(text, bool) else seconds(text)
 
 
 def seconds_or_off(text: object) -> float | None:
-    """Read a duration as `seconds` does; ``off`` is None. Raises ValueError."""
+    """Parse a duration as `seconds` does; ``off`` is None. Raises ValueError."""
     try:
         return None if text == "off" else seconds(text)
     except ValueError as error:

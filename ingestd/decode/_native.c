@@ -1,10 +1,11 @@
-/* Messages found, tuples walked row by row, and values of simple types read on the way.
+/* Locates messages, walks tuples row by row, and parses values of simple types on the way.
  *
- * Numpy does the same column by column (wire.py, tuples.py, cast.py), in three times the time: it
- * goes over the messages once for each column and keeps where each value lies. What is taken here
- * is what is taken there, bit by bit (tests/unit/decode); what is refused there is ODD here.
+ * Numpy does the same column by column (backend_messages.py, tuples.py, cast.py) in three times the
+ * time, because it scans the messages once per column and stores the position of each value. Both
+ * accept the same values with the same results, bit by bit (tests/unit/decode). A value that numpy
+ * refuses is ODD here.
  *
- * Nothing is read or written outside the buffers that are given, whatever is in them. The loops run
+ * Nothing outside the given buffers is read or written, whatever they contain. The loops run
  * without the GIL.
  *
  * Source: PostgreSQL documentation, "Logical Replication Message Formats", TupleData; the texts are
@@ -21,15 +22,15 @@
 #error "numbers are written as little-endian machines have them; numpy does without this"
 #endif
 
-/* What is made of a column; of TEXT, where it lies. As in typed_tuples.py. */
+/* The output format of a column; TEXT outputs positions. As in native_tuples.py. */
 enum { TEXT, INTEGER, BOOLEAN, DATE, TIMESTAMP, INSTANT, DECIMAL, KINDS };
 
-/* What was found of a value; ODD: its text is not one that the column can hold. */
+/* The state of a value. ODD: a text that the column can't hold. */
 enum { PRESENT, ABSENT, UNSENT, ODD };
 
-static const int MOST_COLUMNS = INT16_MAX; /* of a tuple: as many as can be said */
+static const int MOST_COLUMNS = INT16_MAX; /* of a tuple: limit of its counter */
 
-/* As in native.py: with what is called otherwise, or writes otherwise, it grows. */
+/* As in native.py. Increase it if a function's name, arguments or output change. */
 static const int VERSION = 3;
 
 typedef struct {
@@ -37,9 +38,9 @@ typedef struct {
     int kind;
     int size;             /* bytes of a value in `values` */
     int precision, scale; /* of a decimal */
-    uint64_t end;         /* of a decimal: one more than its digits can be as a number */
-    uint8_t seen;         /* bit n: a value of state n */
-    Py_buffer values;     /* of TEXT int64: where it begins */
+    uint64_t end;         /* of a decimal: 10 to the power of its precision */
+    uint8_t seen;         /* bit n: some value has state n */
+    Py_buffer values;     /* of TEXT int64: starts */
     Py_buffer lengths;    /* int64, of TEXT only */
     Py_buffer states;     /* uint8 */
 } Column;
@@ -58,13 +59,13 @@ static inline uint64_t eight_at(const uint8_t *p) {
     return bytes;
 }
 
-/* Byte by byte, up to 0x7F. One that carries into the next is refused for its highest bit. */
+/* Compare each byte, up to 0x7F. The high bit refuses a byte that carries into the next. */
 static inline int are_at_most(uint64_t bytes, uint64_t most) {
     return ((bytes | (bytes + (EACH(0x7F) - most))) & EACH(0x80)) == 0;
 }
 
-/* 1 to 19 digits, which 64 bits hold, go on from those in `out`. Reads the seven bytes before them,
- * too: those of a tuple that lie in front of its first value (walk_rows).
+/* Append 1 to 19 digits, which fit 64 bits, to the number in `out`. Also reads up to seven bytes
+ * before them: those in a tuple that precede its first value (walk_rows).
  */
 static inline int read_digits(const uint8_t *p, int n, uint64_t *out) {
     static const uint32_t powers[] = {1,      10,      100,      1000,     10000,
@@ -99,7 +100,7 @@ static int read_integer(const uint8_t *p, int n, int size, int64_t *out) {
     return 1;
 }
 
-/* A number with exactly `scale` digits after the point; 19 digits with a zero before it. */
+/* A number with exactly `scale` digits after the point: 18 digits, or 19 with a leading zero. */
 static int read_decimal(const uint8_t *p, int n, const Column *column, int64_t *out) {
     int is_negative = n > 0 && p[0] == '-', scale = column->scale;
     uint64_t value = 0;
@@ -114,7 +115,7 @@ static int read_decimal(const uint8_t *p, int n, const Column *column, int64_t *
     return 1;
 }
 
-/* YYYY-MM-DD of the years 1 to 9999, as days since 1970. */
+/* YYYY-MM-DD in the years 1 to 9999, as days since 1970. */
 static int read_day(const uint8_t *p, int64_t *out) {
     static const uint8_t days[] = {31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
     uint64_t month_of = eight_at(p) ^ UINT64_C(0x2D30302D30303030); /* 0000-00- */
@@ -128,7 +129,7 @@ static int read_day(const uint8_t *p, int64_t *out) {
     if (year < 1 || month < 1 || month > 12 || day < 1) return 0;
     int is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
     if (day > days[month - 1] + (month == 2 && is_leap)) return 0;
-    /* Years begin in March here, so that the leap day is their last. */
+    /* Years begin in March here, so that the leap day is the last day. */
     int from_march = month > 2 ? month - 3 : month + 9, y = year - (month <= 2);
     int day_of_year = (153 * from_march + 2) / 5 + day - 1;
     *out = 365 * (int64_t)y + y / 4 - y / 100 + y / 400 + day_of_year - 719468;
@@ -207,7 +208,7 @@ static inline void take(Column *column, Py_ssize_t row, const uint8_t *data, int
     column->seen |= (uint8_t)(1 << state);
 }
 
-/* Gives the first row that is malformed, or -1. */
+/* Return the first malformed row, or -1. */
 static Py_ssize_t walk_rows(const uint8_t *data, int64_t size, const int64_t *at,
                             const int64_t *ends, int64_t *stops, Py_ssize_t rows, Column *columns,
                             int count) {
@@ -292,10 +293,10 @@ static PyObject *seen_of(const Column *columns, int count) {
 PyDoc_STRVAR(walk_doc,
              "walk(buffer, at, ends, stops, columns) -> (row, seen)\n\n"
              "Walk the tuple that begins at each of `at` and ends at or before `ends` (int64);\n"
-             "`stops` (int64, written) is where it stops. `columns` has for each column None, or\n"
-             "(kind, bytes of a value, precision, scale, values, lengths, states): writable\n"
-             "arrays, `lengths` for TEXT only. Gives the first malformed row, or -1, and for each\n"
-             "column a byte in which bit n says that a value of state n was seen.");
+             "`stops` (int64, output) is where it stops. `columns` has for each column None, or\n"
+             "(kind, bytes per value, precision, scale, values, lengths, states): writable\n"
+             "arrays, `lengths` only for TEXT. Return the first malformed row, or -1, and for\n"
+             "each column a byte in which bit n is set if a value had state n.");
 
 static PyObject *walk(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_buffer buffer, at, ends, stops;
@@ -345,7 +346,7 @@ static int gather_rows(const char *data, int64_t size, const int64_t *starts,
         if (n < 0 || n > most - used) return 0;
         if (at < 0 || at > size || n > size - at) return 0;
         int64_t room = size - at < most - used ? size - at : most - used;
-        if (n <= 16 && room >= 16) /* with what lies behind: faster than so many bytes */
+        if (n <= 16 && room >= 16) /* including the bytes after it: faster than a variable size */
             memcpy(to + used, data + at, 16);
         else if (n <= 32 && room >= 32)
             memcpy(to + used, data + at, 32);
@@ -361,9 +362,9 @@ static int gather_rows(const char *data, int64_t size, const int64_t *starts,
 
 PyDoc_STRVAR(gather_doc,
              "gather(buffer, starts, lengths, offsets, to)\n\n"
-             "Copy `lengths` bytes from each of `starts` (int64) to `to`, one after another;\n"
-             "`offsets` (int32, written, one more) says where each begins there. Raises\n"
-             "ValueError if one lies outside the buffer, or `to` is too small.");
+             "Copy `lengths` bytes from each of `starts` (int64) to `to`, back to back; `offsets`\n"
+             "(int32, output, one more item) is where each begins there. Raise ValueError if one\n"
+             "lies outside the buffer, or `to` is too small.");
 
 static PyObject *gather(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_buffer buffer, starts, lengths, offsets, to;
@@ -420,8 +421,8 @@ static int unhex_rows(const uint8_t *data, int64_t size, const int64_t *starts,
 
 PyDoc_STRVAR(unhex_doc,
              "unhex(buffer, starts, lengths, offsets, odd, to)\n\n"
-             "Write the bytes that texts of bytea stand for to `to`, one after another, as gather\n"
-             "does; none for those that are not such a text, for which `odd` (uint8) is 1.");
+             "Write the decoded bytes of bytea texts to `to`, back to back, as gather does. For\n"
+             "an invalid text nothing is written, and `odd` (uint8) is 1.");
 
 static PyObject *unhex(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_buffer buffer, starts, lengths, offsets, odd, to;
@@ -463,8 +464,8 @@ static Py_ssize_t follow_messages(const uint8_t *data, int64_t size, int64_t at,
 
 PyDoc_STRVAR(follow_doc,
              "follow(buffer, at, starts, ends) -> found\n\n"
-             "Find the whole CopyData messages that follow one another from `at` on, at most as\n"
-             "many as there is room for in `starts` and `ends` (int64, written): their contents.");
+             "Find consecutive complete CopyData messages from `at` on, at most as many as fit in\n"
+             "`starts` and `ends` (int64, output): the bounds of their contents.");
 
 static PyObject *follow(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_buffer buffer, starts, ends;
@@ -496,7 +497,7 @@ static void read_words(const uint8_t *data, int64_t size, const int64_t *offsets
 
 PyDoc_STRVAR(words_doc,
              "words(buffer, offsets, words)\n\n"
-             "Write the big-endian number of eight bytes at each of `offsets` (int64) to `words`\n"
+             "Write the big-endian eight-byte number at each of `offsets` (int64) to `words`\n"
              "(int64); zeros follow the buffer's last byte.");
 
 static PyObject *words(PyObject *Py_UNUSED(module), PyObject *args) {

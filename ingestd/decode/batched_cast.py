@@ -1,7 +1,7 @@
-"""Columns of many tables, or of one, cast together.
+"""Columns of one or several tables cast together.
 
-A cast takes a fifth of a millisecond however few values it has. Where each of many tables has a few
-rows, their columns of one type are one column here.
+A cast takes a fifth of a millisecond, however few values it has. If many tables have a few rows
+each, their columns of one type are cast as one column here.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from ingestd.decode.values.text_column import TextColumn
 from ingestd.model.schema import Column
 
 Wanted = tuple[Tuples, Iterable[Column]]
-"""Walked tuples, and the columns that must be cast of them."""
+"""Walked tuples, and the columns to cast in them."""
 
 _Member = tuple[int, str, TextColumn]
 """Index of the tuples, name of the column, its values."""
 
 
 def cast_batched(wanted: Sequence[Wanted]) -> list[Tuples]:
-    """Return the tuples with the values of these columns, all of one source.
+    """Return the tuples with cast values for these columns. All have the same source.
 
-    Those that are masked are left to whoever builds the rows.
+    Masked columns are skipped; the row builder handles them.
     """
     groups: dict[tuple[pa.DataType, bool], list[_Member]] = {}
     for index, (tuples, columns) in enumerate(wanted):
@@ -49,9 +49,9 @@ def cast_batched(wanted: Sequence[Wanted]) -> list[Tuples]:
 
 
 def _cast(parts: Sequence[TextColumn], to: pa.DataType, *, is_override: bool) -> list[CastColumn]:
-    """Cast them as one column, give each its part.
+    """Cast the parts as one column, and return each part's result.
 
-    In the order in which they lie in the source: where texts begin must grow.
+    The values are cast in source order, because their start offsets must ascend.
     """
     if len(parts) == 1:
         array, refused = cast(parts[0], to, is_override=is_override)
@@ -64,7 +64,7 @@ def _cast(parts: Sequence[TextColumn], to: pa.DataType, *, is_override: bool) ->
     array = array.take(pa.array(rank))
     refused = np.sort(order[refused])
     cuts = np.searchsorted(refused, bounds).tolist()
-    # Each its own copy: of what they shared, nothing would be free before all are written.
+    # Each gets its own copy: shared memory would only be freed once all of them are written.
     found = []
     for i, (start, end) in enumerate(pairwise(bounds.tolist())):
         own = refused[cuts[i] : cuts[i + 1]] - start
@@ -74,7 +74,7 @@ def _cast(parts: Sequence[TextColumn], to: pa.DataType, *, is_override: bool) ->
 
 
 def _joined(parts: Sequence[TextColumn]) -> tuple[TextColumn, NDArray[np.int64]]:
-    """Return all values one after another, and where each part begins, and the last ends."""
+    """Return all values in sequence, and the bounds of the parts."""
     present = heads = None
     if any(part.present is not None for part in parts):
         present = np.concatenate(

@@ -1,4 +1,4 @@
-"""Change rows from walked tuples: typed columns, `_cdc_before`, `_cdc_unchanged`, `_cdc_raw`."""
+"""Change rows built from walked tuples: typed columns and the `_cdc_*` columns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BEFORE = "_cdc_before."
 
 @dataclass(frozen=True, slots=True)
 class CdcColumns:
-    """The `_cdc_*` values that every row has, in row order; `xid` None for snapshot rows."""
+    """The `_cdc_*` values that every row has, in row order. `xid`: None for snapshot rows."""
 
     op: NDArray[np.uint8]
     lsn: Rows
@@ -38,7 +38,7 @@ class CdcColumns:
 
 @dataclass(frozen=True, slots=True)
 class CastColumn:
-    """A column's values; the rows of those that it could not hold (null there), their texts."""
+    """A column's values, with the rows that it could not hold (null there) and their texts."""
 
     array: pa.Array
     refused: Rows
@@ -47,9 +47,9 @@ class CastColumn:
 
 @dataclass(frozen=True, slots=True)
 class Tuples:
-    """Walked tuples, and the row (ascending) that each belongs to; None: one for each row.
+    """Walked tuples, and the row (ascending) of each; None: one per row.
 
-    `values`: of the columns that were cast already, by name.
+    `values`: the columns that are already cast, by name.
     """
 
     fields: Fields
@@ -59,7 +59,7 @@ class Tuples:
 
 @dataclass(slots=True)
 class _Raw:
-    """Values that their column could not hold: for each `keys`, the texts of some rows."""
+    """Values that their column could not hold: for each of `keys`, the texts of some rows."""
 
     keys: list[str] = field(default_factory=list)
     rows: list[Rows] = field(default_factory=list)
@@ -85,7 +85,7 @@ class _Raw:
 def table_batch(
     table: Table, places: CdcColumns, new: Tuples, old: Tuples | None, nbytes: int
 ) -> TableBatch:
-    """Build a table's rows: `new` gives the columns, `old` the rows that have `_cdc_before`.
+    """Build a table's rows: `new` contains the columns, `old` the tuples for `_cdc_before`.
 
     A column of the table that was not walked is null.
     """
@@ -121,7 +121,7 @@ def _column(column: Column, tuples: Tuples, count: int, raw: _Raw, prefix: str) 
 
 
 def _values(column: Column, tuples: Tuples) -> CastColumn | pa.Array | None:
-    """Return a column's values, masked if it is, or None if it was not walked."""
+    """Return a column's values, masked if configured; None if it was not walked."""
     if column.name in tuples.values:
         return tuples.values[column.name]
     walked = tuples.fields.get(column.name)
@@ -139,7 +139,7 @@ def cast_column(texts: TextColumn, column: Column) -> CastColumn:
 
 
 def _spread(array: pa.Array, rows: Rows, count: int) -> pa.Array:
-    """Put item i at row rows[i] of `count`; null elsewhere."""
+    """Return `count` rows with item i at row rows[i] and null elsewhere."""
     index = np.zeros(count, np.int64)
     index[rows] = np.arange(len(rows))
     absent = np.ones(count, np.bool_)
@@ -175,7 +175,7 @@ def _unsent(table: Table, new: Tuples) -> tuple[list[str], Rows, Rows]:
     names: list[str] = []
     rows: list[Rows] = []
     for column in table.columns:
-        if column.mask is not None and column.mask.kind == "null":  # nothing is kept of it
+        if column.mask is not None and column.mask.kind == "null":  # its values are not kept
             continue
         walked = new.fields.get(column.name)
         if walked is not None and walked.unchanged is not None and walked.unchanged.any():
@@ -190,7 +190,7 @@ def _unsent(table: Table, new: Tuples) -> tuple[list[str], Rows, Rows]:
 
 
 def _list_bounds(rows: Rows, count: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """Give offsets of lists whose items belong to these rows, and which lists are null (empty)."""
+    """Return the offsets of lists whose items belong to these rows, and which lists are null."""
     sizes = np.bincount(rows, minlength=count)
     offsets = np.zeros(count + 1, np.int32)
     np.cumsum(sizes, out=offsets[1:])
@@ -198,7 +198,7 @@ def _list_bounds(rows: Rows, count: int) -> tuple[NDArray[np.int32], NDArray[np.
 
 
 def _masked(offsets: NDArray[np.int32], absent: NDArray[np.bool_]) -> pa.Array:
-    """A null offset is Arrow's way to say that the list or map there is null."""
+    """Return offsets in which null marks a null list or map, as Arrow expects."""
     return pa.array(offsets, mask=np.append(absent, False))
 
 

@@ -1,8 +1,8 @@
-"""Which lake column takes a source column's values (design sections 2 and 8.5).
+"""Assignment of source columns to lake columns (design sections 2 and 8.5).
 
-A lake column is never renamed, never gets another type, and never changes its owner: the source
-column it was made for, by name. So the choice depends only on the source's columns and on what the
-lake has, and is the same whenever it is made again.
+A lake column never changes its name, its type or its owner, the source column (by name) for which
+it was created. So the assignment depends only on the source's columns and on the lake's, and is
+repeatable.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from ingestd.model.schema import Column
 
 _INTEGERS = {"short": pa.int16(), "integer": pa.int32(), "long": pa.int64()}
-"""Delta's integers, narrow to wide: the wider one has every value's text of the narrower."""
+"""Delta's integers, narrow to wide. A wider one holds all values of a narrower one."""
 
 
 def column_name(source_name: str) -> str:
-    """Return the name that a source column would have in the lake if no other had it.
+    """Return the preferred lake name of a source column.
 
-    That is its own name, whatever characters are in it: measured, deltalake 1.6 and Spark 4.2 with
-    Delta 4.4 read them all, in batches and as a stream. (Space, comma, semicolon, braces,
-    parentheses, newline, tab and the equals sign, which Delta wants column mapping for, are only
-    refused where Spark writes.) Names that would be taken for a `_cdc_` column, in any case, get
-    their first letter mapped as in a path (design section 2).
+    That is its own name, whatever characters are in it. deltalake 1.6 and Spark 4.2 with Delta 4.4
+    were measured to read them all, in batches and as a stream. (Only writes by Spark refuse space,
+    comma, semicolon, braces, parentheses, newline, tab and the equals sign, for which Delta wants
+    column mapping.) In names that look like a `_cdc_` column, in any case, the first letter is
+    mapped as in a path (design section 2).
     """
     if folded(source_name).startswith(RESERVED_PREFIX):
         return f"_x{ord(source_name[0]):04X}_{source_name[1:]}"
@@ -41,11 +41,11 @@ def column_name(source_name: str) -> str:
 
 
 def folded(name: str) -> str:
-    """Return what names that differ only by case have in common.
+    """Return the common form of names that differ only by case.
 
-    As coarse as what any reader compares by. Delta takes lower-case names; Spark, for fields of
-    structs and in MERGE, takes characters for equal whose capitals are (measured; Java's
-    equalsIgnoreCase): the dotless i is an i, both small sigmas are one.
+    It is as coarse as the comparison of any reader. Delta compares lower-case names; Spark, for
+    fields of structs and in MERGE, treats characters as equal if their capitals are (measured;
+    Java's equalsIgnoreCase): the dotless i is an i, both small sigmas are one.
     """
     return name.upper().casefold().replace("i\u0307", "i")
 
@@ -53,14 +53,14 @@ def folded(name: str) -> str:
 def allocate(
     columns: Sequence[Column], known: Mapping[str, RegisteredColumn]
 ) -> tuple[Column, ...]:
-    """Decide each column's `stored_as`; give the columns in the same order.
+    """Set each column's `stored_as`; return the columns in the same order.
 
     `known`: every column that the table's raw table ever had, by its name there
-    (`RegisteredTable.lake_columns`). A source column goes on with its own lake column of the wanted
-    type, whichever version that is, or of a wider integer type, which then becomes the column's
-    type. Otherwise it gets the first free name of ``name``, ``name__v2``, ``name__v3``, ... Free
-    is a name that, compared without case, no lake column has and no other source column: of two
-    new columns whose names differ only by case, the first in the source's order gets its own.
+    (`RegisteredTable.lake_columns`). A source column keeps its own lake column of the wanted type,
+    whichever version that is, or of a wider integer type, which then becomes the column's type.
+    Otherwise it gets the first free name of ``name``, ``name__v2``, ``name__v3``, ... A name is
+    free if, compared without case, it is neither a lake column's nor another source column's. Of
+    two new columns whose names differ only by case, the first in the source's order gets its own.
     """
     own: dict[str, dict[str, str]] = {}
     for name, entry in known.items():
@@ -82,7 +82,7 @@ def allocate(
 
 
 def _kept(column: Column, own: Mapping[str, str]) -> Column | None:
-    """Return the column with the one of its `own` lake columns, by Delta type, that holds it."""
+    """Return the column assigned to one of its `own` lake columns (by Delta type), if one fits."""
     wanted = delta_type(column.type)
     if wanted in own:
         return _stored(column, own[wanted])

@@ -1,4 +1,4 @@
-"""The compiled part (`_native.c`), where it was built; without it numpy does the same, slower."""
+"""The compiled extension (`_native.c`), if it was built; otherwise numpy does the same, slower."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Output = tuple[int, int, int, int, NDArray[Any], Ints | None, NDArray[np.uint8]]
-"""A column to write: kind, bytes of a value, precision and scale; values, lengths, states."""
+"""An output column: kind, bytes per value, precision and scale; values, lengths, states."""
 
 
 _VERSION = 3
-"""Of what is below. Another one was compiled from another checkout, and is not used."""
+"""The version of this interface. A module of another version is from another checkout: unused."""
 
 
 class NativeFunctions(Protocol):
-    """What `_native.c` has. Arrays are contiguous.
+    """The functions of `_native.c`. Arrays are contiguous.
 
-    Raises ValueError where arrays are too short, values lie outside their buffer, or there is no
-    such kind of column.
+    Raises ValueError if arrays are too short, values lie outside their buffer, or a kind of column
+    is unknown.
     """
 
     VERSION: int
 
     def follow(self, buffer: bytes, at: int, starts: Ints, ends: Ints, /) -> int:
-        """Find the whole CopyData messages from `at` on, as many as there is room for: how many."""
+        """Find complete CopyData messages from `at` on, up to the arrays' size; count them."""
 
     def walk(
         self, buffer: bytes, at: Ints, ends: Ints, stops: Ints, columns: list[Output | None], /
     ) -> tuple[int, bytes]:
-        """Walk the tuples from `at`, which end at or before `ends`; write where, and the columns.
+        """Walk the tuples from `at`, which end at or before `ends`; write `stops` and the columns.
 
-        Gives the first malformed row or -1; and for each column, which states were seen (bits).
+        Return the first malformed row or -1; and for each column, the states that occurred (bits).
         """
 
     def gather(
@@ -47,9 +47,9 @@ class NativeFunctions(Protocol):
         to: pa.Buffer,
         /,
     ) -> None:
-        """Copy values to the buffer `to`, one after another; write where each begins in it."""
+        """Copy values to the buffer `to`, back to back; write the offset of each in it."""
 
-    def unhex(  # noqa: PLR0917 - as C has it
+    def unhex(  # noqa: PLR0917 - the signature in C
         self,
         buffer: bytes,
         starts: Ints,
@@ -59,10 +59,10 @@ class NativeFunctions(Protocol):
         to: pa.Buffer,
         /,
     ) -> None:
-        """Write what texts of bytea stand for, as `gather`; nothing for one that is none: odd."""
+        """Write the bytes of bytea texts, as `gather`; nothing for an invalid one, which is odd."""
 
     def words(self, buffer: bytes, offsets: Ints, words: Ints, /) -> None:
-        """Write the big-endian number of eight bytes at each offset; zeros follow the last byte."""
+        """Write the big-endian eight-byte number at each offset; zeros follow the last byte."""
 
 
 def _load() -> NativeFunctions | None:

@@ -1,7 +1,7 @@
-"""Which Arrow type the lake has for a Postgres type (design section 8.5).
+"""The mapping of Postgres types to Arrow types of the lake (design section 8.5).
 
-Source of the OIDs: PostgreSQL, src/include/catalog/pg_type.dat; they never change. Of the typmod of
-numeric: src/backend/utils/adt/numeric.c, make_numeric_typmod. Of the names of overrides: Delta
+Source of the OIDs, which never change: PostgreSQL, src/include/catalog/pg_type.dat. Of numeric's
+typmod: src/backend/utils/adt/numeric.c, make_numeric_typmod. Of the names of overrides: Delta
 transaction log protocol, "Primitive Types".
 """
 
@@ -52,10 +52,10 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class PgType:
-    """A type as pg_type has it, where what it is made of decides its lake type.
+    """A type from pg_type whose component types determine its lake type.
 
     `of`: an array's element type, or a domain's base type, whose typmod is `typmod`. `delimiter`:
-    what separates the elements in an array's text. `attributes`: of a composite type.
+    the separator in an array's text. `attributes`: of a composite type.
     """
 
     oid: int
@@ -67,9 +67,9 @@ class PgType:
 
 
 Types = Mapping[int, PgType]
-"""Types by OID. What is not in it, and not built in, is text."""
+"""Types by OID. A type that is neither in it nor built in is text."""
 
-# A line for each would fill two screens.
+# One entry per line would fill two screens.
 # fmt: off
 _ELEMENTS = {
     143: 142, 199: 114, 271: 5069, 629: 628, 651: 650, 719: 718, 775: 774, 791: 790, 1000: 16,
@@ -84,8 +84,8 @@ _ELEMENTS = {
     6157: 4536,
 }
 # fmt: on
-"""Element types of the built-in array types. (int2vector and oidvector, written without braces,
-are no arrays here.)"""
+"""Element types of the built-in array types. (int2vector and oidvector are not included: their
+texts have no braces.)"""
 _BOXES_OID = 1020
 
 BUILT_IN: Types = {
@@ -98,10 +98,10 @@ BUILT_IN: Types = {
 def lake_type(
     type_oid: int, typmod: int, types: Types = BUILT_IN, *, as_struct: bool = False
 ) -> pa.DataType:
-    """Return the Arrow type for values of a type; string where nothing holds it better.
+    """Return the Arrow type for values of a type; string if no other fits.
 
-    A string column has the text of the type's output function. `as_struct`: composite types, also
-    inside others, as structs; raises ValueError with the reason where Delta can't have that struct.
+    A string column has the text of the type's output function. `as_struct`: return composite types,
+    also nested ones, as structs; raises ValueError with the reason if Delta can't have that struct.
     """
     known = types.get(type_oid)
     if known is None or known.kind == "other":
@@ -142,9 +142,10 @@ def _struct(composite: PgType, types: Types) -> pa.DataType:
 
 
 def _numeric(typmod: int) -> pa.DataType:
-    """Decimal where precision and scale are declared and Delta can hold them.
+    """Return decimal if precision and scale are declared and Delta supports them, else text.
 
-    From PostgreSQL 15 on a scale may be negative or above the precision: text then.
+    From PostgreSQL 15 on a scale may be negative or above the precision, which Delta does not
+    support.
     """
     declared = _declared(typmod)
     if declared is None:
@@ -194,10 +195,10 @@ _ARRAY = re.compile(r"array<(.*)>", re.ASCII)
 
 
 def override_type(text: str, type_oid: int, typmod: int, types: Types = BUILT_IN) -> pa.DataType:
-    """Read the lake type that the config wants for a column: a Delta name, `struct`, `array<...>`.
+    """Parse a lake type of the config for a column: a Delta name, `struct`, `array<...>`.
 
-    Raises ValueError with the reason where there is no such type, or where it could never hold the
-    column's values exactly. Where only some values fit, each value decides: the others go to
+    Raises ValueError with the reason if the type does not exist, or could never hold the column's
+    values exactly. If only some values fit, each is decided separately; the others go to
     `_cdc_raw`.
     """
     name = "".join(text.split()).lower()
@@ -206,7 +207,7 @@ def override_type(text: str, type_oid: int, typmod: int, types: Types = BUILT_IN
 
 
 def is_number(type_oid: int, types: Types) -> bool:
-    """Return whether the server compares values, or their elements, as whole or decimal numbers."""
+    """Return whether the server compares values, or their elements, as integers or numerics."""
     known = types.get(type_oid)
     if known is not None and known.kind in {"domain", "array"}:
         return is_number(known.of, types)
@@ -222,13 +223,13 @@ def _check_name(name: str, text: str) -> None:
     if decimal is None:
         if name != "struct" and name not in _SCALARS:
             known = ", ".join([*_SCALARS, "decimal(p,s)", "struct", "array<...>"])
-            raise ValueError(f"no type {text!r}; there are {known}")
+            raise ValueError(f"unknown type {text!r}; valid types: {known}")
         return
     precision, scale = int(decimal[1]), int(decimal[2])
     if not (1 <= precision <= MAX_DECIMAL_PRECISION and scale <= precision):
         raise ValueError(
-            f"{text!r}: a decimal has 1 to {MAX_DECIMAL_PRECISION} digits, "
-            "and not more of them after the point than in all"
+            f"{text!r}: a decimal has a precision of 1 to {MAX_DECIMAL_PRECISION}, "
+            "and a scale of at most the precision"
         )
 
 

@@ -1,8 +1,8 @@
-"""Rows as 64-bit numbers that are equal only if the rows are, however they came.
+"""64-bit digests of rows: equal rows have equal digests, whichever way they were read.
 
-A row's number is a sum over its columns, each salted with its place, so it can be put together of
-parts that are found in different changes. A value that its column can't hold (`_cdc_raw`) counts as
-its text, which is like no value of the column. The hashes are those of
+A row's digest is a sum over its columns, each salted with its position, so it can be assembled from
+parts found in different changes. A value that its column can't hold (`_cdc_raw`) counts as its
+text, which differs from every value of the column. The hashes are those of
 `ingestd.digests.value_hashes`.
 """
 
@@ -21,17 +21,17 @@ from ingestd.digests.value_hashes import Hashes, column_hashes, combined, mixed,
 RAW = "_cdc_raw"
 OF_BEFORE = "_cdc_before."
 NULL: np.uint64 = column_hashes(pa.nulls(1, pa.string()))[0]
-"""The hash of a value that is not there."""
+"""The hash of a missing value."""
 _STEP, _MASK = 0xD1342543DE82EF95, (1 << 64) - 1
 _RAW_SALT = np.uint64(0x2545F4914F6CDD1D)
 _MINUS_ZERO, _ZERO = column_hashes(pa.array([-0.0, 0.0]))
 
 Given = Callable[[str], "pa.Array | None"]
-"""Gives the values of a lake column in some rows; None where there is none of that name."""
+"""Returns the values of a lake column in some rows; None if it has no column of that name."""
 AsNewest = Callable[["pa.Array"], "tuple[pa.Array, Mapping[int, str]]"]
-"""Gives values of an older type as the newest has them; texts of those it can't hold, by row."""
+"""Returns values of an older type as the newest; and, by row, texts of those it can't hold."""
 Value = Any
-"""What Arrow gives for a value, a `DigestedText` for one its column can't hold, None for null."""
+"""Arrow's Python value, a `DigestedText` for one its column can't hold, None for null."""
 
 
 class DigestedText(str):
@@ -44,9 +44,9 @@ class DigestedText(str):
 class ComparedColumn:
     """A column, by its name in the source.
 
-    `stored`: the lake columns that have its values, the oldest first; each row has its value in
-    one. `type` is that of the last, `as_newest` for those before. Rows below `since_lsn` have the
-    value `missing`.
+    `stored`: the lake columns that hold its values, oldest first; each row has its value in one of
+    them. `type` is the type of the last, `as_newest` converts the others. Rows below `since_lsn`
+    have the value `missing`.
     """
 
     name: str
@@ -59,13 +59,13 @@ class ComparedColumn:
 
     @property
     def missing_hash(self) -> np.uint64:
-        """The hash of what rows have that are older than the column."""
+        """The hash of the value of rows that are older than the column."""
         found: np.uint64 = value_hashes([self.missing], self.type)[0]
         return found
 
 
 class RawTexts:
-    """The texts in `_cdc_raw` of some rows, by their names there."""
+    """The texts in `_cdc_raw` of some rows, by name."""
 
     def __init__(self, raw: pa.Array | None) -> None:
         self._rows: dict[str, tuple[NDArray[np.int64], pa.Array]] = {}
@@ -81,12 +81,12 @@ class RawTexts:
             self._rows[name] = rows[places], items.take(pa.array(places))
 
     def hashes(self, name: str) -> tuple[NDArray[np.int64], Hashes] | None:
-        """Return the rows that have a text of this name, and its hashes."""
+        """Return the rows that have a text of this name, and the hashes of the texts."""
         found = self._rows.get(name)
         return None if found is None else (found[0], _raw_hashes(found[1]))
 
     def texts(self, name: str) -> Mapping[int, str]:
-        """Return the texts of this name by their rows."""
+        """Return the texts of this name by row."""
         found = self._rows.get(name)
         if found is None:
             return {}
@@ -94,7 +94,7 @@ class RawTexts:
 
 
 def given_by(batch: pa.RecordBatch) -> Given:
-    """Take a batch's own columns."""
+    """Return a lookup of the batch's own columns."""
     names = set(batch.schema.names)
     return lambda name: batch.column(name) if name in names else None
 
@@ -150,9 +150,9 @@ def values_of(
 def _as_last(
     column: ComparedColumn, name: str, values: pa.Array
 ) -> tuple[pa.Array, Mapping[int, str]]:
-    """Return values of a lake column as the newest would have them.
+    """Return values of a lake column converted to the newest type.
 
-    And the texts of those that it can't hold, by their rows: the source's are texts as well.
+    Also return, by row, the texts of those that it can't hold; the source's are texts as well.
     """
     if name == column.stored[-1] or values.type.equals(column.type):
         return values, {}
@@ -174,7 +174,7 @@ def _raw_hashes(texts: pa.Array) -> Hashes:
 
 
 def key_digests(columns: Iterable[tuple[Hashes, pa.DataType]], rows: int) -> Hashes:
-    """Put the hashes of a key's columns together. There -0 is 0, as for Postgres and the fold."""
+    """Combine the hashes of a key's columns. -0 equals 0 there, as in Postgres and in the fold."""
     return combined((_keyed(hashes, kind) for hashes, kind in columns), rows)
 
 
@@ -185,12 +185,12 @@ def _keyed(hashes: Hashes, kind: pa.DataType) -> Hashes:
 
 
 def salted(hashes: Hashes, number: int) -> Hashes:
-    """Return a column's part of the rows' numbers; `number`: its place."""
+    """Return a column's part of the row digests. `number`: its position."""
     return mixed(hashes + np.uint64((number + 1) * _STEP & _MASK))
 
 
 def row_digests(columns: Mapping[int, Hashes], rows: int) -> Hashes:
-    """Sum up the parts of the columns at these places."""
+    """Sum the parts of the columns at these positions."""
     found = np.zeros(rows, np.uint64)
     for number, hashes in columns.items():
         found += salted(hashes, number)
@@ -200,7 +200,7 @@ def row_digests(columns: Mapping[int, Hashes], rows: int) -> Hashes:
 def digests_of(
     batch: pa.RecordBatch, columns: Sequence[ComparedColumn], key: Sequence[int]
 ) -> tuple[Hashes, Hashes]:
-    """Return the numbers of rows' keys, and of the rows. `key`: places; none: the row itself."""
+    """Return the digests of the rows' keys and of the rows. `key`: positions; empty: the row."""
     rows = batch.num_rows
     raw = RawTexts(batch.column(RAW))
     hashes = {i: column_digests(c, given_by(batch), raw, rows) for i, c in enumerate(columns)}

@@ -1,11 +1,11 @@
-"""64-bit hashes of Arrow values: of equal values always equal, of others almost never.
+"""64-bit hashes of Arrow values: equal values always agree, different ones almost never.
 
-What a column's values hash to depends on neither the width of its integers or floats, nor on how
-its array is sliced or encoded. Zero and minus zero differ, NaN is one value, null is like no value.
-The mixing is that of SplitMix64 (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number
-Generators", 2014). It is one to one, so two values of one integer column never share a hash; of ten
-million other values the chance that any two do is one in 400,000. Who looks for values that share
-one finds some.
+A hash depends neither on the width of integers or floats, nor on how the array is sliced or
+encoded. Zero and minus zero differ, NaN is one value, null differs from every value. The mixing is
+that of SplitMix64 (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number Generators", 2014). It
+is one to one, so two values of an integer column never collide. For ten million other values, the
+chance of any collision is one in 400,000. The hash is not cryptographic: collisions can be
+constructed.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
 _ABSENT = np.uint64(0x6A09E667F3BCC909)
 """The hash of null."""
 _BLOCK = 1 << 14
-"""Values that are hashed at a time: what that needs stays in the processor's cache."""
+"""Values hashed at a time, so that the working set fits the processor's cache."""
 _BLOCK_BYTES = 1 << 20
-"""How many bytes these may have, if they are more than one."""
+"""Maximum bytes of these values, if there is more than one."""
 _WORD = 8
 _LONG = 1 << 9
-"""Bytes: what is longer is hashed in pieces of this length, side by side."""
+"""Bytes. Longer values are hashed in pieces of this length, in parallel."""
 
 
 def mixed(hashes: Hashes) -> Hashes:
-    """Mix 64-bit numbers; the array that is given may be changed."""
+    """Mix 64-bit numbers. The input array may be modified."""
     hashes += _STEP
     for shift, factor in zip(_SHIFTS, _FACTORS, strict=False):
         hashes ^= hashes >> shift
@@ -46,12 +46,12 @@ def mixed(hashes: Hashes) -> Hashes:
 
 
 def row_hashes(columns: Sequence[pa.Array], rows: int) -> Hashes:
-    """Hash each row, of these columns in their order."""
+    """Hash each row of these columns, in their order."""
     return combined(map(column_hashes, columns), rows)
 
 
 def combined(columns: Iterable[Hashes], rows: int) -> Hashes:
-    """Give each row's hash from its values' hashes; they may be changed. Of one value, its own."""
+    """Combine value hashes into row hashes. May modify the input. One column keeps its hashes."""
     found: Hashes | None = None
     for hashes in columns:
         found = hashes if found is None else mixed(found) ^ hashes
@@ -59,14 +59,14 @@ def combined(columns: Iterable[Hashes], rows: int) -> Hashes:
 
 
 def text_hash(text: str) -> np.uint64:
-    """Return the hash that a text has in a column."""
+    """Return the hash of a text in a column."""
     data = np.frombuffer(text.encode(), np.uint8)
     hashed: np.uint64 = _of_cuts(data, np.array([0, len(data)]))[0]
     return hashed
 
 
 def column_hashes(column: pa.Array) -> Hashes:
-    """Hash each value: plain ones by what they are, nested ones by the hashes of their parts."""
+    """Hash each value: plain ones directly, nested ones by the hashes of their parts."""
     kind = column.type
     if column.null_count == len(column):
         return np.full(len(column), _ABSENT)
@@ -109,13 +109,13 @@ def _of_integers(column: pa.Array) -> Hashes:
 
 
 def _numbers(column: pa.Array) -> NDArray[Any]:
-    """Give an array without a copy if there are no nulls, and otherwise one with zeros for them."""
+    """Return the array: without a copy if there are no nulls, else with zeros for them."""
     found: NDArray[Any] = (column.fill_null(0) if column.null_count else column).to_numpy()
     return found
 
 
 def _of_decimals(column: pa.Array) -> Hashes:
-    """Two's complement, 128 bits, low half first. Source: Arrow columnar format, Decimal."""
+    """Hash two's complement, 128 bits, low half first. Source: Arrow columnar format, Decimal."""
     data = column.buffers()[1]
     words = np.frombuffer(data, np.uint64, 2 * len(column), 16 * column.offset)
     return mixed(mixed(words[0::2].copy()) ^ words[1::2])
@@ -135,7 +135,7 @@ def _of_strings(column: pa.Array) -> Hashes:
 
 
 def _of_lists(column: pa.Array) -> Hashes:
-    """Hash lists and maps by the bytes of the hashes of what is in them."""
+    """Hash lists and maps by the bytes of their items' hashes."""
     cuts = column.offsets.to_numpy().astype(np.int64)
     first, last = int(cuts[0]), int(cuts[-1])
     is_map = pa.types.is_map(column.type)
@@ -145,7 +145,7 @@ def _of_lists(column: pa.Array) -> Hashes:
 
 
 def _of_cuts(data: NDArray[np.uint8], cuts: NDArray[np.integer]) -> Hashes:
-    """Hash the runs that `cuts` (one more than these) make of `data`, block by block."""
+    """Hash, block by block, the runs of `data` between consecutive `cuts`."""
     found = np.empty(len(cuts) - 1, np.uint64)
     start = 0
     while start < len(found):
@@ -162,7 +162,7 @@ def _of_cuts(data: NDArray[np.uint8], cuts: NDArray[np.integer]) -> Hashes:
 
 
 def _of_runs(data: NDArray[np.uint8], starts: Places, lengths: Places) -> Hashes:
-    """Hash runs of bytes, eight bytes at a time; after the last of them eight more can be read."""
+    """Hash runs of bytes, eight at a time. `data` must extend eight bytes past the last run."""
     words: Hashes = np.ndarray((len(data) - _WORD + 1,), "<u8", data, strides=(1,))
     hashes = mixed(lengths.astype(np.uint64))
     longest, shortest = int(lengths.max()), int(lengths.min())
@@ -195,4 +195,4 @@ def _of_long_runs(data: NDArray[np.uint8], starts: Places, lengths: Places) -> H
 
 
 _LOW_BYTES = np.array([(1 << 8 * n) - 1 for n in range(_WORD + 1)], np.uint64)
-"""Masks of a word's first bytes, by how many."""
+"""Masks of a word's first bytes, by count."""

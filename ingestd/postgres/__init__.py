@@ -1,1 +1,1 @@
-"""Captures: where changes come from."""
+"""Change capture from Postgres."""

@@ -1,4 +1,4 @@
-"""What a preflight finds, and how a table's columns are described there."""
+"""Findings of a preflight check, and its description of a table's columns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ingestd.model.schema import Table, delta_type
 
 
 class CheckFindings:
-    """Collects the lines of one source."""
+    """Collects the check lines of one source."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -22,27 +22,27 @@ class CheckFindings:
         self.lines.append(CheckLine(self._source, subject, level, detail, remedy))
 
     def notice(self, notice: Notice) -> None:
-        """Add a line for what a run would log, and go on."""
+        """Add a warning for a condition that a run would only log."""
         self.note(notice.event.partition(".")[0], "warn", notice.what, notice.remedy)
 
     def add(self, line: CheckLine | None) -> None:
-        """Add a line, if there is one."""
+        """Add a line, unless it is None."""
         if line is not None:
             self.lines.append(line)
 
     def fault(self, subject: str, error: IngestdError) -> None:
-        """Add a line for what makes it fail."""
+        """Add a failure line for an error."""
         self.note(subject, "fail", error.what, error.remedy)
 
 
 def left_out(plain: Table, table: Table) -> list[str]:
-    """Name the columns of the catalog's table that are not captured."""
+    """Return the names of the catalog table's columns that are not captured."""
     kept = {c.name for c in table.columns}
     return [c.name for c in plain.columns if c.name not in kept]
 
 
 def column_notes(plain: Table, table: Table) -> Sequence[str]:
-    """Say what is captured otherwise than the catalog's table has it: one part for each way."""
+    """Describe how the captured columns differ from the catalog's: one part per kind."""
     unkept = left_out(plain, table)
     masked = [f"{c.name} ({c.mask.kind})" for c in table.columns if c.mask is not None]
     typed = [f"{c.name} ({delta_type(c.type)})" for c in table.columns if c.is_override]
@@ -54,7 +54,7 @@ def column_notes(plain: Table, table: Table) -> Sequence[str]:
 
 
 def lasting(seconds: float) -> str:
-    """Write a duration for people, to two digits or so: ``12 ms``, ``1.5 s``, ``10 min``."""
+    """Format a duration for display, with up to three digits: ``12 ms``, ``1.5 s``, ``10 min``."""
     for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0)):
         if seconds >= length:
             return f"{seconds / length:.3g} {unit}"
@@ -62,7 +62,7 @@ def lasting(seconds: float) -> str:
 
 
 def sized(count: int) -> str:
-    """Write a number of bytes for people: ``12 kB``, ``1.5 GB`` (powers of 1000)."""
+    """Format a number of bytes for display: ``12 kB``, ``1.5 GB`` (powers of 1000)."""
     for unit, length in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= length:
             return f"{count / length:.3g} {unit}"

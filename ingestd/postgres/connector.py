@@ -1,4 +1,4 @@
-"""What every connector of a Postgres database gives, however its changes are captured."""
+"""The common base of Postgres connectors, independent of how changes are captured."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ingestd.postgres.snapshot.page_source import CopyPageSource
 
 
 class PostgresConnector(ABC):
-    """See `ingestd.ports.Connector`; a kind adds `capture`, `check` and how it looks at tables."""
+    """See `ingestd.ports.Connector`. A subclass adds `capture`, `check` and its catalog poll."""
 
     def __init__(self, source: str, dsn: str, memory_bytes: int) -> None:
         self._source = source
@@ -32,23 +32,23 @@ class PostgresConnector(ABC):
         self._memory_bytes = memory_bytes
 
     def metadata(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> Metadata:
-        """Ask the catalog."""
+        """Return the metadata from the catalog."""
         return PostgresMetadata(self._dsn, timeout_s=timeout_s)
 
     async def coverage(
         self, known: Mapping[TableId, RegisteredTable], timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> Coverage:
-        """Ask the catalog, and hold it against the config."""
+        """Compare the catalog with the config."""
         return await coverage_of(self._source, self._dsn, known, self._look, timeout_s=timeout_s)
 
     @abstractmethod
     async def _look(
         self, connection: AsyncConnection[Any], known: Mapping[TableId, RegisteredTable]
     ) -> Coverage:
-        """Say what is captured. Raises psycopg.Error, IngestdError."""
+        """Return the tables that are captured. Raises psycopg.Error, IngestdError."""
 
     async def demand(self) -> ServerDemand:
-        """Ask the server."""
+        """Return the resources that a run needs, and what the server has."""
         try:
             async with await connect(self._dsn, reads_names=True) as connection:
                 return await self._demand(connection)
@@ -57,10 +57,10 @@ class PostgresConnector(ABC):
 
     @abstractmethod
     async def _demand(self, connection: AsyncConnection[Any]) -> ServerDemand:
-        """Say what a run takes of the server. Raises psycopg.Error."""
+        """Return the server resources that a run needs. Raises psycopg.Error."""
 
     def splits(self, *, resumable: bool = False) -> SplitManager:
-        """Cut tables by blocks, which lie together and can be packed; `resumable`: by the key."""
+        """Return a split manager: by physical blocks (compact); `resumable`: by key ranges."""
         return KeySplits(self._dsn) if resumable else CtidSplits(self._dsn)
 
     def page_source(
@@ -69,9 +69,9 @@ class PostgresConnector(ABC):
         columns: Sequence[str] | None = None,
         predicates: Sequence[Predicate] = (),
     ) -> PageSource:
-        """Read a split by COPY."""
+        """Return a page source that reads a split by COPY."""
         limit_bytes = row_limit_bytes(self._memory_bytes)
         return CopyPageSource(self._dsn, split, columns, predicates, row_limit_bytes=limit_bytes)
 
-    async def close(self) -> None:  # noqa: B027 - it is what a kind does that shares nothing
-        """Nothing is shared: whatever it gave closes itself."""
+    async def close(self) -> None:  # noqa: B027 - a no-op default
+        """Do nothing: no resources are shared, and all returned objects close themselves."""

@@ -1,8 +1,8 @@
-"""A table's current rows, read whole by COPY (ports.ReferenceTableSource).
+"""A table's current rows, read completely by COPY (ports.ReferenceTableSource).
 
-The table is locked (ACCESS SHARE) and then read at one exported snapshot, all of it while both are
-held: what would empty or rewrite it (TRUNCATE, ALTER TABLE) waits, writers do not. Only ordinary
-rights are needed, and a hot standby serves.
+The table is locked (ACCESS SHARE) and then read at one exported snapshot. Lock and snapshot are
+both held until all rows are read. Commands that would empty or rewrite the table (TRUNCATE, ALTER
+TABLE) wait; writers do not. Ordinary privileges are enough, and a hot standby can be read.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from ingestd.postgres.snapshot.read_probe import read_fault
 from ingestd.postgres.snapshot.read_view import ExportedView, RowOrigin
 
 LOCK_TIMEOUT_S = 10.0
-"""How long it waits for a table that someone alters: so long others wait behind."""
+"""How long to wait for a table that is being altered. Other sessions queue behind the wait."""
 SPLIT_BYTES = 64_000_000
 _REACHABLE = """
 SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -57,10 +57,10 @@ SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.re
 
 
 class CopiedReferenceSource:
-    """See above. It sees no changes: to know of them, read it again.
+    """See the module. Changes are not captured: read it again to see them.
 
-    Raises TransientError, OperatorError; TableError for a table that is not there, can't be read,
-    or has a value that its column can't hold. `progress`: how much of it has been given, 0 to 1.
+    Raises TransientError, OperatorError; TableError for a table that is missing, can't be read, or
+    has a value that its column can't hold. `progress`: fraction of the table returned, 0 to 1.
     """
 
     def __init__(
@@ -88,16 +88,16 @@ class CopiedReferenceSource:
 
     @property
     def key(self) -> Sequence[str]:
-        """None: it gives no changes."""
+        """Empty: no changes are returned."""
         return ()
 
     @property
     def position(self) -> int:
-        """0: it gives no changes."""
+        """0: no changes are returned."""
         return 0
 
     async def poll_snapshot(self) -> pa.RecordBatch | None:
-        """Return some rows; the first batch is empty. After an error it can't go on."""
+        """Return some rows; the first batch is empty. After an error it can't continue."""
         if self._is_complete:
             return None
         if self._batches is None:
@@ -117,27 +117,27 @@ class CopiedReferenceSource:
         return batch
 
     def is_snapshot_complete(self) -> bool:
-        """Return whether all rows were given."""
+        """Return whether all rows have been returned."""
         return self._is_complete
 
     async def poll_changes(self) -> pa.RecordBatch | None:
-        """Return none."""
+        """Return an empty batch once the snapshot is complete."""
         if not self._is_complete or self._schema is None:
             return None
         schema = self._schema.append(pa.field("_cdc_op", pa.string()))
         return pa.RecordBatch.from_pylist([], schema)
 
     def checkpoint(self) -> bytes:
-        """Return whether the snapshot is complete."""
+        """Return whether the snapshot is complete, as bytes."""
         return b"complete" if self._is_complete else b"begun" if self._has_begun else b""
 
     def restore(self, checkpoint: bytes) -> bool:
-        """Begin again unless all was given: who held the snapshot has ended."""
+        """Restart unless all rows were returned: the session that held the snapshot has ended."""
         self._is_complete = checkpoint == b"complete"
         return checkpoint != b"begun"
 
     async def close(self) -> None:
-        """Let the snapshot and the lock go."""
+        """Release the snapshot and the lock."""
         batches, self._batches = self._batches, None
         keeper, self._keeper = self._keeper, None
         try:
@@ -178,14 +178,14 @@ class CopiedReferenceSource:
             self.progress = done / total if total else 1.0
 
     async def _lock(self, connection: AsyncConnection[Any]) -> None:
-        """Lock the table, if it exists: asked first, as the server logs each error."""
+        """Lock the table if it exists. Checked first, because the server logs each error."""
         found = await connection.execute(_REACHABLE, (self._id.schema, self._id.name))
         if await found.fetchone() is None:
             return
         try:
             await lock_name(connection, sql.Identifier(self._id.schema, self._id.name))
         except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
-            await connection.rollback()  # `describe` says it better
+            await connection.rollback()  # `describe` reports it more precisely
         except psycopg.errors.InsufficientPrivilege as error:
             raise read_error(error, self._id, self._dsn) from error
 
@@ -193,9 +193,9 @@ class CopiedReferenceSource:
 async def describe(
     connection: AsyncConnection[Any], settings: SourceSettings, name: TableId
 ) -> Table:
-    """Describe a table with all columns that can be read, as the config has it.
+    """Describe a table, as configured, with all columns that can be read.
 
-    On a connection in a transaction. Raises TableError, psycopg.Error.
+    On a connection inside a transaction. Raises TableError, psycopg.Error.
     """
     rows = {row.id: row for row in await list_tables(connection)}
     row = rows.get(name)
@@ -215,7 +215,7 @@ async def describe(
 
 
 async def check_references(source: str, settings: SourceSettings) -> list[CheckLine]:
-    """Look for what would stop the source's reference tables. Changes nothing."""
+    """Check the source's reference tables for problems. Changes nothing."""
     names = {t: s.reference for t, s in settings.references().items()}
     if not names:
         return []
@@ -243,7 +243,7 @@ async def _check(
     except TableError as error:
         return CheckLine(source, subject, "fail", error.reason, error.remedy)
     fault = await read_fault(connection, table, settings.dsn.get_secret_value())
-    await connection.rollback()  # what was refused has ended the transaction
+    await connection.rollback()  # an error has aborted the transaction
     if fault is not None:
         what = fault.reason if isinstance(fault, TableError) else fault.what
         return CheckLine(source, subject, "fail", what, fault.remedy)
@@ -256,7 +256,7 @@ async def _check(
 
 
 def _without_identity(table: Table) -> Table:
-    """Nothing finds a row by its identity here: any column may be masked or left out."""
+    """Return the table without an identity. Any column may then be masked or excluded."""
     columns = tuple(replace(c, identity=False) for c in table.columns)
     return replace(table, columns=columns, replica_identity="n", key=())
 

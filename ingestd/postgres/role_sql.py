@@ -1,7 +1,7 @@
-"""The SQL for a role that may do what ingestd needs, and nothing else.
+"""SQL for a role with the least privileges that ingestd needs.
 
-What `deploy/role.sql` does with psql's variables, written out for one source: it goes into any
-client. `tests/integration/test_cli_init.py` holds the two against each other.
+Equivalent to `deploy/role.sql`, but written for one source without psql's variables, so any client
+can run it. `tests/integration/test_cli_init.py` compares the two.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _FOR_CLIENTS = "NOSUPERUSER NOCREATEDB NOCREATEROLE NOBYPASSRLS"
 async def least_privilege(
     settings: PostgresSettings, role: str, tables: Sequence[TableId], where: str
 ) -> list[str]:
-    """Write the statements, in their order, for `role` to capture these tables of a source.
+    """Return the statements, in order, that let `role` capture these tables of a source.
 
-    A source of kind `wal` gets publication and slot as well, for `manage = false`. What is there
-    already is left out. Raises what `classify` makes of a fault; `where` begins its text.
+    For a source of kind `wal` they also create publication and slot, for `manage = false`. Existing
+    objects are skipped. Raises the error that `classify` returns; `where` begins its text.
     """
     dsn = settings.dsn.get_secret_value()
     try:
@@ -67,7 +67,7 @@ async def _statements(
 async def _capturing(
     connection: AsyncConnection[Any], settings: WalSettings, tables: Sequence[TableId]
 ) -> list[sql.Composed]:
-    """Write what makes publication and slot."""
+    """Return the statements that create publication and slot."""
     name, found = settings.publication, []
     if await find_publication(connection, name) is None:
         found.append(create_statement(name, tables))

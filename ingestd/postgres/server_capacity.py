@@ -1,6 +1,6 @@
-"""Whether all sources of a config find room on their servers: slots, walsenders, connections.
+"""Check that all sources of a config fit on their servers: slots, walsenders, connections.
 
-Each source alone may fit where together they do not.
+Sources that fit one at a time may not fit together.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ SLOTS = "max_replication_slots"
 SENDERS = "max_wal_senders"
 CONNECTIONS = "max_connections"
 LEAST_CONNECTIONS = 3
-"""Of one source while it streams or polls: its claim, its lag, and the catalog or a reader."""
+"""A source while it streams or polls: its claim, its lag, and the catalog or a reader."""
 
-# Walsenders take no connection of max_connections, but one of the role's and the database's limit.
-# Other roles' sessions are counted by what every role may see of them.
+# Walsenders do not count towards max_connections, but towards the limits of role and database.
+# Sessions of other roles are counted by the columns that every role may see.
 _ROOM = """
 WITH sender AS (SELECT pid FROM pg_catalog.pg_stat_get_wal_senders()),
 session AS (
@@ -56,9 +56,9 @@ SELECT (SELECT system_identifier::text FROM pg_catalog.pg_control_system())
 async def demand_of(
     connection: AsyncConnection[Any], claim: str, needed: Mapping[str, int]
 ) -> ServerDemand:
-    """Return what a source needs beyond what is in use; nothing if a daemon works on it.
+    """Return the resources a source needs beyond those in use; none if a daemon is running it.
 
-    `needed`: slots and walsenders, of one that does not run. Raises psycopg.Error.
+    `needed`: slots and walsenders for a source that is not running. Raises psycopg.Error.
     """
     async with connection.cursor(row_factory=dict_row) as cursor:
         await cursor.execute(_ROOM)
@@ -86,7 +86,7 @@ async def demand_of(
 
 
 def room_lines(demands: Mapping[str, ServerDemand]) -> list[CheckLine]:
-    """Return what does not add up over these sources, by server; a line for each source of it."""
+    """Return the limits that the sources exceed together, by server: one line for each source."""
     found: list[CheckLine] = []
     for server in dict.fromkeys(demand.server for demand in demands.values()):
         there = {name: d for name, d in demands.items() if d.server == server}
@@ -111,8 +111,8 @@ def _lines(
         finding.note(
             limit,
             "warn",
-            f"{needed} are to be made{together}, the last of {room.total}; if anything is altered "
-            "meanwhile, or a table added later, another one is needed for a moment",
+            f"{needed} will be created{together}, the last of {room.total}; if a table is altered "
+            "meanwhile or added later, one more is needed for a moment",
             room.remedy,
         )
     return finding.lines

@@ -1,4 +1,4 @@
-"""Settings of the kinds of capture: what a `[sources.NAME]` section may say."""
+"""The settings models of each kind of capture, for `[sources.NAME]` sections."""
 
 from __future__ import annotations
 
@@ -48,45 +48,45 @@ Identifier = Annotated[str, AfterValidator(_identifier)]
 
 
 class PostgresSettings(SourceSettings):
-    """What every capture of a Postgres database is told.
+    """The settings shared by all captures of a Postgres database.
 
-    `discover_interval`: how often, in seconds, the catalog is asked for tables that are new or
-    others than before. `snapshot_chunk`: about how many bytes of a table are read at a time.
+    `discover_interval`: interval in seconds of the catalog polls for new and altered tables.
+    `snapshot_chunk`: approximate bytes of a table that are read at a time.
     """
 
     snapshot: Literal["initial", "never"] = "initial"
-    """initial copies what the tables hold, then follows; never only follows. A table that is
-    followed already is not read because this was changed: `ingestd snapshot` does that."""
+    """initial copies existing rows, then follows changes; never only follows changes. Changing this
+    does not read tables that are already followed: run `ingestd snapshot` for that."""
     snapshot_workers: int = Field(default=2, ge=1, le=64)
     """How many connections read a snapshot."""
     snapshot_chunk: SizeBytes = 32_000_000
-    """About how much of a table is read at a time; twice as much at one point."""
+    """About how much of a table is read at a time; twice as much for a consistent snapshot."""
     lake_lost: Literal["stop", "resnapshot"] = "stop"
-    """When the lake is empty, another one or an older copy, though the source was read: stop until
-    it is back, or begin again with what is there."""
+    """When the lake is empty, a different one or an older copy, though the source was already read:
+    stop until the lake is back, or restart with what is in the lake."""
     on_rewrite: Literal["resnapshot", "record"] = "resnapshot"
-    """When DDL gives rows other values, which no change tells of: read the table again, or record
-    it."""
+    """When DDL rewrites row values, which produces no changes: re-snapshot the table, or only
+    record the event."""
     discover_interval: Seconds = 15.0
-    """How often the catalog is asked for tables that are new or others than before."""
+    """How often the catalog is polled for new and altered tables."""
 
     @property
     def sent_by(self) -> str | None:
-        """The publication that says what is captured of a table; None: all that can be read."""
+        """The publication that determines what is sent; None: all that can be read."""
         return None
 
     @property
     def may_publish(self) -> bool:
-        """Whether the publication is altered to what the config asks for."""
+        """Return whether ingestd may alter the publication to match the config."""
         return False
 
     @property
     def keeps_old_rows(self) -> bool:
-        """Whether `_cdc_before` is to have whole rows, where the source sends them."""
+        """Return whether `_cdc_before` has complete rows, where the source sends them."""
         return False
 
     def secrets(self) -> list[str]:
-        """Return the values that nobody may see; of the DSN, its passwords as libpq reads them."""
+        """Return the secret values, with the passwords that libpq finds in the DSN."""
         parts = conninfo_to_dict(self.dsn.get_secret_value())
         return [*super().secrets(), *(str(parts[n]) for n in SECRET_PARTS if n in parts)]
 
@@ -96,7 +96,7 @@ class PostgresSettings(SourceSettings):
         try:
             parts = conninfo_to_dict(dsn.get_secret_value())
         except psycopg.ProgrammingError:
-            # libpq's words quote parts of the string, and they may be the password
+            # libpq's message quotes parts of the string, which may be the password
             msg = "not a connection string; write 'host=... dbname=...' or 'postgresql://...'"
             raise ValueError(msg) from None
         if "replication" in parts:
@@ -108,13 +108,13 @@ class PostgresSettings(SourceSettings):
 class WalSettings(PostgresSettings):
     """`kind = "wal"`: a logical replication slot and a publication (design section 4).
 
-    `snapshot_chunked_above`: a table of so many bytes is read in chunks at its first load too.
-    `catch_up_above`: with more bytes of WAL than this to read, a backlog is drained first, by SQL
-    functions. With less to read streaming is as fast: nothing comes until a call is done.
-    `catch_up_slots`: so many temporary slots decode parts of it at a time, each of about
-    `catch_up_part` bytes of WAL, whose changes the server keeps in temporary files meanwhile.
-    `open_transaction_spool`: the server sends large transactions before they commit, and so many
-    bytes of them are kept until then; 0: it sends them after.
+    `snapshot_chunked_above`: tables of more bytes are read incrementally in their first snapshot,
+    too. `catch_up_above`: with more bytes of WAL than this to read, the backlog is first drained by
+    SQL functions. Below that, streaming is as fast, because a call returns nothing until it is
+    complete. `catch_up_slots`: number of temporary slots that decode segments of the backlog at a
+    time. `catch_up_part`: approximate bytes of WAL in each segment, whose changes the server keeps
+    in temporary files meanwhile. `open_transaction_spool`: the server sends large transactions
+    before they commit, and up to this many bytes of them are kept; 0: it sends them after commit.
     """
 
     kind: Literal["wal"]
@@ -124,33 +124,33 @@ class WalSettings(PostgresSettings):
     publication: Identifier
     """The publication; `ingestd_<source>` if not set."""
     manage: bool = True
-    """true: slot and publication are made and altered; false: they must exist."""
+    """true: slot and publication are created and altered; false: they must exist."""
     snapshot_chunked_above: SizeOrZero = 1_000_000_000
-    """A table of this size is read in chunks at its first load too; 0: every keyed one."""
+    """Tables above this size are also read incrementally in their first snapshot; 0: all that have
+    a key."""
     catch_up_above: SizeOrZero = 64_000_000
-    """With more WAL than this to read, a backlog is drained by SQL functions first."""
+    """With more WAL than this to read, the backlog is first drained by SQL functions."""
     catch_up_slots: int = Field(default=2, ge=1, le=16)
-    """How many temporary slots decode parts of a backlog at the same time."""
+    """How many temporary slots decode segments of a backlog at the same time."""
     catch_up_part: SizeBytes = 3_000_000_000
-    """About how much WAL such a part has; the server keeps its changes in temporary files."""
+    """About how much WAL a segment has; the server keeps its changes in temporary files."""
     open_transaction_spool: SizeOrZero = 0
-    """How much of transactions that are still open may be kept; 0: they are sent after they
-    commit."""
+    """How much of open transactions may be kept; 0: the server sends them after they commit."""
     before: Literal["key", "full"] = "key"
-    """Old rows that come with updates and deletes: key, or full (needs REPLICA IDENTITY FULL)."""
+    """Old rows sent with updates and deletes: key, or full (needs REPLICA IDENTITY FULL)."""
     ddl_log: Literal["catalog", "event_trigger"] = "catalog"
-    """What tells of DDL beside the changes: catalog checks every `discover_interval`, or event
-    triggers in the database too, which put it into the WAL at its own place (docs/ddl.md)."""
+    """How DDL is detected: by catalog polls every `discover_interval`, or also by event triggers in
+    the database, which log it in the WAL at its exact position (docs/ddl.md)."""
     slot_lost: Literal["resnapshot", "stop"] = "resnapshot"
-    """When the slot is lost: read all tables again, or stop and wait for a person."""
+    """When the slot is lost: re-snapshot all tables, or stop until an operator acts."""
 
     @classmethod
     def defaults(cls, source: str) -> Mapping[str, object]:
-        """Name slot and publication after the source."""
+        """Return default names of slot and publication, derived from the source's name."""
         return {"slot": f"ingestd_{source}", "publication": f"ingestd_{source}"}
 
     def exclusive(self) -> tuple[str, object]:
-        """Return the slot: it has one reader."""
+        """Return the slot: it can have only one reader."""
         return "slot", (self.slot, self.dsn.get_secret_value())
 
     @property
@@ -160,17 +160,17 @@ class WalSettings(PostgresSettings):
 
     @property
     def may_publish(self) -> bool:
-        """As `manage` says."""
+        """Return `manage`."""
         return self.manage
 
     @property
     def logs_ddl(self) -> bool:
-        """Whether event triggers tell of DDL."""
+        """Return whether event triggers log DDL."""
         return self.ddl_log == "event_trigger"
 
     @property
     def keeps_old_rows(self) -> bool:
-        """As `before` says."""
+        """Return whether `before` is full."""
         return self.before == "full"
 
 
@@ -192,26 +192,26 @@ ColumnNames = Annotated[list[str], AfterValidator(_column_names)]
 
 
 class PolledTableSettings(TableSettings):
-    """A table's section of a polled source; columns by the source's names, times in seconds.
+    """The section of a polled source's table. Columns are named as in the source; times in seconds.
 
-    `cursor`: the column that grows whenever a row is written, and others that order rows that are
-    equal in it; none: every poll looks through the whole table. `key`: what tells rows apart, by
-    default the primary key. `detect_deletes`: how often its keys are compared with the lake's; None
-    for never. `deleted`: the column that is neither null nor false in a row that counts as deleted.
-    `interval`: how often it is polled, instead of as the source says.
+    `cursor`: the column that grows whenever a row is written, and tie-breakers for rows that are
+    equal in it; none: every poll scans the complete table. `key`: the columns that identify a row,
+    by default the primary key. `detect_deletes`: how often its keys are compared with the lake's;
+    None for never. `deleted`: the column that is neither null nor false in a row that counts as
+    deleted. `interval`: how often the table is polled, instead of the source's interval.
     """
 
     cursor: Annotated[ColumnNames, BeforeValidator(_one_or_more)] | None = None
-    """The column that grows whenever a row is written, and others that order rows equal in it;
-    none: every poll looks through the whole table."""
+    """The column that grows whenever a row is written, and tie-breakers for rows that are equal in
+    it; none: every poll scans the complete table."""
     key: ColumnNames | None = None
-    """What tells rows apart; the primary key if not set."""
+    """The columns that identify a row; the primary key if not set."""
     detect_deletes: SecondsOrOff = None
     """How often the keys are compared with those in the lake."""
     deleted: Identifier | None = None
     """A column that is neither null nor false in a row that counts as deleted."""
     interval: Seconds | None = None
-    """How often this table is polled, instead of as the source says."""
+    """How often this table is polled, instead of the source's interval."""
 
     @model_validator(mode="after")
     def _pollable(self) -> PolledTableSettings:
@@ -219,32 +219,33 @@ class PolledTableSettings(TableSettings):
             for name in ("cursor", "detect_deletes", "deleted", "interval"):
                 if getattr(self, name) is not None:
                     why = (
-                        f"its changes are not captured: reference = {self.reference!r}; take it out"
+                        f"is not used with reference = {self.reference!r}, which captures no "
+                        "changes; remove it"
                     )
                     raise KeyPathError((name,), why)
         for number, column in enumerate(self.key or ()):
             at = ("key", number)
             if column in self.exclude_columns:
-                why = "is in 'exclude_columns' too; rows can't be told apart without it"
+                why = "is also in 'exclude_columns'; rows can't be distinguished without it"
                 raise KeyPathError(at, why)
             if self.mask_columns.get(column) == "null":
-                why = "is masked with null, and rows can't be told apart without it; use sha256"
+                why = "is masked with null, and rows can't be distinguished without it; use sha256"
                 raise KeyPathError(at, why)
             if column == self.deleted:
-                raise KeyPathError(at, "is 'deleted' too, which changes when a row is deleted")
+                raise KeyPathError(at, "is also 'deleted', which changes when a row is deleted")
         return self
 
 
 NOT_DESCRIBED = PolledTableSettings()
-"""What holds for a polled table without a section of its own."""
+"""The settings of a polled table that has no section."""
 
 
 class PollingSettings(PostgresSettings):
     """`kind = "polling"`: ordinary queries, on any server and with any role that may read.
 
-    Times are in seconds. `interval`: how often each table is polled while it changes.
-    `page_rows`: how many rows a query gives. `statement_timeout`, `lock_timeout`: for each query of
-    a poll, 0 for none. `listen`: a channel of NOTIFY that starts a poll at once.
+    Times are in seconds. `interval`: how often each table is polled while it changes. `page_rows`:
+    rows per query. `statement_timeout`, `lock_timeout`: for each query of a poll, 0 for none.
+    `listen`: a NOTIFY channel that starts a poll at once.
     """
 
     kind: Literal["polling"]
@@ -253,21 +254,21 @@ class PollingSettings(PostgresSettings):
     """How often each table is polled while it changes; a quiet one less, down to a tenth as
     often."""
     statement_timeout: SecondsOrZero = 60.0
-    """The most that a query of a poll may take; 0 for no limit."""
+    """Longest run time of a poll's query; 0 for no limit."""
     lock_timeout: SecondsOrZero = 5.0
-    """The most that a query of a poll may wait for a lock; 0 for no limit."""
+    """Longest time a poll's query waits for a lock; 0 for no limit."""
     page_rows: int = Field(default=10_000, ge=1, le=10_000_000)
-    """How many rows a query gives."""
+    """Rows per query."""
     listen: Identifier | None = None
-    """A channel of NOTIFY that starts a poll at once; not on a standby."""
+    """A NOTIFY channel that starts a poll at once; not on a standby."""
     table: Mapping[str, PolledTableSettings] = {}
-    """Settings of single tables: a section each, by `"schema.table"`."""
+    """Settings of single tables: one section each, by `"schema.table"`."""
 
     def controls(self, table: TableId) -> PolledTableSettings:
-        """Return the settings of a table: those of its section, or the defaults."""
+        """Return the settings of a table: its section, or the defaults."""
         found = (s for text, s in self.table.items() if TableId.parse(text) == table)
         return next(found, NOT_DESCRIBED)
 
 
 SETTINGS: Mapping[str, type[SourceSettings]] = {"wal": WalSettings, "polling": PollingSettings}
-"""A kind's settings model, by `kind`: what `ingestd.config.load_config` is given."""
+"""The settings model of each `kind`, for `ingestd.config.load_config`."""

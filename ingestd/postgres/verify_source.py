@@ -1,11 +1,13 @@
-"""A source at one point, to be compared with the lake: an ordinary snapshot, held by one session.
+"""A source at a consistent point, for comparison with the lake.
 
-The snapshot is read-only and needs no more than SELECT. Every transaction that it sees has its
-commit below the WAL's end as it was right after the snapshot was taken. A transaction with a commit
-below that may not be seen yet: its commit is in the WAL for a moment before others see it. So the
-point has both, position and transaction ids; what locks made wait for such a transaction is not
-seen either. On a standby transactions are seen as their commits are replayed, and a snapshot does
-not say which run: there the point is that of a temporary slot, as for tables read at one point.
+The rows are read at an ordinary read-only snapshot that one session holds; SELECT is enough. Every
+transaction visible to it has its commit below the WAL's end, which is read right after the snapshot
+is taken. The reverse does not hold: a commit is in the WAL for a moment before other sessions see
+it, so a transaction with a commit below that position may be invisible. Transactions that waited
+for the locks of such a transaction are invisible, too. So the point consists of a position and
+transaction ids. On a standby, transactions become visible as their commits are replayed, and a
+snapshot does not list the running ones. There the point is that of a temporary slot, as in a
+consistent snapshot.
 """
 
 from __future__ import annotations
@@ -51,18 +53,18 @@ _SNAPSHOT = (
     " pg_catalog.clock_timestamp()"
 )
 Files = Mapping[int, Mapping[int, int]]
-"""The files of tables, by OID, and of their partitions."""
+"""The files of tables and of their partitions, by table OID."""
 
 
 class ReadThrottle:
-    """Lets so many bytes a second pass; None: as many as come."""
+    """Limits reading to a number of bytes per second; None: unlimited."""
 
     def __init__(self, bytes_per_s: float | None) -> None:
         self._bytes_per_s = bytes_per_s
         self._free_at = 0.0
 
     async def passed(self, nbytes: int) -> None:
-        """Record that so much was read; return when more may be."""
+        """Record that `nbytes` were read; return when more may be read."""
         if self._bytes_per_s is None:
             return
         now = asyncio.get_running_loop().time()
@@ -71,9 +73,9 @@ class ReadThrottle:
 
 
 class SourceAtPoint:
-    """See `ingestd.ports.verify.VerifiedSource`. `open` it, `close` it always."""
+    """See `ingestd.ports.verify.VerifiedSource`. Create it with `open`; always `close` it."""
 
-    def __init__(  # noqa: PLR0917 - what it is made of
+    def __init__(  # noqa: PLR0917 - all are fields
         self,
         settings: PostgresSettings,
         held: AsyncConnection[Any] | ExportedPoint,
@@ -104,14 +106,14 @@ class SourceAtPoint:
         *,
         row_limit_bytes: int,
     ) -> Self:
-        """Take the snapshot; `where` begins an error's text. A larger row is a TableError.
+        """Take the snapshot. `where` begins an error's text. A row over the limit is a TableError.
 
         Raises OperatorError, TransientError.
         """
         dsn = settings.dsn.get_secret_value()
         try:
             async with await connect(dsn, lock_timeout_s=LOCK_TIMEOUT_S) as connection:
-                # Before the snapshot: what is replaced between here and the end of reading shows.
+                # Before the snapshot: files replaced from here to the end of reading are noticed.
                 files, _ = await read_files(connection, [t.oid for t in tables])
                 takes_slot = isinstance(settings, WalSettings) and await is_standby(connection)
             if takes_slot:
@@ -135,7 +137,7 @@ class SourceAtPoint:
             row = await (await keeper.execute(_SNAPSHOT)).fetchone()
             assert row is not None
             seen, exported, at = row
-            lsn = await insert_position(keeper)  # after the snapshot: all that it sees is below
+            lsn = await insert_position(keeper)  # after the snapshot: all it sees is below
         except BaseException:
             await keeper.close()
             raise
@@ -144,7 +146,7 @@ class SourceAtPoint:
         return cls(settings, keeper, exported, point, at, files, pace, row_limit_bytes)
 
     async def splits(self, table: Table) -> Sequence[Split]:
-        """Cut a table by blocks, as it is in the snapshot."""
+        """Return a table's splits, by blocks, as of the snapshot."""
         nbytes = self._settings.snapshot_chunk
         try:
             async with await connect(
@@ -172,7 +174,7 @@ class SourceAtPoint:
                 raise
 
     async def ensure_unreplaced(self, table: Table) -> None:
-        """Compare the files: TRUNCATE and rewrites empty a table for older snapshots, too."""
+        """Compare the files. TRUNCATE and rewrites empty a table for older snapshots, too."""
         try:
             async with await connect(self._dsn, lock_timeout_s=LOCK_TIMEOUT_S) as connection:
                 now, _ = await read_files(connection, [table.oid])
@@ -183,12 +185,12 @@ class SourceAtPoint:
         if now.get(table.oid) != self._files.get(table.oid):
             raise TableChangedError(
                 table.id,
-                "was truncated, rewritten or given other partitions while it was compared",
+                "was truncated, rewritten or repartitioned during the comparison",
                 remedy="compare it again",
             )
 
     async def close(self) -> None:
-        """Let the snapshot go."""
+        """Release the snapshot."""
         await self._held.close()
 
     def _read(self, table: Table) -> Table:
@@ -205,8 +207,8 @@ class SourceAtPoint:
 def _locked(table: Table) -> TableError:
     return TableError(
         table.id,
-        f"could not be read within {LOCK_TIMEOUT_S:g} s: somebody holds a lock on it",
-        remedy="compare it again when they have ended; pg_locks and pg_stat_activity tell who",
+        f"could not be read within {LOCK_TIMEOUT_S:g} s: another session holds a lock on it",
+        remedy="compare it again once that session ends; see pg_locks and pg_stat_activity",
     )
 
 
@@ -216,7 +218,7 @@ async def _slot(where: str, settings: WalSettings) -> ExportedPoint:
             return await temporary_point(settings)
     except TimeoutError as error:
         raise TransientError(
-            f"{where}: no snapshot within {SLOT_LIMIT_S:g} s: making its temporary slot waits for"
+            f"{where}: no snapshot within {SLOT_LIMIT_S:g} s: creating its temporary slot waits for"
             " all transactions that began before",
             reason="slot_waits",
             remedy="end the oldest: SELECT pid, xact_start, state, query FROM "

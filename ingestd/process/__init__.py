@@ -1,1 +1,1 @@
-"""Files and folders in places where others may write."""
+"""The process and its environment: memory, imports, open files, safe file creation."""

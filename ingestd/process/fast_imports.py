@@ -1,12 +1,12 @@
-"""What is imported, and from where.
+"""Safe and fast imports, for the daemon and its child processes.
 
-A child process imports nothing from the working directory, where others may be able to write: with
-`-m` and `-c` Python looks there first, before its own library.
+A child process imports nothing from the working directory, where other users may be able to write:
+with `-m` and `-c` Python searches it before its own library.
 
-What libraries do while they are imported that a daemon has no use for is a sixth of its start.
-structlog imports rich where that is there (typer brings it), to show tracebacks; `observe.traces`
-does that here. aiohttp makes the TLS contexts of its client and reads all certificates of the
-system for them; only its server is used.
+A sixth of the daemon's start-up time is work that libraries do on import and a daemon never needs.
+structlog imports rich, if installed (typer depends on it), to format tracebacks; `observe.traces`
+formats them here. aiohttp builds its client's TLS contexts and loads all of the system's
+certificates for them; only its server is used.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pathlib import Path
 
 _UNUSED = "rich"
 _CERTIFICATES = "SSL_CERT_FILE"
-"""Names the file that OpenSSL reads instead of the system's."""
+"""The environment variable that makes OpenSSL read this file instead of the system's."""
 
 
 @contextlib.contextmanager
 def sparing() -> Iterator[None]:
-    """Spare that meanwhile; all is as before afterwards. Before there are threads."""
+    """Skip that work within the context and restore everything after it. Not thread-safe."""
     is_there, certificates = _UNUSED in sys.modules, os.environ.get(_CERTIFICATES)
     os.environ[_CERTIFICATES] = os.devnull
     if not is_there:
@@ -42,7 +42,7 @@ def sparing() -> Iterator[None]:
 
 
 def python_command(*words: str) -> list[str]:
-    """Return the command of a child that imports nothing from the working directory.
+    """Return the command of a child process that imports nothing from the working directory.
 
     Its environment must be `module_environment`.
     """
@@ -50,7 +50,7 @@ def python_command(*words: str) -> list[str]:
 
 
 def module_environment() -> dict[str, str]:
-    """Return this process's environment, in which `python -m` finds this package from anywhere."""
+    """Return this process's environment, changed so that `python -m` finds this package."""
     parent = str(Path(__file__).parents[2])
     own = [] if parent in {*site.getsitepackages(), site.getusersitepackages()} else [parent]
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)

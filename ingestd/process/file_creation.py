@@ -1,4 +1,7 @@
-"""How files are created where others may write: never through a link, never into another's file."""
+"""File creation in folders where other users may write.
+
+A file is never created through a link, and another user's file is never written to.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def create(path: Path, text: str, mode: int = PRIVATE) -> None:
-    """Create a file whose name does not exist yet, not even as a dangling link.
+    """Create a file. Its name must not exist, not even as a dangling link.
 
-    `mode`: less the umask. Raises FileExistsError, or another OSError; then no file is left.
+    `mode`: reduced by the umask. Raises FileExistsError or another OSError, and leaves no file.
     """
     descriptor = os.open(path, _FLAGS, mode)
     try:
@@ -31,11 +34,11 @@ def create(path: Path, text: str, mode: int = PRIVATE) -> None:
 
 
 def replace(path: Path, text: str, mode: int = PRIVATE) -> None:
-    """Create a file in the place of whatever has its name.
+    """Create a file, replacing any file of that name.
 
-    A new file is renamed: what a link there points to, other names of the old file, and who has it
-    open see nothing of it. Raises OSError, also for a device or pipe; then the old one is still
-    there.
+    A new file is renamed over it. The target of a link, other names of the old file and processes
+    that have it open are unaffected. Raises OSError, also for a device or pipe; the old file is
+    kept then.
     """
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -49,25 +52,25 @@ def replace(path: Path, text: str, mode: int = PRIVATE) -> None:
 
 
 def make_private_folder(path: Path) -> None:
-    """Make a folder that only this user may enter, unless it exists as one. Raises OSError.
+    """Create a folder that only this user may enter, or accept an existing one. Raises OSError.
 
-    A link, another's folder, and one that others may enter, are OSErrors as well.
+    A link, another user's folder, or a folder that others may enter raises OSError as well.
     """
     path.mkdir(mode=0o700, exist_ok=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, "a link or a file, not a folder", str(path))
     if found.st_uid != os.geteuid() or found.st_mode & _OTHERS:
-        raise PermissionError(errno.EPERM, "not a folder of this user's alone", str(path))
+        raise PermissionError(errno.EPERM, "not a folder of this user only", str(path))
 
 
 def append(path: Path) -> BinaryIO:
-    """Open a file of this user for appending, create it if missing. Raises OSError for a link."""
+    """Open a file of this user for appending; create it if missing. Raises OSError for a link."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
     return os.fdopen(os.open(path, flags, PRIVATE), "ab")
 
 
 def is_shared(folder: Path) -> bool:
-    """Return whether others may put files into a folder: another's, or one that all may write."""
+    """Return whether other users may create files in a folder: by owner or by permissions."""
     found = folder.stat()
     return found.st_uid != os.geteuid() or bool(found.st_mode & stat.S_IWOTH)

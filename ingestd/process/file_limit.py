@@ -1,4 +1,4 @@
-"""The limit on open files, and what it means that there are no more."""
+"""The limit on open files, and the error when it is reached."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import resource
 from ingestd.model.errors import TransientError
 
 SAID = "Too many open files"
-"""What the system says, to libraries that tell it in words alone."""
+"""The system's error text, for libraries that report only the text."""
 
 
 def are_left() -> bool:
@@ -21,11 +21,11 @@ def are_left() -> bool:
 
 
 def none_left(where: str) -> TransientError:
-    """Say that nothing can be opened at `where`: files may be closed by and by, or never."""
+    """Return the error for failing to open anything at `where`. Transient: files may be closed."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return TransientError(
         f"{where}: no more files can be opened: the limit of this process is {limit}",
         reason="no_files",
-        remedy="raise it and start ingestd anew: LimitNOFILE=65536 in the systemd unit, `ulimit -n "
+        remedy="raise it and restart ingestd: LimitNOFILE=65536 in the systemd unit, `ulimit -n "
         "65536` in the shell, nofile in a container's ulimits",
     )

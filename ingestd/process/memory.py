@@ -1,15 +1,15 @@
-"""How the process gets its memory from the system and gives it back.
+"""Allocator settings, and returning memory to the system.
 
-The daemon holds some tens of MB of buffers for a moment each, from a dozen threads. Left alone,
-every thread's heap keeps what it had at its worst: three times what is in use. So Arrow uses the
-C library's heap instead of its own, one for all threads, and whatever is large is mapped by itself
-and gone when it is freed. Measured with a backlog of 1.5M changes: 302 MB at the most instead of
-418, at the same CPU. deltalake brings an allocator of its own, jemalloc, with four heaps for each
-core, which keep what is free for ten seconds: one heap and half a second are enough. Measured after
-3,000 epochs: 208 MB instead of 232. Source: mallopt(3); Arrow, "Memory Pools"; jemalloc(3).
+A dozen threads of the daemon hold tens of MB of buffers for a moment each. By default each
+thread's heap keeps its peak size, three times what is in use. So Arrow uses the C library's heap,
+not the allocator that it brings. One heap serves all threads, and large blocks are mapped
+separately and unmapped when freed. Measured with a backlog of 1.5M changes: at most 302 MB instead
+of 418, at the same CPU. deltalake brings its own allocator, jemalloc, with four heaps per core that
+keep free memory for ten seconds; one heap and half a second are enough. Measured after 3,000
+epochs: 208 MB instead of 232. Source: mallopt(3); Arrow, "Memory Pools"; jemalloc(3).
 
-numpy brings OpenBLAS, whose threads spin for a while after they start: 0.1 s of CPU, for nothing
-that is done here.
+numpy brings OpenBLAS, whose threads spin for a while after they start. That costs 0.1 s of CPU, and
+nothing here uses them.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
-"""Of malloc.h."""
+"""From malloc.h."""
 LARGE_BYTES = 4 << 20
 KEPT_BYTES = 16 << 20
-"""Free memory at the heap's end that is kept for the next who asks."""
+"""Free memory kept at the end of the heap for the next allocation."""
 ARENAS = 1
 RUST_MALLOC = "narenas:1,dirty_decay_ms:500,muzzy_decay_ms:0"
-"""Of the jemalloc that Rust's libraries bring."""
+"""For the jemalloc in Rust libraries."""
 
 _CHOICES = (
     (_ARENA_MAX, "MALLOC_ARENA_MAX", ARENAS),
@@ -39,9 +39,10 @@ _CHOICES = (
 
 
 def configure_allocators() -> None:
-    """Choose the allocators. Before numpy, pyarrow and deltalake, which read the environment.
+    """Configure the allocators. Call before importing numpy, pyarrow and deltalake.
 
-    What that says already stays. Leaves the heap alone where the C library is not glibc.
+    These read the environment. Variables that are already set are kept. If the C library is not
+    glibc, its heap is left alone.
     """
     os.environ.setdefault("_RJEM_MALLOC_CONF", RUST_MALLOC)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -56,9 +57,9 @@ def configure_allocators() -> None:
 
 @contextlib.contextmanager
 def gc_frozen() -> Iterator[None]:
-    """Look for no garbage meanwhile, nor ever among what was made: for imports.
+    """Disable garbage collection, then freeze all objects that exist. For imports.
 
-    They take 0.58 s instead of 0.63, at the daemon's start.
+    The imports at the daemon's start take 0.58 s instead of 0.63.
     """
     gc.disable()
     try:
@@ -70,20 +71,20 @@ def gc_frozen() -> Iterator[None]:
 
 @dataclass(slots=True)
 class Trimming:
-    """Gives back what is free between blocks in use, where the process takes much.
+    """Returns free heap pages to the OS when resident memory is high.
 
-    Small blocks of many tables, which go in another order than they came, leave holes everywhere:
-    with 200 tables more than is in use. One for a process. `limit_bytes`: what that may hold of
-    rows.
+    Small blocks of many tables are freed in a different order than they were allocated, which
+    fragments the heap: with 200 tables the holes exceed the memory in use. One per process.
+    `limit_bytes`: the process's memory limit for rows.
     """
 
     limit_bytes: int = 512_000_000
     _least_bytes: int = 0
 
     def is_due(self) -> bool:
-        """Whether much is taken, and more than at the least since the last time. Takes some 10 us.
+        """Return whether memory is high and has grown since the last trim. Takes about 10 us.
 
-        Not for little: who asks next has to map it again.
+        Small amounts are not trimmed: the next allocation would have to map them again.
         """
         now_bytes = resident_bytes()
         self._least_bytes = min(self._least_bytes, now_bytes)
@@ -92,7 +93,7 @@ class Trimming:
         return now_bytes > max(self.limit_bytes // 2, self._least_bytes + grown_bytes)
 
     def trim(self) -> None:
-        """Do it: some 20 ms, without the interpreter's lock."""
+        """Return free pages to the OS. Takes about 20 ms, without the GIL."""
         libc = ctypes.CDLL(None)
         if hasattr(libc, "malloc_trim"):
             libc.malloc_trim(KEPT_BYTES)
@@ -100,9 +101,9 @@ class Trimming:
 
 
 def resident_bytes() -> int:
-    """Say how much memory the process has; 0 where the system does not tell."""
+    """Return the process's resident memory in bytes; 0 if the system does not report it."""
     try:
-        with open("/proc/self/statm", "rb") as told:  # noqa: PTH123 - it is asked often
+        with open("/proc/self/statm", "rb") as told:  # noqa: PTH123 - called often
             return int(told.read().split()[1]) * mmap.PAGESIZE
     except OSError:
         return 0

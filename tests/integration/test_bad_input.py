@@ -224,7 +224,7 @@ def test_a_slot_wants_a_second_one_beside_it(tmp_path: Path) -> None:
         for taken, (state, code, told) in enumerate(
             (
                 ("ok", 0, "slot ingestd_shop  will be created\n"),
-                ("warn", 0, "max_replication_slots +1 are to be made, the last of 2; if anything"),
+                ("warn", 0, "max_replication_slots +1 will be created, the last of 2; if a table"),
                 ("fail", 1, "max_replication_slots +2 of 2 are in use, and 1 more needed"),
             )
         ):
@@ -263,7 +263,7 @@ def test_a_role_that_may_read_nothing_is_told_so_beside_a_publication(
     with plain_role(shop, "REPLICATION") as dsn:
         shop.execute(f"REVOKE ALL ON ALL TABLES IN SCHEMA public FROM r_{shop.name}")
         found = ingestd(tmp_path, "check", wal_config(lake="lake", dsn=dsn))
-    assert_fails(found, "table public.orders .*no right to read it", "GRANT SELECT ON")
+    assert_fails(found, "table public.orders .*no privilege to read it", "GRANT SELECT ON")
 
 
 def test_manage_false_wants_publication_and_slot(tmp_path: Path, shop: Database) -> None:
@@ -383,13 +383,13 @@ def test_replica_identity_nothing_is_mended_as_it_says(tmp_path: Path, shop: Dat
     [
         (
             'exclude_columns = ["nots"]',
-            "no column 'nots' to capture, which exclude_columns names",
+            "column 'nots' in exclude_columns does not exist",
             r"did you mean 'note'\? correct table\.\"public\.orders\"\.exclude_columns",
         ),
         (
             'exclude_columns = ["id"]',
             "column 'id' belongs to the replica identity",
-            r"take it out of table\.\"public\.orders\"\.exclude_columns",
+            r"remove it from table\.\"public\.orders\"\.exclude_columns",
         ),
         (
             'mask_columns = { id = "null" }',
@@ -462,7 +462,7 @@ def test_a_schema_that_may_not_be_used(tmp_path: Path, shop: Database) -> None:
         dsn = shop.server.dsn(shop.name, user=role)
         config = wal_config(lake="lake", dsn=dsn, tables=["closed.t"])
         found = ingestd(tmp_path, "check", config)
-        assert_fails(found, "table closed.t +no right to use schema", "GRANT USAGE ON SCHEMA")
+        assert_fails(found, "table closed.t +no privilege to use schema", "GRANT USAGE ON SCHEMA")
         [failure] = found.failures
         shop.execute(failure.splitlines()[1].strip())
         assert ingestd(tmp_path, "check", config).code == 0

@@ -282,7 +282,7 @@ def test_a_table_is_read_again_at_once_and_for_its_reason(
     assert_lake_equals_source(database, lake, tables=[PARTS, PLAIN], limit_s=LIMIT_S)
     assert (readings(lake, PARTS), readings(lake, PLAIN)) == (before[0] + 1, before[1])
     reasons = {row["reason"] for row in registry(lake) if row["table"] == str(PARTS)}
-    assert "a partition was truncated by itself (TRUNCATE)" in reasons
+    assert "a partition was truncated directly (TRUNCATE)" in reasons
     metrics = daemon.get("/metrics")
     assert metrics is not None
     assert 'ingestd_ignored_messages_total{source="shop"} 8.0' in metrics[1]
@@ -325,7 +325,7 @@ def test_a_backlog_and_open_transactions_have_their_events_too(
         "INSERT INTO plain SELECT g, 'd' FROM generate_series({0} + 3000, {0} + 5000) g;"
         "SELECT pg_logical_emit_message(true, 'ingestd.ddl', 'x'); TRUNCATE part; COMMIT"
     )
-    reason = "a partition was truncated by itself (TRUNCATE)"
+    reason = "a partition was truncated directly (TRUNCATE)"
     daemon.start_ready()
     database.execute(large.format(10_000))
     await_until(lambda: recorded(lake, reason) == 1, LIMIT_S, daemon.tail)

@@ -63,10 +63,10 @@ CASES = {
     ),
     "root has none": Case(
         (*KEYED, "ALTER TABLE p REPLICA IDENTITY NOTHING"),
-        "partition public.p_1 has a replica identity, the table none",
+        "partition public.p_1 has a replica identity, but the table has none",
     ),
     "only partitions": Case(
-        (*KEYLESS, *FULL[1:]), "partition public.p_1 has a replica identity, the table none"
+        (*KEYLESS, *FULL[1:]), "partition public.p_1 has a replica identity, but the table has none"
     ),
     "no partitions": Case(
         (
@@ -83,7 +83,7 @@ CASES = {
     "none": Case(KEYLESS, "no usable replica identity"),
     "root full, keys": Case(
         (*KEYLESS, FULL[0], "ALTER TABLE p_1 ADD PRIMARY KEY (k)", FULL[2]),
-        "of partition public.p_1 not the whole old rows come, and it has no key",
+        "partition public.p_1 does not send complete old rows, and it has no key",
     ),
     "root by index": Case(
         (
@@ -256,7 +256,7 @@ async def test_foreign_partitions_are_not_read_and_those_that_inherit_are_no_par
     async with await connect(database.dsn) as connection:
         fault = await read_fault(connection, await table_named(database, "p"), database.dsn)
         assert isinstance(fault, TableError)
-        assert "is a foreign table: its rows are another server's" in fault.what
+        assert "is a foreign table: its rows are on another server" in fault.what
         assert fault.remedy is not None
         parent = await table_named(database, "parent")
         assert await read_fault(connection, parent, database.dsn) is None

@@ -164,7 +164,7 @@ KEPT = (
 
 @pytest.mark.parametrize("coming", EMPTIED, ids=attrgetter("name"))
 async def test_i6_a_partition_that_was_emptied_is_read(database: Database, coming: Coming) -> None:
-    assert await reason_after(database, coming) == "a partition was truncated by itself"
+    assert await reason_after(database, coming) == "a partition was truncated directly"
 
 
 @pytest.mark.thorough
@@ -188,7 +188,7 @@ async def test_i7_a_partition_that_came_empty_is_not_read(
 async def test_i6_a_partition_that_came_with_rows_is_read(
     database: Database, coming: Coming
 ) -> None:
-    assert await reason_after(database, coming) == "a partition came with rows"
+    assert await reason_after(database, coming) == "a partition was added with rows"
 
 
 @pytest.mark.parametrize("coming", RETURNED, ids=attrgetter("name"))

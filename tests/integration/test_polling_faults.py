@@ -240,7 +240,7 @@ def test_a_right_that_is_taken_stops_its_table_alone(
     items.execute(f"REVOKE SELECT ON item FROM {stranger}")
     items.execute("INSERT INTO item VALUES (100, 'meanwhile')", "DELETE FROM item WHERE id = 5")
     reason = await_state(lake, ITEM, "stopped")
-    assert "no right to read it" in reason or "permission denied" in reason
+    assert "no privilege to read it" in reason or "permission denied" in reason
     items.execute("INSERT INTO other VALUES (100, 'meanwhile')")
     await_equal(items, lake, OTHER)
     [table] = [
@@ -312,7 +312,7 @@ def test_a_statement_timeout_that_is_too_small_is_named(
     items.execute("UPDATE other SET note = 'y' WHERE id % 2 = 0")
     reason = await_state(lake, OTHER, "stopped")
     assert "could not be polled 5 times in a row" in reason
-    assert "gave nothing for" in reason
+    assert "sent nothing for" in reason
     items.execute("INSERT INTO item VALUES (100, 'meanwhile')")
     await_equal(items, lake, ITEM)
     assert daemon.sigterm() == 0

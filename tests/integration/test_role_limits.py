@@ -168,7 +168,7 @@ def test_isolated_a_table_that_may_not_be_read_stops_with_the_grant(
     )
     daemon = make_daemon(config(shop, lake, "manage = false"))
     daemon.start()
-    assert "no right to read it" in await_state(daemon, lake, "public.Geheim", "stopped")
+    assert "no privilege to read it" in await_state(daemon, lake, "public.Geheim", "stopped")
     await_state(daemon, lake, "public.orders", "live")
     grant = remedy_for(daemon, "public.Geheim").partition(";")[0]
     assert grant == f'GRANT SELECT ON "public"."Geheim" TO "{shop.name}"'

@@ -101,7 +101,7 @@ def test_a_role_without_rights_sees_what_it_lacks(
     assert (orders["rows"], orders["captured"], orders["reason"]) == (
         1000,
         False,
-        "no right to read it",
+        "no privilege to read it",
     )
     assert orders["remedy"] == f'GRANT SELECT ON "public"."orders" TO "{stranger}";'
     shop.execute(f"GRANT SELECT ON orders TO {stranger}", f"ALTER TABLE orders OWNER TO {stranger}")

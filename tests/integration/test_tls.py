@@ -69,7 +69,7 @@ async def test_another_name_is_refused_in_three_lines(
     assert 'certificate for "db.example" does not match host name "other.example"' in what
     assert "host other.example" in what
     assert "host=NAME in `dsn`" in remedy
-    assert "write a weaker sslmode out" in other
+    assert "set a weaker sslmode explicitly" in other
     with pytest.raises(psycopg.OperationalError, match="does not match host name"):
         await detect_transaction_pooler(secure.dsn(host="other.example"))
 
@@ -98,7 +98,7 @@ async def test_a_server_without_tls_is_refused(database: Database) -> None:
     what, remedy, other = str(await failure(dsn)).splitlines()
     assert "server does not support SSL" in what
     assert "ALTER SYSTEM SET ssl = on" in remedy
-    assert "write a weaker sslmode out" in other
+    assert "set a weaker sslmode explicitly" in other
 
 
 async def test_a_weaker_mode_is_taken_where_it_is_written_out(

@@ -66,7 +66,7 @@ def test_it_is_read_anew_once(  # noqa: PLR0917
     assert_lake_equals_source(database, lake, limit_s=LIMIT_S)
     reasons = {row["reason"] for row in registry(lake) if row["reason"]}
     assert {reason.removeprefix("a partition was ") for reason in reasons} == {
-        "rewritten by ALTER TABLE, or unlogged for a time"
+        "rewritten by ALTER TABLE, or temporarily unlogged"
     }
     for number in (100, 101):
         assert daemon.sigterm() == 0

@@ -134,7 +134,7 @@ def test_a_missing_config_is_2(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli.app, ["status", "-c", str(tmp_path / "none.toml")])
     assert result.exit_code == 2
     assert "none.toml: the config file can't be read: No such file or directory" in result.stderr
-    assert "remedy: `ingestd init` writes a first one" in result.stderr
+    assert "remedy: `ingestd init` creates one" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def test_http_is_guarded_by_token_and_certificate(load: Callable[..., Config]) -
         ('tls_key = "a.key"', "http.tls_key: needs 'tls_cert' too"),
         ('tls_cert = "-----BEGIN"\ntls_key = "k"', "http.tls_cert: is not a path"),
         ('tls_cert = ""\ntls_key = "k"', "http.tls_cert: is not a path"),
-        ('listen = "off"\ntoken = "0123456789abcdef"', "http.token: is for what listen"),
+        ('listen = "off"\ntoken = "0123456789abcdef"', "http.token: has no effect with listen"),
         ('tokens = "0123456789abcdef"', "http.tokens: unknown key; did you mean 'token'?"),
     ],
 )
@@ -208,8 +208,8 @@ def test_a_missing_variable_of_a_typed_key_is_told_once(
         (('["public.*", "!', '["!'), "sources.shop.tables: only exclusions; add what to capture"),
         (('["public.*", ', '["orders", '), "sources.shop.tables[0]: write it as schema.table"),
         (('"./lake"', '"hdfs://x/y"'), "lake.uri: unknown scheme; use a path or one of s3, "),
-        (('"./lake"', '"~nobody-has-this/lake"'), "lake.uri: whose home that is, is not known"),
-        (('"./lake"', '"s3:/b/lake"'), "lake.uri: is no path; write 's3://b/lake' for a store"),
+        (('"./lake"', '"~nobody-has-this/lake"'), "lake.uri: the home directory in it is unknown"),
+        (('"./lake"', '"s3:/b/lake"'), "lake.uri: is not a path; write 's3://b/lake' for a store"),
         (('"./lake"', '"./100%"'), "lake.uri: deltalake can't use a local path with '%' in it"),
         (('"./lake"', '""'), "lake.uri: is empty"),
         (("sources.shop", "sources.Shop"), "sources.Shop: a source's name is 1-55 of a-z, 0-9"),
@@ -262,7 +262,7 @@ def test_refresh_of_a_table_that_is_not_read_again_is_refused(
 ) -> None:
     lines = refusal(f'{BASE}{ORDERS}\nreference = "{reference}"\nrefresh = "1h"\n')
     at = 'sources.shop.table."public.orders".refresh'
-    assert lines == [f'{at}: is for reference = "snapshot_only", not "{reference}"; take it out']
+    assert lines == [f'{at}: applies to reference = "snapshot_only", not "{reference}"; remove it']
 
 
 def test_reference_tables(load: Callable[..., Config]) -> None:
@@ -311,22 +311,22 @@ def test_a_mask_key_may_be_in_a_file_and_is_secret(
     [
         (
             'mask_columns = { email = "sha256" }',
-            "mask_columns.email: sha256 needs a key; set 'mask_key' of the source",
+            "mask_columns.email: sha256 needs a key; set the source's 'mask_key'",
         ),
         ('mask_columns = { email = "md5" }', "mask_columns.email: must be 'sha256' or 'null' (not"),
         (
             'exclude_columns = ["a"]\nmask_columns = { a = "null" }',
-            "mask_columns.a: is in 'exclude_columns' too; take it out of one of them",
+            "mask_columns.a: is also in 'exclude_columns'; remove it from one of the two",
         ),
         (
             'exclude_columns = ["a"]\ntypes = { a = "string" }',
-            "types.a: is in 'exclude_columns' too; take it out of one of them",
+            "types.a: is also in 'exclude_columns'; remove it from one of the two",
         ),
         (
             'mask_columns = { a = "sha256" }\ntypes = { a = "string" }',
-            "types.a: is masked with sha256, which is a string; take it out of 'types'",
+            "types.a: is masked with sha256, so its type is string; remove it from 'types'",
         ),
-        ('exclude_columns = ["b", "a", "b"]', "exclude_columns[2]: 'b' is named twice"),
+        ('exclude_columns = ["b", "a", "b"]', "exclude_columns[2]: 'b' is listed twice"),
         ("exclude_columns = [1]", "exclude_columns[0]: must be a string"),
         ('exclude_column = ["a"]', "exclude_column: unknown key; did you mean 'exclude_columns'?"),
     ],
@@ -363,7 +363,7 @@ def test_a_schema_with_a_dot_is_quoted(
 def test_one_section_per_table(refusal: Callable[..., list[str]]) -> None:
     again = ORDERS.replace('"public.orders"', "'\"public\".orders'")
     (line,) = refusal(f"{BASE}{ORDERS}\n{again}\n")
-    assert line.endswith("is the table of 'public.orders' too; keep one of them")
+    assert line.endswith("is the same table as 'public.orders'; keep one of them")
 
 
 def test_a_default_may_be_written_out(load: Callable[..., Config]) -> None:
@@ -451,9 +451,9 @@ def test_maintenance(load: Callable[..., Config]) -> None:
     [
         (
             'compact = "off"\ntarget_file_size = "1GB"',
-            "maintenance.target_file_size: is for joining",
+            "maintenance.target_file_size: has no effect with",
         ),
-        ('retention = "1m"', "maintenance.retention: readers that are further behind lose"),
+        ('retention = "1m"', "maintenance.retention: readers that are further behind can't resume"),
         ('target_file_size = "1kB"', "maintenance.target_file_size: must be at least 1000000"),
         ('compact = "sometimes"', "maintenance.compact: not a duration"),
         (
@@ -573,13 +573,13 @@ def test_faults_of_a_polled_source(refusal: Callable[..., list[str]], key: str, 
         ('deleted = ""', "deleted: must be 1-63 bytes long"),
         (
             'key = ["a", "id"]\nexclude_columns = ["id"]',
-            "key[1]: is in 'exclude_columns' too; rows can't be told apart without it",
+            "key[1]: is also in 'exclude_columns'; rows can't be distinguished without it",
         ),
         (
             'key = ["id"]\nmask_columns = { id = "null" }',
-            "key[0]: is masked with null, and rows can't be told apart without it; use sha256",
+            "key[0]: is masked with null, and rows can't be distinguished without it; use sha256",
         ),
-        ('key = ["id"]\ndeleted = "id"', "key[0]: is 'deleted' too, which changes when"),
+        ('key = ["id"]\ndeleted = "id"', "key[0]: is also 'deleted', which changes when"),
         ('curser = "id"', "curser: unknown key; did you mean 'cursor'?"),
     ],
 )
@@ -612,6 +612,6 @@ def test_a_table_of_current_rows_only_is_not_polled(
     (found,) = refusal(f"{text}{key}\n")
     name = key.split(" ", 1)[0]
     assert found.startswith(
-        f'sources.shop.table."public.orders".{name}: its changes are not captured: '
+        f'sources.shop.table."public.orders".{name}: is not used with '
         f"reference = '{reference}'"
     )

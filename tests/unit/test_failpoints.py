@@ -97,10 +97,10 @@ def test_a_process_leaves_the_points_of_others_alone() -> None:
     ("text", "told"),
     [
         ("sink.fsync.befor=crash", "write 'sink.fsync.before'"),
-        ("fsync=crash", "there is no point 'fsync'"),
-        (f"{BEFORE}=explode", "is no entry"),
-        (f"{BEFORE}", "is no entry"),
-        (f"{BEFORE}=crash@x", "is no entry"),
+        ("fsync=crash", "no such point: 'fsync'"),
+        (f"{BEFORE}=explode", "is not a valid entry"),
+        (f"{BEFORE}", "is not a valid entry"),
+        (f"{BEFORE}=crash@x", "is not a valid entry"),
     ],
 )
 def test_what_is_not_understood_is_refused(text: str, told: str) -> None:

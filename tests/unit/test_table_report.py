@@ -136,7 +136,7 @@ async def test_every_table_is_captured_or_says_why_not() -> None:
     assert found.schemas == ["app", "public"]
     assert verdicts(found) == {
         "app.other": (False, None, "not matched by `tables`", None),
-        "public.audit_x": (False, None, "left out by '!public.audit_*' in `tables`", None),
+        "public.audit_x": (False, None, "excluded by '!public.audit_*' in `tables`", None),
         "public.bad": (False, None, "no identity", "add a key"),
         "public.orders": (True, None, None, None),
         "public.gone": (False, None, "does not exist", "correct it"),

@@ -1,1 +1,1 @@
-"""Rows of COPY."""
+"""Decoding of rows sent by COPY."""

@@ -1,4 +1,4 @@
-"""Columns packed by the server (see `ingestd.decode.copy.packing`) to `r` rows.
+"""Decoding of columns that the server packed (see `ingestd.decode.copy.packing`) to `r` rows.
 
 Source: PostgreSQL documentation, COPY, "Binary Format".
 """
@@ -49,9 +49,9 @@ _END_DAY = END_US // 86_400_000_000
 
 
 class AmbiguousMarkError(ProtocolError):
-    """A value looks like a mark, or is null where none can be: its table was altered.
+    """A value looks like a mark, or is null in a column without nulls: its table was altered.
 
-    Read from `next_block` on with Packing.MEASURED.
+    Re-read from `next_block` on with Packing.MEASURED.
     """
 
 
@@ -65,13 +65,14 @@ class _Run:
 
 
 _Places = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_] | None]
-"""Starts and lengths of a run's values, and which are there: None for all."""
+"""Starts and lengths of a run's values, and a mask of those present; None: all."""
 
 
 class ColumnarDecoder:
     """Decodes one COPY of a table's packed columns, read at `point` and time `at` (aware).
 
-    `next_block`: every row of the blocks below it has been given. After an error it can't go on.
+    `next_block`: every row of the blocks below it has been returned. After an error it can't
+    continue.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class ColumnarDecoder:
     def feed(
         self, buffer: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> TableBatch | None:
-        """Decode whole CopyData messages; None if they have no row.
+        """Decode complete CopyData messages; return None if they have no row.
 
         Raises ProtocolError, AmbiguousMarkError.
         """
@@ -114,7 +115,7 @@ class ColumnarDecoder:
         return batch
 
     def finish(self) -> None:
-        """Raise ProtocolError if the trailer did not come: rows may be missing."""
+        """Raise ProtocolError if the trailer is missing: rows may be missing, too."""
         self._fields.finish()
 
     # --- framing -----------------------------------------------------------------------------
@@ -177,7 +178,7 @@ class ColumnarDecoder:
     def _numbers(
         self, buffer: bytes, runs: Sequence[_Run], field: int, column: Column
     ) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
-        """Give a field of all runs as numbers of the machine's byte order, and where it is null."""
+        """Return a field of all runs as native numbers, and a mask of its nulls."""
         kind = fixed(column)
         if self._packing is Packing.MEASURED:
             parts = [self._array(buffer, run, field, np.dtype(kind.dtype)) for run in runs]
@@ -221,7 +222,7 @@ class ColumnarDecoder:
     def _texts(
         self, source: ByteBuffer, runs: Sequence[_Run], field: int, column: Column
     ) -> TextColumn:
-        """Return the values of a column that has no fixed size; nothing is copied."""
+        """Return the values of a column that has no fixed size, without copying."""
         is_marked = self._packing is Packing.MARKED and form_of(column) is ColumnForm.TEXT
         if is_marked:
             parts = [self._separated(source, run, field, column) for run in runs]
@@ -266,7 +267,7 @@ class ColumnarDecoder:
 def _all_of(
     masks: Sequence[NDArray[np.bool_] | None], runs: Sequence[_Run], *, otherwise: bool
 ) -> NDArray[np.bool_] | None:
-    """Join the masks of runs, None if there are none."""
+    """Join the masks of runs; None if there are none."""
     if all(mask is None for mask in masks):
         return None
     pairs = zip(masks, runs, strict=True)
@@ -279,7 +280,7 @@ def _all_of(
 def _fixed_array(
     column: Column, numbers: NDArray[Any], absent: NDArray[np.bool_] | None
 ) -> tuple[pa.Array, TextColumn | None]:
-    """Return the column; and the texts of what it can't hold, absent elsewhere."""
+    """Return the column, and the texts of values that it can't hold, absent elsewhere."""
     to = column.type
     if pa.types.is_boolean(to):
         validity = None if absent is None else bitmap(~absent)
@@ -305,7 +306,7 @@ def _fixed_array(
 def _texts_of_refused(
     column: Column, numbers: NDArray[Any], refused: NDArray[np.bool_]
 ) -> TextColumn:
-    """Write those values as the server would; a few distinct ones, so each is written once."""
+    """Format those values as the server would. Few are distinct, so each is formatted once."""
     distinct, index = np.unique(numbers[refused], return_inverse=True)
     written = pa.array([_text(column, int(n), numbers.dtype) for n in distinct], pa.string())
     places = np.zeros(len(numbers), np.int64)

@@ -1,4 +1,4 @@
-"""The fields of a binary COPY, one row of it after another: one message, one row.
+"""The fields of a binary COPY, row by row; each message is one row.
 
 Source: PostgreSQL documentation, COPY, "Binary Format".
 """
@@ -16,14 +16,14 @@ _LENGTH = struct.Struct(">i")
 _TRAILER = -1
 
 Span = tuple[int, int]
-"""Where a field is: offset and length, -1 for null."""
+"""The offset and length of a field; length -1 for null."""
 
 
 class CopyFields:
-    """Finds the fields of one COPY, message by message; `width` is the number of its columns.
+    """Locates the fields of one COPY, message by message. `width`: the number of columns.
 
-    `what` names it in errors. `has_begun`: its header has come, `has_ended`: its trailer. After a
-    ProtocolError it can't go on.
+    `what` names it in errors. `has_begun`: the header has arrived; `has_ended`: the trailer has.
+    After a ProtocolError it can't continue.
     """
 
     def __init__(self, what: str, width: int) -> None:
@@ -60,12 +60,12 @@ class CopyFields:
         return spans
 
     def finish(self) -> None:
-        """Raise ProtocolError if the trailer did not come: rows may be missing."""
+        """Raise ProtocolError if the trailer is missing: rows may be missing, too."""
         if not self.has_ended:
             raise self.malformed("no trailer")
 
     def malformed(self, what: str) -> ProtocolError:
-        """Make the error for bytes that are not what they should be."""
+        """Return the error for malformed data."""
         return ProtocolError(f"{self._what}: {what}")
 
     def _after_header(self, buffer: bytes, at: int) -> int:

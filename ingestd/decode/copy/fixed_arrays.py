@@ -1,8 +1,8 @@
-"""Arrays of values of one fixed size, as the server sends them, to numpy.
+"""Arrays of fixed-size values, in the server's binary format, converted to numpy.
 
 Source: array_send (src/backend/utils/adt/arrayfuncs.c): number of dimensions, whether there are
-nulls, element type; for each dimension its length and lower bound; each element behind its length,
-which is -1 for a null.
+nulls, element type; for each dimension its length and lower bound; each element preceded by its
+length, which is -1 for a null.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _LENGTH_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class FixedArray:
-    """Numbers in the machine's byte order, 0 where `absent`; `absent`: None if none is null."""
+    """Native numbers, 0 where `absent`. `absent`: None if no value is null."""
 
     numbers: NDArray[Any]
     absent: NDArray[np.bool_] | None
 
 
 def fixed_array(buffer: bytes, at: int, length: int, rows: int, kind: np.dtype[Any]) -> FixedArray:
-    """Read the array of `rows` values in these `length` bytes. Raises ValueError."""
+    """Parse the array of `rows` values in these `length` bytes. Raises ValueError."""
     if length < _HEADER.size:
         raise ValueError("array cut short")
     dimensions, _, _, elements, _ = _HEADER.unpack_from(buffer, at)
@@ -38,7 +38,7 @@ def fixed_array(buffer: bytes, at: int, length: int, rows: int, kind: np.dtype[A
     if dimensions != 1 or elements != rows or rest or not 0 <= nulls <= rows:
         raise ValueError("array of another length")
     absent = None
-    # Without nulls the stride is constant: views will do.
+    # Without nulls the stride is constant, so strided views suffice.
     lengths = np.ndarray((rows,), ">i4", buffer, at, (stride,)) if nulls == 0 else None
     if lengths is not None:
         numbers = np.ndarray((rows,), kind, buffer, at + _LENGTH_BYTES, (stride,))
@@ -60,16 +60,16 @@ def fixed_array(buffer: bytes, at: int, length: int, rows: int, kind: np.dtype[A
 
 
 def _absent(buffer: bytes, at: int, length: int, rows: int, size: int) -> NDArray[np.bool_]:
-    """Say which elements are null: the lengths that are -1; one step for each null.
+    """Return a mask of the null elements, those with length -1; takes one step per null.
 
-    Any -1 may be a length, or part of a value. From one null to the next all elements have the same
-    size: the next one is the next -1 at a multiple of it.
+    Any -1 may be a length, or part of a value. Between two nulls all elements have the same size,
+    so the next null is the next -1 at a multiple of it.
     """
     unit = math.gcd(_LENGTH_BYTES, size)
     stride, null = (_LENGTH_BYTES + size) // unit, _LENGTH_BYTES // unit
     words = np.ndarray(((length - _LENGTH_BYTES) // unit + 1,), "=i4", buffer, at, (unit,))
     found = np.flatnonzero(words == -1)
-    following = np.full(len(found) + 1, len(found))  # the last stands for the beginning
+    following = np.full(len(found) + 1, len(found))  # the last represents the start
     after = np.append(found + null, 0)
     for phase in range(stride):
         here = np.flatnonzero(found % stride == phase)

@@ -1,4 +1,4 @@
-"""Messages that come one to a row of a binary COPY: where each of them is, all at once.
+"""Unpacking of a binary COPY with one message per row, vectorized.
 
 Source: PostgreSQL documentation, COPY, "Binary Format".
 """
@@ -18,15 +18,15 @@ _ROW = struct.Struct(">hi")  # the number of fields, the length of the only one
 
 
 class MessageRows:
-    """Unpacks one COPY. After a ProtocolError it can't go on."""
+    """Unpacks one COPY. After a ProtocolError it can't continue."""
 
     def __init__(self) -> None:
         self._fields = CopyFields("messages", 1)
 
     def unpack(self, buffer: bytes, starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
-        """Return where the messages begin and end in `buffer` (int64, ascending).
+        """Return the starts and ends of the messages in `buffer` (int64, ascending).
 
-        `starts` and `ends` cut it into whole CopyData messages. Raises ProtocolError.
+        `starts` and `ends` delimit complete CopyData messages. Raises ProtocolError.
         """
         begins = starts + _ROW.size
         found = _are_rows(buffer, starts, ends)
@@ -34,7 +34,7 @@ class MessageRows:
             found[:1] = False
         if self._fields.has_ended:
             found[:] = False
-        for n in np.flatnonzero(~found).tolist():  # the first has the header, the last no row
+        for n in np.flatnonzero(~found).tolist():  # the first has the header, the last has no row
             row = self._fields.row(buffer, int(starts[n]), int(ends[n]))
             if row is not None:
                 [(begins[n], length)] = row
@@ -46,12 +46,12 @@ class MessageRows:
         return begins[found], ends[found]
 
     def finish(self) -> None:
-        """Raise ProtocolError if the trailer did not come: messages may be missing."""
+        """Raise ProtocolError if the trailer is missing: messages may be missing, too."""
         self._fields.finish()
 
 
 def _are_rows(buffer: bytes, starts: Ints, ends: Ints) -> NDArray[np.bool_]:
-    """Tell which CopyData messages are a row of one field, and nothing else."""
+    """Return a mask of the CopyData messages that are exactly a row of one field."""
     whole = ends - starts > _ROW.size
     at = starts[whole]
     counts = np.ndarray((max(len(buffer) - 1, 0),), ">i2", buffer, 0, (1,))[at]

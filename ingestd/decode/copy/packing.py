@@ -1,12 +1,12 @@
-"""How the server packs a table's columns, for the query that asks and the decoder that reads.
+"""The server-side packing of a table's columns, shared by the query and the decoder.
 
-Each row of the COPY stands for a run of the table's rows, some thousands::
+Each row of the COPY represents a run of some thousand rows of the table::
 
     first block   int8
     rows          int4
-    each column   one field or two, by its `ColumnForm` and the `Packing`
+    each column   one or two fields, depending on its `ColumnForm` and the `Packing`
 
-So values are found without a step for each of them (MEASURED: but for nulls).
+So values are located without a step for each of them (except for nulls in MEASURED).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ingestd.model.schema import Column, Table
 MOST_FIELDS = 1664
 """Source: MaxTupleAttributeNumber (src/include/access/htup_details.h)."""
 BETWEEN, ABSENT = b"\x0e", b"\x0f"
-"""What stands between texts, and for one that is null: characters that databases have no use of."""
+"""The separator between texts, and the mark for a null: characters that databases do not use."""
 
 
 class ColumnForm(Enum):
-    """How the values of a column come."""
+    """The format in which a column's values are sent."""
 
     FIXED = 1
     BYTES = 2
@@ -32,18 +32,18 @@ class ColumnForm(Enum):
 
 
 class Packing(Enum):
-    """What tells values from their neighbors, and nulls.
+    """How values are separated, and nulls marked.
 
-    MARKED      fixed: the values, one after the other, a mark for each null; where the column can
-                be null: int4, how many are not.
-                text: BETWEEN between the values, ABSENT for a null; int4, how many are not null.
+    MARKED      fixed: consecutive values, with a mark for each null; if the column is nullable,
+                int4: the number of values that are not null.
+                text: values separated by BETWEEN, ABSENT for a null; int4: the number of values
+                that are not null.
                 bytes: as MEASURED.
-                A value that looks like a mark shows by these numbers, or by that of BETWEENs: then
-                it must be re-read, MEASURED.
-    MEASURED    fixed: an array of its own type, nulls among them.
-                else: the values, one after the other; int4[], the length of each in bytes, null
-                where it is null.
-                For any value, but a third more work for the server.
+                These counts, or that of BETWEENs, reveal a value that looks like a mark. It must
+                then be re-read with MEASURED.
+    MEASURED    fixed: an array of the type, including nulls.
+                else: consecutive values; int4[], the length of each in bytes, null for a null.
+                Works for any value, but costs the server a third more work.
     """
 
     MARKED = 1
@@ -52,9 +52,9 @@ class Packing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FixedType:
-    """A type of fixed size: the numpy type of its binary form, the function that writes that.
+    """A type of fixed size: the numpy type of its binary format, and its send function.
 
-    `mark`: stands for a null; of no value of the type, or a rare one.
+    `mark`: represents a null; not a value of the type, or a rare one.
     """
 
     dtype: str
@@ -63,7 +63,7 @@ class FixedType:
 
     @property
     def size(self) -> int:
-        """Bytes of a value."""
+        """Size of a value in bytes."""
         return len(self.mark)
 
 
@@ -73,9 +73,9 @@ _FIXED = {
     21: FixedType(">i2", "int2send", b"\x9d\x3c"),
     23: FixedType(">i4", "int4send", b"\x9d\x3c\x6b\x1f"),
     26: FixedType(">u4", "oidsend", b"\xff\xff\x9d\x3c"),
-    700: FixedType(">f4", "float4send", b"\xff\xc5\x9d\x3c"),  # NaN, but not the server's
+    700: FixedType(">f4", "float4send", b"\xff\xc5\x9d\x3c"),  # a NaN that the server never sends
     701: FixedType(">f8", "float8send", b"\xff\xf8\x9d\x3c\x6b\x1f\xa5\xe2"),
-    # Below the first one, next to -infinity:
+    # Below the first value, next to -infinity:
     1082: FixedType(">i4", "date_send", b"\x80\0\0\x01"),
     1114: FixedType(">i8", "timestamp_send", b"\x80\0\0\0\0\0\0\x01"),
     1184: FixedType(">i8", "timestamptz_send", b"\x80\0\0\0\0\0\0\x01"),
@@ -84,9 +84,9 @@ _BYTEA = 17
 
 
 def form_of(column: Column) -> ColumnForm:
-    """Say how a column comes: as text if its lake type is not the usual one of its type.
+    """Return a column's form. It is text if its lake type is not the default of its type.
 
-    So do masked values, whose text is hashed.
+    Masked values are text, too: the text is hashed.
     """
     if column.mask is not None or column.is_override:
         return ColumnForm.TEXT
@@ -98,14 +98,14 @@ def form_of(column: Column) -> ColumnForm:
 
 
 def fixed(column: Column) -> FixedType:
-    """Return what a column of form FIXED is."""
+    """Return the type of a column of form FIXED."""
     return _FIXED[column.type_oid]
 
 
 def packings_of(table: Table) -> list[Packing]:
-    """Return those that a query can have, which gives at most MOST_FIELDS; the best first.
+    """Return the packings that fit in a query of at most MOST_FIELDS fields, the best first.
 
-    None where no column has values: the number of rows would be all that is sent of them.
+    Empty if no column has values: only the number of rows would be sent.
     """
     if all(c.mask is not None and c.mask.kind == "null" for c in table.columns):
         return []

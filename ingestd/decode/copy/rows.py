@@ -1,7 +1,7 @@
-"""COPY ... TO STDOUT (FORMAT binary) whose columns are texts: a table's rows as `r` rows.
+"""Decoding of COPY ... TO STDOUT (FORMAT binary) with text columns to `r` rows.
 
 Source: PostgreSQL documentation, COPY, "Binary Format". Each column of the query must be the text
-of its type's output function; then one mapping of types serves snapshots and stream.
+of its type's output function, so that snapshots and the stream share one mapping of types.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class CopiedRows:
-    """Rows of a COPY: `count` of them, the bytes they came in, and their columns."""
+    """Rows of a COPY: their number, their size in bytes, and their columns."""
 
     count: int
     nbytes: int
@@ -38,9 +38,9 @@ class CopiedRows:
 
 
 class CopyRows:
-    """Cuts one COPY of `columns` texts a row into fields. After a ProtocolError it can't go on.
+    """Cuts one COPY of `columns` texts per row into fields. Unusable after a ProtocolError.
 
-    `what` is copied, for messages. `encoding`: of texts, None for UTF-8.
+    `what` names the copied object in errors. `encoding`: of texts, None for UTF-8.
     """
 
     def __init__(self, what: str, columns: int, encoding: Encoding | None = None) -> None:
@@ -52,9 +52,9 @@ class CopyRows:
     def feed(
         self, buffer: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> CopiedRows | None:
-        """Take whole CopyData messages, one row each; None if there is no row.
+        """Parse complete CopyData messages, one row each; return None if there is no row.
 
-        The header comes with the first message, or alone. Raises ProtocolError.
+        The header arrives with the first message, or alone. Raises ProtocolError.
         """
         if len(starts) == 0:
             return None
@@ -86,7 +86,7 @@ class CopyRows:
         return CopiedRows(len(starts), int((ends - starts).sum()), columns)
 
     def finish(self) -> None:
-        """Raise ProtocolError if the trailer did not come: rows may be missing."""
+        """Raise ProtocolError if the trailer is missing: rows may be missing, too."""
         if not self._ended:
             msg = f"COPY of {self._what} ended without its trailer"
             raise ProtocolError(msg)
@@ -95,7 +95,7 @@ class CopyRows:
 class CopyDecoder:
     """Decodes one COPY of a table's columns, in the table's order, read at `point` and time `at`.
 
-    `at` is aware. After a ProtocolError it can't go on.
+    `at` is aware. After a ProtocolError it can't continue.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class CopyDecoder:
     def feed(
         self, buffer: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> TableBatch | None:
-        """Decode whole CopyData messages; see `CopyRows.feed`."""
+        """Decode complete CopyData messages; see `CopyRows.feed`."""
         rows = self._rows.feed(buffer, starts, ends)
         if rows is None:
             return None
@@ -125,7 +125,7 @@ class CopyDecoder:
         return table_batch(self._table, places, Tuples(fields), None, rows.nbytes)
 
     def finish(self) -> None:
-        """Raise ProtocolError if the trailer did not come: rows may be missing."""
+        """Raise ProtocolError if the trailer is missing: rows may be missing, too."""
         self._rows.finish()
 
 
@@ -135,7 +135,7 @@ def microseconds(at: datetime) -> int:
 
 
 def _header_length(message: memoryview) -> int:
-    """Check the header and give its length. A flag of the upper half is one we don't know."""
+    """Check the header and return its length. Flags in the upper half are critical and unknown."""
     try:
         signature, flags, extension = _HEADER.unpack_from(message)
     except struct.error as error:

@@ -1,1 +1,1 @@
-"""The replication protocol's messages."""
+"""Decoding of the logical replication protocol."""

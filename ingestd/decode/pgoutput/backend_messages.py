@@ -1,8 +1,8 @@
-"""Backend messages inside the bytes of a socket: where each begins and ends.
+"""Splitting of a socket's bytes into backend messages.
 
-A message's length is known before its content comes. One that no server sends is a ProtocolError
-then; one that is larger than may be held is passed piece by piece, and never held as a whole. So is
-a message out of order: `FOLLOWING` says which may follow which.
+A message's length is known before its content arrives. A length that no server sends is a
+ProtocolError. A message over the limit is skipped piece by piece, and never buffered completely.
+A message out of order is a ProtocolError, too: `FOLLOWING` defines the order.
 
 Source: PostgreSQL documentation, "Message Formats": a type byte, an int32 length that counts
 itself, the content; "Message Flow", COPY Operations.
@@ -29,14 +29,14 @@ COPY_DATA, COPY_BOTH, COPY_OUT, ERROR, READY = (ord(c) for c in "dWHEZ")
 _ENDS = frozenset(b"EcCZ")
 """ErrorResponse, CopyDone, CommandComplete, ReadyForQuery: no data follows."""
 ASIDES = frozenset(b"NSA")
-"""What may come at any time: notices, changed settings, notifications."""
+"""Messages that may arrive at any time: notices, changed settings, notifications."""
 _BEGINS = frozenset((COPY_BOTH, COPY_OUT))
 _KNOWN = frozenset((COPY_DATA,)) | _BEGINS | _ENDS | ASIDES
 QUERY = ord("Q")
 FOLLOWING = {
     QUERY: _BEGINS | {ERROR},
-    # A walsender that is shut down ends the command without a CopyDone; of a COPY libpq shows none,
-    # which a binary one can do without: it has a trailer.
+    # A walsender that shuts down ends the command without CopyDone. libpq reports none for a COPY;
+    # a binary one can do without it, because it has a trailer.
     COPY_OUT: frozenset(b"cCE"),
     COPY_BOTH: frozenset(b"cCE"),
     ord("c"): frozenset(b"CE"),
@@ -44,31 +44,31 @@ FOLLOWING = {
     ERROR: frozenset(b"ZE"),
     READY: frozenset[int](),
 }
-"""By the last message that was neither data nor an aside: which of these may follow. Data may
-follow `COPY_OUT` and `COPY_BOTH` alone, asides anything."""
+"""By the last message that was neither data nor an aside: the messages that may follow. Data may
+follow only `COPY_OUT` and `COPY_BOTH`; asides may follow any message."""
 HEADER_BYTES = _HEADER = 5
 MOST_BYTES = 1 << 30
-"""Of a message: the server allocates each as a whole (MaxAllocSize)."""
+"""Limit of a message: the server allocates each in one piece (MaxAllocSize)."""
 MOST_ASIDE_BYTES = 1 << 16
-"""Of an error, a notice and the like: what is more of it is not kept."""
+"""Limit of an error, a notice and the like; the rest is not kept."""
 TEXT_BYTES = 2000
-"""Of each text of an error, so much is kept."""
+"""Limit of each text of an error."""
 _SQLSTATE = ord("C")
 _CODE = re.compile(rb"[0-9A-Z]{5}")
 _LENGTH = struct.Struct(">i")
 _NONE: Ints = np.empty(0, np.int64)
 _CHAIN = 1 << 15
-"""So many messages are followed at a time."""
+"""Messages located per step."""
 
 
 @dataclass(frozen=True, slots=True)
 class CutMessages:
-    """The whole messages of a buffer.
+    """The complete messages of a buffer.
 
-    `starts`, `ends` (int64): contents of the CopyData messages. `used`: where the first message
-    begins that is not whole. `last`: type and content of the message that ended the data.
-    `passed_bytes`: of the largest message that is too large to be held, whole or only begun; 0 if
-    there is none. `begun`: types of the messages that begin data, and how much of it precedes each.
+    `starts`, `ends` (int64): contents of the CopyData messages. `used`: start of the first
+    incomplete message. `last`: type and content of the message that ended the data. `passed_bytes`:
+    size of the largest message over the limit, complete or not; 0 if there is none. `begun`: types
+    of the messages that begin data, with the number of data messages before each.
     """
 
     starts: Ints
@@ -80,7 +80,7 @@ class CutMessages:
 
 
 def cut(buffer: bytes) -> CutMessages:
-    """Find the messages; the buffer begins with one. Raises ProtocolError."""
+    """Locate the messages; the buffer must start with one. Raises ProtocolError."""
     compiled = native.compiled
     chains: _Chains = _Likely(buffer) if compiled is None else _Followed(buffer, compiled)
     starts, ends = [_NONE], [_NONE]
@@ -110,14 +110,14 @@ def cut(buffer: bytes) -> CutMessages:
 
 class _Chains(Protocol):
     def at(self, place: int) -> tuple[Ints, Ints] | None:
-        """Return contents of CopyData messages that follow one another from there, if one is there.
+        """Return the contents of consecutive CopyData messages from `place` on; None if none.
 
-        There may be more of them.
+        More of them may follow.
         """
 
 
 class _Followed:
-    """Finds every message from the one before it, by the compiled part."""
+    """Locates every message from the one before it, using the compiled extension."""
 
     def __init__(self, buffer: bytes, compiled: native.NativeFunctions) -> None:
         self._buffer = buffer
@@ -130,10 +130,10 @@ class _Followed:
 
 
 class _Likely:
-    """Looks at all places that may begin a message, without a step for each.
+    """Checks all places that may begin a message, without a step for each.
 
-    Where one leads to the next, on and on, the chain is followed at once. Messages of 16 MB or more
-    are left out: few other places have a 'd' before a 0.
+    Where each candidate leads to the next, the complete chain is taken at once. Messages of 16 MB
+    or more are skipped: they would need candidates other than a 'd' before a 0.
     """
 
     def __init__(self, buffer: bytes) -> None:
@@ -150,7 +150,7 @@ class _Likely:
 
 
 def _likely(buffer: bytes) -> tuple[Ints, Ints]:
-    """Return the places that look like a whole CopyData message, and where each of them ends."""
+    """Return the places that look like a complete CopyData message, and the end of each."""
     size = len(buffer)
     if size < _HEADER:
         return _NONE, _NONE
@@ -171,19 +171,19 @@ def _length(buffer: bytes, at: int) -> int:
 
 
 def length_of(header: bytes) -> int:
-    """Return what a message's header says of its length. Raises ProtocolError."""
+    """Return the length in a message's header. Raises ProtocolError."""
     length = int(_LENGTH.unpack_from(header, 1)[0])
     if not _LENGTH.size <= length <= MOST_BYTES:
-        msg = f"message {header[:1]!r} says that it has {length} bytes"
+        msg = f"message {header[:1]!r} has an invalid length of {length} bytes"
         raise ProtocolError(msg)
     return length
 
 
 class Cutter:
-    """Cuts the answer to a query, which comes in pieces, and keeps what is not whole yet.
+    """Cuts a query's answer, which arrives in pieces, and keeps incomplete messages.
 
-    One thread at a time. A CopyData message of more than `limit_bytes` is not kept: what
-    `shortener` makes of it stands for it. By default nothing does.
+    Not thread-safe. A CopyData message of more than `limit_bytes` is not kept, but replaced by the
+    output of `shortener`; by default that is nothing.
     """
 
     def __init__(
@@ -198,9 +198,10 @@ class Cutter:
         self._passing: _Passing | None = None
 
     def feed(self, pieces: Sequence[bytes]) -> tuple[bytes, CutMessages]:
-        """Return a buffer and its whole messages. Raises ProtocolError.
+        """Return a buffer and its complete messages. Raises ProtocolError.
 
-        A message is not looked for again before it is whole, however many pieces it takes.
+        An incomplete message is not scanned again before it is complete, however many pieces it
+        takes.
         """
         self._held += pieces
         self._held_bytes += sum(map(len, pieces))
@@ -219,7 +220,7 @@ class Cutter:
         self._check_order(found)
         rest = buffer[found.used :]
         self._held, self._held_bytes = [rest], len(rest)
-        is_over = found.last is not None  # what follows is the caller's no more
+        is_over = found.last is not None  # what follows no longer belongs to the caller
         self._needed = _HEADER if is_over or len(rest) < _HEADER else 1 + _length(rest, 0)
         if self._needed > _HEADER and self._is_large(rest):
             if rest[0] == COPY_DATA:
@@ -229,7 +230,7 @@ class Cutter:
         return buffer, replace(found, passed_bytes=passed_bytes)
 
     def _check_order(self, found: CutMessages) -> None:
-        """Note what came. Raises ProtocolError for what may not follow what came before."""
+        """Record the messages. Raises ProtocolError for one that may not follow its predecessor."""
         count = 0
         for kind, data_before in found.begun:
             self._check_data(data_before - count)
@@ -249,7 +250,7 @@ class Cutter:
             raise _out_of_order(COPY_DATA, self._before)
 
     def _is_large(self, rest: bytes) -> bool:
-        """Return whether the message that begins there is not to be held."""
+        """Return whether the message at the start of `rest` is over the limit."""
         content_bytes = self._needed - _HEADER
         return content_bytes > (self._limit_bytes if rest[0] == COPY_DATA else MOST_ASIDE_BYTES)
 
@@ -262,7 +263,7 @@ class Cutter:
         elif kind in ASIDES:
             shortener = DroppedMessage()
         else:
-            msg = f"message {rest[:1]!r} says that it has {self._needed - 1} bytes"
+            msg = f"message {rest[:1]!r} has an invalid length of {self._needed - 1} bytes"
             raise ProtocolError(msg)
         self._held, self._held_bytes = [rest[_HEADER:]], len(rest) - _HEADER
         return _Passing(kind, self._needed - _HEADER, shortener)
@@ -273,7 +274,7 @@ def _out_of_order(kind: int, before: int) -> ProtocolError:
 
 
 class _Passing:
-    """A message of `nbytes` that is not held while it comes. `row_bytes`: if it is CopyData."""
+    """A message of `nbytes` that is not buffered. `row_bytes`: its size if it is CopyData."""
 
     def __init__(self, kind: int, nbytes: int, shortener: Shortener) -> None:
         self.row_bytes = nbytes if kind == COPY_DATA else 0
@@ -286,7 +287,7 @@ class _Passing:
         return self._left == 0
 
     def take(self, pieces: Sequence[bytes]) -> list[bytes]:
-        """Take what is of the message; return what follows, behind what stands for it."""
+        """Consume the message's bytes; return its replacement and the bytes that follow it."""
         rest: list[bytes] = []
         for piece in pieces:
             taken = min(self._left, len(piece))
@@ -316,9 +317,9 @@ class _Beginning:
 
 
 def error_fields(content: bytes) -> dict[int, bytes]:
-    """Return an ErrorResponse's fields by their type byte, in UTF-8 of at most `TEXT_BYTES`.
+    """Return an ErrorResponse's fields by their type byte, in UTF-8, at most `TEXT_BYTES` each.
 
-    A code that is none is left out.
+    An invalid SQLSTATE is omitted.
     """
     fields = {field[0]: _shortened(field[1:]) for field in content.split(b"\0") if field}
     if not _CODE.fullmatch(fields.get(_SQLSTATE, b"00000")):
@@ -327,6 +328,6 @@ def error_fields(content: bytes) -> dict[int, bytes]:
 
 
 def _shortened(text: bytes) -> bytes:
-    """Return the beginning of a text. What stands for a byte that is not UTF-8 has three."""
+    """Return the beginning of a text. The replacement for an invalid byte takes three bytes."""
     valid = text[:TEXT_BYTES].decode("utf-8", "replace").encode()
     return valid[:TEXT_BYTES].decode("utf-8", "ignore").encode()

@@ -1,4 +1,4 @@
-"""One relation's changes in a feed, or a few of each of several, walked together.
+"""The changes of one relation in a feed, or a few of several relations, walked together.
 
 Source: PostgreSQL documentation, "Logical Replication Message Formats", Insert, Update, Delete.
 """
@@ -35,7 +35,7 @@ _NEW, _KEY, _OLD = (ord(c) for c in "NKO")
 _TEXT = ord("t")
 _COUNT, _LENGTH = struct.Struct(">h"), struct.Struct(">i")
 _TUPLE = 5
-"""Offset of the first tuple's kind: type byte and relation OID come before."""
+"""Offset of the first tuple's kind, after the type byte and the relation's OID."""
 
 _ops = np.zeros(256, np.uint8)
 for _type, _op in ((INSERT, "c"), (UPDATE, "u"), (DELETE, "d"), (TRUNCATE, "t")):
@@ -44,7 +44,7 @@ for _type, _op in ((INSERT, "c"), (UPDATE, "u"), (DELETE, "d"), (TRUNCATE, "t"))
 
 @dataclass(frozen=True, slots=True)
 class TableChanges:
-    """Captured changes of one table: message of each (ascending), and its place in transaction."""
+    """Captured changes of one table: the message (ascending) and transaction place of each."""
 
     relation: Relation
     table: Table
@@ -63,7 +63,7 @@ def change_batch(
 def change_batches(
     messages: Messages, transactions: Transactions, changes: Sequence[TableChanges]
 ) -> list[TableBatch]:
-    """Decode the few changes that each of these tables has, together. Raises ProtocolError."""
+    """Decode the few changes of each of these tables together. Raises ProtocolError."""
     walked = _walk_changes(messages, transactions, changes, may_copy=False)
     wanted: list[Wanted] = []
     for each in walked:
@@ -79,7 +79,7 @@ def change_batches(
 
 @dataclass(frozen=True, slots=True)
 class _Walked:
-    """One table's changes, their columns found: `new` and `old` as in `table_batch`."""
+    """One table's changes with their columns located; `new` and `old` as in `table_batch`."""
 
     table: Table
     places: CdcColumns
@@ -98,7 +98,7 @@ def _walk_changes(
     *,
     may_copy: bool,
 ) -> list[_Walked]:
-    """Find the columns; `may_copy`: see `Messages.only`, not for several tables."""
+    """Locate the columns. `may_copy`: see `Messages.only`; not for several tables."""
     rows = [_tuple_rows(messages.types[each.messages]) for each in changes]
     with_tuples = [
         (messages.only(c.messages if r is None else c.messages[r], may_copy=may_copy), c)
@@ -117,13 +117,13 @@ def _walk_changes(
 
 
 def _tuple_rows(types: NDArray[np.uint8]) -> Ints | None:
-    """Return the changes that have tuples: all but truncates; None for all."""
+    """Return the changes that have tuples, all except truncates; None for all."""
     has_none = types == TRUNCATE
     return np.flatnonzero(~has_none) if has_none.any() else None
 
 
 def _among(tuples: Tuples, rows: Ints | None) -> Tuples:
-    """Return the tuples of some rows as what these are of all."""
+    """Return tuples that are numbered within `rows` with their rows among all."""
     if rows is None:
         return tuples
     return replace(tuples, rows=rows if tuples.rows is None else rows[tuples.rows])
@@ -141,7 +141,7 @@ def _places(messages: Messages, transactions: Transactions, changes: TableChange
 
 
 def captured_bytes(messages: Messages, index: int, is_captured: Sequence[bool]) -> int:
-    """Add up the values of a change, old and new ones, in columns that are captured.
+    """Return the total size of a change's captured values, old and new.
 
     For a few large messages. Raises ProtocolError.
     """
@@ -165,9 +165,9 @@ def captured_bytes(messages: Messages, index: int, is_captured: Sequence[bool]) 
 
 
 def _walk(parts: Sequence[tuple[Messages, TableChanges]]) -> list[tuple[Tuples, Tuples | None]]:
-    """Return the main tuples (new ones; of deletes, old ones), and those for `_cdc_before`.
+    """Return the main tuples (new ones; for deletes, old ones), and those for `_cdc_before`.
 
-    The messages of all parts are of one source.
+    The messages of all parts have the same source.
     """
     source = parts[0][0].source
     starts = [_TupleStarts.of(messages, changes) for messages, changes in parts]
@@ -182,7 +182,7 @@ def _walk(parts: Sequence[tuple[Messages, TableChanges]]) -> list[tuple[Tuples, 
 
 
 def _walk_main(source: ByteBuffer, starts: Sequence[_TupleStarts]) -> list[tuple[Tuples, Ints]]:
-    """Return the main tuples, and where each stops; of one relation's, values may be cast."""
+    """Return the main tuples, and where each stops. For a single relation, values may be cast."""
     parts = [start.main_part() for start in starts]
     if len(starts) == 1:
         typed = walk_typed(source, parts[0], starts[0].wanted(starts[0].table.columns))
@@ -193,7 +193,7 @@ def _walk_main(source: ByteBuffer, starts: Sequence[_TupleStarts]) -> list[tuple
 
 
 def _walk_old(source: ByteBuffer, starts: Sequence[_TupleStarts]) -> None:
-    """Note what `_cdc_before` is to have, and where updates go on."""
+    """Store the tuples for `_cdc_before`, and where updates continue."""
     parts = [start.old_part() for start in starts]
     if len(starts) == 1:
         [start], [part] = starts, parts
@@ -203,7 +203,7 @@ def _walk_old(source: ByteBuffer, starts: Sequence[_TupleStarts]) -> None:
             if len(sent):
                 part = TupleRange(part.at[sent], part.ends[sent], part.columns)
                 typed = walk_typed(source, part, start.wanted(start.table.before_columns))
-                assert typed is not None  # it was walked before
+                assert typed is not None  # it has been walked before
                 start.before = Tuples(typed.fields, start.old[sent], typed.values)
             return
     for start, (fields, stops) in zip(starts, walk_tuples(source, parts), strict=True):
@@ -215,10 +215,11 @@ def _walk_old(source: ByteBuffer, starts: Sequence[_TupleStarts]) -> None:
 
 @dataclass(slots=True)
 class _TupleStarts:
-    """Where the tuples of one relation's changes are.
+    """The positions of the tuples in one relation's changes.
 
-    `old`: the messages that begin with an old one. `main`: where the main tuple begins; of updates
-    with an old one, since `take_stops`. `before`: the tuples for `_cdc_before`, once walked.
+    `old`: the messages that begin with an old tuple. `main`: the start of the main tuple; for
+    updates with an old one it is set by `take_stops`. `before`: the tuples for `_cdc_before`, once
+    walked.
     """
 
     messages: Messages
@@ -244,7 +245,7 @@ class _TupleStarts:
         return cls(messages, changes.relation, changes.table, kinds, old, main)
 
     def wanted(self, columns: Sequence[Column]) -> list[Column | None]:
-        """Return for each column of the relation that of these by its name."""
+        """Return for each column of the relation the one of these with its name, or None."""
         by_name = {column.name: column for column in columns}
         return [by_name.get(column.name) for column in self.relation.columns]
 
@@ -256,7 +257,7 @@ class _TupleStarts:
         return TupleRange(self.main, self.messages.ends, len(self.relation.columns))
 
     def take_stops(self, stops: Ints) -> Ints:
-        """Note where the new tuples of updates follow; give which of `old` `_cdc_before` has."""
+        """Record where updates' new tuples start; return which of `old` go to `_cdc_before`."""
         messages, old = self.messages, self.old
         updated = messages.types[old] != DELETE
         follows, ends = stops[updated], messages.ends[old][updated]

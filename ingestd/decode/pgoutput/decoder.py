@@ -1,4 +1,4 @@
-"""The stream of pgoutput messages: whole transactions, or pieces of large ones, to chunks.
+"""Decoding of pgoutput messages to chunks of complete transactions, or pieces of large ones.
 
 Source: PostgreSQL documentation, "Logical Streaming Replication Protocol" and "Logical Replication
 Message Formats", protocol version 1, values as text.
@@ -45,17 +45,17 @@ from ingestd.model.row_limit import UNLIMITED_BYTES, kept_bytes, row_too_large
 from ingestd.model.schema import Table, TableId
 
 _MAX_FEED_BYTES = 1 << 31
-"""Offsets of an Arrow binary array are 32 bits."""
+"""Arrow binary arrays have 32-bit offsets."""
 _TRUNCATED = struct.Struct(">iB")
 SMALL_ROWS, _SMALL_BYTES = 512, 1 << 20
-"""A table with no more changes in a feed is decoded together with others."""
+"""A table with at most this many changes in a feed is decoded together with others."""
 JOINT_VALUES, JOINT_BYTES = 50_000, 4 << 20
-"""So many at a time: each takes up to 100 bytes until its column is cast, and its text twice."""
+"""Limits per group: a value takes up to 100 bytes until its column is cast, its text twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A relation's definition, its table if captured, and the message since which it holds."""
+    """A relation's definition, its table if captured, and the message from which it holds."""
 
     relation: Relation
     table: Table | None
@@ -64,9 +64,9 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class _FoundChanges:
-    """One table's changes in a stretch of messages with one definition of its relation.
+    """One table's changes in a range of messages with one definition of its relation.
 
-    `rank`: place among the captured relations of its message (0 but for truncates).
+    `rank`: position among the captured relations of its message (0 except for truncates).
     """
 
     relation: Relation
@@ -76,14 +76,14 @@ class _FoundChanges:
 
 
 class PgoutputDecoder:
-    """Decodes one stream from its start. After a ProtocolError it can't go on.
+    """Decodes one stream from its start. After a ProtocolError it can't continue.
 
-    Messages after a feed's last Commit wait for their transaction's end, so that chunks end with
-    transactions; more than `hold_bytes` of them are given as an open chunk, and so is what comes
-    before a buffer of that size. A change of more than `row_limit_bytes`, in columns that are
-    captured, is left out, and its table told in `Chunk.refused`. `tell_partition` is called again
-    and again, `tell_message` before the chunk is given. `encoding`: of texts and names, None for
-    UTF-8. One thread at a time.
+    Messages after a feed's last Commit are buffered until their transaction ends, so that chunks
+    end with transactions. More than `hold_bytes` of them are returned as an open chunk, and so is
+    what precedes a buffer of that size. A change with more than `row_limit_bytes` in captured
+    columns is dropped, and its table is reported in `Chunk.refused`. `tell_partition` is called
+    repeatedly, `tell_message` before the chunk is returned. `encoding`: of texts and names, None
+    for UTF-8. Not thread-safe.
     """
 
     def __init__(
@@ -115,25 +115,25 @@ class PgoutputDecoder:
 
     @property
     def position(self) -> Lsn:
-        """Every captured change of transactions that commit below it has been given."""
+        """Every captured change of transactions that commit below it has been returned."""
         return self._position
 
     @property
     def is_open(self) -> bool:
-        """Whether part of a transaction has been given, and its end has not."""
+        """Return whether a transaction has been returned in part, without its end."""
         return self._open is not None
 
     def resolve_again(self) -> None:
-        """Ask again for the tables of all relations: others may be captured now.
+        """Resolve the tables of all relations again: others may be captured now.
 
-        From any thread; it is done before the next messages are decoded.
+        Thread-safe. It takes effect before the next messages are decoded.
         """
         self._is_stale = True
 
     def idle(self, position: Lsn) -> Chunk | None:
-        """Take a keepalive's wal_end: nothing to decode lies before it.
+        """Advance to a keepalive's wal_end: nothing that remains to be decoded precedes it.
 
-        None while a transaction is open or held back: its changes do.
+        None while a transaction is open or buffered: its changes do precede it.
         """
         if self._open is not None or self._held:
             return None
@@ -143,11 +143,11 @@ class PgoutputDecoder:
     def feed(
         self, buffer: bytes | memoryview, starts: NDArray[np.int64], ends: NDArray[np.int64]
     ) -> list[Chunk]:
-        """Decode whole messages, `starts[i]` to `ends[i]` (ascending) in `buffer`.
+        """Decode complete messages, `starts[i]` to `ends[i]` (ascending) in `buffer`.
 
-        Nobody may write to what a view shows: it is not copied. Gives none or one with whole
-        transactions, then up to two open ones: what was held goes before a large buffer. Raises
-        ProtocolError.
+        A memoryview is not copied: its memory must not change. Returns at most one chunk of
+        complete transactions, then up to two open ones: buffered messages are returned before a
+        large buffer. Raises ProtocolError.
         """
         if len(starts) == 0:
             return []
@@ -160,7 +160,7 @@ class PgoutputDecoder:
             self._hold(memoryview(buffer), starts[:whole], ends[:whole])
             chunks += self._release()
         if whole < len(starts):
-            if len(buffer) > self._hold_bytes:  # a large message, say: not to be copied to join it
+            if len(buffer) > self._hold_bytes:  # e.g. a large message: avoid a copy to join it
                 chunks += self._release()
             self._hold(buffer, starts[whole:], ends[whole:])
             if self._held_bytes > self._hold_bytes:
@@ -168,10 +168,10 @@ class PgoutputDecoder:
         return chunks
 
     def _whole_messages(self, buffer: bytes | memoryview, starts: Ints, ends: Ints) -> int:
-        """How many of these messages end with the end of a transaction.
+        """Return how many of these messages end with the end of a transaction.
 
-        All lie far apart in memory: only those are looked at that have the length of a Begin or a
-        Commit.
+        They lie far apart in memory, so only those with the length of a Begin or a Commit are
+        checked.
         """
         lengths, data = ends - starts, np.frombuffer(buffer, np.uint8)
         at = np.flatnonzero(lengths == LENGTHS[COMMIT])
@@ -182,22 +182,23 @@ class PgoutputDecoder:
         begins = starts[after:][lengths[after:] == LENGTHS[BEGIN]]
         if (data.take(begins) == BEGIN).any():
             return after
-        return len(starts)  # what follows, if anything, belongs to no transaction
+        return len(starts)  # the rest, if any, belongs to no transaction
 
     def _hold(self, buffer: bytes | memoryview, starts: Ints, ends: Ints) -> None:
-        """Keep a stretch of the buffer with messages and what lies between them.
+        """Buffer the messages, and the bytes between them.
 
-        A copy of it, but of a view: that is of this stretch alone, or released at once.
+        They are copied, except from a memoryview, which has only these bytes, or is released at
+        once.
         """
         first, last = int(starts[0]), int(ends[-1])
-        if 2 * (last - first) > len(buffer):  # a copy would be all but as large
+        if 2 * (last - first) > len(buffer):  # a copy would be nearly as large
             first, last = 0, len(buffer)
         piece = buffer[first:last]
         self._held.append((piece, np.stack((starts, ends)) - first))
         self._held_bytes += len(piece)
 
     def _release(self) -> list[Chunk]:
-        """Decode all that is held, if there is anything."""
+        """Decode all buffered messages, if any."""
         if not self._held:
             return []
         pieces, self._held, self._held_bytes = self._held, [], 0
@@ -206,7 +207,7 @@ class PgoutputDecoder:
             [r + shift for (_, r), shift in zip(pieces, shifts, strict=True)], axis=1
         )
         buffer = b"".join(p for p, _ in pieces)
-        del pieces  # decoding needs the room
+        del pieces  # decoding needs the memory
         return self._decode_all(buffer, ranges[0], ranges[1])
 
     def _decode_all(self, buffer: bytes, starts: Ints, ends: Ints) -> list[Chunk]:
@@ -229,7 +230,7 @@ class PgoutputDecoder:
         self._find_partitions(messages, transactions)
         self._ignored += tell_messages(messages, transactions, self._tell_message)
         total = np.cumsum(counts)
-        # what was counted before each transaction began; of the open one, less than nothing
+        # the count before each transaction began; negative for the open one
         carried = 0 if self._open is None else self._open.changes
         bases = np.append([-carried], total[transactions.begun])
         batches = _batches(messages, transactions, found, counts, total - bases[transactions.of])
@@ -239,7 +240,7 @@ class PgoutputDecoder:
     def _close(
         self, transactions: Transactions, batches: tuple[TableBatch, ...], captured: Ints
     ) -> Chunk | None:
-        """Move on: the open transaction, the position; `captured` is per transaction."""
+        """Update the open transaction and the position. `captured`: changes per transaction."""
         last = len(captured) - 1
         self._open = None
         if transactions.is_open:
@@ -274,7 +275,7 @@ class PgoutputDecoder:
     def _find(
         self, messages: Messages, transactions: Transactions, counts: Ints
     ) -> Iterator[_FoundChanges]:
-        """Find the captured changes; note in `counts` how many each message has."""
+        """Locate the captured changes; set `counts` to the number in each message."""
         if self._is_stale:
             self._is_stale = False
             self._known = {
@@ -299,9 +300,10 @@ class PgoutputDecoder:
                 self._known[oid] = replace(known, since=-1)
 
     def _find_partitions(self, messages: Messages, transactions: Transactions) -> None:
-        """Find relations whose changes come as those of a captured table.
+        """Find relations whose changes are sent as those of a captured table.
 
-        pgoutput tells of a partition too, right before the first of its changes.
+        pgoutput also sends a partition's RELATION message, right before the partition's first
+        change.
         """
         types, heads = messages.types, messages.heads
         if self._told_last is not None and len(types) and IS_CHANGE[types[0]]:
@@ -356,7 +358,7 @@ class PgoutputDecoder:
     def _small_enough(
         self, messages: Messages, transactions: Transactions, known: _Known, rows: Ints
     ) -> Ints:
-        """Leave out the changes that are too large, and note that."""
+        """Return the changes that are small enough; record the tables of the others."""
         limit = self._row_limit_bytes
         large = messages.ends[rows] - messages.starts[rows] > limit
         if self._has_left_out:
@@ -383,7 +385,7 @@ class PgoutputDecoder:
     def _find_truncates(
         self, messages: Messages, at: list[int], counts: Ints
     ) -> dict[int, list[tuple[int, int]]]:
-        """Return, by OID of captured relations, the messages and the place in each."""
+        """Return, by OID of captured relations, the messages and the position in each."""
         found: dict[int, list[tuple[int, int]]] = {}
         for i in at:
             content = messages.content(i)
@@ -408,7 +410,7 @@ class PgoutputDecoder:
 
 
 def _has_left_out(messages: Messages) -> bool:
-    """Whether changes were shortened. Raises ProtocolError where it is not said behind a change."""
+    """Return whether changes were shortened. Raises ProtocolError for a misplaced one."""
     told = np.flatnonzero(messages.types == LEFT_OUT)
     if len(told) == 0:
         return False
@@ -420,13 +422,13 @@ def _has_left_out(messages: Messages) -> bool:
             & (messages.oids[changes] == messages.oids[told])
         ).all()
     ):
-        msg = "a message about a shortened change is not behind it"
+        msg = "a message about a shortened change does not follow the change"
         raise ProtocolError(msg)
     return True
 
 
 def _left_out(messages: Messages, message: int, is_captured: Sequence[bool]) -> int:
-    """Return how many bytes of captured values a change lacks because it was shortened."""
+    """Return the bytes of captured values that a shortened change lacks."""
     after = message + 1
     if after == len(messages) or messages.types[after] != LEFT_OUT:
         return 0
@@ -440,7 +442,7 @@ def _left_out(messages: Messages, message: int, is_captured: Sequence[bool]) -> 
 def _with_truncates(
     relation: Relation, table: Table, rows: Ints, truncates: list[tuple[int, int]]
 ) -> _FoundChanges:
-    """Put a table's truncates (message, rank) among its rows' changes, in message order."""
+    """Merge a table's truncates (message, rank) into its row changes, in message order."""
     ranks = np.zeros(len(rows), np.int64)
     if not truncates:
         return _FoundChanges(relation, table, rows, ranks)
@@ -457,7 +459,7 @@ def _batches(
     counts: Ints,
     reached: Ints,
 ) -> tuple[TableBatch, ...]:
-    """Decode each table's changes; `reached` is the last `_cdc_seq` given with each message."""
+    """Decode each table's changes. `reached`: the last `_cdc_seq` assigned in each message."""
     batches: list[TableBatch | None] = []
     small: list[TableChanges] = []
     for part in found:
@@ -478,7 +480,7 @@ def _batches(
 
 
 def _groups(messages: Messages, small: Sequence[TableChanges]) -> Iterator[list[TableChanges]]:
-    """Part the tables; a part ends with the table by which it has enough values or bytes."""
+    """Group the tables; a group is full with the table that reaches a limit."""
     group: list[TableChanges] = []
     values = nbytes = 0
     for changes in small:
@@ -493,7 +495,7 @@ def _groups(messages: Messages, small: Sequence[TableChanges]) -> Iterator[list[
 
 
 def _grouped(oids: Ints, at: Ints) -> Iterator[tuple[int, Ints]]:
-    """Part the messages by relation, each part in message order."""
+    """Group the messages by relation, each group in message order."""
     if len(oids) == 0:
         return
     if (oids == oids[0]).all():

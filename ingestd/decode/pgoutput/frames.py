@@ -16,7 +16,7 @@ from ingestd.model.errors import ProtocolError
 from ingestd.model.lsn import Lsn
 
 POSTGRES_EPOCH_US = 946_684_800_000_000
-"""2000-01-01 UTC, where Postgres' timestamps begin, in us since 1970."""
+"""2000-01-01 UTC, the epoch of Postgres timestamps, in us since 1970."""
 
 _XLOG_DATA, _KEEPALIVE = ord("w"), ord("k")
 _XLOG_DATA_HEADER = 25
@@ -27,11 +27,11 @@ _STATUS = struct.Struct(">cQQQqB")
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """What a block of CopyData messages holds.
+    """The contents of a block of CopyData messages.
 
-    `starts`, `ends` (int64): where in the buffer each XLogData's payload is. `keepalive`: the
-    highest position that a keepalive after the last data told, so that nothing captured lies before
-    it; None if there is none. `reply_requested`: the server waits for a status update.
+    `starts`, `ends` (int64): each XLogData's payload in the buffer. `keepalive`: the highest
+    position in a keepalive after the last data, so that nothing captured precedes it; None if there
+    is none. `reply_requested`: the server waits for a status update.
     """
 
     starts: NDArray[np.int64]
@@ -41,7 +41,7 @@ class Frames:
 
 
 def split_frames(buffer: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Frames:
-    """Find the data in CopyData messages, which ascend in `buffer`. Raises ProtocolError."""
+    """Locate the data in CopyData messages, which ascend in `buffer`. Raises ProtocolError."""
     if len(ends) == 0:
         return Frames(ends, ends, None, reply_requested=False)
     lengths = ends - starts
@@ -56,7 +56,7 @@ def split_frames(buffer: bytes, starts: NDArray[np.int64], ends: NDArray[np.int6
     others = np.flatnonzero(~is_data)
     last_data = len(kinds) - 1 - int(is_data[::-1].argmax()) if is_data.any() else -1
     idle, asked = None, False
-    for i in others.tolist():  # a keepalive comes once in seconds
+    for i in others.tolist():  # keepalives are seconds apart
         wal_end, wants_reply = _keepalive(buffer[int(starts[i]) : int(ends[i])])
         asked |= wants_reply
         if i > last_data:
@@ -78,5 +78,5 @@ def _keepalive(message: bytes) -> tuple[int, bool]:
 
 
 def standby_status(received: Lsn, flushed: Lsn, applied: Lsn, now_us: int, *, reply: bool) -> bytes:
-    """Make a status update; `now_us` is in us since 1970, `reply` asks for a keepalive at once."""
+    """Build a status update. `now_us`: us since 1970; `reply`: request an immediate keepalive."""
     return _STATUS.pack(b"r", received, flushed, applied, now_us - POSTGRES_EPOCH_US, reply)

@@ -1,4 +1,4 @@
-"""Logical messages: what pg_logical_emit_message wrote, anyone's, with any content.
+"""Logical messages, written by any role with pg_logical_emit_message, with any content.
 
 Source: PostgreSQL documentation, "Logical Replication Message Formats", Message.
 """
@@ -14,14 +14,14 @@ from ingestd.decode.pgoutput.messages import MESSAGE, Messages, Transactions
 from ingestd.model.lsn import Lsn
 
 OWN_PREFIX = b"ingestd\0"
-"""Of messages that only make the WAL grow."""
+"""The prefix of messages that only make the WAL grow."""
 DDL_PREFIX = b"ingestd.ddl\0"
 MOST_BYTES = 1 << 20
-"""A larger one with that prefix was written by others."""
+"""A larger message with the prefix was not written by ingestd's triggers."""
 
 TellMessage = Callable[[bytes, Lsn, int], bool]
-"""Takes the content of a message with the prefix `ingestd.ddl`, where its transaction commits, and
-the transaction's id. Says whether it is what it should be."""
+"""Called with the content of a message with the prefix `ingestd.ddl`, its transaction's commit
+position, and the transaction's id. Returns whether the content is valid."""
 
 _HEAD = struct.Struct(">cBQ")
 _LENGTH = struct.Struct(">i")
@@ -29,9 +29,9 @@ _TRANSACTIONAL = 1
 
 
 def tell_messages(messages: Messages, transactions: Transactions, tell: TellMessage) -> int:
-    """Tell of those that are about DDL, in their order. Return how many others there are.
+    """Pass on the DDL messages, in order. Return the number of other messages.
 
-    Whatever one has in it is no error: every role may write them. None is copied that is not told.
+    Any content is valid, because any role may write messages. Only messages passed on are copied.
     """
     ignored = 0
     for i in np.flatnonzero(messages.types == MESSAGE).tolist():

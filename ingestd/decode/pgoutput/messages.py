@@ -1,4 +1,4 @@
-"""A feed's messages seen as arrays: their types, and the transactions they belong to.
+"""A feed's messages as arrays: their types, and their transactions.
 
 Source: PostgreSQL documentation, "Logical Replication Message Formats", Begin and Commit.
 """
@@ -24,7 +24,7 @@ INSERT, UPDATE, DELETE = (ord(c) for c in "IUD")
 MESSAGE = ord("M")
 
 LENGTHS = {BEGIN: 21, COMMIT: 26}
-"""All messages of these types have this length, type byte included."""
+"""The fixed length of these message types, including the type byte."""
 _LEAST_LENGTHS = LENGTHS | {
     RELATION: 10,
     TRUNCATE: 6,
@@ -35,27 +35,27 @@ _LEAST_LENGTHS = LENGTHS | {
     ORIGIN: 10,
     MESSAGE: 1,
     LEFT_OUT: 5,
-    ord("A"): 9,  # Stream Abort: PostgreSQL 18 sends it of what it has never sent, to be ignored
+    ord("A"): 9,  # Stream Abort: PostgreSQL 18 sends it for unsent transactions; ignored
 }
 _least = np.full(256, np.iinfo(np.int64).max)
 for _type, _length in _LEAST_LENGTHS.items():
     _least[_type] = _length
 
 SPARSE = 4
-"""Messages that take less than one part in so many of their buffer are better copied together."""
+"""Messages that take less than 1/SPARSE of their buffer are better copied together."""
 
 IS_CHANGE = np.zeros(256, np.bool_)
-"""By type byte: whether the message is one row's change."""
+"""By type byte: whether the message is a change of one row."""
 IS_CHANGE[[INSERT, UPDATE, DELETE]] = True
 
 _FIRST_US = -62_135_596_800_000_000
 _END_US = 253_402_300_800_000_000
-"""Years 1 to 9999 in us since 1970: what a raw table's timestamp can hold."""
+"""Years 1 to 9999 in us since 1970: the range of a raw table's timestamps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """Whole messages in one buffer: `starts` to `ends`, of `types` (the first byte of each).
+    """Complete messages in one buffer: `starts` to `ends`, with `types` (the first byte of each).
 
     `heads`: the first eight bytes of each as a number.
     """
@@ -68,7 +68,7 @@ class Messages:
 
     @property
     def oids(self) -> Ints:
-        """What is the relation's OID where the message tells of one, or is one of a change."""
+        """The relation's OID, in RELATION messages and changes; undefined in others."""
         return oids_of(self.heads)
 
     def __len__(self) -> int:
@@ -77,9 +77,9 @@ class Messages:
     def only(self, at: Ints, *, may_copy: bool = True) -> Messages:
         """Return these messages (ascending).
 
-        What lies between them is left out where it is most of the buffer: Arrow's `take` reserves
-        memory by it, for each column, so the few values of each of many tables would lie far apart,
-        in pages of their own. Never where `may_copy` is False: all that is taken has one source.
+        If most of the buffer lies between them, they are copied without it: Arrow's `take` reserves
+        memory by it for each column, so the few values of each of many tables would be far apart,
+        on separate pages. Never if `may_copy` is False: all messages then share one source.
         """
         starts, ends = self.starts[at], self.ends[at]
         source, lengths = self.source, ends - starts
@@ -91,11 +91,11 @@ class Messages:
         return Messages(source, starts, ends, self.types[at], self.heads[at])
 
     def nbytes(self, at: Ints) -> int:
-        """How many bytes these messages have."""
+        """Return the total size of these messages in bytes."""
         return int((self.ends[at] - self.starts[at]).sum())
 
     def content(self, index: int) -> bytes:
-        """One message, type byte included."""
+        """Return one message, including the type byte."""
         return self.source.buffer[int(self.starts[index]) : int(self.ends[index])]
 
 
@@ -123,7 +123,7 @@ def read_messages(
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """What Begin told; `commit_time` in us since 1970. `changes`: captured ones so far.
+    """The contents of a Begin; `commit_time` in us since 1970. `changes`: captured ones so far.
 
     `is_replicated`: it has a replication origin, which set the commit time.
     """
@@ -139,8 +139,8 @@ class Transaction:
 class Transactions:
     """The transactions of a feed, in order; item 0 is the one open before it (zeros if none).
 
-    `of` gives each message's transaction (item), `ended` the items that end here, with `end_lsns`;
-    `begun` is the message that begins each item from 1 on. `are_replicated`: see `Transaction`.
+    `of`: the item of each message. `ended`: the items that end here, with `end_lsns`. `begun`: the
+    message that begins each item from 1 on. `are_replicated`: see `Transaction`.
     """
 
     commit_lsns: Ints
@@ -154,7 +154,7 @@ class Transactions:
     are_replicated: NDArray[np.bool_]
 
     def commit_of(self, message: int) -> tuple[Lsn, int]:
-        """Where the transaction of a message commits, and its id."""
+        """Return the commit position and the id of a message's transaction."""
         item = self.of[message]
         return Lsn(int(self.commit_lsns[item])), int(self.xids[item])
 
@@ -197,9 +197,9 @@ def read_transactions(messages: Messages, carried: Transaction | None) -> Transa
 
 
 def _unix_times(times: Ints) -> Ints:
-    """Us since 2000 to us since 1970; the nearest time that a raw table can hold.
+    """Convert us since 2000 to us since 1970, clipped to the range of a raw table.
 
-    Anyone who replays transactions may set their times to what a timestamptz takes, infinity too.
+    A client that replays transactions may set their times to any timestamptz, even infinity.
     """
     first, last = _FIRST_US - POSTGRES_EPOCH_US, _END_US - 1 - POSTGRES_EPOCH_US
     return np.clip(times, first, last) + POSTGRES_EPOCH_US

@@ -1,7 +1,7 @@
-"""Tuples of one relation walked by the compiled part, which reads simple types on the way.
+"""Walking of one relation's tuples with the compiled extension, which also parses simple types.
 
-It takes the values that `cast` takes, and as the same; what it can't tell of is left to `cast` and
-to `walk_tuples`.
+It accepts the same values as `cast`, with the same results. What it can't parse is left to `cast`
+and to `walk_tuples`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NONE: NDArray[np.int64] = np.empty(0, np.int64)
 _NONE_REFUSED = _NONE, TextColumn(ByteBuffer(b""), _NONE, _NONE)
 
 _MOST_DIGITS = 18
-"""Of a decimal: 64 bits hold them."""
+"""Of a decimal, so that it fits 64 bits."""
 _KINDS = {
     pa.int8(): _INTEGER,
     pa.int16(): _INTEGER,
@@ -53,9 +53,9 @@ class TypedTuples:
 def walk_typed(
     source: ByteBuffer, part: TupleRange, wanted: Sequence[Column | None]
 ) -> TypedTuples | None:
-    """Walk all tuples; `wanted` has each column of the relation, None where nobody asks for it.
+    """Walk all tuples. `wanted`: one item per column of the relation, None to skip it.
 
-    None if nothing is compiled, or a tuple is malformed, of which `walk_tuples` tells more.
+    None without the compiled extension, or for a malformed tuple; `walk_tuples` reports details.
     """
     if native.compiled is None:
         return None
@@ -89,7 +89,7 @@ def walk_typed(
 
 @dataclass(slots=True)
 class _Output:
-    """What is written of a column; `seen` has bit n where a value of state n was."""
+    """The output of a column; bit n of `seen` is set if a value had state n."""
 
     kind: int
     values: NDArray[Any]
@@ -152,7 +152,7 @@ def _walk(
     part: TupleRange,
     outputs: Sequence[_Output | None],
 ) -> NDArray[np.int64] | None:
-    """Fill the outputs, and give where each tuple ends; None if one is malformed."""
+    """Fill the outputs, and return where each tuple ends; None if one is malformed."""
     at = np.ascontiguousarray(part.at, np.int64)
     ends = np.ascontiguousarray(part.ends, np.int64)
     stops = np.empty_like(at)
@@ -169,7 +169,7 @@ def _walk(
 def _fields(
     compiled: native.NativeFunctions, source: ByteBuffer, part: TupleRange, columns: Sequence[int]
 ) -> dict[int, Field]:
-    """Return these columns' texts, of tuples that were walked before."""
+    """Return these columns' texts for tuples that have been walked before."""
     if not columns:
         return {}
     found = {n: _texts(len(part.at)) for n in columns}

@@ -1,4 +1,4 @@
-"""RELATION messages: what a table looks like from here on in the stream.
+"""RELATION messages: the definition of a table from their position in the stream on.
 
 Source: PostgreSQL documentation, "Logical Replication Message Formats", Relation.
 """
@@ -24,7 +24,7 @@ _TYPE = struct.Struct(">Ii")
 
 @dataclass(frozen=True, slots=True)
 class RelationColumn:
-    """A column as the message tells it. With REPLICA IDENTITY FULL every column is `identity`."""
+    """A column of the message. With REPLICA IDENTITY FULL every column is `identity`."""
 
     name: str
     type_oid: int
@@ -34,9 +34,9 @@ class RelationColumn:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A table's definition in the stream; it holds for the messages after it, by `oid`.
+    """A table's definition in the stream; it applies to later messages with its `oid`.
 
-    `lsn` and `xid`: of the commit of the transaction that it came in.
+    `lsn` and `xid`: commit position and id of the transaction that contained it.
     """
 
     oid: int
@@ -48,16 +48,16 @@ class Relation:
 
 
 Resolve = Callable[[Relation], Table | None]
-"""Gives the captured table of a relation; None: its changes are left out and not counted."""
+"""Returns the captured table of a relation; None: its changes are dropped and not counted."""
 TellPartition = Callable[[Relation, int], None]
-"""Takes a partition, and the OID of the table whose changes its changes come as."""
+"""Called with a partition, and the OID of the table as which its changes are sent."""
 
 
 def parse_relation(message: bytes, encoding: Encoding | None = None) -> Relation:
-    r"""Read an 'R' message, type byte included, its names in `encoding` (None: UTF-8).
+    r"""Parse an 'R' message, including the type byte, with names in `encoding` (None: UTF-8).
 
-    A name that can't be converted stops nothing: it is an `OddName`, and each column's name is
-    another. Raises ProtocolError.
+    A name that can't be converted is not an error: it becomes an `OddName`, and the names of
+    columns are kept distinct. Raises ProtocolError.
     """
     try:
         return _parse(message, encoding)
@@ -98,7 +98,7 @@ def _name(message: bytes, at: int, encoding: Encoding | None) -> tuple[str, int]
 
 
 def table_of(relation: Relation) -> Table:
-    """Make a table of what the message alone tells: built-in types, no key, no comments."""
+    """Return a table from the message alone: built-in types, no key, no comments."""
     columns = tuple(
         Column(
             c.name,

@@ -1,21 +1,21 @@
-"""Transactions that a call of the SQL functions gave before they commit, in commit order.
+"""Reordering, into commit order, of transactions that SQL functions return before they commit.
 
-With `streaming 'on'` (`decode/pgoutput/streamed_transactions.py`) a call gives segments of large
-transactions where they lie among others, and the server need not write those out while it decodes.
-It has the whole result before the first row leaves, so a query can go over it several times
-(`wal/drain_queries.py`): first it tells, in the order in which they were sent, of all that is about
-segments or relations; then come the ordinary transactions up to the first Stream Commit, that one's
-messages, and so on. So whoever reads knows of each transaction its commit, and what was undone of
-it, before its first message, and need not keep any. States::
+With `streaming 'on'` (`decode/pgoutput/streamed_transactions.py`) a call returns large transactions
+in segments, interleaved with others, so the server need not write them to disk while it decodes. It
+has the complete result before the first row is sent, so a query can scan the result several times
+(`wal/drain_queries.py`). First it returns, in their original order, all messages about segments and
+relations: the announcement. Then follow the ordinary transactions up to the first Stream Commit,
+that transaction's messages, and so on. So the reader knows each transaction's commit and its undone
+parts before its first message, and buffers nothing. States::
 
     ahead --span 0 to the first commit--> ordinary --span of that commit's xid--> to come
     to come --Stream Start--> in a segment --Stream Stop--> between segments
     between segments --Stream Start--> in a segment; --Stream Commit--> given
     given --span from its commit to the next, or to the end--> ordinary
 
-What leaves `ReorderedDrain` is what the same call would have given without streaming. What of a
-transaction is undone: messages before the abort of a sub-transaction with its id or a later one;
-see `streamed.py` why, and which RELATION messages hold.
+The output of `ReorderedDrain` is what the same call would have returned without streaming. A
+message is undone if it precedes the abort of a sub-transaction and has its id or a later one. For
+the reason, and for the RELATION messages that hold, see `streamed_transactions.py`.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from ingestd.decode.pgoutput.streamed_transactions import (
 from ingestd.model.errors import ProtocolError
 
 AHEAD = 0
-"""What is told ahead begins with this byte, which no message does."""
+"""The first byte of an announced message, which no other message begins with."""
 MOST = 6
-"""Of so many transactions at most a result gives segments: it is gone over for each of them."""
+"""A result may have at most this many transactions in segments: each costs a scan of it."""
 SPAN = b"<"
-"""So do what says which messages follow: not in segments, or of one transaction."""
+"""The first byte of a message that defines which messages follow: ordinary, or of one xid."""
 _XID = struct.Struct(">I")
 _SPAN = struct.Struct(">cIQQ")
 _MOST_NUMBER = (1 << 63) - 1
@@ -63,7 +63,7 @@ _MOST_NUMBER = (1 << 63) - 1
 class _Span:
     """The messages of transaction `xid`, or (0) those with numbers between `low` and `high`.
 
-    `high`: the number of the Stream Commit of which it is, or before which they were sent.
+    `high`: the number of its Stream Commit, or of the one that they precede.
     """
 
     xid: int
@@ -72,16 +72,16 @@ class _Span:
 
     @property
     def is_last(self) -> bool:
-        """Whether it has all that was sent after the last Stream Commit."""
+        """Return whether it contains all messages sent after the last Stream Commit."""
         return not self.xid and self.high == _MOST_NUMBER
 
 
 @dataclass(slots=True)
 class _Committed:
-    """A transaction that must be given. `newer`: what `NewestRelations.committed` says.
+    """A transaction that must be returned. `newer`: the result of `NewestRelations.committed`.
 
-    `undone`: for each abort that is to come, the last first, the earliest sub-transaction that is
-    undone by it or by one after it.
+    `undone`: for each abort still expected, the last first, the earliest sub-transaction undone by
+    it or by a later one.
     """
 
     commit: StreamCommit
@@ -91,9 +91,9 @@ class _Committed:
 
 @dataclass(slots=True)
 class _Open:
-    """A transaction as it is told ahead: what was undone, and its other RELATION messages.
+    """An announced transaction: its aborts, and its RELATION messages that are not undone.
 
-    Those: the sub-transaction's id, the relation's OID, the number among all, the message.
+    For each of these: the sub-transaction's id, the relation's OID, its number, the message.
     """
 
     aborts: list[int] = field(default_factory=list)
@@ -101,7 +101,7 @@ class _Open:
 
 
 class _Ahead:
-    """Reads what is told ahead, in the order in which it was sent."""
+    """Reads the announcement, in its original order."""
 
     def __init__(self) -> None:
         self.committed: dict[int, _Committed] = {}
@@ -111,7 +111,7 @@ class _Ahead:
         self._count = 0
 
     def tell(self, message: bytes) -> None:
-        """Take the next. Raises ProtocolError, struct.error."""
+        """Record the next message. Raises ProtocolError, struct.error."""
         self._count += 1
         kind = message[:1]
         if kind == b"S":
@@ -133,7 +133,7 @@ class _Ahead:
         elif kind == b"c":
             self._commit(StreamCommit.read(message))
         else:
-            msg = f"message {kind!r} was told ahead"
+            msg = f"unexpected message {kind!r} in an announcement"
             raise ProtocolError(msg)
 
     def _of(self, xid: int) -> _Open:
@@ -173,7 +173,7 @@ class _Ahead:
 
 
 class ReorderedDrain:
-    """One result. After a ProtocolError it can't go on. One thread at a time."""
+    """Processes one result. After a ProtocolError it can't continue. Not thread-safe."""
 
     def __init__(self) -> None:
         self._ahead = _Ahead()
@@ -183,7 +183,7 @@ class ReorderedDrain:
         self._last: int | None = None
 
     def feed(self, buffer: bytes, starts: Ints, ends: Ints) -> Iterator[Stretch]:
-        """Take whole messages, give those that are due. Raises ProtocolError."""
+        """Consume complete messages, yield those that are due. Raises ProtocolError."""
         if len(starts) == 0:
             return
         types = np.frombuffer(buffer, np.uint8)[starts]
@@ -200,13 +200,13 @@ class ReorderedDrain:
         yield from self._messages(buffer, starts[at:], ends[at:], types[at:])
 
     def finish(self) -> None:
-        """Raise ProtocolError if not all was given that was told of, or not to the end."""
-        told = len(self._ahead.committed)
-        if self._span is None and told > MOST:
-            msg = f"{told} transactions were sent in segments, more than {MOST}"
+        """Raise ProtocolError if announced messages are missing, or the end is."""
+        announced = len(self._ahead.committed)
+        if self._span is None and announced > MOST:
+            msg = f"{announced} transactions were sent in segments, more than {MOST}"
             raise ProtocolError(msg)
-        if told or self._given is not None or self._span is None or not self._span.is_last:
-            msg = "the server did not give all of a result"
+        if announced or self._given is not None or self._span is None or not self._span.is_last:
+            msg = "the server did not send all of a result"
             raise ProtocolError(msg)
 
     def _told(self, message: bytes) -> None:
@@ -243,14 +243,14 @@ class ReorderedDrain:
             assert given is not None
             self._expect(given.commit == StreamCommit.read(message) and not given.undone, message)
             yield given.commit.end(given.newer)
-        elif self._given is not None:  # else it is of one that did not commit
+        elif self._given is not None:  # else its transaction did not commit
             self._expect(bool(self._given.undone) and not self._is_in_segment, message)
             self._given.undone.pop()
 
     def _messages(
         self, buffer: bytes, starts: Ints, ends: Ints, types: NDArray[np.uint8]
     ) -> Iterator[Stretch]:
-        """Take messages of one segment, or outside of any."""
+        """Process messages of one segment, or outside of any."""
         if len(starts) == 0:
             return
         if not self._is_in_segment:
@@ -260,7 +260,7 @@ class ReorderedDrain:
             return
         assert self._given is not None
         kept = types != ORIGIN
-        if not kept.all():  # only the first segment has it, before all else
+        if not kept.all():  # only the first segment has it, before anything else
             yield buffer, starts[~kept], ends[~kept]
         if not kept.any():
             return

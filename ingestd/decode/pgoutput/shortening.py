@@ -1,13 +1,13 @@
-"""Changes that are too large to be held: made short while they come, value by value.
+"""Shortening of changes that are too large to buffer, value by value, while they arrive.
 
-Each value that does not fit is left out, as if it were one that is unchanged and was not sent. A
-message of our own follows the change and says which values those are; the server sends none of its
-type. So whoever decodes knows whether something is missing that is wanted (`stream.py`)::
+Each value that does not fit is replaced by the mark of an unchanged, unsent one. A message of our
+own follows the change and lists these values; the server never sends its type. So the decoder knows
+whether a captured value is missing (`decoder.py`)::
 
-    change    as the server sends it, values left out are 'u'
+    change    as the server sends it, with 'u' for omitted values
     'L'       in a segment of an open transaction its id, int4
               OID of the relation, int4
-              for each value left out: number of the column, int2; its bytes, int4
+              for each omitted value: number of the column, int2; its size in bytes, int4
 
 Source: PostgreSQL documentation, "Logical Replication Message Formats", Insert, Update, Delete,
 TupleData.
@@ -26,25 +26,25 @@ _CHANGES, _UPDATE, _MESSAGE = b"IUD", ord("U"), ord("M")
 _AFTER = "bytes after the tuples of a large change"
 _TUPLES = b"NKO"
 _FIRST = {ord("I"): b"N", ord("U"): b"NKO", ord("D"): b"KO"}
-"""By the change which tuples it begins with. An old one of an update is followed by the new one."""
+"""By change type: kinds of its first tuple. In an update, the new tuple follows an old one."""
 _TEXT, _NULL, _UNCHANGED = b"t", b"n", b"u"
 _OID = _XID = 4
 _COUNT, _LENGTH = struct.Struct(">h"), struct.Struct(">i")
 _VALUE = struct.Struct(">Hi")
 
 _Taking = Generator[int, bytes, list[bytes]]
-"""Asks for so many bytes, or with a negative number for so many to be passed; gives messages."""
+"""Requests so many bytes, or with a negative number skips them; returns messages."""
 
 
 class Shortener(Protocol):
-    """Takes one CopyData message piece by piece."""
+    """Consumes one CopyData message piece by piece."""
 
     def feed(self, piece: memoryview) -> None:
-        """Take what follows. Raises ProtocolError."""
+        """Consume the next piece. Raises ProtocolError."""
         ...
 
     def finish(self) -> list[bytes]:
-        """Return the contents of the messages that stand for it. Raises ProtocolError."""
+        """Return the contents of the messages that replace it. Raises ProtocolError."""
         ...
 
 
@@ -52,7 +52,7 @@ class DroppedMessage:
     """Keeps nothing of a message."""
 
     def feed(self, piece: memoryview) -> None:
-        """Let it pass."""
+        """Skip the piece."""
 
     def finish(self) -> list[bytes]:
         """Return nothing."""
@@ -60,7 +60,7 @@ class DroppedMessage:
 
 
 class _Taker:
-    """Has a generator take pieces: what it asks for at a time, however they are cut."""
+    """Feeds pieces to a generator, in portions of as many bytes as it requests."""
 
     def __init__(self, taking: _Taking) -> None:
         self._taking = taking
@@ -69,7 +69,7 @@ class _Taker:
         self._wanted = next(taking)
 
     def feed(self, piece: memoryview) -> None:
-        """Take what follows. Raises ProtocolError."""
+        """Consume the next piece. Raises ProtocolError."""
         at = 0
         while at < len(piece):
             if self._found is not None:
@@ -89,7 +89,7 @@ class _Taker:
                 self._go_on(given)
 
     def finish(self) -> list[bytes]:
-        """Return the contents of the messages that stand for it. Raises ProtocolError."""
+        """Return the contents of the messages that replace it. Raises ProtocolError."""
         if self._found is None:
             try:
                 self._taking.throw(EOFError())
@@ -108,7 +108,7 @@ class _Taker:
 
 
 class StreamedChange(_Taker):
-    """Shortens a change in the stream: XLogData. `room_bytes`: so much of its values is kept."""
+    """Shortens a change in the stream (XLogData). `room_bytes`: limit for its kept values."""
 
     def __init__(self, room_bytes: int) -> None:
         super().__init__(_streamed(room_bytes))
@@ -133,7 +133,7 @@ def _streamed(room_bytes: int) -> _Taking:
 def _copied(room_bytes: int) -> _Taking:
     head = yield 6
     header = b""
-    if head == b"PGCOPY":  # the COPY's header comes with its first row
+    if head == b"PGCOPY":  # the COPY's header precedes its first row
         header = head + (yield 13)
         if header[11:] != bytes(8):
             msg = "malformed header of COPY data"
@@ -150,10 +150,10 @@ def _copied(room_bytes: int) -> _Taking:
 
 
 def _changed(room_bytes: int) -> _Taking:
-    """Take a pgoutput message. One that is not a change is left out if anybody may write it."""
+    """Parse a pgoutput message. A logical message is dropped, because any role may write one."""
     head = yield 10
     kind = head[0]
-    if kind == _MESSAGE:  # none of this size is ours (`logical_messages.MOST_BYTES`)
+    if kind == _MESSAGE:  # none of ours is this large (`logical_messages.MOST_BYTES`)
         while True:
             try:
                 yield -(1 << 31)
@@ -181,17 +181,18 @@ def _changed(room_bytes: int) -> _Taking:
 
 
 def _is_in_segment(head: bytes) -> bool:
-    """Whether a change has its transaction's id before the relation's: a tuple's kind is at 9 then.
+    """Return whether the transaction's id precedes the relation's: the tuple's kind is then at 9.
 
-    Elsewhere it is at 5, and at 9 a column's kind or the upper byte of a length, which is none of a
-    tuple; but behind an old tuple of one column, without a text, the new one begins there.
+    Otherwise it is at 5, and at 9 is a column's kind or the upper byte of a length, neither of
+    which is a tuple's kind. The exception is an old tuple of one column without a text: the new one
+    begins at 9 then.
     """
     is_old_before_new = head[5] in b"KO" and head[6:8] == b"\0\1" and head[8] in b"nu"
     return head[9] in _TUPLES and not (is_old_before_new and head[9:10] == b"N")
 
 
 def _next(ahead: bytearray, count: int) -> Generator[int, bytes, bytes]:
-    """Take so many bytes, those that are there first."""
+    """Read so many bytes, buffered ones first."""
     if len(ahead) < count:
         ahead += yield count - len(ahead)
     found = bytes(ahead[:count])
@@ -202,7 +203,7 @@ def _next(ahead: bytearray, count: int) -> Generator[int, bytes, bytes]:
 def _tuple(
     ahead: bytearray, out: bytearray, left_out: bytearray, room_bytes: int
 ) -> Generator[int, bytes, int]:
-    """Take a tuple, behind its kind; return the room that is left."""
+    """Copy a tuple after its kind; return the remaining room."""
     counted = yield from _next(ahead, _COUNT.size)
     out += counted
     for column in range(_COUNT.unpack(counted)[0]):
@@ -221,12 +222,12 @@ def _tuple(
         else:
             out += _UNCHANGED
             left_out += _VALUE.pack(column, length)
-            yield -length  # nothing is ahead: what was is less than the columns' heads
+            yield -length  # nothing is buffered ahead: it was less than the columns' heads
     return room_bytes
 
 
 def columns_left_out(message: bytes) -> dict[int, int]:
-    """Return from an 'L' outside of segments the columns, and the bytes of each value."""
+    """Return the columns in an 'L' message outside of segments, with the size of each value."""
     body = message[1 + _OID :]
     if len(message) <= _OID or len(body) % _VALUE.size:
         msg = f"malformed message {message[:1]!r} of {len(message)} bytes"

@@ -1,42 +1,44 @@
-"""Transactions that are sent before they commit, put back into commit order.
+"""Reordering, into commit order, of transactions that are sent before they commit.
 
 Source: PostgreSQL documentation, "Logical Replication Message Formats" (protocol version 2: Stream
 Start, Stop, Commit, Abort) and "Logical Streaming Replication Protocol"; pgoutput.c,
-maybe_send_schema and cleanup_rel_sync_cache, for what RELATION messages mean.
+maybe_send_schema and cleanup_rel_sync_cache, for the meaning of RELATION messages.
 
-With `streaming 'on'` the server sends segments of transactions that are still open once they exceed
+With `streaming 'on'` the server sends segments of open transactions once they exceed
 logical_decoding_work_mem. A change's row needs the commit's LSN, so the segments wait in a `Spool`
-until Stream Commit; then they are given as an ordinary transaction: Begin, messages, Commit. What
-leaves `StreamedTransactions` is what the slot would have sent without streaming, so the decoder
-knows nothing of all this. States::
+until Stream Commit; then they are returned as an ordinary transaction: Begin, messages, Commit. The
+output of `StreamedTransactions` is what the slot would have sent without streaming, so the decoder
+needs no knowledge of it. States::
 
     outside --Stream Start--> in a segment of xid --Stream Stop--> outside
     transaction: absent --first segment--> open --Stream Commit--> given, absent
                                            open --Stream Abort of itself--> absent
 
-**No position moves here.** An open transaction commits above whatever a keepalive tells: its
-commit record lies beyond what the server has read. So a keepalive's position may be confirmed while
-one is open: it is sent again, from the slot, to whoever streams from there. The spool is no state.
+**No position moves here.** An open transaction commits above the position of any keepalive: its
+commit record follows everything that the server has read. So a keepalive's position may be
+confirmed while one is open: the slot sends the transaction again to the next client that streams
+from there. The spool is not durable state.
 
-**Sub-transactions.** In a segment each message carries the id of its sub-transaction. Ids are given
-in the order in which sub-transactions first write, a parent's before its children's; and from then
-until it ends, a session writes under it or its descendants only. So at Stream Abort of `subxid` all
-that goes lies at the end of the spool: the messages after the last one with an earlier id. (Where a
-descendant's abort is told first and an ancestor's message lies behind it, nothing goes yet: the
-ancestor is named by the same abort record, and so next.) A subscriber does the same by offsets.
+**Sub-transactions.** In a segment each message carries the id of its sub-transaction. Ids are
+assigned in the order in which sub-transactions first write, a parent's before its children's. From
+then until it ends, a session writes only under it or its descendants. So at Stream Abort of
+`subxid` everything to undo is at the end of the spool: the messages after the last one with an
+earlier id. (If a descendant's abort is sent first, and an ancestor's message follows in the spool,
+nothing is dropped yet: the same abort record also names the ancestor, whose abort comes next.) A
+subscriber does the same with offsets.
 
-**Logical messages.** They alone carry the id of the whole transaction (pgoutput_message). Each is
-taken for one of the sub-transaction that wrote before it, so that it keeps nothing that is undone;
-one that a sub-transaction began with may stay when that is undone.
+**Logical messages.** Only they carry the id of the top-level transaction (pgoutput_message). Each
+is attributed to the sub-transaction that wrote before it, so that it does not prevent the undoing
+of earlier messages. One at the start of a sub-transaction may remain when that is undone.
 
-**RELATION messages.** The server remembers for each relation what it has told, apart for each
-streamed transaction: there it tells it again before the first change, forgets that after the abort
-of any of its sub-transactions (the message may have gone with it, or told of DDL that is undone),
-and whenever the relation may have changed. So an open transaction's messages bring along every
-definition they need, each in its place among them. At its commit the server takes the relation as
-told to ordinary transactions too, unless it may have changed in between: the definition that holds
-after it is the newest *as sent*, not the last of the transaction. If another transaction has told
-of a relation since, that message is repeated at the end.
+**RELATION messages.** The server tracks for each relation whether it has sent the definition,
+separately for each streamed transaction. There it sends it again before the first change, after the
+abort of any sub-transaction (the message may be undone, or may describe DDL that is undone), and
+whenever the relation may have changed. So an open transaction's messages include every definition
+they need, in place. At its commit the server also considers the relation as sent to ordinary
+transactions, unless it may have changed in between. So the definition that holds afterwards is the
+newest *as sent*, not the last of the transaction. If another transaction has sent a newer one
+since, that message is repeated at the end.
 """
 
 from __future__ import annotations
@@ -56,13 +58,13 @@ from ingestd.model.errors import ProtocolError
 START, STOP, STREAM_COMMIT, ABORT = (ord(c) for c in "SEcA")
 ORIGIN = ord("O")
 IS_CONTROL = np.zeros(256, np.bool_)
-"""Whether a message of this type is about segments, rather than in one or outside of any."""
+"""Whether a message of this type controls segments, rather than being inside or outside one."""
 IS_CONTROL[[START, STOP, STREAM_COMMIT, ABORT]] = True
 _HAS_XID = np.zeros(256, np.bool_)
 _HAS_XID[[*(ord(c) for c in "RYIUDTM"), LEFT_OUT]] = True
 _XID_BYTES = 4
 MOST_OPEN = 1 << 17
-"""Of so many transactions at most segments may be open: no server has so many sessions in use."""
+"""Limit for open transactions with segments: no server has so many sessions in use."""
 _MOST_ORIGIN_BYTES = 1 << 10
 """Source: MAX_RONAME_LEN (src/include/replication/origin.h), 512."""
 
@@ -74,15 +76,15 @@ _ORDINARY_BEGIN = struct.Struct(">cQqI")
 _ORDINARY_COMMIT = struct.Struct(">cBQQq")
 
 Stretch = tuple[bytes | memoryview, Ints, Ints]
-"""A buffer and where its messages start and end: what `PgoutputDecoder.feed` takes."""
+"""A buffer and the starts and ends of its messages: the arguments of `PgoutputDecoder.feed`."""
 Xids = NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
 class OpenMessages:
-    """Messages of one open transaction, in the form they have outside of a segment.
+    """Messages of one open transaction, in the format that they have outside of a segment.
 
-    `xids`: of the sub-transaction of each. `number`: of the first in all that was sent.
+    `xids`: the sub-transaction of each. `number`: of the first, among all messages sent.
     """
 
     buffer: bytes | memoryview
@@ -95,7 +97,7 @@ class OpenMessages:
         return len(self.starts)
 
     def first(self, count: int) -> OpenMessages:
-        """Return the first `count` of them, at least one; nothing of the others is kept."""
+        """Return the first `count` of them, at least one; no memory of the others is kept."""
         ends = self.ends[:count]
         buffer = bytes(self.buffer[: int(ends[-1])])
         return OpenMessages(buffer, self.starts[:count], ends, self.xids[:count], self.number)
@@ -109,48 +111,48 @@ class OpenMessages:
 
 
 class Spool(Protocol):
-    """Where open transactions wait. Everything is by top-level xid."""
+    """The buffer of open transactions. All arguments `xid` are top-level."""
 
     def append(self, xid: int, messages: OpenMessages) -> None:
-        """Keep messages that follow those kept before."""
+        """Append messages that follow those appended before."""
 
     def abort(self, xid: int, subxid: int) -> None:
-        """Drop what the abort of a sub-transaction undoes (`count_before`); maybe nothing."""
+        """Drop what the abort of a sub-transaction undoes (`count_before`); possibly nothing."""
 
     def drop(self, xid: int) -> None:
-        """Drop all of a transaction, of which there may be nothing."""
+        """Drop all messages of a transaction; there may be none."""
 
     def take(self, xid: int) -> Iterator[OpenMessages]:
-        """Yield what is kept of a transaction, in order, and drop it."""
+        """Yield the messages of a transaction, in order, and drop them."""
 
 
 def is_from(xids: Xids, subxid: int) -> NDArray[np.bool_]:
-    """Tell which of these ids is that one or was given after it."""
+    """Return a mask of the ids that are `subxid` or were assigned after it."""
     return (xids - np.uint32(subxid)) < np.uint32(1 << 31)
 
 
 def count_before(xids: Xids, subxid: int) -> int:
-    """How many of these messages stay when `subxid` aborts: up to the last with an earlier id."""
+    """Return how many messages stay if `subxid` aborts: up to the last with an earlier id."""
     earlier = np.flatnonzero(~is_from(xids, subxid))
     return int(earlier[-1]) + 1 if len(earlier) else 0
 
 
 Told = dict[int, tuple[int, bytes]]
-"""By the relation's OID the RELATION message that told of it last, after its number."""
+"""By the relation's OID: the number of its last RELATION message, and the message."""
 
 
 class NewestRelations:
-    """Which definitions hold after the commit of a transaction that was sent while it was open."""
+    """The definitions that hold after the commit of a streamed transaction."""
 
     def __init__(self) -> None:
         self._newest: Told = {}
 
     def told(self, oid: int, number: int, message: bytes) -> None:
-        """Take a RELATION message that was sent outside of segments, while one was open."""
+        """Record a RELATION message sent outside of segments while a transaction is open."""
         self._newest[oid] = (number, message)
 
     def committed(self, told: Told) -> list[bytes]:
-        """Return the messages to repeat at the end of one that told of these: newer ones."""
+        """Return the newer messages to repeat at the end of a transaction that sent these."""
         newer = []
         for oid, last in told.items():
             newest = max(last, self._newest.get(oid, last))
@@ -166,7 +168,7 @@ class NewestRelations:
 
 @dataclass(frozen=True, slots=True)
 class StreamCommit:
-    """The message at the end of a transaction that was sent while it was open."""
+    """The message at the end of a streamed transaction."""
 
     xid: int
     flags: int
@@ -176,22 +178,22 @@ class StreamCommit:
 
     @classmethod
     def read(cls, message: bytes) -> StreamCommit:
-        """Raises struct.error."""
+        """Parse the message. Raises struct.error."""
         _, *fields = COMMIT_FORM.unpack(message)
         return cls(*fields)
 
     def begin(self, *origin: bytes) -> Stretch:
-        """Return the Begin of the ordinary form, and the ORIGIN message if there is one."""
+        """Return the Begin of the ordinary format, and the ORIGIN message if there is one."""
         return _joined(_ORDINARY_BEGIN.pack(b"B", self.lsn, self.time, self.xid), *origin)
 
     def end(self, newer: Sequence[bytes]) -> Stretch:
-        """Return the RELATION messages to repeat, and the Commit of the ordinary form."""
+        """Return the RELATION messages to repeat, and the Commit of the ordinary format."""
         last = _ORDINARY_COMMIT.pack(b"C", self.flags, self.lsn, self.end_lsn, self.time)
         return _joined(*newer, last)
 
 
 class StreamedTransactions:
-    """One stream from its start. After a ProtocolError it can't go on. One thread at a time."""
+    """Processes one stream from its start. Not thread-safe; unusable after a ProtocolError."""
 
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
@@ -204,13 +206,13 @@ class StreamedTransactions:
 
     @property
     def has_open(self) -> bool:
-        """Whether a transaction that was sent in part is open."""
+        """Return whether a partly sent transaction is open."""
         return bool(self._open)
 
     def feed(self, buffer: bytes, starts: Ints, ends: Ints) -> Iterator[Stretch]:
-        """Take whole messages, give those that are due: none, these, or far more than these.
+        """Consume complete messages, yield those that are due: none, these, or far more than these.
 
-        Take all of what it gives before the next call. Raises ProtocolError.
+        Exhaust the iterator before the next call. Raises ProtocolError.
         """
         if len(starts) == 0:
             return
@@ -228,7 +230,7 @@ class StreamedTransactions:
     def _take(
         self, buffer: bytes, starts: Ints, ends: Ints, types: NDArray[np.uint8]
     ) -> Iterator[Stretch]:
-        """Take messages of one segment, or outside of any."""
+        """Process messages of one segment, or outside of any."""
         if len(starts) == 0:
             return
         number, self._sent = self._sent, self._sent + len(starts)
@@ -312,12 +314,12 @@ class StreamedTransactions:
         self._open.discard(xid)
         self._last.pop(xid, None)
         self._origins.pop(xid, None)
-        if not self._open:  # whatever begins from here on tells of its relations later than all
+        if not self._open:  # later transactions send definitions newer than all of these
             self._newest.clear()
 
 
 def ensure_few_open(count: int) -> None:
-    """Raise ProtocolError for more open transactions than there can be: each takes memory."""
+    """Raise ProtocolError for an impossible number of open transactions: each takes memory."""
     if count > MOST_OPEN:
         msg = f"segments of {count} open transactions"
         raise ProtocolError(msg)
@@ -332,7 +334,7 @@ def without_xids(
     *,
     last: int | None = None,
 ) -> OpenMessages:
-    """Return messages of a segment as they are outside of one. Raises ProtocolError.
+    """Return messages of a segment in the format outside of one. Raises ProtocolError.
 
     `last`: the sub-transaction of the message before them, if there is one.
     """
@@ -344,13 +346,13 @@ def without_xids(
     starts = starts + _XID_BYTES
     first, last = int(starts[0]), int(ends[-1])
     data = np.frombuffer(buffer, np.uint8, last - first, first).copy()
-    data[starts - first] = types  # the type moves up to the content: nothing else has to
+    data[starts - first] = types  # only the type byte moves, next to the content
     data.setflags(write=False)
     return OpenMessages(data.data, starts - first, ends - first, xids, number)
 
 
 def _by_writer(xids: Xids, types: NDArray[np.uint8], last: int | None) -> Xids:
-    """Return the ids with those of logical messages replaced by that of the message before each."""
+    """Return the ids; each logical message gets that of the message before it."""
     is_logical = types == MESSAGE
     if not is_logical.any():
         return xids

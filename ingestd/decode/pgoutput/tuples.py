@@ -1,4 +1,4 @@
-"""Tuples of many messages walked at once, column by column.
+"""Walking of tuples in many messages at once, column by column.
 
 Source: PostgreSQL documentation, "Logical Replication Message Formats", TupleData; COPY, "Binary
 Format", Tuples.
@@ -21,7 +21,7 @@ _TEXT, _NULL, _UNCHANGED = ord("t"), ord("n"), ord("u")
 
 @dataclass(frozen=True, slots=True)
 class TupleRange:
-    """Tuples of one relation: where each begins, where its message ends, how many columns."""
+    """Tuples of one relation: the start of each, the end of its message, the number of columns."""
 
     at: NDArray[np.int64]
     ends: NDArray[np.int64]
@@ -31,10 +31,10 @@ class TupleRange:
 def walk_tuples(
     source: ByteBuffer, parts: Sequence[TupleRange]
 ) -> list[tuple[list[Field], NDArray[np.int64]]]:
-    """Read TupleData, all columns; give for each part the fields, and where each tuple stops.
+    """Parse TupleData, all columns; return for each part the fields, and where each tuple stops.
 
-    The n-th columns of all parts are read together: what a step takes hardly depends on how many
-    there are. No tuple reaches beyond its message's end. Raises ProtocolError.
+    The n-th columns of all parts are read together, because a step's cost hardly depends on their
+    number. No tuple reaches beyond its message's end. Raises ProtocolError.
     """
     if not parts:
         return []
@@ -63,7 +63,7 @@ def _walk_column(source: ByteBuffer, at: NDArray[np.int64]) -> Field:
     lengths = heads << 8
     lengths >>= 32
     starts = at + 5
-    if (heads >> 48 == _TEXT << 8).all():  # each a text shorter than 16 MB
+    if (heads >> 48 == _TEXT << 8).all():  # all are texts shorter than 16 MB
         return Field(TextColumn(source, starts, lengths, heads=heads))
     kinds = heads >> 56
     is_text = kinds == _TEXT
@@ -80,7 +80,7 @@ def _walk_column(source: ByteBuffer, at: NDArray[np.int64]) -> Field:
 def walk_copy_rows(
     source: ByteBuffer, at: NDArray[np.int64], ends: NDArray[np.int64], columns: int
 ) -> list[TextColumn]:
-    """Read rows of COPY in binary format, which must end at `ends`. Raises ProtocolError."""
+    """Parse rows of a binary COPY, which must end at `ends`. Raises ProtocolError."""
     at = _check_counts(source, at, columns)
     found = []
     for _ in range(columns):
@@ -102,7 +102,7 @@ def walk_copy_rows(
 def _check_counts(
     source: ByteBuffer, at: NDArray[np.int64], columns: int | NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Every tuple must have its relation's number of columns; give where the first begins."""
+    """Check that every tuple has its relation's number of columns; return the first's position."""
     counts = source.int16_at(at)
     differs = counts != columns
     if differs.any():
@@ -114,7 +114,7 @@ def _check_counts(
 
 
 def _check_lengths(lengths: NDArray[np.int64]) -> None:
-    """Positions then only grow, so that checking the last one is enough."""
+    """Refuse negative lengths. Positions then ascend, so checking the last one is enough."""
     if len(lengths) and lengths.min() < 0:
         msg = "negative length of a value"
         raise ProtocolError(msg)

@@ -1,1 +1,1 @@
-"""Values as Arrow columns."""
+"""Conversion of text values to Arrow columns."""

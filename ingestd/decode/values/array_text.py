@@ -1,7 +1,7 @@
-"""Elements of the texts of arrays and composite values, all values of a column at once.
+"""Parsing of array and composite texts into their elements, all values of a column at once.
 
-Only what the server itself would write is taken: text whose elements, written again by the rules of
-the type's output function, give the same text. Anything else is refused as a whole: several
+Only text that the server itself would write is accepted: formatting its elements by the rules of
+the type's output function must give the same text. Any other value is refused completely: several
 dimensions, custom bounds, needless quotes or spaces, ``null`` in lower case. Source of the rules:
 PostgreSQL, src/backend/utils/adt/arrayfuncs.c, array_out, and rowtypes.c, record_out.
 """
@@ -33,11 +33,11 @@ def _table(letters: bytes) -> Flags:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How a kind of text is put together.
+    """The syntax of a kind of text.
 
-    `special` are the bytes that make quotes necessary. An array has ``NULL`` for null, ``{}`` has
-    no element, quotes are escaped by a backslash; a record has nothing for null, ``()`` has one
-    element, quotes are doubled.
+    `special`: the bytes that require quotes. In an array, null is ``NULL``, ``{}`` has no element,
+    and quotes are escaped by a backslash. In a record, null is empty, ``()`` has one element, and
+    quotes are doubled.
     """
 
     opening: int
@@ -52,7 +52,7 @@ RECORD = Dialect(ord("("), ord(")"), _table(b'"\\,()' + _SPACES), is_array=False
 
 @dataclass(frozen=True, slots=True)
 class Elements:
-    """The elements of all values, one after the other; `counts` of each value, 0 if refused."""
+    """The elements of all values in sequence. `counts`: the number per value, 0 if refused."""
 
     texts: TextColumn
     counts: Ints
@@ -60,7 +60,7 @@ class Elements:
 
 
 def elements_of(texts: TextColumn, dialect: Dialect) -> Elements:
-    """Take the values apart. Absent ones have no elements and are not refused."""
+    """Split the values into elements. Absent values have no elements and are not refused."""
     refused = _odd_outline(texts, dialect)
     kept = texts.without(refused)
     values = kept.gather()
@@ -73,7 +73,7 @@ def elements_of(texts: TextColumn, dialect: Dialect) -> Elements:
 
 
 def _odd_outline(texts: TextColumn, dialect: Dialect) -> Flags:
-    """Find what does not begin and end with the brackets."""
+    """Flag values that do not begin and end with the brackets."""
     odd: Flags = texts.lengths < 2  # noqa: PLR2004 - the brackets
     ends = texts.starts + np.maximum(texts.lengths, 1)
     odd |= texts.first() != dialect.opening
@@ -90,9 +90,8 @@ def _odd_outline(texts: TextColumn, dialect: Dialect) -> Flags:
 class _Marks:
     """The special bytes `letters` at `at`; `row` of each.
 
-    `quotes`: those that begin or end quoting, `inside`: what is quoted, but for those.
-    `dropped`: what only escapes the byte behind it. `badly_escaped`: an escape that the server does
-    not write.
+    `quotes`: those that begin or end quoting. `inside`: those inside quotes. `dropped`: those that
+    only escape the next byte. `badly_escaped`: an escape that the server does not write.
     """
 
     at: Ints
@@ -112,16 +111,16 @@ def _find_marks(data: NDArray[np.uint8], bounds: Ints, dialect: Dialect) -> _Mar
     row = np.repeat(np.arange(len(bounds) - 1, dtype=np.int32), np.diff(first))
     none = np.zeros(len(at), np.bool_)
     quotes = letters == _QUOTE
-    if not quotes.any():  # then nothing is quoted; a backslash is out of place
+    if not quotes.any():  # then nothing is quoted, and a backslash is misplaced
         return _Marks(at, letters, row, none, none, none, none, has_quotes=False)
-    next_to = np.zeros(len(at), np.bool_)  # the next special byte follows at once, in the same row
+    next_to = np.zeros(len(at), np.bool_)  # the next special byte follows directly, in the same row
     next_to[:-1] = (np.diff(at) == 1) & (row[1:] == row[:-1])
     dropped, badly_escaped = none, none
     if (letters == _BACKSLASH).any():
         dropped, badly_escaped = _escapes(letters, next_to, dialect)
         if dialect.is_array:
             quotes = quotes & ~_shifted(dropped & next_to)
-    is_odd = np.logical_xor.accumulate(quotes) ^ quotes  # how many quotes came before
+    is_odd = np.logical_xor.accumulate(quotes) ^ quotes  # the parity of the quotes before
     is_odd ^= np.append(is_odd, [False])[first[:-1]][row]
     inside = is_odd & ~quotes
     if not dialect.is_array:
@@ -131,7 +130,7 @@ def _find_marks(data: NDArray[np.uint8], bounds: Ints, dialect: Dialect) -> _Mar
 
 
 def _escapes(letters: NDArray[np.uint8], next_to: Flags, dialect: Dialect) -> tuple[Flags, Flags]:
-    """Give the backslashes that escape what follows, and those of them that should not be there."""
+    """Return masks of the escaping backslashes, and of those that are misplaced."""
     is_backslash = letters == _BACKSLASH
     follows = is_backslash & _shifted(is_backslash & next_to)
     places = np.arange(len(letters))
@@ -145,17 +144,17 @@ def _escapes(letters: NDArray[np.uint8], next_to: Flags, dialect: Dialect) -> tu
 
 
 def _shifted(flags: Flags) -> Flags:
-    """Flag what follows."""
+    """Return the flags moved to the next item."""
     return np.concatenate(([False], flags[:-1]))
 
 
 def _shifted_back(flags: Flags) -> Flags:
-    """Flag what comes before."""
+    """Return the flags moved to the previous item."""
     return np.concatenate((flags[1:], [False]))
 
 
 def _refuse_misplaced(marks: _Marks, bounds: Ints, dialect: Dialect, refused: Flags) -> None:
-    """Outside quotes only the brackets and commas may be; quotes end, escapes escape."""
+    """Refuse other special bytes outside quotes, open quotes, and escapes that escape nothing."""
     outside = np.flatnonzero((marks.letters != _COMMA) & ~marks.quotes & ~marks.inside)
     at, letters, row = marks.at[outside], marks.letters[outside], marks.row[outside]
     opens = (letters == dialect.opening) & (at == bounds[:-1][row])
@@ -173,7 +172,7 @@ def _refuse_misplaced(marks: _Marks, bounds: Ints, dialect: Dialect, refused: Fl
 def _split(
     marks: _Marks, content: bytes, bounds: Ints, dialect: Dialect, refused: Flags
 ) -> Elements:
-    """Cut at the commas, take the quotes off; refuse what is not as the server writes it."""
+    """Split at the commas and remove the quotes; refuse what the server would write differently."""
     source = ByteBuffer(content)
     comma = (marks.letters == _COMMA) & ~marks.inside & ~refused[marks.row]
     sizes = np.diff(bounds)
@@ -227,7 +226,7 @@ def _cut(commas: Ints, bounds: Ints, counts: Ints) -> tuple[Ints, Ints]:
 
 
 def _quotes_left_over(marks: _Marks, quoted_row: NDArray[np.int32], rows: int) -> Flags:
-    """Find the values with other quotes than a pair around an element, or doubled inside."""
+    """Flag values with quotes other than a pair around an element or doubled ones inside."""
     doubled = marks.row[marks.dropped & marks.quotes]
     used = np.bincount(quoted_row, minlength=rows) + np.bincount(doubled, minlength=rows)
     left_over: Flags = np.bincount(marks.row[marks.quotes], minlength=rows) != 2 * used
@@ -235,7 +234,7 @@ def _quotes_left_over(marks: _Marks, quoted_row: NDArray[np.int32], rows: int) -
 
 
 def _need_quotes(marks: _Marks, ends: Ints, without_elements: Flags) -> Flags:
-    """Find the elements with special bytes inside their quotes."""
+    """Flag the elements with special bytes inside their quotes."""
     inside = marks.inside | (marks.dropped & marks.quotes)
     at = marks.at[inside & ~without_elements[marks.row]]
     needed = np.zeros(len(ends), np.bool_)
@@ -244,7 +243,7 @@ def _need_quotes(marks: _Marks, ends: Ints, without_elements: Flags) -> Flags:
 
 
 def _nulls(source: ByteBuffer, starts: Ints, ends: Ints) -> tuple[Flags, Flags]:
-    """Find what reads ``NULL``; and what does in any mixture of cases."""
+    """Return masks of elements that are ``NULL``, and of those that are in any mixture of cases."""
     is_null = np.zeros(len(starts), np.bool_)
     looks_null = is_null.copy()
     four = np.flatnonzero(ends - starts == _NULL_LENGTH)
@@ -258,7 +257,7 @@ def _nulls(source: ByteBuffer, starts: Ints, ends: Ints) -> tuple[Flags, Flags]:
 def _without(
     dropped: Ints, content: bytes, starts: Ints, ends: Ints
 ) -> tuple[ByteBuffer, Ints, Ints]:
-    """Leave these bytes out."""
+    """Remove these bytes."""
     kept = np.ones(len(content), np.bool_)
     kept[dropped] = False
     source = ByteBuffer(np.frombuffer(content, np.uint8)[kept].tobytes())

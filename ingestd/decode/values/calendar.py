@@ -1,6 +1,6 @@
-"""The text of dates and timestamps beyond what Arrow or Spark can hold.
+"""Texts of dates and timestamps beyond the range of Arrow or Spark.
 
-As the server writes it with DateStyle ISO and TimeZone UTC. Source: PostgreSQL,
+They are formatted as by the server, with DateStyle ISO and TimeZone UTC. Source: PostgreSQL,
 src/backend/utils/adt/datetime.c (EncodeDateOnly, EncodeDateTime); the proleptic Gregorian calendar.
 """
 
@@ -14,13 +14,13 @@ _FROM_MARCH_0000 = 719_468
 
 
 def date_text(days: int) -> str:
-    """Text of a date, `days` after 1970-01-01."""
+    """Return the text of a date, `days` after 1970-01-01."""
     year, month, day = _civil(days)
     return _year(year, f"-{month:02d}-{day:02d}")
 
 
 def timestamp_text(us: int, zone: str) -> str:
-    """Text of a timestamp, `us` after 1970-01-01; `zone` is what follows the time (``+00``)."""
+    """Return the text of a timestamp, `us` after 1970-01-01. `zone`: its suffix (``+00``)."""
     days, rest = divmod(us, _US_PER_DAY)
     seconds, fraction = divmod(rest, 1_000_000)
     year, month, day = _civil(days)
@@ -31,12 +31,12 @@ def timestamp_text(us: int, zone: str) -> str:
 
 
 def _year(year: int, rest: str) -> str:
-    """There is no year 0: it is 1 BC."""
+    """Return a date's text. There is no year 0: it is 1 BC."""
     return f"{year:04d}{rest}" if year > 0 else f"{1 - year:04d}{rest} BC"
 
 
 def _civil(days: int) -> tuple[int, int, int]:
-    """Year, month and day; years begin in March, so that the leap day is the last."""
+    """Return year, month and day. Years begin in March here, so that the leap day is the last."""
     era, day_of_era = divmod(days + _FROM_MARCH_0000, _DAYS_PER_ERA)
     year_of_era = (
         day_of_era - day_of_era // 1460 + day_of_era // 36_524 - day_of_era // 146_096

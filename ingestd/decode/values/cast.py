@@ -1,8 +1,8 @@
-"""From the text of a type's output function to Arrow, exactly.
+"""Exact conversion of output function texts to Arrow.
 
-A value is taken only if its column could give the same text back; any other is refused: null in the
-column, its text for `_cdc_raw`. Arrow's kernels are laxer than that (``007``, ``0x1F``, a `T` in a
-timestamp, 1e400 as infinity), so what they would take wrongly is found first, all rows at once.
+A value is accepted only if its column could reproduce the text. Any other value is refused: null in
+the column, its text in `_cdc_raw`. Arrow's kernels accept more (``007``, ``0x1F``, a `T` in a
+timestamp, 1e400 as infinity), so values that they would misread are found first, all rows at once.
 Source of the formats: PostgreSQL documentation, "Data Types", with DateStyle ISO, TimeZone UTC,
 bytea_output hex and the shortest-precise output of floats.
 """
@@ -28,7 +28,7 @@ from ingestd.decode.values.utf8 import not_utf8
 from ingestd.model.schema import TIMESTAMP, TIMESTAMP_NTZ
 
 Caster = Callable[[TextColumn, pa.DataType], tuple[pa.Array, Flags | None]]
-"""Gives the array and a mask of what it refused (None for nothing); absent values may be in it."""
+"""Returns the array and a mask of refused values (None: none), which may include absent ones."""
 
 _HEX_PREFIX = int.from_bytes(b"\\x", "big")
 _DIGITS_AT_ONCE = 1 << 16
@@ -39,9 +39,9 @@ def cast(
 ) -> tuple[pa.Array, NDArray[np.int64]]:
     """Return the values as an array of type `to`, and the rows of those refused (ascending).
 
-    `is_override`: the values may be of any type, `to` was chosen. Decimals then take every number
-    that they hold exactly; floats only what the server would write for a float. A type that nothing
-    here knows refuses every value: none is lost.
+    `is_override`: the config chose `to`, and the values may be of any type. Decimals then accept
+    every number that they hold exactly; floats only what the server would write for a float. An
+    unknown type refuses every value, so that none is lost.
     """
     if len(texts) == 0:
         return pa.array([], to), _NONE
@@ -61,7 +61,7 @@ _NONE: NDArray[np.int64] = np.empty(0, np.int64)
 
 
 def raw_text(value: bytes, encoding: Encoding | None = None) -> str:
-    r"""Return a refused value's text for `_cdc_raw`; ``\x`` and hex where it can't be UTF-8."""
+    r"""Return a refused value's text for `_cdc_raw`; ``\x`` and hex if it can't be UTF-8."""
     try:
         return value.decode() if encoding is None else encoding.decode(value)
     except UnicodeDecodeError:
@@ -131,7 +131,7 @@ def _bytes(texts: TextColumn, _: pa.DataType) -> tuple[pa.Array, Flags]:
 
 
 def _unhex(texts: TextColumn) -> tuple[pa.Array, Flags | None]:
-    """Read pairs of hex digits after the prefix; on a wrong digit also tell the values with one."""
+    """Parse pairs of hex digits after the prefix; also return a mask of values with wrong ones."""
     lengths = np.maximum(texts.lengths - 2, 0)
     digits = TextColumn(texts.source, texts.starts + 2 * (texts.lengths > 0), lengths).gather()
     offsets = np.concatenate(([0], np.cumsum(lengths)))
@@ -152,7 +152,7 @@ def _unhex(texts: TextColumn) -> tuple[pa.Array, Flags | None]:
 
 
 def _are_no_digits(data: NDArray[np.uint8]) -> Flags:
-    # Numbers below wrap.
+    # Smaller numbers wrap around.
     return (data - ord("0") > 9) & (data - ord("a") > 5)  # noqa: PLR2004
 
 

@@ -1,4 +1,4 @@
-"""Texts of dates and times of day: see `ingestd.decode.values.cast` for what is taken."""
+"""Parsing of dates and timestamps; see `ingestd.decode.values.cast` for accepted values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ingestd.decode.values.text_column import TextColumn
 from ingestd.model.schema import TIMESTAMP_NTZ
 
 FIRST_DAY = -719_162
-"""0001-01-01 in days since 1970; the year 0000, which Arrow takes, Postgres calls 1 BC."""
+"""0001-01-01 in days since 1970. Arrow accepts the year 0000, which Postgres calls 1 BC."""
 FIRST_US = FIRST_DAY * 86_400_000_000
 END_US = 253_402_300_800_000_000
 """10000-01-01 in us since 1970."""
@@ -40,7 +40,7 @@ def timestamps(texts: TextColumn, to: pa.DataType) -> tuple[pa.Array, Flags]:
 
 
 def instants(texts: TextColumn, to: pa.DataType) -> tuple[pa.Array, Flags]:
-    """Cast timestamps with ``+00``, which Arrow does not take: cut off, the rest is UTC."""
+    """Cast timestamps with ``+00``, which Arrow refuses. Without it, the rest is UTC."""
     source, ends = texts.source, texts.starts + texts.lengths
     odd = (texts.lengths <= len(_SECONDS)) | (
         (source.int32_at(np.maximum(ends - 4, 0)) & 0xFFFFFF) != _ZONE
@@ -63,17 +63,17 @@ def _odd_timestamp(texts: TextColumn) -> Flags:
     return odd
 
 
-# --- what Arrow will refuse ------------------------------------------------------------------
+# --- values that Arrow refuses ---------------------------------------------------------------
 
 
 def _no_date(data: Bytes, offsets: Offsets) -> Flags:
-    """Find what is no day of the calendar."""
+    """Flag values that are not a valid date."""
     letters = _beginnings(data, offsets, len(_DATE))
     return _misshapen(letters, offsets, _DATE) | _no_day(letters)
 
 
 def _no_timestamp(data: Bytes, offsets: Offsets) -> Flags:
-    """Find what is no second of the calendar, or has foreign bytes behind it."""
+    """Flag values that are not a valid timestamp, or are followed by other bytes."""
     letters = _beginnings(data, offsets, len(_SECONDS))
     found = _misshapen(letters, offsets, _SECONDS) | _no_day(letters) | _foreign(data, offsets)
     found |= (_field(letters, 11) > _LAST_HOUR) | (_field(letters, 14) > _LAST_MINUTE)
@@ -81,13 +81,13 @@ def _no_timestamp(data: Bytes, offsets: Offsets) -> Flags:
 
 
 def _beginnings(data: Bytes, offsets: Offsets, width: int) -> NDArray[np.int64]:
-    """Return the first bytes of each value, a row for each."""
+    """Return the first bytes of each value, one row per value."""
     places = offsets[:-1, np.newaxis] + np.arange(width)
     return data.take(places, mode="clip").astype(np.int64)
 
 
 def _misshapen(letters: NDArray[np.int64], offsets: Offsets, shape: bytes) -> Flags:
-    """Find what has no digit where the shape has one, or another byte where it has none."""
+    """Flag values without a digit where the shape has one, or with a different byte elsewhere."""
     wanted = np.frombuffer(shape, np.uint8)
     no_digit = (letters < _ZERO) | (letters > _NINE)
     wrong = np.where(wanted == _ZERO, no_digit, letters != wanted)
@@ -105,5 +105,5 @@ def _no_day(letters: NDArray[np.int64]) -> Flags:
 
 
 def _field(letters: NDArray[np.int64], at: int) -> NDArray[np.int64]:
-    """Read two digits."""
+    """Return the number in two digits."""
     return 10 * (letters[:, at] - _ZERO) + letters[:, at + 1] - _ZERO

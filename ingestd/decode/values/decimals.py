@@ -1,4 +1,4 @@
-"""Texts of whole and decimal numbers: see `ingestd.decode.values.cast` for what is taken."""
+"""Parsing of integers and decimals; see `ingestd.decode.values.cast` for accepted values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DECIMAL_BYTES = byte_table(b"0123456789.-")
 
 
 def integers(texts: TextColumn, to: pa.DataType) -> tuple[pa.Array, Flags]:
-    """Cast whole numbers without a plus or leading zeros."""
+    """Cast integers without a plus or leading zeros."""
     largest = (1 << to.bit_width - 1) - 1
 
     def suspects(data: Bytes, offsets: Offsets) -> Flags:
@@ -36,7 +36,7 @@ def integers(texts: TextColumn, to: pa.DataType) -> tuple[pa.Array, Flags]:
 
 
 def _no_integer(data: Bytes, offsets: Offsets, largest: int) -> Flags:
-    """Find what has other bytes than digits, or is too large."""
+    """Flag values that are too large, or have bytes other than digits."""
     starts, sizes = offsets[:-1], np.diff(offsets)
     negative = (sizes > 0) & (data[np.minimum(starts, len(data) - 1)] == _MINUS)
     no_digit = _NO_DIGIT[data]
@@ -52,12 +52,12 @@ def _no_integer(data: Bytes, offsets: Offsets, largest: int) -> Flags:
 
 
 def _odd_start(texts: TextColumn, scale: int) -> Flags:
-    """Find leading zeros, and what has no digit before the point. Not ``-0.00``."""
+    """Flag leading zeros, and values without a digit before the point. ``-0.00`` is not flagged."""
     first = texts.first()
     negative = first == _MINUS
     if negative.any():
         first = np.where(negative, texts.second(), first)
-    first = first - np.uint8(_ZERO)  # wraps below the digits
+    first = first - np.uint8(_ZERO)  # lower bytes wrap around
     digits = texts.lengths - negative
     odd: Flags
     if scale:
@@ -69,7 +69,7 @@ def _odd_start(texts: TextColumn, scale: int) -> Flags:
 
 
 def _odd_decimal(texts: TextColumn, scale: int) -> Flags:
-    """Find what has not exactly `scale` digits after the point, or leading zeros."""
+    """Flag values without exactly `scale` digits after the point, or with leading zeros."""
     odd = _odd_start(texts, scale)
     if scale:
         point = texts.starts + texts.lengths - (scale + 1)
@@ -83,7 +83,7 @@ def decimals(texts: TextColumn, to: pa.DataType) -> tuple[pa.Array, Flags]:
 
 
 def _short(texts: TextColumn, to: pa.DataType) -> tuple[pa.Array, Flags]:
-    """Up to 18 digits: read the digits without the point as an integer."""
+    """Cast up to 18 digits: parse them without the point as an integer."""
     odd = _odd_decimal(texts, to.scale)
     kept = texts.without(odd)
     values = kept.gather()
@@ -97,7 +97,7 @@ def _short(texts: TextColumn, to: pa.DataType) -> tuple[pa.Array, Flags]:
         points[1:] = (
             np.arange(1, len(values) + 1) if kept.present is None else np.cumsum(kept.present)
         )
-        if len(digits) != len(content) - points[-1]:  # a second point somewhere
+        if len(digits) != len(content) - points[-1]:  # some value has a second point
             return _long(texts, to)
         values = pa.BinaryArray.from_buffers(
             pa.binary(),
@@ -122,7 +122,7 @@ def _short(texts: TextColumn, to: pa.DataType) -> tuple[pa.Array, Flags]:
 
 
 def _long(texts: TextColumn, to: pa.DataType) -> tuple[pa.Array, Flags]:
-    """Any precision: Arrow's kernel, after what it would take wrongly (exponents) is out."""
+    """Cast any precision with Arrow's kernel, after removing exponents, which it would misread."""
     odd = _odd_decimal(texts, to.scale)
     data, bounds = contents(texts.without(odd).gather())
     foreign = ~_DECIMAL_BYTES[data]
@@ -141,9 +141,9 @@ def _no_negative_zero(texts: TextColumn, array: pa.Array, odd: Flags) -> tuple[p
 
 
 def exact_decimals(texts: TextColumn, to: pa.DataType) -> tuple[pa.Array, Flags]:
-    """Cast numbers that the decimal holds exactly, with however many digits after the point.
+    """Cast numbers that the decimal holds exactly, with any number of digits after the point.
 
-    As numeric_out writes numbers: no plus, no exponent, no leading zeros.
+    The format is that of numeric_out: no plus, no exponent, no leading zeros.
     """
     flat = texts_of(texts.gather())
     source, starts, ends = flat.source, flat.starts, flat.starts + flat.lengths
@@ -155,7 +155,7 @@ def exact_decimals(texts: TextColumn, to: pa.DataType) -> tuple[pa.Array, Flags]
     has_point = np.diff(nth) == 1
     point[has_point] = points[nth[:-1][has_point]]
     negative = source.bytes_at(starts) == _MINUS
-    first = source.bytes_at(starts + negative) - np.uint8(_ZERO)  # wraps below the digits
+    first = source.bytes_at(starts + negative) - np.uint8(_ZERO)  # lower bytes wrap around
     whole_digits = point - starts - negative
     odd = (whole_digits < 1) | (first > _NINE) | (first == 0) & (whole_digits > 1)
     odd |= (np.diff(nth) > 1) | (point == ends - 1)

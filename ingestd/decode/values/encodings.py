@@ -1,7 +1,7 @@
-"""The encodings of databases, as the server converts them to UTF-8.
+"""Database encodings, converted to UTF-8 as by the server.
 
-Python's codecs convert each character of these as Postgres does, but for what is listed here.
-Source: src/backend/utils/mb/Unicode of PostgreSQL; documentation, "Character Set Support".
+Python's codecs convert each character as Postgres does, except for the tables below. Source:
+src/backend/utils/mb/Unicode of PostgreSQL; documentation, "Character Set Support".
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ingestd.decode.values.text_column import ByteBuffer, TextColumn, texts_of
 
 _ASCII_END = 0x80
 _STEP = 1 << 18
-"""So many bytes are converted at once: each takes ten times as much meanwhile."""
+"""Bytes that are converted at once; each takes ten times as much memory meanwhile."""
 _SINGLE = {
     "ISO_8859_5": "iso8859-5",
     "ISO_8859_6": "iso8859-6",
@@ -81,7 +81,7 @@ _MORE = {
     },
     "EUC_KR": {"a2e8": "\u327e", "a4d4": "\u3164"},
 }
-"""Characters that the codec lacks: from a code (hex) on, one for each code."""
+"""Characters missing in the codec, as consecutive codes from the first one (hex)."""
 _OTHERS = {
     "EUC_JIS_2004": {
         "a1b1": "\u203e",
@@ -100,17 +100,17 @@ _OTHERS = {
         "8fa2c3": "\uffe4",
     },
 }
-"""Characters that the codec converts to another one."""
+"""Characters that the codec converts differently."""
 _NONE = {
     "EUC_JIS_2004": re.compile(rb"\x8f[\xa2\xa6\xa7\xa9-\xab\xb0-\xed]"),
     "EUC_JP": re.compile(rb"\x8f\xa2\xb7"),
 }
-"""Codes that the codec converts and the server does not; no other has their first byte in it."""
+"""Codes that the codec converts and the server does not. No other code contains their lead byte."""
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """A database's encoding, `name` as Postgres has it. Made by `encoding_of`."""
+    """A database's encoding, with its Postgres `name`. Created by `encoding_of`."""
 
     name: str
     codec: str
@@ -119,11 +119,11 @@ class Encoding:
 
     @property
     def is_single(self) -> bool:
-        """Whether each byte is a character."""
+        """Return whether it is a single-byte encoding."""
         return self.name in _SINGLE
 
     def decode(self, value: bytes) -> str:
-        """Return the text of a value. Raises UnicodeDecodeError where the server can't convert."""
+        """Return the text of a value. Raises UnicodeDecodeError if the server can't convert it."""
         none = _NONE.get(self.name)
         if none is not None and (found := none.search(value)) is not None:
             raise UnicodeDecodeError(self.codec, value, *found.span(), "no character")
@@ -134,7 +134,8 @@ class Encoding:
         """Return the bytes of a text. Raises UnicodeEncodeError."""
         if text.isascii():
             return text.encode("ascii")
-        # In runs: some codes are of two characters, of which the second has none of its own.
+        # In runs, because some codes are of two characters, the second of which has no separate
+        # code.
         runs = groupby(text, self._codes.__contains__)
         return b"".join(
             b"".join(map(self._codes.__getitem__, run))
@@ -150,7 +151,7 @@ class Encoding:
 
     @cached_property
     def utf8(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """Of a single-byte encoding, by byte: its UTF-8, and the length of that, 0 for none."""
+        """For single-byte encodings, by byte: its UTF-8, and the length of that, 0 if invalid."""
         table, lengths = np.zeros((256, 3), np.uint8), np.zeros(256, np.uint8)
         for byte in range(256):
             try:
@@ -162,7 +163,7 @@ class Encoding:
         return table, lengths
 
     def replace(self, error: UnicodeError) -> tuple[str, int]:
-        """Return what the codec lacks, as an error handler of the module codecs."""
+        """Return a character missing in the codec; an error handler for the module codecs."""
         assert isinstance(error, UnicodeDecodeError)
         for size in (2, 3):
             found = self.more.get(error.object[error.start : error.start + size])
@@ -189,21 +190,21 @@ def _made(name: str, codec: str) -> Encoding:
 _ENCODINGS = {name: _made(name, codec) for name, codec in (_SINGLE | _MULTIPLE).items()}
 
 KNOWN = tuple(_ENCODINGS)
-"""The encodings that `encoding_of` has, by Postgres' names."""
+"""The encodings that `encoding_of` knows, by their Postgres names."""
 
 
 def encoding_of(server_encoding: str) -> Encoding | None:
-    """Return the encoding that values of such a database are read in and converted from here.
+    """Return the encoding in which values of such a database are read, to convert them here.
 
-    None where the server sends them as UTF-8, or (SQL_ASCII) as the bytes that they are.
+    None if the server sends them as UTF-8, or (SQL_ASCII) as raw bytes.
     """
     return _ENCODINGS.get(server_encoding)
 
 
 class OddName(str):
-    r"""A name with bytes that are no characters; these are as `\xff`. No query can name it.
+    r"""A name with invalid bytes, which are written as `\xff`. No query can refer to it.
 
-    `raw`: as the catalog has it.
+    `raw`: the bytes in the catalog.
     """
 
     __slots__ = ("raw",)
@@ -211,16 +212,16 @@ class OddName(str):
 
     @classmethod
     def of(cls, name: str, raw: bytes) -> OddName:
-        """Return it, written like that."""
+        """Return an `OddName` with this text and these bytes."""
         made = cls(name)
         made.raw = raw
         return made
 
 
 def name_of(name: bytes, encoding: Encoding | None) -> str:
-    """Return a name of the catalog, an `OddName` if it has odd bytes.
+    """Return a name from the catalog, an `OddName` if it has invalid bytes.
 
-    `encoding`: what it is in; None for UTF-8, and where the database has none.
+    `encoding`: the name's encoding; None for UTF-8, and if the database has no encoding.
     """
     try:
         return name.decode() if encoding is None else encoding.decode(name)
@@ -229,9 +230,9 @@ def name_of(name: bytes, encoding: Encoding | None) -> str:
 
 
 def told_apart(names: Sequence[str]) -> list[str]:
-    r"""Return the names, with a number after each odd one that is written like another.
+    r"""Return the names; an odd one that is written like another gets a number.
 
-    A name may have a backslash: a column can be called `\xff`, beside one that is that byte.
+    A name may contain a backslash, so a column can be called `\xff` next to one that is that byte.
     """
     taken = {name for name in names if not isinstance(name, OddName)}
     found = []
@@ -247,7 +248,7 @@ def told_apart(names: Sequence[str]) -> list[str]:
 
 
 def recoded(texts: TextColumn) -> tuple[TextColumn, Flags]:
-    """Return the texts as UTF-8, and flags for those that can't be converted (absent there)."""
+    """Return the texts as UTF-8, and a mask of those that can't be converted (absent there)."""
     encoding = texts.source.encoding
     assert encoding is not None
     none = np.zeros(len(texts), np.bool_)

@@ -1,7 +1,7 @@
-"""Texts of floating-point numbers: see `ingestd.decode.values.cast` for what is taken.
+"""Parsing of floating-point numbers; see `ingestd.decode.values.cast` for accepted values.
 
-Source: PostgreSQL, src/common/d2s.c and f2s.c: the shortest digits that give the number, with an
-exponent below 1e-4 and from 1e15 (float4: 1e6) on.
+Source: PostgreSQL, src/common/d2s.c and f2s.c: the shortest digits that identify the number, with
+an exponent below 1e-4 and from 1e15 (float4: 1e6) on.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _END_FIXED = {pa.float64(): 1e15, pa.float32(): 1e6}
 
 
 def floats(texts: TextColumn, to: pa.DataType) -> tuple[pa.Array, Flags]:
-    """Take the nearest number: the server's shortest-precise text gives it and it gives the text.
+    """Cast to the nearest number; the server's shortest-precise text converts to it and back.
 
-    What rounds to infinity or zero without saying so is refused. Other spellings of the same
-    number, which no server sends from a column of floats (``1E5``), are not looked for.
+    Texts that round to infinity or zero, without being it, are refused. Other spellings of the same
+    number (``1E5``), which no server sends from a column of floats, are not detected.
     """
     array, odd = parse(texts, to, _odd(texts), _SUSPECTS)
     found = np.asarray(numbers(array, np.float32 if to == pa.float32() else np.float64), float)
@@ -40,7 +40,7 @@ def floats(texts: TextColumn, to: pa.DataType) -> tuple[pa.Array, Flags]:
 
 
 def exact_floats(texts: TextColumn, to: pa.DataType) -> tuple[pa.Array, Flags]:
-    """Take only what the server would write for the number: the text may be any column's."""
+    """Cast only texts that the server would write for the number; the column may be of any type."""
     array, odd = floats(texts, to)
     kind = np.float32 if to == pa.float32() else np.float64
     found: NDArray[Any] = numbers(array, kind)
@@ -60,7 +60,7 @@ def _text(number: float, *, is_fixed: bool) -> bytes:
 
 
 def _odd(texts: TextColumn) -> Flags:
-    """Find what begins with a plus, a point or a leading zero, or ends with a point."""
+    """Flag texts that begin with a plus, a point or a leading zero, or end with a point."""
     texts = texts.headed()
     first, second = texts.first(), texts.second()
     negative = first == ord("-")

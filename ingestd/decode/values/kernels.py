@@ -1,4 +1,4 @@
-"""Arrow's casts of text, and who is at fault when one of them refuses a column."""
+"""Arrow's casts of text, and detection of the values that make a cast fail."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Flags = NDArray[np.bool_]
 Bytes = NDArray[np.uint8]
 Offsets = NDArray[np.int64]
 Suspects = Callable[[Bytes, Offsets], Flags]
-"""Given values' bytes and offsets, flags those that the kernel will refuse: most of them at best.
-Looked for only when it has refused some."""
+"""Flags, given values' bytes and offsets, those that the kernel will refuse: ideally most of them.
+Called only after the kernel has refused some."""
 
 
 def parse(
     texts: TextColumn, to: pa.DataType, odd: Flags, suspects: Suspects | None = None
 ) -> tuple[pa.Array, Flags]:
-    """Cast all but the odd ones with Arrow; what it refuses is added to the odd (a copy)."""
+    """Cast all except the odd ones with Arrow; add those that it refuses to a copy of `odd`."""
     values = texts.without(odd).gather()
     try:
         return _cast(values, to), odd
@@ -40,7 +40,7 @@ def parse(
 
 
 def _cast(values: pa.BinaryArray, to: pa.DataType) -> pa.Array:
-    """Cast an array without offset. What reads ASCII only needs no look whether it is UTF-8."""
+    """Cast an array without offset. Kernels that read only ASCII need no UTF-8 check first."""
     if pa.types.is_string(to):
         return values.cast(to)
     validity, offsets, data = values.buffers()
@@ -48,7 +48,7 @@ def _cast(values: pa.BinaryArray, to: pa.DataType) -> pa.Array:
 
 
 def _refused(values: pa.BinaryArray, to: pa.DataType) -> list[int]:
-    """Find the values that the kernel refuses, by halves: cheap while they are few."""
+    """Find the values that the kernel refuses, by bisection: cheap if they are few."""
     found, pending = [], [(0, len(values))]
     while pending:
         start, end = pending.pop()
@@ -64,40 +64,40 @@ def _refused(values: pa.BinaryArray, to: pa.DataType) -> list[int]:
 
 
 def blanked(array: pa.Array, odd: Flags) -> pa.Array:
-    """Null the odd ones."""
+    """Replace the odd ones by null."""
     if not odd.any():
         return array
     return pc.if_else(pa.array(odd), pa.scalar(None, array.type), array)
 
 
 def numbers(array: pa.Array, kind: type[np.generic]) -> NDArray[np.generic]:
-    """View the values of a fixed-width array; anything where it is null."""
+    """Return a view of a fixed-width array's values; undefined where it is null."""
     return np.frombuffer(array.buffers()[1], kind, len(array), array.offset * kind().itemsize)
 
 
 def contents(values: pa.BinaryArray) -> tuple[Bytes, Offsets]:
-    """View the bytes of an array without offset, and where its values begin and end."""
+    """Return views of an array's bytes and of its values' bounds. The array must have no offset."""
     _, offsets, data = values.buffers()
     bounds = np.frombuffer(offsets, np.int32, len(values) + 1).astype(np.int64)
     return np.frombuffer(data or b"", np.uint8)[: bounds[-1]], bounds
 
 
 def byte_table(letters: bytes) -> Flags:
-    """Make a table of 256 flags that are set for these bytes."""
+    """Return a table of 256 flags that are set for these bytes."""
     found = np.zeros(256, np.bool_)
     found[np.frombuffer(letters, np.uint8)] = True
     return found
 
 
 def any_within(flags: Flags, offsets: Offsets) -> Flags:
-    """For each pair of neighbouring offsets, whether any flag between them is set."""
+    """Return for each pair of neighboring offsets whether any flag between them is set."""
     return any_at(np.flatnonzero(flags), offsets)
 
 
 def any_at(places: NDArray[np.int64], offsets: Offsets) -> Flags:
-    """For each pair of neighbouring offsets, whether any of the places is between them.
+    """Return for each pair of neighboring offsets whether any of the places is between them.
 
-    All places are between some; they need not be in order.
+    Every place must be between two offsets; they may be in any order.
     """
     found = np.zeros(len(offsets) - 1, np.bool_)
     if len(places):
@@ -106,7 +106,7 @@ def any_at(places: NDArray[np.int64], offsets: Offsets) -> Flags:
 
 
 def foreign(*letters: bytes) -> Suspects:
-    """Suspect values with other bytes than these."""
+    """Return a function that flags values with bytes other than these."""
     table = ~byte_table(b"".join(letters))
 
     def suspects(data: Bytes, offsets: Offsets) -> Flags:

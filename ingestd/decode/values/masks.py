@@ -1,4 +1,4 @@
-"""Values hidden before anyone sees them.
+"""Masking of values before they are stored.
 
 Source: RFC 2104 (HMAC), FIPS 180-4 (SHA-256).
 """
@@ -15,14 +15,14 @@ from ingestd.model.schema import Mask
 
 
 def masked_text(text: str | None, mask: Mask) -> str | None:
-    """Return what the lake has for a value of this text: HMAC-SHA256 in hex, or null."""
+    """Return the masked value for a text: HMAC-SHA256 in hex, or null."""
     if text is None or mask.kind == "null":
         return None
     return _digest(text.encode(), mask)
 
 
 def masked(texts: TextColumn, mask: Mask) -> pa.StringArray:
-    """Hide a column's values; null stays null. Equal values are hashed once."""
+    """Mask a column's values; null stays null. Equal values are hashed once."""
     if mask.kind == "null":
         return pa.nulls(len(texts), pa.string())
     if texts.source.encoding is not None:
@@ -33,7 +33,7 @@ def masked(texts: TextColumn, mask: Mask) -> pa.StringArray:
 
 
 def _masked_each(texts: TextColumn, mask: Mask, encoding: Encoding) -> pa.StringArray:
-    """Hide values of another encoding: their UTF-8, or the bytes that are no text."""
+    """Mask values of another encoding by their UTF-8, or by their bytes if these are invalid."""
     values = texts.gather().dictionary_encode()
     hidden = []
     for value in values.dictionary.to_pylist():

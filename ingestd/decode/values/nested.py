@@ -1,4 +1,4 @@
-"""Arrays to lists and composite values to structs, on top of the cast of what is in them."""
+"""Casts of arrays to lists and of composite values to structs, based on the casts of elements."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Cast = Callable[[TextColumn, pa.DataType], tuple[pa.Array, Rows]]
 """Casts the elements: see `ingestd.decode.values.cast.cast`."""
 
 _PIECE_BYTES = 1 << 18
-"""Texts are taken apart in pieces of this size: what is found in them takes several times as much
-room as they, and fits the processor's cache so."""
+"""Texts are parsed in pieces of this size. The intermediate data takes several times as much
+memory, and so fits the processor's cache."""
 
 
 def lists(texts: TextColumn, to: pa.ListType, cast: Cast) -> tuple[pa.Array, Flags]:

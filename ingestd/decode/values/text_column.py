@@ -1,4 +1,4 @@
-"""Values as text lying about in a buffer, and how to gather them."""
+"""Text values scattered in a buffer, and their collection into arrays."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _WORD = 8
 
 
 class ByteBuffer:
-    """A buffer to read from: as bytes, as unaligned big-endian integers, as Arrow sees it.
+    """A buffer that can be read as bytes, as unaligned big-endian integers, and by Arrow.
 
-    The view of integers has one item for each byte, so an offset is an index; to read eight bytes
-    takes no longer than two. Reading beyond the buffer gives something of it, or zeros: whoever
-    reads checks afterwards that the offsets were good. They must not be negative. (The view is
-    indexed, not taken from: `take` would copy all of it.)
+    The view of integers has one item per byte, so an offset is an index; reading eight bytes takes
+    no longer than reading two. Reading beyond the buffer returns arbitrary bytes of it, or zeros:
+    the caller checks the offsets afterwards. They must not be negative. (The view is indexed,
+    because `take` would copy all of it.)
 
     `encoding`: of its texts, None for UTF-8; see `ingestd.decode.values.encodings.recoded`.
     """
@@ -45,19 +45,19 @@ class ByteBuffer:
         return ByteBuffer(self.buffer)
 
     def bytes_at(self, offsets: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Bytes at these offsets."""
+        """Return the bytes at these offsets."""
         return self.data.take(offsets, mode="clip")
 
     def int16_at(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Signed big-endian 16-bit integers at these offsets."""
+        """Return the signed big-endian 16-bit integers at these offsets."""
         return self.int64_at(offsets) >> 48
 
     def int32_at(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Signed big-endian 32-bit integers at these offsets."""
+        """Return the signed big-endian 32-bit integers at these offsets."""
         return self.int64_at(offsets) >> 32
 
     def int64_at(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Signed big-endian 64-bit integers at these offsets; zeros follow the last byte."""
+        """Return the signed big-endian 64-bit integers at these offsets; zeros follow the end."""
         if native.compiled is not None:
             words = np.empty(len(offsets), np.int64)
             native.compiled.words(self.buffer, np.ascontiguousarray(offsets, np.int64), words)
@@ -71,10 +71,10 @@ class ByteBuffer:
 
 @dataclass(frozen=True, slots=True)
 class TextColumn:
-    """One column's values: `lengths` bytes from `starts` (int64), which grow.
+    """One column's values: `lengths` bytes from `starts` (int64), which ascend.
 
-    `present` is False where there is no value (length 0 there); None: all present. `heads`: numbers
-    whose three lowest bytes are what lies at the starts of those that are present, if it was read.
+    `present` is False for a missing value (its length is 0); None: all present. `heads`: if read,
+    numbers whose three lowest bytes are the first three bytes of each present value.
     """
 
     source: ByteBuffer
@@ -92,24 +92,24 @@ class TextColumn:
         return TextColumn(self.source, self.starts[rows], self.lengths[rows], present, heads)
 
     def at(self, row: int) -> bytes:
-        """One value."""
+        """Return one value."""
         start = int(self.starts[row])
         return self.source.buffer[start : start + int(self.lengths[row])]
 
     def first(self) -> NDArray[np.uint8]:
-        """The byte at each start; any number for what is absent or empty."""
+        """Return the byte at each start; undefined for absent or empty values."""
         return self._near(0)
 
     def second(self) -> NDArray[np.uint8]:
-        """The byte after that."""
+        """Return the byte after the first."""
         return self._near(1)
 
     def third(self) -> NDArray[np.uint8]:
-        """And the one after that."""
+        """Return the byte after the second."""
         return self._near(2)
 
     def headed(self) -> TextColumn:
-        """Return these with `heads`."""
+        """Return the column with `heads`."""
         if self.heads is not None:
             return self
         heads = self.source.int64_at(self.starts) >> 40
@@ -126,7 +126,7 @@ class TextColumn:
         return None if self.present is None else bitmap(self.present)
 
     def without(self, odd: NDArray[np.bool_]) -> TextColumn:
-        """Make these values absent."""
+        """Return the column with these values absent."""
         if not odd.any():
             return self
         present = ~odd if self.present is None else self.present & ~odd
@@ -135,7 +135,7 @@ class TextColumn:
         )
 
     def gather(self) -> pa.BinaryArray:
-        """Copy the values to an array of their own; it shares nothing with the buffer."""
+        """Copy the values to a separate array, which shares no memory with the buffer."""
         rows = len(self.starts)
         if rows == 0:
             return pa.array([], pa.binary())
@@ -159,7 +159,7 @@ class TextColumn:
     def unhex(
         self, compiled: native.NativeFunctions
     ) -> tuple[pa.Buffer, pa.Buffer, NDArray[np.bool_]]:
-        """Return offsets and bytes that texts of bytea stand for, and which are no such texts."""
+        """Return offsets and bytes of the decoded bytea texts, and a mask of invalid ones."""
         offsets = np.empty(len(self.starts) + 1, np.int32)
         odd = np.empty(len(self.starts), np.bool_)
         data = pa.allocate_buffer(int(self.lengths.sum()) // 2)
@@ -179,7 +179,7 @@ class TextColumn:
 
 
 def texts_of(values: pa.BinaryArray) -> TextColumn:
-    """Make texts of an array without offset."""
+    """Return the texts of an array without offset."""
     _, offsets, data = values.buffers()
     bounds = np.frombuffer(offsets, np.int32, len(values) + 1).astype(np.int64)
     present = None
@@ -190,13 +190,13 @@ def texts_of(values: pa.BinaryArray) -> TextColumn:
 
 
 def bitmap(mask: NDArray[np.bool_]) -> pa.Buffer:
-    """Arrow's bitmap of a mask."""
+    """Return Arrow's bitmap of a mask."""
     return pa.py_buffer(np.packbits(mask, bitorder="little"))
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One column of the tuples: its texts, and where an unchanged TOAST value was not sent."""
+    """One column of the tuples: its texts, and a mask of unchanged, unsent TOAST values."""
 
     texts: TextColumn
     unchanged: NDArray[np.bool_] | None = None

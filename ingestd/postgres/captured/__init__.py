@@ -1,1 +1,1 @@
-"""What is captured: catalog, configuration and lake combined."""
+"""The captured tables: catalog, configuration and lake combined."""

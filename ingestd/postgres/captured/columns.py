@@ -1,6 +1,6 @@
-"""What is said of a table's columns: by the config (left out, masked, another type), by lists.
+"""Column settings applied to a table: exclusions, masks, types, column lists.
 
-Pure functions on a table as the catalog or a RELATION message describes it.
+Pure functions on a table as described by the catalog or a RELATION message.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def controlled(
     strict: bool = True,
     is_listed: bool = False,
 ) -> Table:
-    """Return the table as it is captured: its section of the config applied to its columns.
+    """Return the table as it is captured: its config section applied to its columns.
 
-    `table` has all its columns, with the lake types that they have by themselves, and `before`
-    decided. For a RELATION message, not `strict`: what `types` says of a column that is not there
-    is left out then, because an older or newer table may well lack it. A hidden column that is not
-    there may be there under another name: such a table is not let by; but for an excluded one that
-    a column list keeps from being sent (`is_listed`), whatever its name. Raises TableError with the
-    config's key: no such column, no rows to tell apart without it, a type that can't hold it.
+    `table` has all its columns, with their default lake types, and `before` set. A RELATION message
+    is not `strict`: entries of `types` for missing columns are then ignored, because an older or
+    newer state of the table may lack them. A hidden column that is missing may exist under another
+    name, so such a table is refused. An exception is an excluded column that a column list omits
+    (`is_listed`), whatever its name. Raises TableError with the config's key: the column is
+    missing, rows can't be identified without it, or the type can't hold it.
     """
     if strict:
         _refuse_unknown(table, settings)
@@ -57,7 +57,7 @@ def controlled(
 
 
 def _refuse_unread(table: Table, column: Column) -> None:
-    """Raise TableError where what older rows have of a column is too large to be read."""
+    """Raise TableError if a column's value for older rows is too large to be read."""
     if not column.unread_bytes:
         return
     raise TableError(
@@ -65,7 +65,7 @@ def _refuse_unread(table: Table, column: Column) -> None:
         f"column {column.name!r} was added with a default of {column.unread_bytes / 1e6:.1f} MB,"
         " which the catalog holds for older rows: with those of other columns it is more than"
         f" {MISSING_BYTES / 1e6:.0f} MB",
-        remedy=f"leave the column out (`exclude_columns`), or VACUUM FULL {qualified(table.id)};"
+        remedy=f"exclude the column (`exclude_columns`), or VACUUM FULL {qualified(table.id)};"
         " and restart",
     )
 
@@ -73,23 +73,24 @@ def _refuse_unread(table: Table, column: Column) -> None:
 def refuse_shown(
     table: Table, names: Mapping[int, str], hidden: Mapping[int, str], settings: TableSettings
 ) -> None:
-    """Raise TableError if what was hidden would be captured under a name that is not.
+    """Raise TableError if a hidden column would be captured under a name that is not hidden.
 
-    `names`: of its columns, by their numbers in the catalog. `hidden`: of those that once had a
-    name that the config hides, this name.
+    `names`: the names of its columns by their catalog numbers. `hidden`: for each column that ever
+    had a name that the config hides, this name.
     """
     for number, name in names.items():
         once = hidden.get(number)
         if once is not None and name not in settings.hidden:
             key = "mask_columns" if once in settings.mask_columns else "exclude_columns"
-            what = f"column {name!r} was called {once!r}, which {key} names, and is not hidden"
+            what = f"column {name!r} was called {once!r}, which {key} hides, but is not hidden"
             raise _fault(table, key, what, f"add {name!r} to")
 
 
 def as_published(table: Table, columns: Collection[str] | None, row_filter: str | None) -> Table:
-    """Return the table with what the publication sends of it: its column list and row filter.
+    """Return the table as the publication sends it: with its column list and row filter.
 
-    `columns` None: all of them. A table of none is left whole: it has no rows to send.
+    `columns` None: all of them. If the list leaves no column, the table is unchanged: no rows are
+    sent.
     """
     table = replace(table, row_filter=row_filter)
     if columns is None:
@@ -98,7 +99,7 @@ def as_published(table: Table, columns: Collection[str] | None, row_filter: str 
 
 
 def _with_columns(table: Table, columns: tuple[Column, ...]) -> Table:
-    """Change the columns, and what names them: a key of which a part is gone is none."""
+    """Replace the columns. A key or `before` that lost a column is reset."""
     names = {c.name for c in columns}
     key = table.key if names.issuperset(table.key) else ()
     before = tuple(n for n in table.before if n in names) or tuple(c.name for c in columns)
@@ -110,7 +111,7 @@ def _one(
 ) -> Column:
     kind = settings.mask_columns.get(column.name)
     if kind == "sha256":
-        if mask_key is None:  # the config is refused before
+        if mask_key is None:  # the config check has refused this
             raise ValueError(kind)
         mask = Mask("sha256", mask_key)
         missing = None if column.missing is None else masked_text(column.missing, mask)
@@ -142,7 +143,7 @@ def _refuse_unknown(table: Table, settings: TableSettings) -> None:
             if column not in names:
                 configured = {c for others in said.values() for c in others}
                 hint = did_you_mean(column, [n for n in names if n not in configured])
-                what = f"no column {column!r} to capture, which {key} names"
+                what = f"column {column!r} in {key} does not exist, or can't be captured"
                 raise TableError(table.id, what, remedy=f"{hint}correct {_at(table, key)}")
 
 
@@ -154,20 +155,20 @@ def _refuse_renamed(table: Table, settings: TableSettings, *, is_listed: bool) -
     ):
         gone = [column for column in hidden if column not in names]
         if gone:
-            what = f"column {gone[0]!r}, which {key} names, is gone; it may have another name now"
+            what = f"column {gone[0]!r} in {key} is missing; it may have been renamed"
             raise _fault(table, key, what, "correct")
 
 
 def _refuse_unidentifiable(table: Table, settings: TableSettings, types: Types) -> None:
-    """Refuse to hide what tells rows apart: with whole rows the primary key, if there is one."""
+    """Refuse to hide identifying columns; with complete rows those of the primary key, if any."""
     oids = {column.name: column.type_oid for column in table.columns}
     needed = table.key if table.replica_identity == FULL else table.identity
     what = "primary key" if table.replica_identity == FULL else "replica identity"
     for column in needed:
-        reason = f"column {column!r} belongs to the {what}, by which changes find their rows: "
+        reason = f"column {column!r} belongs to the {what}, which identifies changed rows: "
         if column in settings.exclude_columns:
             raise _fault(
-                table, "exclude_columns", reason + "it can't be left out", "take it out of"
+                table, "exclude_columns", reason + "it can't be excluded", "remove it from"
             )
         if settings.mask_columns.get(column) == "null":
             raise _fault(
@@ -182,7 +183,7 @@ def _refuse_unidentifiable(table: Table, settings: TableSettings, types: Types) 
                 table,
                 "types",
                 reason + "as decimals, texts that are two rows (1.5 and 1.50) would be one",
-                "take it out of",
+                "remove it from",
             )
 
 
@@ -191,5 +192,5 @@ def _fault(table: Table, key: str, what: str, remedy: str) -> TableError:
 
 
 def _at(table: Table, *keys: str) -> str:
-    """Write where the config says it, below the source's section."""
+    """Return the key's path below the source's section."""
     return key_path(("table", str(table.id), *keys))

@@ -1,4 +1,4 @@
-"""Which tables are captured as things stand, asked without any of the rights that capture needs."""
+"""The tables that are captured now, queried without the privileges that capture needs."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ async def coverage_of(
     *,
     timeout_s: float,
 ) -> Coverage:
-    """Have a kind `look` at its tables; see `ingestd.ports.Connector.coverage`."""
+    """Return the coverage, using a kind's poll `look`; see `ingestd.ports.Connector.coverage`."""
     where = f"source {source}, coverage"
-    # Whether rows were rewritten is not asked: that may take a look through a table.
+    # Rewrites are not checked: that might scan a table.
     known = {name: replace(table, storage="") for name, table in known.items()}
     try:
         async with (

@@ -1,9 +1,9 @@
-"""What the captured tables look like: the catalog, the config and the lake taken together.
+"""Definitions of the captured tables, combined from the catalog, the config and the lake.
 
-The catalog says what a column is, the config whether and how it is captured, the lake which of its
-columns takes the values. Where a publication sends the changes, it says what it sends; each
+The catalog describes the columns, the config selects those that are captured and how, and the lake
+assigns each a lake column. If a publication sends the changes, it determines what is sent. Each
 RELATION message of that stream is described in the same way, with its own columns: it may be older
-than the catalog, or newer than what was last read of it.
+than the catalog, or newer than the last catalog poll.
 """
 
 from __future__ import annotations
@@ -66,18 +66,18 @@ WHOLE = Published(None, None, None)
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """What the database has of what the config asks for. Two are equal if nothing changed.
+    """The catalog's state of the tables in the config. Two are equal if nothing changed.
 
-    `is_streamed`: a publication sends the changes. `present`: every table, asked for or not.
-    `others`: what the config names as a table, and is none.
-    `columns`, `files`, `toast`, `places`, `homes` (see `TableFingerprint`) by OID, `types` by its;
-    `structs`: by OID, the columns that the lake has as structs; `published` by name; `generated`:
-    such columns, sent or not, by OID of the table; `minds_unsent`: the server refuses UPDATE and
-    DELETE where an identity has one that is not sent (18+). `partitions`: see `list_partitions`, by
-    OID of the root. `lsn`: all of it holds at that position. `seen`: which transactions it is
-    after. Where no publication says what is sent: `indexes`, the unique ones by OID of the table;
-    `hiding`, the OIDs of the tables of which row security hides rows from this role. `uses`: by OID
-    the types whose text depends on other objects; `texts`: by OID of the table, what these are.
+    `is_streamed`: a publication sends the changes. `present`: every table, included or not.
+    `others`: names in the config that are not tables. `columns`, `files`, `toast`, `places`,
+    `homes` (see `TableFingerprint`): by table OID; `types`: by type OID. `structs`: by OID, the
+    columns that are structs in the lake. `published`: by name. `generated`: generated columns, sent
+    or not, by table OID. `minds_unsent`: the server refuses UPDATE and DELETE if an identity
+    contains an unsent column (18+). `partitions`: see `list_partitions`, by OID of the root. `lsn`:
+    all of it holds at that position. `seen`: the transactions that precede it. Without a
+    publication: `indexes`, the unique ones by table OID; `hiding`, OIDs of the tables whose row
+    security hides rows from this role. `uses`: by type OID, the types whose text depends on other
+    objects; `texts`: by table OID, these texts.
     """
 
     is_streamed: bool = False
@@ -104,7 +104,7 @@ class Catalog:
     seen: PgSnapshot = field(default=PgSnapshot(0, 0), compare=False)
 
     def sending(self, row: TableRow) -> PublishedIdentity:
-        """Return what beside a table's own replica identity decides which changes can come."""
+        """Return what decides, besides a table's replica identity, which changes can be sent."""
         sent = self.published.get(row.id, WHOLE).generated
         unsent = {n: c for n, c in self.generated.get(row.oid, {}).items() if c not in sent}
         named = row.identity_key or () if row.replica_identity in {"d", "i"} else ()
@@ -117,7 +117,7 @@ class Catalog:
         )
 
     def storage(self, row: TableRow) -> TableFingerprint:
-        """Return how a table's rows are stored."""
+        """Return the fingerprint of a table's storage."""
         described = self.columns.get(row.oid, ())
         columns = tuple(
             StoredColumn(
@@ -166,10 +166,10 @@ class Catalog:
 
 
 async def read_catalog(settings: PostgresSettings) -> Catalog:
-    """Read it, on a connection of its own: the server locks tables with row filters for a moment.
+    """Return the catalog, on a separate connection: tables with row filters are briefly locked.
 
-    All as it was at one instant: columns and files belong together, or a rewrite would go
-    unnoticed. Raises psycopg.Error.
+    All of it is read at one snapshot: columns and files must belong together, or a rewrite would be
+    missed. Raises psycopg.Error.
     """
     dsn = settings.dsn.get_secret_value()
     async with await connect(
@@ -220,7 +220,7 @@ async def _with_texts(
     types: Collection[int],
     settings: PostgresSettings,
 ) -> Catalog:
-    """Return it with what texts of values depend on, of columns that are captured."""
+    """Return the catalog with the dependent texts of captured columns."""
     uses = await read_uses(connection, types)
     used: dict[int, tuple[TypeUse, ...]] = {}
     for row in catalog.rows if uses else ():
@@ -307,12 +307,12 @@ class TableDefinitions:
         catalog: Catalog,
         known: Mapping[TableId, RegisteredTable],
     ) -> Mapping[int, PgType]:
-        """Describe by this catalog from now on, and by what the lake has; return all types."""
+        """Describe tables by this catalog and the lake's state from now on. Return all types."""
         oids = {c.type_oid for columns in catalog.columns.values() for c in columns}
         types = await list_types(connection, oids)
-        # All at once from here: a RELATION message may be described in any await.
+        # No await from here on: a RELATION message may be described in any await.
         self._types |= types
-        # Of a table that has gone the stream may still bring changes.
+        # The stream may still contain changes of a dropped table.
         self._rows |= {row.oid: row for row in catalog.rows}
         self._columns = dict(catalog.columns)
         self._uses = catalog.uses
@@ -326,19 +326,19 @@ class TableDefinitions:
         return self._types
 
     def take_departed(self, departed: Departed) -> None:
-        """Describe these too: the stream may still bring changes of them."""
+        """Describe these, too: the stream may still contain their changes."""
         self._departed = departed
 
     def take_publication(self, catalog: Catalog) -> None:
-        """Describe by what this catalog has published, and no more of it."""
+        """Use only the publication of this catalog."""
         self._published = catalog.published
         owned = catalog.publication is None or catalog.publication.owned
         self._is_ours = self._settings.may_publish and owned
 
     def _note_hidden(self, row: TableRow, known: RegisteredTable | None) -> None:
-        """Note by number which columns are called as one that is hidden, or were at the last look.
+        """Record by number the columns that have a hidden name, or had one at the last poll.
 
-        Another may take such a name at any time, with all its rows' values in it.
+        Another column may get such a name at any time, with all its rows' values.
         """
         names = {digest(name): name for name in self._settings.controls(row.id).hidden}
         if not names:
@@ -359,7 +359,7 @@ class TableDefinitions:
             self._types.update(await list_types(connection, new))
 
     def table(self, row: TableRow, columns: Sequence[ColumnRow]) -> Table:
-        """Describe a table of the catalog. Raises TableError where the config asks too much."""
+        """Describe a table of the catalog. Raises TableError if the config can't be applied."""
         table = table_of(row, columns, self._types)
         self._refuse_shown(table, columns)
         refuse_key(table, self._uses)
@@ -374,7 +374,7 @@ class TableDefinitions:
         )
 
     def base_type(self, oid: int) -> int:
-        """Return what a domain is over, at the end; any other type is itself."""
+        """Return the innermost base type of a domain; any other type itself."""
         while (found := self._types.get(oid)) is not None and found.kind == "domain":
             oid = found.of
         return oid
@@ -432,8 +432,8 @@ class TableDefinitions:
             table = as_published(table, None if self._is_ours else how.columns, how.row_filter)
         lake = self._lake.setdefault(table.id, {})
         columns = allocate(table.columns, lake)
-        # The server forgets `missing` when the table is rewritten; the lake's old rows stay. Of a
-        # partitioned table it may be that of a partition that came later.
+        # The server drops `missing` when the table is rewritten; the lake's old rows stay. For a
+        # partitioned table it may be that of a partition that was added later.
         present = self._present.get(table.id, {})
         stays = table.oid in self._partitioned
         columns = tuple(
@@ -455,7 +455,7 @@ def _shape(column: Any) -> tuple[str, int, int]:  # noqa: ANN401 - of a message 
 
 
 def _bare(relation: int, number: int, column: Any) -> ColumnRow:  # noqa: ANN401
-    """Make a row for a column that the catalog does not have any more, or in another way."""
+    """Return a row for a column that the catalog does not have any more, or has changed."""
     return ColumnRow(
         relation=relation,
         number=number,

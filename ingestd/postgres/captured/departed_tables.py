@@ -1,8 +1,8 @@
-"""Tables that the lake has and that were dropped or renamed: the stream may still bring changes.
+"""Dropped or renamed tables of the lake, whose changes the stream may still contain.
 
 The stream lags behind the catalog: by hours after the daemon was down, by moments while it runs.
-What was changed before a DROP belongs to the table's log like any other change. The RELATION
-message lists the columns; the lake's registry has the rest, which the catalog no longer has.
+Changes before a DROP belong to the table's log like any others. The RELATION message lists the
+columns; the rest, which the catalog no longer has, comes from the lake's registry.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ingestd.model.schema import Column, ReplicaIdentity, Table, TableId
 from ingestd.postgres.catalog.tables import TableRow
 
 Departed = Mapping[tuple[int, TableId], RegisteredTable]
-"""By OID and the name that it was captured under."""
+"""By OID and the name under which it was captured."""
 
 _PRESENT = """
 SELECT c.oid::int8, n.nspname::text, c.relname::text FROM pg_catalog.pg_class c
@@ -35,9 +35,9 @@ async def find_departed(
     known: Iterable[RegisteredTable],
     is_wanted: Callable[[TableId], bool],
 ) -> dict[tuple[int, TableId], RegisteredTable]:
-    """Return those of the lake's tables that the catalog has no more under their names.
+    """Return the lake's tables that the catalog no longer has under their names.
 
-    Not those that were stopped: their changes were not taken. Raises psycopg.Error.
+    Stopped tables are omitted: their changes were not captured. Raises psycopg.Error.
     """
     found = {
         (entry.oid, entry.table): entry
@@ -53,7 +53,7 @@ async def find_departed(
 
 
 def row_of(entry: RegisteredTable, identity: ReplicaIdentity) -> TableRow:
-    """Return what the catalog would say of it; its key is not among it (see `as_registered`)."""
+    """Return its catalog row, without its key (see `as_registered`)."""
     return TableRow(
         oid=entry.oid,
         schema=entry.table.schema,
@@ -71,7 +71,7 @@ def row_of(entry: RegisteredTable, identity: ReplicaIdentity) -> TableRow:
 
 
 def as_registered(table: Table, entry: RegisteredTable) -> Table:
-    """Return the table, described by a RELATION message, with the key that the lake knows."""
+    """Return the table, described by a RELATION message, with its key in the lake."""
     key = tuple(c.source_name for c in entry.columns if c.key)
     names = {c.name for c in table.columns}
     return replace(table, key=key if names.issuperset(key) else ())
@@ -80,7 +80,7 @@ def as_registered(table: Table, entry: RegisteredTable) -> Table:
 def with_dropped_types(
     columns: Iterable[Column], known: Iterable[RegisteredColumn], types: Types
 ) -> tuple[Column, ...]:
-    """Return the columns, those whose type is not among `types` with the type the lake has."""
+    """Return the columns. A type that is missing in `types` is replaced by the lake's."""
     then = {(c.source_name, c.type_oid): c for c in known}
     return tuple(
         c
@@ -91,7 +91,7 @@ def with_dropped_types(
 
 
 def _lake_type(entry: RegisteredColumn, column: Column) -> pa.DataType:
-    """Return the Arrow type of a lake column; text for a struct, whose attributes are not known."""
+    """Return the Arrow type of a lake column; text for a struct, as its attributes are unknown."""
     text, depth = entry.delta_type, 0
     while (array := _ARRAY.fullmatch(text)) is not None:
         text, depth = array[1], depth + 1

@@ -1,4 +1,4 @@
-"""What the config names of tables, and what of it matches none."""
+"""Selection of tables by the config, and entries of the config that match no table."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ NONE: Others = MappingProxyType({})
 
 
 def named_tables(settings: SourceSettings) -> list[TableId]:
-    """Return the tables that the config names in full, each once, whether they exist or not.
+    """Return the tables that the config names in full, once each, whether they exist or not.
 
-    By `tables`, with `!` too, and by sections.
+    From `tables`, including `!` entries, and from sections.
     """
     exact = [p.removeprefix("!") for p in settings.tables if not set(p) & _WILD]
     return list(dict.fromkeys(map(TableId.parse, [*exact, *settings.table])))
@@ -30,11 +30,11 @@ def named_tables(settings: SourceSettings) -> list[TableId]:
 def missing_tables(
     settings: SourceSettings, present: Iterable[TableId], others: Others = NONE
 ) -> list[Refused]:
-    """Refuse each table that must exist to be captured, and does not.
+    """Return an error for each table that must exist to be captured, and does not.
 
-    Those are named in `tables` without a wildcard, or their current rows are kept by their changes.
-    A pattern that matches nothing is no fault: its tables may come later. `others`: what has such
-    a name and is no table.
+    These are named in `tables` without a wildcard, or are reference tables kept by their changes. A
+    pattern without matches is not an error: its tables may be created later. `others`: relations of
+    such names that are not tables.
     """
     tables = set(present)
     wanted = [p for p in settings.tables if not p.startswith("!") and not set(p) & _WILD]
@@ -46,24 +46,24 @@ def missing_tables(
 def missing_table(
     settings: SourceSettings, table: TableId, present: Iterable[TableId], others: Others = NONE
 ) -> TableError:
-    """Say what the config names instead of a table, or that there is none, and what to do."""
+    """Return the error for a name that is not a table, or is missing, with a remedy."""
     other = others.get(table)
     at = _where_named(settings, table)
     if other is not None:
-        remedy = f"{other.instead}; take {table} out of the config: it is in {at}"
+        remedy = f"{other.instead}; remove {table} from the config: it is in {at}"
         return TableError(table, f"is {other.what}: only tables are captured", remedy=remedy)
     hint = did_you_mean_table(table, _helpful(settings, table, present))
-    remedy = f"{hint}correct {at}, or create the table: it is read when it exists"
+    remedy = f"{hint}correct {at}, or create the table: it is read once it exists"
     return TableError(table, "does not exist in the database", remedy=remedy)
 
 
 def is_left_out(settings: SourceSettings, table: TableId, columns: Sequence[object]) -> bool:
-    """Return whether a table has no columns, and only a pattern asks for it: nobody misses it."""
+    """Return whether a table has no columns, and only patterns include it: it is ignored then."""
     return not columns and table not in settings.references() and not _is_exact(settings, table)
 
 
 def unmatched(settings: SourceSettings, present: Iterable[TableId]) -> list[str]:
-    """Return the patterns with wildcards that match no table at present."""
+    """Return the patterns with wildcards that currently match no table."""
     tables = list(present)
     patterns = [p for p in settings.tables if not p.startswith("!") and set(p) & _WILD]
     return [p for p in patterns if not _matches(p, tables)]
@@ -72,15 +72,15 @@ def unmatched(settings: SourceSettings, present: Iterable[TableId]) -> list[str]
 def unmatched_notices(
     settings: SourceSettings, present: Iterable[TableId], others: Others = NONE
 ) -> tuple[Notice, ...]:
-    """Return a notice for all that matches no table at present, and stops none by that.
+    """Return a notice for each entry that currently matches no table and stops none.
 
-    Of the patterns that exclude only those without a wildcard: others may be for tables to come.
+    Of the excluding patterns only those without a wildcard count: others may be for future tables.
     """
     tables = list(present)
     notices = [
         _notice(
             f"no table matches {pattern!r} in `tables`",
-            "correct the pattern, or create the table: it is captured when it exists; "
+            "correct the pattern, or create the table: it is captured once it exists; "
             "`ingestd tables` lists those that exist",
         )
         for pattern in unmatched(settings, tables)
@@ -89,7 +89,7 @@ def unmatched_notices(
         matched = [] if pattern.startswith("!") else _candidates(pattern, tables)
         if matched and not any(settings.includes(t.schema, t.name) for t in matched):
             what = f"every table that {pattern!r} in `tables` matches is excluded there by '!'"
-            notices.append(_notice(what, "take the one or the other out of `tables`"))
+            notices.append(_notice(what, "remove one of the two from `tables`"))
         excluded = pattern.removeprefix("!")
         if pattern != excluded and not set(excluded) & _WILD and not _matches(excluded, tables):
             what = f"no table matches {pattern!r} in `tables`: it excludes nothing"
@@ -105,7 +105,7 @@ def _notice(what: str, remedy: str) -> Notice:
 def _unused_sections(
     settings: SourceSettings, present: Sequence[TableId], others: Others
 ) -> list[Notice]:
-    """Return a notice for each section whose table does not exist, and that stops none by that."""
+    """Return a notice for each section whose table is missing without stopping anything."""
     told = {refused.table.id for refused in missing_tables(settings, present)}
     told |= settings.references().keys()
     notices = []
@@ -114,13 +114,13 @@ def _unused_sections(
             continue
         error = missing_table(settings, table, present, others)
         keys = ", ".join(sorted(settings.controls(table).model_fields_set)) or "nothing"
-        what = f"section {_section(table)}: the table {error.reason}; what it sets holds for none"
+        what = f"section {_section(table)}: the table {error.reason}; its settings have no effect"
         notices.append(_notice(f"{what}: {keys}", str(error.remedy)))
     return notices
 
 
 def why_left_out(settings: SourceSettings, table: TableId) -> str | None:
-    """Say why `tables` does not ask for a table; None if it does."""
+    """Return why `tables` does not include a table; None if it does."""
 
     def matches(pattern: str) -> bool:
         return included([pattern.removeprefix("!")], table.schema, table.name)
@@ -128,14 +128,14 @@ def why_left_out(settings: SourceSettings, table: TableId) -> str | None:
     if not any(matches(p) for p in settings.tables if not p.startswith("!")):
         return "not matched by `tables`"
     excluding = next((p for p in settings.tables if p.startswith("!") and matches(p)), None)
-    return None if excluding is None else f"left out by {excluding!r} in `tables`"
+    return None if excluding is None else f"excluded by {excluding!r} in `tables`"
 
 
 def _helpful(settings: SourceSettings, table: TableId, present: Iterable[TableId]) -> list[TableId]:
-    """Return the tables that could stand in the name's place.
+    """Return the tables that the name may be a misspelling of.
 
-    None that has a section already. In `tables` none that it matches already, or excludes; as the
-    name of a section, or after `!`, one that it matches.
+    None that already has a section. For a name in `tables`, none that `tables` already matches or
+    excludes. For the name of a section, or after `!`, only those that `tables` includes.
     """
     sections = {TableId.parse(text) for text in settings.table}
     unconfigured = [t for t in present if t not in sections]

@@ -1,1 +1,1 @@
-"""What the system catalogs say."""
+"""Queries of the system catalogs."""

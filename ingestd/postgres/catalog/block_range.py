@@ -1,4 +1,4 @@
-"""A range of a table's blocks: what a split of Postgres reads."""
+"""A range of a table's blocks, which is what a Postgres split reads."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from psycopg import sql
 class BlockRange:
     """Blocks `start` to `end` (exclusive; None: to the table's end) of one table or partition.
 
-    `oid`, `file`: of that relation, with its pg_relation_filenode when it was cut; 0 if not known.
-    `is_whole`: the relation has no blocks of its own to choose from, read all of it (and its
-    partitions). `is_packed`: small values only, so that the server can pack them by column.
+    `oid`, `file`: of that relation, with its pg_relation_filenode at the time of the split; 0 if
+    unknown. `is_whole`: the relation can't be read by blocks; read all of it (and its partitions).
+    `is_packed`: small values only, so the server can pack them by column.
     """
 
     schema: str
@@ -27,28 +27,28 @@ class BlockRange:
     file: int = 0
 
     def to_text(self) -> str:
-        """Write it for `Split.where`."""
+        """Serialize it for `Split.where`."""
         return json.dumps(asdict(self), ensure_ascii=False)
 
     @classmethod
     def parse(cls, text: str) -> BlockRange:
-        """Read `Split.where`."""
+        """Parse `Split.where`."""
         return cls(**json.loads(text))
 
     @property
     def is_all(self) -> bool:
-        """Whether it is the whole relation in one."""
+        """Return whether it covers the complete relation."""
         return self.start == 0 and self.end is None
 
     @property
     def relation(self) -> sql.Composable:
-        """What stands after FROM."""
+        """The operand of FROM."""
         name = sql.Identifier(self.schema, self.name)
         return name if self.is_whole else sql.SQL("ONLY ") + name
 
     @property
     def bounds(self) -> list[sql.Composable]:
-        """The conditions on ctid, to be joined with AND; none for everything."""
+        """The conditions on ctid, to be joined with AND; empty for all blocks."""
         bounds: list[sql.Composable] = []
         if self.start > 0:
             bounds.append(sql.SQL("ctid >= {}::pg_catalog.tid").format(f"({self.start},0)"))

@@ -1,4 +1,4 @@
-"""The indexes of tables: which columns are unique, and by which rows are found without a scan.
+"""The indexes of tables: unique columns, and columns that allow lookups without a scan.
 
 Source: PostgreSQL documentation, "System Catalogs" (pg_index, pg_am).
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 from psycopg import AsyncConnection
 
-# Of an expression indkey has 0; of INCLUDE it has columns beyond indnkeyatts.
+# indkey has 0 for an expression; the columns beyond indnkeyatts are those of INCLUDE.
 _INDEXES = """
 SELECT i.indrelid::int8, x.relname::text, i.indisunique, i.indpred IS NOT NULL,
        am.amname::text = 'btree',
@@ -27,7 +27,7 @@ SELECT i.indrelid::int8, x.relname::text, i.indisunique, i.indpred IS NOT NULL,
 
 @dataclass(frozen=True, slots=True)
 class IndexRow:
-    """A valid index; `columns`: the numbers of what it is ordered by, 0 for an expression."""
+    """A valid index. `columns`: numbers of the columns it is ordered by, 0 for an expression."""
 
     name: str
     is_unique: bool
@@ -37,14 +37,14 @@ class IndexRow:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it has every row, by columns only."""
+        """Return whether it contains every row, by columns only."""
         return not self.is_partial and 0 not in self.columns
 
 
 async def list_indexes(
     connection: AsyncConnection[Any], tables: Iterable[int]
 ) -> dict[int, tuple[IndexRow, ...]]:
-    """Return the valid indexes of these tables, by OID; that of the primary key first."""
+    """Return the valid indexes of these tables, by OID; the primary key's first."""
     cursor = await connection.execute(_INDEXES, (list(tables),))
     found: dict[int, tuple[IndexRow, ...]] = {}
     for oid, name, is_unique, is_partial, is_ordered, columns in await cursor.fetchall():

@@ -1,7 +1,7 @@
-"""What is in a database, for people to look at: schemas, tables, columns, sizes, statistics.
+"""A database's contents for display: schemas, tables, columns, sizes, statistics.
 
-Source: PostgreSQL documentation, "System Catalogs" and the view pg_stats, which shows the
-statistics of columns that the role may read.
+Source: PostgreSQL documentation, "System Catalogs" and the view pg_stats, which shows statistics of
+the columns that the role may read.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _SCHEMAS: LiteralString = (
     'SELECT DISTINCT n.nspname::text COLLATE "C"' + _USER_TABLES + "ORDER BY 1"
 )
 
-# Nothing here waits for who holds a table: of a locked one the pages are counted that it had when
-# it was last analysed (pg_table_size would wait, and pg_partition_tree too). reltuples is -1 before
-# that. A partitioned table has the sum of its partitions: it is seldom analysed itself.
+# No query waits for a lock. For a locked table the pages of its last ANALYZE are counted, because
+# pg_table_size would wait, as would pg_partition_tree. reltuples is -1 before the first ANALYZE. A
+# partitioned table gets the sum of its partitions, because it is seldom analyzed itself.
 _TABLES: LiteralString = (
     """
 WITH RECURSIVE wanted AS (
@@ -99,20 +99,20 @@ SELECT a.attrelid::int8, a.attname::text,
 
 
 class PostgresMetadata:
-    """The catalog of one database; see `ingestd.ports.Metadata`. Nothing stays open."""
+    """The catalog of one database; see `ingestd.ports.Metadata`. Keeps no connection open."""
 
     def __init__(self, dsn: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         self._dsn = dsn
         self._timeout_s = timeout_s
 
     async def schemas(self) -> Sequence[str]:
-        """Ask pg_class."""
+        """Query pg_class."""
         async with self._session("schemas") as connection:
             cursor = await connection.execute(_SCHEMAS)
             return [name for (name,) in await cursor.fetchall()]
 
     async def tables(self, schema: str | None = None) -> Sequence[TableInfo]:
-        """Ask pg_class, pg_attribute and pg_stats."""
+        """Query pg_class, pg_attribute and pg_stats."""
         where = "all tables" if schema is None else f"tables of schema {schema!r}"
         async with self._session(where) as connection:
             cursor = await connection.execute(_TABLES, {"schema": schema})
@@ -130,7 +130,7 @@ class PostgresMetadata:
 
     @asynccontextmanager
     async def _session(self, doing: str) -> AsyncGenerator[AsyncConnection[Any], None]:
-        """Connect; whatever happens inside ends in time, and fails as the port says."""
+        """Connect. The block inside is limited in time, and raises the errors of the port."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 connection = await connect(
@@ -198,7 +198,7 @@ class _FoundTable:
 
 
 def distinct(n_distinct: float | None, rows: int | None) -> float | None:
-    """Return how many distinct values pg_stats.n_distinct means: a number, or minus a fraction.
+    """Return the number of distinct values for pg_stats.n_distinct: a number, or minus a fraction.
 
     Source: PostgreSQL documentation, "pg_stats"; 0 is "unknown".
     """

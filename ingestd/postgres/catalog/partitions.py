@@ -18,7 +18,7 @@ from ingestd.model.schema import Table, TableId
 from ingestd.postgres.connection.names import name_bytes, name_from, odd_names
 from ingestd.postgres.connection.quoting import printed
 
-# Under the snapshot, so that the partitions are those of that point; the sizes are those of now.
+# Runs under the snapshot, so the partitions are those at its point; the sizes are current.
 _TREE = """
 WITH RECURSIVE tree AS (
   SELECT %(oid)s::oid AS oid, NULL::oid AS parent
@@ -49,9 +49,9 @@ _TABLE, _PARTITIONED, _FOREIGN = "r", "p", "f"
 
 @dataclass(frozen=True, slots=True)
 class _Relation:
-    """The table or one of its partitions. `nbytes`: with TOAST.
+    """The table or one of its partitions. `nbytes`: including TOAST.
 
-    `is_sent_as_stored`: texts have at the server the length that they arrive with, and so can be
+    `is_sent_as_stored`: texts have the same length on the server as when sent, so they can be
     packed behind their lengths.
     """
 
@@ -73,12 +73,12 @@ class _Relation:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A relation with rows of the table; no row is in two. `nbytes`: with TOAST.
+    """A relation that holds rows of the table; no row is in two. `nbytes`: including TOAST.
 
-    `file`: pg_relation_filenode: another one after a rewrite.
-    `is_cut`: it can be read by ranges of blocks, which needs the right to read the whole table.
-    `is_whole`: it stands for the whole table, which has no blocks of its own and can't be taken
-    leaf by leaf. `is_packed`: small values only, so that the server can pack them by column.
+    `file`: pg_relation_filenode, which a rewrite replaces. `is_cut`: it can be read by ranges of
+    blocks, which needs the privilege to read the complete table. `is_whole`: it represents the
+    complete table, which has no blocks itself and can't be read leaf by leaf. `is_packed`: small
+    values only, so the server can pack them by column.
     """
 
     oid: int
@@ -93,9 +93,9 @@ class Leaf:
 
 
 async def leaves_of(connection: AsyncConnection[Any], table: Table) -> list[Leaf]:
-    """Return the relations with the table's rows, as the connection's snapshot sees them.
+    """Return the relations with the table's rows, as of the connection's snapshot.
 
-    Raises TableChangedError for what is not there any more, TableError for what is no table.
+    Raises TableChangedError if the table is missing, TableError if it is not a table.
     """
     async with connection.cursor(row_factory=class_row(_Relation)) as cursor:
         await cursor.execute(_QUERY, {"oid": table.oid})
@@ -114,7 +114,7 @@ async def leaves_of(connection: AsyncConnection[Any], table: Table) -> list[Leaf
 def _can_be_read(partition: _Relation) -> bool:
     """Return whether a partition can be read without its root.
 
-    Not one that no query can name; and who may read the root may not always read its partitions.
+    Not if no query can refer to it. A role that may read the root may lack SELECT on a partition.
     """
     is_named = not odd_names(partition.schema, partition.name)
     return partition.kind == _TABLE and bool(partition.is_readable) and is_named
@@ -125,7 +125,7 @@ def _leaves(table: TableId, relations: Sequence[_Relation]) -> list[Leaf]:
     if root is None:
         raise TableChangedError(table, "does not exist any more")
     if root.kind not in {_TABLE, _PARTITIONED}:
-        raise TableError(table, "is not a table", remedy="take it out of `tables`")
+        raise TableError(table, "is not a table", remedy="remove it from `tables`")
     leaves = [r for r in relations if r.kind != _PARTITIONED]
     foreign = next((r for r in leaves if r.kind == _FOREIGN), None)
     if foreign is not None:
@@ -137,7 +137,7 @@ def _leaves(table: TableId, relations: Sequence[_Relation]) -> list[Leaf]:
         raise TableError(
             table,
             f"partition {TableId(foreign.schema, foreign.name)} is a foreign table: its rows are"
-            " another server's",
+            " on another server",
             remedy=printed(detach),
         )
     if root.kind == _PARTITIONED and not all(_can_be_read(r) for r in leaves):

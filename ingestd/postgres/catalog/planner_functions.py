@@ -1,17 +1,16 @@
-"""Tables whose owners have functions run by whoever plans a query on them.
+"""Detection of tables whose owners' functions run when a query on them is planned.
 
-The planner simplifies the expressions of a table's indexes, extended statistics and partition key
-before it uses them: it calls immutable functions whose arguments are constants, and puts the bodies
-of SQL functions in their places. It does so with the rights of the role whose query it plans, for
-every query on the table. So a table is read only if its expressions call no function in that way
-whose owner is neither a superuser nor this role. (CHECK constraints are not simplified:
-`constraint_exclusion` is off.)
+Before the planner uses the expressions of a table's indexes, extended statistics and partition key,
+it simplifies them: it calls immutable functions with constant arguments, and inlines SQL functions.
+It does so for every query on the table, with the privileges of the role whose query it plans. So a
+table is read only if every function that its expressions call in this way is owned by a superuser
+or by this role. (CHECK constraints are not simplified: `constraint_exclusion` is off.)
 
-A call is harmless if the planner can't simplify it: it is no SQL function that could be put in its
-place, and an argument is not constant. Operators of others are never harmless: estimates of how
-many rows there are call them with values of the table's statistics.
+A call is harmless if the planner can't simplify it: it is not an SQL function that could be
+inlined, and an argument is not constant. Operators owned by other roles are never harmless: row
+estimates call them with values of the table's statistics.
 
-The owner may add an index after this was asked: CREATE INDEX waits for no reader.
+The owner may add an index after this check: CREATE INDEX does not wait for readers.
 
 Source: PostgreSQL, src/backend/optimizer/util/plancat.c (get_relation_info), clauses.c
 (evaluate_function, inline_function), src/backend/utils/cache/relcache.c
@@ -65,13 +64,13 @@ _TRANSPARENT = {"RELABELTYPE", "COLLATEEXPR", "COERCEVIAIO"}
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A node of an expression, as pg_node_tree writes it."""
+    """A node of an expression, in the format of pg_node_tree."""
 
     kind: str
     fields: Mapping[str, Sequence[_Node | str]]
 
     def number(self, field: str) -> int:
-        """Return a field that is a number; 0 without."""
+        """Return a numeric field; 0 if missing."""
         text = next(iter(self.fields.get(field, ())), "")
         return int(text) if isinstance(text, str) and text.isdecimal() else 0
 
@@ -84,17 +83,17 @@ class _Node:
                     yield from item.below()
 
     def nodes(self, field: str) -> list[_Node]:
-        """Return the nodes that a field has."""
+        """Return the nodes in a field."""
         return [item for item in self.fields.get(field, ()) if isinstance(item, _Node)]
 
     def functions(self) -> Iterator[int]:
-        """Yield the OIDs of the functions that it calls itself and that users made."""
+        """Yield the OIDs of the user-defined functions that this node itself calls."""
         numbers = map(self.number, _CALLED)
         yield from (oid for oid in numbers if oid >= FIRST_USER_OID)
 
     @property
     def varies(self) -> bool:
-        """Whether it is sure that no simplification makes it a constant."""
+        """Return whether it certainly can't be simplified to a constant."""
         if self.kind == "VAR":
             return True
         if self.kind in _TRANSPARENT:
@@ -106,14 +105,14 @@ class _Node:
 
     @property
     def is_value(self) -> bool:
-        """Whether it is a constant, and not null: of null no function need be called."""
+        """Return whether it is a constant other than null, for which calls may be skipped."""
         return self.kind == "CONST" and list(self.fields.get("constisnull", ())) == ["false"]
 
 
 async def ensure_plannable(
     connection: AsyncConnection[Any], table: TableId, oid: int, *, with_partitions: bool
 ) -> None:
-    """Raise TableError if planning a query on a relation could run a function of others.
+    """Raise TableError if planning a query on a relation could run another role's function.
 
     Raises psycopg.Error.
     """
@@ -137,22 +136,22 @@ async def ensure_plannable(
 
 
 _WHAT = (
-    "it is not read: an expression of its indexes, statistics or partition key has the server call "
-    "{}, which neither a superuser nor this role owns, with this role's rights"
+    "it is not read: for an expression of its indexes, statistics or partition key the server "
+    "would call {}, owned by neither a superuser nor this role, with this role's privileges"
 )
 
 
 def _remedy(drop: str | None, function: str, *, is_sql: bool) -> str:
     ways = []
     if is_sql:
-        ways.append(f"ALTER FUNCTION {function} SET search_path FROM CURRENT;  -- not inlined then")
+        ways.append(f"ALTER FUNCTION {function} SET search_path FROM CURRENT;  -- so not inlined")
     if drop is not None:
         ways.append(drop)
-    return "  or: ".join([*ways, "have a superuser own the function, who has read it"])
+    return "  or: ".join([*ways, "review the function and make a superuser its owner"])
 
 
 def _parsed(text: str) -> Iterator[_Node]:
-    """Yield the topmost nodes of a pg_node_tree, or of several one after another."""
+    """Yield the top-level nodes of a pg_node_tree, or of several in sequence."""
     tokens = iter(_TOKEN.findall(text))
     for token in tokens:
         if token == "{":  # noqa: S105 - a brace

@@ -1,4 +1,4 @@
-"""What a publication sends.
+"""The contents of a publication.
 
 Source: PostgreSQL documentation, "System Catalogs" (pg_publication, pg_publication_rel), "Logical
 Replication", "Row Filters" and "Column Lists".
@@ -25,8 +25,8 @@ SELECT puballtables AS all_tables, pubviaroot AS via_root,
 """
 FIRST_WITH_PARTS = 150000
 """PostgreSQL 15 brought column lists, row filters, and schemas."""
-# What pg_publication_tables has, and which entry each table has it from. Not by that view: servers
-# from 16 on open every table for it, so one that is locked would keep all from being read.
+# The contents of pg_publication_tables, with the entry that publishes each table. The view itself
+# is not used: servers from 16 on open every table for it, so a locked one would block the query.
 _PUBLISHED = """
 WITH RECURSIVE publication AS (
   SELECT * FROM pg_catalog.pg_publication WHERE pubname = %s
@@ -59,14 +59,15 @@ SELECT n.nspname, c.relname, m.rel::int8, coalesce(m.rel, m.schema, p.oid)::int8
 _SCHEMAS = """
     LEFT JOIN pg_catalog.pg_publication_namespace s
            ON s.pnpubid = p.oid AND s.pnnspid = c.relnamespace"""
-# A filter does not hold where the table's schema is published too.
+# A filter does not apply if the table's schema is published, too.
 _PARTS = """CASE WHEN m.list IS NOT NULL THEN
          ARRAY(SELECT a.attname::text FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid
                   AND a.attnum = ANY(m.list) ORDER BY a.attnum) END,
        CASE WHEN m.schema IS NULL THEN pg_catalog.pg_get_expr(m.filter, c.oid) END"""
 _WHOLE = "NULL::text[], NULL::text"
 WITH_GENERATED = 180000
-"""PostgreSQL 18 can send generated columns, and refuses what follows where it does not."""
+"""From PostgreSQL 18 on generated columns can be sent. UPDATE and DELETE are refused if an identity
+contains one that is not sent."""
 _GENERATED = """ARRAY(SELECT a.attname::text FROM pg_catalog.pg_attribute a
                 WHERE a.attrelid = c.oid AND a.attgenerated <> ''
                   AND CASE WHEN m.list IS NOT NULL THEN a.attnum = ANY(m.list)
@@ -76,9 +77,9 @@ _NO_GENERATED = "'{}'::text[]"
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A publication's flags. `owned`: this role may alter it, which nobody may `on_standby`.
+    """A publication's flags. `owned`: this role may alter it; no role may `on_standby`.
 
-    `altered`: the transaction that altered it last, other than by adding or dropping tables.
+    `altered`: the transaction that last altered it, other than by adding or dropping tables.
     """
 
     all_tables: bool
@@ -90,15 +91,15 @@ class Publication:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it sends all changes, those of partitions as their root's."""
+        """Return whether it sends all changes, those of partitions as their root's."""
         return self.all_operations and self.via_root
 
 
 def was_altered(then: str, now: str) -> bool:
-    """Whether a publication was altered between two marks: for a time it may not have sent all.
+    """Return whether a publication was altered between two marks: it may have sent less.
 
-    Each is its `altered`, which earlier releases recorded with the owner, or "" if not known. A new
-    owner counts, too: between two looks it may not be all that was altered.
+    Each mark is its `altered`, which earlier releases recorded with the owner, or "" if unknown. A
+    new owner counts, too: it may not be the only change between two catalog polls.
     """
     return bool(then and now) and then.partition(":")[0] != now
 
@@ -107,12 +108,12 @@ def was_altered(then: str, now: str) -> bool:
 class Published:
     """What a publication sends of a table.
 
-    `columns`: its column list, None for all that are published by themselves. `row_filter`: as
-    SQL, None for all rows. `membership`: names the publication's entry for this table; None where
-    it is published with its schema or with all tables. `entry`: names what publishes it, the entry
-    of the table, of its schema, or the publication itself: another one if it was taken out and put
-    back, 0 if that is not known. `generated`: the generated columns that are sent (18+, listed or
-    by option).
+    `columns`: its column list, None for all columns published by default. `row_filter`: as SQL,
+    None for all rows. `membership`: OID of the publication's entry for this table; None if it is
+    published with its schema or with all tables. `entry`: OID of what publishes it: the entry of
+    the table, of its schema, or the publication itself. It changes if the table was removed and
+    added again; 0 if unknown. `generated`: the generated columns that are sent (18+, listed or by
+    option).
     """
 
     columns: frozenset[str] | None
@@ -123,7 +124,7 @@ class Published:
 
 
 async def find_publication(connection: AsyncConnection[Any], name: str) -> Publication | None:
-    """Read the publication; None if there is none."""
+    """Return the publication; None if it is missing."""
     async with connection.cursor(row_factory=class_row(Publication)) as cursor:
         await cursor.execute(_PUBLICATION, (name,))
         return await cursor.fetchone()
@@ -132,9 +133,10 @@ async def find_publication(connection: AsyncConnection[Any], name: str) -> Publi
 async def published(
     connection: AsyncConnection[Any], name: str, server_version: int
 ) -> dict[TableId, Published]:
-    """Return every table it publishes, however it came to (list, schema, all tables), and how.
+    """Return every published table (by list, schema or all tables) and what is sent of it.
 
-    Without names that no query can name: another may be written like one, and none is captured.
+    Names that no query can refer to are omitted: another name may be written alike, and such
+    tables are never captured.
     """
     query = sql.SQL(_PUBLISHED).format(**_by_version(server_version))
     cursor = await connection.execute(query, (name,))
@@ -152,7 +154,7 @@ async def published(
 
 
 def _by_version(server_version: int) -> dict[str, sql.SQL]:
-    """Return what _PUBLISHED is completed with."""
+    """Return the parts that complete _PUBLISHED."""
     found = {
         "schema": sql.SQL("NULL::oid"),
         "schemas": sql.SQL(""),

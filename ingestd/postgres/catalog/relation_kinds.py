@@ -1,4 +1,4 @@
-"""What the config names as a table, and the catalog has as something else.
+"""Names in the config that are relations of another kind in the catalog.
 
 Source: PostgreSQL documentation, "System Catalogs" (pg_class).
 """
@@ -30,14 +30,14 @@ _KINDS = {
     "i": ("an index", "capture its table"),
     "I": ("an index", "capture its table"),
     "c": ("a composite type", "name a table"),
-    "t": ("a TOAST table", "its values come with its table"),
+    "t": ("a TOAST table", "its values are captured with its table"),
 }
-_SYSTEM = ("a system table", "name a table of your own")
+_SYSTEM = ("a system table", "name one of your own tables")
 
 
 @dataclass(frozen=True, slots=True)
 class NotTable:
-    """`what`: a kind of relation, with its article. `instead`: what to do to have its rows."""
+    """`what`: a kind of relation, with its article. `instead`: how to capture its rows."""
 
     what: str
     instead: str
@@ -46,9 +46,9 @@ class NotTable:
 async def find_not_tables(
     connection: AsyncConnection[Any], names: Collection[TableId]
 ) -> dict[TableId, NotTable]:
-    """Return those of these names that are relations of another kind.
+    """Return the relations of another kind among these names.
 
-    `names`: of no table that can be captured. Raises psycopg.Error.
+    `names`: names that are not tables that can be captured. Raises psycopg.Error.
     """
     if not names:
         return {}
@@ -61,7 +61,7 @@ async def find_not_tables(
             continue
         if root is not None:
             whole = TableId(root_schema, root)
-            found[table] = NotTable(f"a partition of {whole}", f"{whole} has its rows: name that")
+            found[table] = NotTable(f"a partition of {whole}", f"name {whole}, which has its rows")
         else:
             found[table] = NotTable(*_KINDS.get(kind, _SYSTEM))
     return found

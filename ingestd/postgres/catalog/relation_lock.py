@@ -1,19 +1,19 @@
-"""The only way to a relation by its name: locked, and compared with the one that is meant.
+"""The only way to access a relation by its name: lock it, then check that it is the expected one.
 
-A query names a relation, and its owner decides what has that name. Whoever waits for a lock gets
-what has the name once the lock is granted: a view, for instance, whose functions run with the
-reader's rights. So the name is locked first, by a statement that runs nothing; then OID and kind
-are compared; then it is read, in the same transaction. The lock keeps it from being renamed,
-dropped and replaced.
+A query refers to a relation by name, and the owner decides which relation has the name. A session
+that waits for a lock gets the relation that has the name once the lock is granted: for instance a
+view, whose functions run with the reader's privileges. So a statement that runs nothing first locks
+the name; then OID and kind are compared; then the relation is read, in the same transaction. The
+lock prevents it from being renamed, dropped or replaced.
 
-PREPARE takes the lock: it analyses a query and does not plan it. Planning is too much already: it
-evaluates the immutable functions of a view (see `ingestd.postgres.catalog.planner_functions`). It
-needs no right to the table, where LOCK TABLE needs SELECT on all columns. Both are allowed on a
-standby.
+PREPARE takes the lock: it analyzes a query without planning it. Planning would be too much, because
+it evaluates the immutable functions of a view (see `ingestd.postgres.catalog.planner_functions`).
+PREPARE needs no privilege on the table; LOCK TABLE needs SELECT on all columns. Both are allowed on
+a standby.
 
-What a lock does not keep from changing is the schema's name; `restrict_nonsystem_relation_kind`
-(`ingestd.postgres.connection.pinned_settings`) has the server refuse a view there, in versions that
-have it.
+The lock does not protect the schema's name. `restrict_nonsystem_relation_kind`
+(`ingestd.postgres.connection.pinned_settings`) makes the server refuse a view there, in versions
+that support it.
 
 Source: PostgreSQL documentation, "LOCK", "PREPARE"; src/backend/catalog/namespace.c
 (RangeVarGetRelidExtended); CVE-2024-7348.
@@ -30,13 +30,13 @@ from ingestd.model.schema import Table, TableId
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.planner_functions import ensure_plannable
 
-PUT_BACK = "give the table its name back, or take it out of `tables`"
+PUT_BACK = "rename the table back, or remove it from `tables`"
 
-# A cancel between the two statements leaves one prepared: so all are dropped before, not after.
+# A cancel between the two statements leaves a prepared one, so drop all before, not after.
 _PREPARE = sql.SQL("DEALLOCATE ALL; PREPARE ingestd_lock AS SELECT FROM {}")
 _LOCK = sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE")
-# The functions see the present, pg_class what the transaction's snapshot sees. Up to PostgreSQL 15
-# CREATE RULE turns an empty table into a view of the same OID, which has no file.
+# The functions see the present, pg_class the transaction's snapshot. Up to PostgreSQL 15, CREATE
+# RULE turns an empty table into a view with the same OID, which has no file.
 _IS_MEANT = """
 SELECT coalesce(pg_catalog.to_regclass(%s)::oid = c.oid, false)
    AND (c.relkind = 'p' OR c.relkind = 'r' AND pg_catalog.pg_relation_filenode(c.oid) IS NOT NULL)
@@ -54,9 +54,9 @@ async def lock_relation(
     """Lock the table or partition that `blocks` names until the transaction ends; then read it.
 
     `before_snapshot`: the transaction's snapshot is taken afterwards, and partitions are locked
-    with their table; that needs the right to read all columns. Raises psycopg.Error;
-    TableChangedError if the name is another relation's now; TableError where planning a query on it
-    would run functions of others.
+    with their table, which needs the privilege to read all columns. Raises psycopg.Error;
+    TableChangedError if another relation has the name now; TableError if planning a query on it
+    would run another role's function.
     """
     if before_snapshot:
         await connection.execute(_LOCK.format(blocks.relation))
@@ -67,12 +67,12 @@ async def lock_relation(
 
 
 async def lock_name(connection: AsyncConnection[Any], relation: sql.Composable) -> None:
-    """Lock what has this name now, whatever it is, and run nothing. Raises psycopg.Error."""
+    """Lock the relation of this name, of any kind, and run nothing. Raises psycopg.Error."""
     await connection.execute(_PREPARE.format(relation))
 
 
 def whole(table: Table, *, is_partitioned: bool) -> BlockRange:
-    """Return the table itself, all of it; with its partitions, if it has such."""
+    """Return the complete table, with its partitions if it is partitioned."""
     name = table.id
     return BlockRange(name.schema, name.name, is_whole=is_partitioned, oid=table.oid)
 
@@ -85,5 +85,5 @@ async def _ensure_meant(
     row = await cursor.fetchone()
     if row is None or not row[0]:
         raise TableChangedError(
-            table, f"{name} is another relation than the one that was to be read", remedy=PUT_BACK
+            table, f"{name} is not the relation that should be read", remedy=PUT_BACK
         )

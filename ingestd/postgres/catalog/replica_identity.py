@@ -1,9 +1,9 @@
-"""Whether all changes of a table come, and tell which rows they are of.
+"""Checks that all changes of a table are sent, and that they identify their rows.
 
-Of a partitioned table that is a matter of its partitions: each is logged or not, and has a replica
-identity of its own, which ALTER TABLE of the root leaves as it is. It decides whether the server
-takes UPDATE and DELETE once the table is published, and which columns of the old row are sent. The
-RELATION message tells the root's.
+For a partitioned table this depends on its partitions. Each is logged or not, and has its own
+replica identity, which ALTER TABLE on the root does not change. The replica identity determines
+whether the server accepts UPDATE and DELETE once the table is published, and which columns of the
+old row are sent. The RELATION message contains the root's.
 
 Source: PostgreSQL, CheckCmdReplicaIdentity (executor/execReplication.c), ExtractReplicaIdentity
 (access/heap/heapam.c); documentation, ALTER TABLE, "REPLICA IDENTITY".
@@ -65,7 +65,7 @@ _ALTER_TREE = (
 class Partition:
     """A partition that holds rows, and what the server can send of their changes.
 
-    Its replica identity is the `whole` row, or `columns`; neither, if it has none.
+    Its replica identity is the complete row (`whole`) or `columns`; neither, if it has none.
     """
 
     id: TableId
@@ -77,18 +77,18 @@ class Partition:
 
     @property
     def is_unidentified(self) -> bool:
-        """Whether the server refuses UPDATE and DELETE of it once it is published."""
+        """Return whether the server refuses UPDATE and DELETE on it once it is published."""
         return not (self.whole or self.columns or self.foreign)
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedIdentity:
-    """What beside a table's own replica identity decides which changes of it can come.
+    """What, besides a table's own replica identity, decides which of its changes can be sent.
 
     `unsent`: generated columns that are not sent; `unsent_key`: those in the replica identity's
-    index. `partitions`: one of those that are the same but for their names. `minds_unsent`: the
-    server refuses UPDATE and DELETE where an identity has one that is not sent (18+).
-    `not_validated`: the NOT NULL constraint that keeps the identity's index from being one (18+).
+    index. `partitions`: one of each group that differs only in names. `minds_unsent`: the server
+    refuses UPDATE and DELETE if an identity contains an unsent column (18+). `not_validated`: the
+    NOT NULL constraint that disqualifies the identity's index (18+).
     """
 
     unsent: frozenset[str] = frozenset()
@@ -104,7 +104,7 @@ NOTHING_ELSE = PublishedIdentity()
 async def list_partitions(
     connection: AsyncConnection[Any], tables: Iterable[int]
 ) -> dict[int, tuple[Partition, ...]]:
-    """Return the partitions of these tables (OIDs), one of those that are the same."""
+    """Return the partitions of these tables (OIDs), one of each group that is the same."""
     cursor = await connection.execute(_PARTITIONS, (list(tables),))
     found: dict[int, tuple[Partition, ...]] = {}
     for root, schema, name, whole, columns, unlogged, foreign, *above in await cursor.fetchall():
@@ -117,9 +117,9 @@ async def list_partitions(
 def only_inserts(
     table: Table, found: Published | None, sending: PublishedIdentity = NOTHING_ELSE
 ) -> str | None:
-    """Say why the server refuses UPDATE and DELETE of this table once published; None if not.
+    """Return why the server refuses UPDATE and DELETE on this table once published; None if not.
 
-    `table` as the catalog has it.
+    `table`: as in the catalog.
     """
     if sending.not_validated is not None:
         return f"constraint {sending.not_validated!r} of its replica identity is NOT VALID"
@@ -139,7 +139,7 @@ def only_inserts(
 
 
 def _refused_for_unsent(table: Table, sending: PublishedIdentity) -> str | None:
-    """Say which identity has a generated column that is not sent, where the server minds."""
+    """Return which identity has an unsent generated column, if the server refuses that."""
     if not sending.minds_unsent:
         return None
     for name in sending.unsent_key:
@@ -155,21 +155,21 @@ def _refused_for_unsent(table: Table, sending: PublishedIdentity) -> str | None:
 
 
 def _gives_whole_rows(table: Table, sending: PublishedIdentity) -> bool:
-    """Return whether whole old rows come of any of it."""
+    """Return whether complete old rows are sent for any part of it."""
     if sending.partitions:
         return any(partition.whole for partition in sending.partitions)
     return table.replica_identity == "f"
 
 
 def only_keys(table: Table, sending: PublishedIdentity) -> Partition | None:
-    """Return a partition of which keys come where the table's identity is the whole row, if any."""
+    """Return a partition that sends only keys, if the table's identity is the complete row."""
     if table.replica_identity != "f":
         return None
     return next((p for p in sending.partitions if not p.whole), None)
 
 
 def _unlogged(table: Table, sending: PublishedIdentity) -> TableError | None:
-    """Refuse a table of which the WAL has not all changes."""
+    """Return the error for a table whose changes are not all in the WAL."""
     for partition in sending.partitions:
         quoted = _quoted(partition.id)
         if partition.unlogged:
@@ -186,7 +186,7 @@ def _unlogged(table: Table, sending: PublishedIdentity) -> TableError | None:
 
 
 def _insufficient(table: Table, sending: PublishedIdentity) -> str | None:
-    """Return what the old rows will lack; None if they find their rows."""
+    """Return what old rows will lack to identify their rows; None if they have everything."""
     if sending.not_validated is not None:
         return f"constraint {sending.not_validated!r} of its replica identity is NOT VALID"
     if not sending.minds_unsent:  # else it is not sent at all
@@ -196,11 +196,11 @@ def _insufficient(table: Table, sending: PublishedIdentity) -> str | None:
         if partition.is_unidentified:
             continue
         if not table.identity:
-            return f"partition {partition.id} has a replica identity, the table none"
+            return f"partition {partition.id} has a replica identity, but the table has none"
         if partition.whole:
             continue
         if not table.identifying:
-            return f"of partition {partition.id} not the whole old rows come, and it has no key"
+            return f"partition {partition.id} does not send complete old rows, and it has no key"
         lacking = [name for name in table.identifying if name not in partition.columns]
         if lacking:
             return f"the replica identity of partition {partition.id} lacks {lacking[0]!r}"
@@ -213,7 +213,7 @@ def identify(
     found: Published | None = None,
     sending: PublishedIdentity = NOTHING_ELSE,
 ) -> str:
-    """Write what gives the table an identity, or publication `name` the columns of it."""
+    """Return SQL that gives the table an identity, or adds its columns to publication `name`."""
     if sending.not_validated is not None:
         constraint = printed(sql.Identifier(sending.not_validated))
         return f"ALTER TABLE {_quoted(table.id)} VALIDATE CONSTRAINT {constraint};"
@@ -244,17 +244,17 @@ def incomplete(
     manage: bool,
     sending: PublishedIdentity = NOTHING_ELSE,
 ) -> TableError | None:
-    """Refuse a table of which changes would not come, or find no row, or be refused by the server.
+    """Return the error for a table whose changes would be missing, unidentifiable or refused.
 
-    Not the last if others publish it already: then the harm is theirs, and only inserts and
-    truncates can come: they are captured.
+    The last does not apply if another role already publishes the table: the server refuses its
+    UPDATE and DELETE already, and the inserts and truncates that remain are captured.
     """
     unlogged = _unlogged(table, sending)
     if unlogged is not None:
         return unlogged
     lacking = _insufficient(table, sending)
     if lacking is not None:
-        why = f"{lacking}: updates and deletes would not say which row they change"
+        why = f"{lacking}: updates and deletes would not identify the row they change"
         of_table = sending.not_validated or sending.unsent_key or not table.identity
         remedy = identify(table, sending=sending) if of_table else _alter_partitions(table, sending)
         return TableError(table.id, why, remedy=remedy)
@@ -275,21 +275,21 @@ def _quoted(table: TableId) -> str:
 
 
 def _alter(table: Table, identity: LiteralString, sending: PublishedIdentity) -> str:
-    """Write what gives a table this identity, and its partitions."""
+    """Return SQL that gives a table and its partitions this identity."""
     if sending.partitions:
         return _for_tree(table, identity, "")
     return f"ALTER TABLE {_quoted(table.id)} REPLICA IDENTITY {identity};"
 
 
 def _alter_partitions(table: Table, sending: PublishedIdentity) -> str:
-    """Write what gives the partitions an identity that serves as the table's."""
+    """Return SQL that gives the partitions an identity that serves as the table's."""
     if table.key and table.replica_identity in {"d", "f"}:
         return _for_tree(table, "DEFAULT", _LEAVES)
     return whole_rows(table, sending, _LEAVES)
 
 
 def whole_rows(table: Table, sending: PublishedIdentity, which: LiteralString = "") -> str:
-    """Write what has whole rows sent; where the server would refuse that, what is left to do."""
+    """Return SQL for sending complete rows, or the alternative if the server would refuse it."""
     if not (sending.minds_unsent and sending.unsent):
         if which:
             return _for_tree(table, "FULL", which)
@@ -301,4 +301,4 @@ def whole_rows(table: Table, sending: PublishedIdentity, which: LiteralString = 
 def _for_tree(table: Table, identity: LiteralString, which: LiteralString) -> str:
     root = sql.Literal(_quoted(table.id))
     statement = sql.SQL(_ALTER_TREE).format(root, sql.SQL(which), sql.SQL(identity))
-    return f"{printed(statement)}  -- and so for each partition to come"
+    return f"{printed(statement)}  -- and the same for each future partition"

@@ -1,4 +1,4 @@
-"""Tables of which a row may come without values, moved into a row filter by an UPDATE.
+"""Tables in which an UPDATE into a row filter may send a row with missing values.
 
 See `ingestd.model.incomplete_rows`.
 """
@@ -15,7 +15,7 @@ from ingestd.postgres.catalog.replica_identity import PublishedIdentity, only_ke
 
 MAY_STOP = "an UPDATE that moves a row there without its large values stops the table"
 
-# What has no TOAST table has no values out of line. Of a partitioned one its partitions have.
+# Without a TOAST table there are no out-of-line values. Partitioned tables: see the partitions.
 _WITH_TOAST = """
 SELECT DISTINCT r.oid::int8
   FROM unnest(%s::oid[]) r (oid)
@@ -26,12 +26,12 @@ SELECT DISTINCT r.oid::int8
 
 
 async def with_toast(connection: AsyncConnection[Any], tables: Sequence[int]) -> set[int]:
-    """Return those of these tables (OIDs) that may have values out of line."""
+    """Return those of these tables (OIDs) that may have out-of-line values."""
     cursor = await connection.execute(_WITH_TOAST, (list(tables),))
     return {oid for (oid,) in await cursor.fetchall()}
 
 
 def may_lack_values(table: Table, sending: PublishedIdentity, toasted: set[int]) -> bool:
-    """Return whether an UPDATE that moves a row into the row filter may leave values out."""
+    """Return whether an UPDATE that moves a row into the row filter may omit values."""
     is_whole = table.replica_identity == "f" and only_keys(table, sending) is None
     return table.row_filter is not None and not is_whole and table.oid in toasted

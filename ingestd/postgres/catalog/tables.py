@@ -1,4 +1,4 @@
-"""The source's catalog: which tables there are, their columns, keys and replica identity.
+"""The source's catalog: tables, their columns, keys and replica identity.
 
 Source: PostgreSQL documentation, "System Catalogs" (pg_class, pg_attribute, pg_index).
 """
@@ -22,10 +22,10 @@ from ingestd.ports import Refused
 from ingestd.postgres.connection.names import TYPE_NAME, refused_name, tables_apart
 from ingestd.postgres.connection.quoting import printed
 
-# A deferrable key is no key (indimmediate): within a transaction several rows may have it. Nor does
-# the primary key stand in for an identity's index that was dropped. An index identifies no rows
-# whose columns may be null (18+: a NOT NULL that is NOT VALID). What an index INCLUDEs, beyond
-# indnkeyatts, is no part of the key.
+# A deferrable key does not count (indimmediate): within a transaction several rows may have it. If
+# an identity's index was dropped, the primary key does not replace it. An index whose columns may
+# be null identifies no rows (18+: a NOT NULL that is NOT VALID). The INCLUDE columns of an index,
+# beyond indnkeyatts, are not part of the key.
 _TABLES = """
 SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS name,
        c.relpersistence::text AS persistence,
@@ -72,10 +72,10 @@ SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS name,
  ORDER BY n.nspname, c.relname
 """
 
-# A missing value is an array's only element; as text of the array it would depend on its delimiter.
-# A partitioned table's is that of the partitions that the column was added to together with it: one
-# that was attached later may have a value of its own. Its size is the owner's choice: compressed,
-# some kB of each column, which may be a GB of all. A table's come until they are too many.
+# A missing value is an array's only element; as the array's text it would depend on its delimiter.
+# For a partitioned table it is taken from the partitions that got the column together with it: one
+# that was attached later may have a different value. The owner determines its size: compressed, it
+# is some kB per column, which may be a GB for all. Values are returned until they exceed a limit.
 _COLUMNS = (
     """
 SELECT relation, number, name, type_oid, typmod, pg_type, nullable, comment,
@@ -120,20 +120,20 @@ SELECT a.attrelid::int8 AS relation, a.attnum AS number, a.attname AS name,
 """
 )
 MISSING_BYTES = 1 << 20
-"""Of the missing values of all columns of a table."""
+"""Limit for the missing values of all columns of a table."""
 
 _GENERATED = """
 SELECT attrelid::int8, attnum, attname::text FROM pg_catalog.pg_attribute
  WHERE attrelid = ANY(%s::oid[]) AND attnum > 0 AND NOT attisdropped AND attgenerated <> ''
 """
 
-# Whatever row_security is set to.
+# Independent of row_security.
 _HIDING = """
 SELECT c.oid::int8 FROM pg_catalog.pg_class c
  WHERE c.oid = ANY(%s::oid[]) AND c.relrowsecurity AND pg_catalog.row_security_active(c.oid)
 """
 
-# With all that they are made of: elements of arrays, bases of domains, fields of composites.
+# Including all component types: elements of arrays, bases of domains, fields of composites.
 _TYPES = """
 WITH RECURSIVE made_of AS (
   SELECT t.oid, CASE WHEN t.typtype = 'd' THEN t.typbasetype
@@ -161,12 +161,12 @@ SELECT m.oid::int8, m.kind, coalesce(m.of, 0)::int8, m.typtypmod, m.delimiter,
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """A table as pg_class has it. `numbered`: its columns, dropped ones too.
+    """A table's row in pg_class. `numbered`: its number of columns, including dropped ones.
 
-    `primary_key_by`, `identity_by`: see `KeyMark`. `not_validated`: the NOT NULL constraint for
-    whose sake the identity's index is none. `declared_key`: the primary key, deferrable or not: at
-    the end of a transaction it holds.
-    `readable`: all of it; if not, `unreadable` names what is not: columns, xmin among them.
+    `primary_key_by`, `identity_by`: see `KeyMark`. `not_validated`: the NOT NULL constraint that
+    disqualifies the identity's index. `declared_key`: the primary key, deferrable or not: it holds
+    at the end of a transaction. `readable`: all of it is; if not, `unreadable` names the columns
+    that are not, including xmin.
     """
 
     oid: int
@@ -194,9 +194,9 @@ class TableRow:
 
 @dataclass(frozen=True, slots=True)
 class ColumnRow:
-    """A column as pg_attribute has it: what `_COLUMNS` gives, in its order.
+    """A column's row in pg_attribute: the result columns of `_COLUMNS`, in order.
 
-    `missing` is None where the table's are more than MISSING_BYTES, `missing_bytes` is not.
+    `missing` is None if the table's values exceed MISSING_BYTES; `missing_bytes` is still set.
     """
 
     relation: int
@@ -215,7 +215,7 @@ class ColumnRow:
 
 
 async def list_tables(connection: AsyncConnection[Any]) -> list[TableRow]:
-    """Return all user tables that a publication could hold, partitioned ones as their root."""
+    """Return all user tables that a publication could contain, partitioned ones as their root."""
     async with connection.cursor(row_factory=class_row(TableRow)) as cursor:
         await cursor.execute(_TABLES)
         rows = await cursor.fetchall()
@@ -245,8 +245,8 @@ async def list_columns(
 ) -> dict[int, tuple[ColumnRow, ...]]:
     """Return the columns of these tables (OIDs) that a publication sends, in their order.
 
-    `generated`: by OID the names of generated columns that it sends too. The others are left out of
-    the lake: better than a null for a value that exists.
+    `generated`: by OID, names of generated columns that it also sends. The others are omitted from
+    the lake: better than null for a value that exists.
     """
     async with connection.cursor(row_factory=args_row(ColumnRow)) as cursor:
         await cursor.execute(_COLUMNS, (MISSING_BYTES, list(tables)))
@@ -275,7 +275,7 @@ async def list_generated(
 
 
 def their_names(columns: Mapping[int, Mapping[int, str]]) -> dict[int, tuple[str, ...]]:
-    """Leave the numbers out of what `list_generated` gives."""
+    """Remove the numbers from a result of `list_generated`."""
     return {oid: tuple(named.values()) for oid, named in columns.items()}
 
 
@@ -286,7 +286,7 @@ async def list_hiding(connection: AsyncConnection[Any], tables: Iterable[int]) -
 
 
 async def list_types(connection: AsyncConnection[Any], oids: Iterable[int]) -> dict[int, PgType]:
-    """Return these types, and all that they are made of; one that is gone is not there."""
+    """Return these types, with all component types. Missing ones are omitted."""
     cursor = await connection.execute(_TYPES, (list(oids),))
     return {
         oid: PgType(oid, kind, of, typmod, delimiter, tuple(_attribute(a) for a in attributes))
@@ -302,7 +302,7 @@ def _attribute(row: tuple[str, str, str]) -> Attribute:
 async def describe(
     connection: AsyncConnection[Any], rows: Sequence[TableRow], *, before_full: bool
 ) -> list[Table]:
-    """Return the tables with all their columns and the lake types these have by themselves."""
+    """Return the tables with all their columns and default lake types."""
     columns = await list_columns(connection, [r.oid for r in rows])
     oids = {c.type_oid for found in columns.values() for c in found}
     types = {**BUILT_IN, **await list_types(connection, oids)}
@@ -313,7 +313,7 @@ async def describe(
 
 
 def table_of(row: TableRow, columns: Sequence[ColumnRow], types: Types) -> Table:
-    """Make a table of its rows in the catalog; `before` is left open."""
+    """Return a table built from its catalog rows. `before` is not set."""
     names = {c.number: c.name for c in columns}
     everything = row.replica_identity == "f"
     identity = () if row.replica_identity == "n" else row.identity_key or ()
@@ -350,12 +350,12 @@ NO_COLUMNS = "has no columns"
 
 
 def _read_of(table: Table) -> list[str]:
-    """Name the columns that are read: not one that is masked with null."""
+    """Return the columns that are read: all except those masked with null."""
     return [c.name for c in table.columns if c.mask is None or c.mask.kind != "null"]
 
 
 def _unreadable(row: TableRow, names: Sequence[str]) -> list[str]:
-    """Name those that this role may not read. Of a table without columns nothing is read."""
+    """Return the columns this role may not read. A table without columns must be readable."""
     if row.readable:
         return []
     found = [name for name in names if name in row.unreadable]
@@ -365,22 +365,22 @@ def _unreadable(row: TableRow, names: Sequence[str]) -> list[str]:
 def _lacking_right(
     row: TableRow, table: Table, read: Sequence[str], lacking: Sequence[str]
 ) -> tuple[str, str]:
-    """Say what can't be read, and what must be granted: no column that is left out."""
+    """Return what can't be read, and the privilege to grant; excluded columns are omitted."""
     is_none_readable = all(c.name in row.unreadable for c in table.columns)
     left_out = set(row.unreadable) - {c.name for c in table.columns} - {"xmin"}
     if is_none_readable and not left_out:
-        return "no right to read it", "SELECT"
+        return "no privilege to read it", "SELECT"
     names = ", ".join(printed(sql.Identifier(name)) for name in read)
-    return f"no right to read column {', '.join(map(repr, lacking))}", f"SELECT ({names})"
+    return f"no privilege to read column {', '.join(map(repr, lacking))}", f"SELECT ({names})"
 
 
 def refusal(
     row: TableRow, table: Table, role: str, *, also_read: Collection[str] = ()
 ) -> Refused | None:
-    """Say why this role can't capture this table, None if it can or lacks an identity only.
+    """Return why this role can't capture this table; None if it can or only an identity is missing.
 
-    `table`: as it is captured, so what is left out need not be readable. `also_read`: what is read
-    of it beside its columns.
+    `table`: as captured; excluded columns need not be readable. `also_read`: what is read of it
+    besides its columns.
     """
     odd = refused_name(row.oid, row.schema, row.name, (c.name for c in table.columns))
     if odd is not None:
@@ -393,13 +393,13 @@ def refusal(
     elif not table.columns:
         what, remedy = (
             NO_COLUMNS,
-            f"take it out of `tables`, or ALTER TABLE {name} ADD COLUMN id int;",
+            f"remove it from `tables`, or ALTER TABLE {name} ADD COLUMN id int;",
         )
     elif row.persistence == "u":
         what = "an unlogged table writes no WAL, and a crash empties it"
         remedy = f"ALTER TABLE {name} SET LOGGED;"
     elif not row.reachable:
-        what = f"no right to use schema {row.schema!r}"
+        what = f"no privilege to use schema {row.schema!r}"
         schema, grantee = (printed(sql.Identifier(n)) for n in (row.schema, role))
         remedy = f"GRANT USAGE ON SCHEMA {schema} TO {grantee};"
     elif lacking := _unreadable(row, [*_read_of(table), *also_read]):

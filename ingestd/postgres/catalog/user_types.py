@@ -1,10 +1,10 @@
-"""What user-defined types are made of, where a change of it changes the text of values.
+"""Fingerprints of user-defined types, to detect alterations that change the text of values.
 
-Renaming an enum's label and changing a composite type's attributes touch no row and leave no trace
-in pg_attribute; every value that was written before has another text then. A label that is added
-changes none; whether it was renamed before a catalog reading saw it, only the stream can tell (see
-`ingestd.postgres.wal.enum_labels`). An attribute that is dropped again leaves its number behind.
-What they are called is in no text, but in a struct. Source: PostgreSQL documentation, ALTER TYPE.
+Renaming an enum label or changing a composite type's attributes modifies no row and leaves no trace
+in pg_attribute, but the text of every value written before changes. An added label changes no text.
+If it was renamed before a catalog poll saw it, only the stream shows that (see
+`ingestd.postgres.wal.enum_labels`). A dropped attribute leaves its number behind. Attribute names
+occur in no text, but in a struct. Source: PostgreSQL documentation, ALTER TYPE.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ EACH_PART = """
     SELECT a.atttypid, 'within' FROM pg_catalog.pg_attribute a
      WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
     ) AS x(oid, how)"""
-"""Joins to type `t` the types that it is directly made of, and how: the type below a domain
-(`value`), of an array's elements, of what is `within` a composite type or a range."""
+"""Joins to type `t` its direct component types, with their role: the base of a domain (`value`),
+the element of an array, or a type `within` a composite type or a range."""
 _PARTS = f"""
 WITH RECURSIVE used AS (
   SELECT o AS root, o AS oid FROM unnest(%s::oid[]) o
@@ -61,11 +61,11 @@ SELECT root::int8, -used.oid::int8, false, a.attnum::int8, a.attname::text, ''
 
 @dataclass(frozen=True, slots=True)
 class TypeParts:
-    """A digest of a type's parts up to the one with the number `last`; `parts` where just read.
+    """A digest of a type's parts up to the one with number `last`. `parts`: set only if just read.
 
-    `oid` is below 0 where they are what its attributes are called. `marks`: a digest of the
-    transactions that altered an enum's labels, empty where not known. `is_inside`: where just read,
-    the enum is part of a composite type or of a range.
+    `oid`: negative if the parts are the names of its attributes. `marks`: a digest of the
+    transactions that altered an enum's labels, empty if unknown. `is_inside`: set only if just
+    read; the enum is part of a composite type or of a range.
     """
 
     oid: int
@@ -77,35 +77,35 @@ class TypeParts:
     is_inside: bool = field(default=False, compare=False)
 
     def __str__(self) -> str:
-        """Write it."""
+        """Serialize it."""
         marks = f":{self.marks}" if self.marks else ""
         return f"{self.oid}:{self.last}:{self.digest}{marks}"
 
     @property
     def labels(self) -> frozenset[str]:
-        """An enum's labels, where just read; empty for any other type."""
+        """An enum's labels, if just read; empty for any other type."""
         return frozenset(text for _, text in self.parts) if self.altered else frozenset()
 
     def labels_since(self, then: TypeParts) -> frozenset[str]:
-        """Return the labels that were added since; `self` has just been read."""
+        """Return the labels added since `then`; `self` has just been read."""
         return frozenset(text for number, text in self.parts if number > then.last)
 
     @property
     def are_names(self) -> bool:
-        """Whether they are no part of a value's text."""
+        """Return whether the parts are names, which are not part of a value's text."""
         return self.oid < 0
 
     @classmethod
     def parse(cls, text: str) -> TypeParts:
-        """Read what `str` wrote. Raises ValueError."""
+        """Parse what `str` returned. Raises ValueError."""
         oid, last, digest, *marks = text.split(":")
         return cls(int(oid), int(last), digest, marks[0] if marks else "")
 
     def has_changed_since(self, then: TypeParts) -> bool:
-        """Return whether parts that there were then may have been altered; `self` was just read.
+        """Return whether parts that existed `then` may have been altered; `self` was just read.
 
-        A label that was renamed there and back is called as before, but has another mark. Labels
-        inside of other types can't be recognised in the stream, so a new one counts as well.
+        A label that was renamed and renamed back has its old name, but another mark. Labels inside
+        other types can't be recognized in the stream, so a new one counts as well.
         """
         if _digest([p for p in self.parts if p[0] <= then.last]) != then.digest:
             return True
@@ -118,7 +118,7 @@ class TypeParts:
 async def read_type_parts(
     connection: AsyncConnection[Any], types: Iterable[int]
 ) -> dict[int, tuple[TypeParts, ...]]:
-    """Return, by OID, what those of these types that users made have inside them."""
+    """Return, by OID, the component types of the user-defined ones among these types."""
     oids = [oid for oid in types if oid >= FIRST_USER_OID]
     if not oids:
         return {}
@@ -136,7 +136,7 @@ async def read_type_parts(
 
 
 def _placed(types: Sequence[TypeParts]) -> tuple[TypeParts, ...]:
-    """Mark the enums of a column's type that has other parts as well."""
+    """Mark the enums of a column's type if it also has other parts."""
     if all(t.altered for t in types):
         return tuple(types)
     return tuple(replace(t, is_inside=bool(t.altered)) for t in types)

@@ -1,4 +1,4 @@
-"""The advisory lock by which a daemon claims a source (I5)."""
+"""The advisory lock with which a daemon claims a source (I5)."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from ingestd.postgres.connection.dsn import read_dsn, role_of
 
 
 def claim_key(name: str) -> int:
-    """Return the lock's key for a slot's or source's name: a signed 64-bit number."""
+    """Return the lock's key for the name of a slot or source: a signed 64-bit number."""
     digest = hashlib.sha256(f"ingestd/{name}".encode()).digest()
     return int.from_bytes(digest[:8], "big", signed=True)
 
 
 def claim_of(settings: SourceSettings) -> str:
-    """Name the claim by which a source is worked on."""
+    """Return the name of the claim on a source."""
     return claim_text(getattr(settings, "slot", None), settings.dsn.get_secret_value())
 
 
 def signature_of(settings: SourceSettings) -> str:
-    """Name the claim for what is committed: of a polled source by the role, too.
+    """Return the name of the claim for commits. For a polled source it includes the role.
 
-    Nothing keeps out who polls by another role: its lock need not be counted (`claiming`).
+    A poller with a different role is not excluded: its lock may not count (`claim_session`).
     """
     claim = claim_of(settings)
     if getattr(settings, "slot", None) is not None:
@@ -36,15 +36,15 @@ def signature_of(settings: SourceSettings) -> str:
 
 
 def claim_text(slot: str | None, dsn: str) -> str:
-    """Name the claim on a source for people: its slot, if there is one, and the database.
+    """Return a readable name of the claim: the slot, if there is one, and the database.
 
-    Who works by another slot is not kept out by the claim on this one.
+    A client that uses a different slot is not excluded by the claim on this one.
     """
     name = "polling" if slot is None else f"slot {slot!r}"
     try:
-        told = read_dsn(dsn)
+        found = read_dsn(dsn)
     except OperatorError:
-        return name  # nothing is claimed with such a DSN
+        return name  # such a DSN is never connected to
     places = {"database": "dbname", "at": "host", "port": "port"}
-    known = [f"{word} {told[key]}" for word, key in places.items() if told.get(key)]
+    known = [f"{word} {found[key]}" for word, key in places.items() if found.get(key)]
     return ", ".join([name, " ".join(known)] if known else [name])

@@ -1,11 +1,12 @@
-"""Which answers to a password request are given: SCRAM only, unless TLS has verified the server.
+"""Password authentication: SCRAM only, unless TLS has verified the server.
 
-libpq gives the password in clear, or as an MD5 hash that opens the server, to whatever listens on
-the port or socket and asks for it. On one machine that may be any account's process while Postgres
-is down. With SCRAM the other end gets nothing, and has to know the role's verifier.
+libpq sends the password in clear text, or as an MD5 hash that is sufficient to log in, to any
+process that listens on the port or socket and asks for it. While Postgres is down on the same
+machine, any account can run such a process. With SCRAM the peer learns nothing, and must know the
+role's verifier.
 
-What the DSN, its service file or PGREQUIREAUTH say of `require_auth` holds. Without a password (in
-the DSN, PGPASSWORD, a service or password file) there is nothing to give, and nothing is required.
+A `require_auth` in the DSN, its service file or PGREQUIREAUTH is kept. Without a password (in the
+DSN, PGPASSWORD, a service or password file) nothing can leak, so nothing is required.
 
 Source: PostgreSQL documentation, libpq, "Parameter Key Words" (require_auth, requirepeer), "The
 Password File".
@@ -31,17 +32,17 @@ _OWN_PASSFILE = "~/.pgpass"
 _OTHERS = 0o077
 _FIELD = re.compile(r"((?:\\.|[^:\\])*):")
 _STEALABLE = frozenset({"password", "md5"})
-_SOCKET_FOLDERS = ("/run/postgresql", "/var/run/postgresql", "/tmp")  # noqa: S108 - looked at only
-"""Where libpq's builds have their default socket."""
+_SOCKET_FOLDERS = ("/run/postgresql", "/var/run/postgresql", "/tmp")  # noqa: S108 - only read
+"""Default socket folders of libpq builds."""
 
 
 def required(
     parameters: Mapping[str, Any], found: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the parameters to add to a DSN's so that no other end gets the password.
+    """Return the parameters to add to a DSN's, so that no other peer receives the password.
 
-    Empty where something else is said, where there is no password, where TLS verifies the server,
-    and with a libpq that has no `require_auth`. `found`: as `resolved`, where that is known.
+    Empty if the DSN sets `require_auth`, if there is no password, if TLS verifies the server, and
+    for a libpq without `require_auth`. `found`: the result of `resolved`, if available.
     """
     found = resolved(parameters) if found is None else found
     if found.get("require_auth") or pq.version() < _FIRST_WITH_REQUIRE_AUTH:
@@ -50,9 +51,9 @@ def required(
 
 
 def check_lines(source: str, parameters: Mapping[str, Any]) -> list[CheckLine]:
-    """Return the lines of `check`: what holds for the password, and who may stand in for Postgres.
+    """Return lines of `check`: how the password is protected, and whether the socket folder is.
 
-    Where there is nothing to say, none.
+    Empty if there is nothing to report.
     """
     return [*_of_password(source, parameters), *_of_sockets(source, parameters)]
 
@@ -64,8 +65,8 @@ def _of_password(source: str, parameters: Mapping[str, Any]) -> list[CheckLine]:
     subject = "authentication"
     if pq.version() < _FIRST_WITH_REQUIRE_AUTH:
         what = (
-            f"libpq {pq.version() // 10000} has no require_auth: the password goes to whatever "
-            "listens in the server's place and asks for it"
+            f"libpq {pq.version() // 10000} has no require_auth: any process that listens in the "
+            "server's place can ask for the password and receives it"
         )
         remedy = "install psycopg[binary], or libpq 16 or later; or sslmode=verify-full in `dsn`"
         return [CheckLine(source, subject, "warn", what, remedy)]
@@ -79,8 +80,8 @@ def _of_password(source: str, parameters: Mapping[str, Any]) -> list[CheckLine]:
     if not allowed:
         return []
     what = (
-        f"require_auth={chosen}: the password goes to whatever listens in the server's place and "
-        "asks for it"
+        f"require_auth={chosen}: any process that listens in the server's place can ask for the "
+        "password and receives it"
     )
     remedy = f"require_auth={SCRAM} in `dsn`, or sslmode=verify-full"
     return [CheckLine(source, subject, "warn", what, remedy)]
@@ -98,10 +99,10 @@ def _of_sockets(source: str, parameters: Mapping[str, Any]) -> list[CheckLine]:
             source,
             "socket",
             "warn",
-            f"any account may write {folder}: another process can listen there while Postgres does "
-            "not",
-            "requirepeer=postgres in `dsn` (the account that the server runs as), or "
-            "unix_socket_directories = a folder that only that account may write",
+            f"any account may write to {folder}: another process can listen there while Postgres "
+            "is down",
+            "requirepeer=postgres in `dsn` (the account that runs the server), or "
+            "unix_socket_directories = a folder that only that account may write to",
         )
         for folder in folders
         if _is_open_to_all(folder)
@@ -109,10 +110,10 @@ def _of_sockets(source: str, parameters: Mapping[str, Any]) -> list[CheckLine]:
 
 
 def _is_open(parameters: Mapping[str, Any], found: Mapping[str, str]) -> bool:
-    """Return whether there is a password, and the server that it is for is not verified."""
+    """Return whether there is a password and its server is not verified."""
     found = {**found, **secured(parameters, found)}
     hosts = _hosts(found)
-    # TLS is not used on a socket, whatever the mode.
+    # Sockets never use TLS, whatever the mode.
     is_verified = found.get("sslmode") in _VERIFIED_MODES and not any(map(is_socket, hosts))
     return not is_verified and (bool(found.get("password")) or _is_in_passfile(found, hosts))
 
@@ -122,12 +123,12 @@ def _hosts(found: Mapping[str, str]) -> Sequence[str]:
 
 
 def _is_in_passfile(found: Mapping[str, str], hosts: Sequence[str]) -> bool:
-    """Whether libpq's password file has one, whatever the port: a service file may say that."""
+    """Return whether libpq's password file has one, for any port: a service file may set it."""
     path = Path(found.get("passfile") or _OWN_PASSFILE).expanduser()
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode) or mode & _OTHERS:
-            return False  # libpq does not read it either
+            return False  # libpq ignores it, too
         lines = path.read_text(errors="replace").splitlines()
     except (OSError, RuntimeError):
         return False

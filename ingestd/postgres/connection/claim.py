@@ -1,4 +1,4 @@
-"""The connection that holds the claim on a source, reads its catalog and changes what it has."""
+"""The connection that holds the claim on a source, reads its catalog and alters its objects."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from ingestd.postgres.connection.server_messages import loggable_message
 from ingestd.postgres.connection.session import connect
 
 LOST = "claim_lost"
-"""The reason where the server may have given the claim away, or has."""
+"""The reason when the claim may have passed to another daemon, or has."""
 _SILENT = {"57P05", "25P03"}
-"""What the server ends a silent session with: idle_session_timeout, or in a transaction."""
+"""Codes that end a silent session: idle_session_timeout, also in a transaction."""
 
 
 class ControlConnection:
-    """One source's control connection; made when first needed. `close` it always.
+    """One source's control connection, opened when first needed. Always `close` it.
 
-    `where` begins an error's text. Once it holds the claim it is not made again: the claim went
-    with it (I5).
+    `where` begins an error's text. A connection that has held the claim is not reopened: the claim
+    was lost with it (I5).
     """
 
     def __init__(self, where: str, dsn: str) -> None:
@@ -48,7 +48,7 @@ class ControlConnection:
         self._answered = asyncio.Event()
 
     async def connection(self) -> AsyncConnection[Any]:
-        """Return the connection. Raises what the claim ended with."""
+        """Return the connection. Raise the error that ended the claim, if it has ended."""
         self.ensure_claimed()
         if self._connection is None or self._connection.closed:
             with self.errors("connect"):
@@ -56,9 +56,9 @@ class ControlConnection:
         return self._connection
 
     async def claim(self, name: str, *, taken: str, remedy: str) -> None:
-        """Take the claim of that name; end what its last holder left. Idempotent.
+        """Acquire the claim of that name, and end sessions that its last holder left. Idempotent.
 
-        Raises TransientError (``claimed``, with `taken` and `remedy`) while another has it.
+        Raises TransientError (``claimed``, with `taken` and `remedy`) while another one holds it.
         """
         connection = await self.connection()
         if self._ended is not None:
@@ -75,20 +75,20 @@ class ControlConnection:
             await self._end(connection, pid)
 
     async def hold(self) -> None:
-        """Wait until the claim is lost, and raise why. Cancel it freely."""
+        """Wait until the claim is lost, and raise the reason. Safe to cancel."""
         assert self._ended is not None
         raise await asyncio.shield(self._ended)
 
     async def release(self) -> None:
-        """Let the claim go now: a session that is closed has it for a moment more."""
+        """Release the claim now: after a close the server keeps it for a moment."""
         ended, self._ended = self._ended, None
         await self._stop_beating()
         if ended is not None and self._connection is not None:
-            with contextlib.suppress(psycopg.Error):  # then it goes with the session
+            with contextlib.suppress(psycopg.Error):  # then it ends with the session
                 await release_claim(self._connection)
 
     def ensure_claimed(self) -> None:
-        """Raise what the claim ended with, as far as can be told without asking."""
+        """Raise the error that ended the claim, if known. Sends nothing."""
         if self._ended is None:
             return
         if self._ended.done():
@@ -97,7 +97,7 @@ class ControlConnection:
             raise self._no_session()
 
     async def health(self) -> None:
-        """Ask the server. Raises TransientError, OperatorError. Cancel it freely."""
+        """Check that the server answers. Raises TransientError, OperatorError. Safe to cancel."""
         self.ensure_claimed()
         if self._ended is None:
             raise self._no_session()
@@ -112,16 +112,16 @@ class ControlConnection:
         self.ensure_claimed()
 
     async def close(self) -> None:
-        """Let the claim go. At any time, twice."""
+        """Release the claim. May be called at any time, and twice."""
         self._ended = None
         connection, self._connection = self._connection, None
         if connection is not None:
-            await connection.close()  # first: a heartbeat may be without an answer
+            await connection.close()  # first: a heartbeat may be waiting for its answer
         await self._stop_beating()
 
     @contextlib.contextmanager
     def errors(self, doing: str) -> Iterator[None]:
-        """Say what a fault of the source means: psycopg's errors become ours."""
+        """Convert psycopg's errors into the source's errors."""
         try:
             yield
         except psycopg.Error as error:
@@ -133,7 +133,7 @@ class ControlConnection:
     async def _beat(
         self, connection: LivenessCheckedConnection, ended: asyncio.Future[Any]
     ) -> None:
-        """Have the server hear of the session until it has ended."""
+        """Send heartbeats until the session has ended."""
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
@@ -141,7 +141,7 @@ class ControlConnection:
                         await self._asked.wait()
                 is_asked = self._asked.is_set()
                 self._asked.clear()
-                if is_asked or not connection.lock.locked():  # else a statement runs, and is heard
+                if is_asked or not connection.lock.locked():  # a statement is a heartbeat
                     await _say_something(connection)
                     self._answered.set()
         except psycopg.Error as error:
@@ -149,7 +149,7 @@ class ControlConnection:
                 ended.set_result(self._fault(error, "claim"))
 
     async def _end(self, connection: AsyncConnection[Any], pid: int) -> None:
-        """End a session of the last holder, which keeps the slot, and say so."""
+        """End a session of the last holder, which keeps the slot, and log it."""
         log = structlog.get_logger("ingestd")
         source = self._where.removeprefix("source ")
         try:
@@ -188,8 +188,9 @@ class ControlConnection:
         return TransientError(
             f"{self._where}: the claim is lost: {why}",
             reason=LOST,
-            remedy="nothing to do: it claims the source again, or stands by for who has it. If it "
-            "comes often, see why the process stands still, or what is wrong with the network",
+            remedy="none needed: the daemon claims the source again, or stands by for the new "
+            "holder. If this recurs, find out why the process stalls, or what is wrong with the "
+            "network",
         )
 
     def _no_session(self) -> TransientError:
@@ -200,16 +201,16 @@ class ControlConnection:
 
 
 async def _say_something(connection: LivenessCheckedConnection) -> None:
-    """Send an empty statement, which needs no snapshot, and no transaction that is in order.
+    """Send an empty statement, which needs no snapshot and works in an aborted transaction.
 
-    Raises psycopg.Error: of the server, or that no answer comes within `GIVES_UP_S`.
+    Raises psycopg.Error: from the server, or if no answer arrives within `GIVES_UP_S`.
     """
     loop = asyncio.get_running_loop()
     async with connection.lock:
-        if connection.closed:  # a cancelled statement that has no answer has psycopg close it
+        if connection.closed:  # psycopg closes it if a statement is cancelled without an answer
             connection.why_lost = connection.why_lost or "its connection ended in a statement"
             raise psycopg.OperationalError(connection.why_lost)
-        why = f"no answer comes to its heartbeat for {GIVES_UP_S:g} s"
+        why = f"its heartbeat got no answer for {GIVES_UP_S:g} s"
         timer = loop.call_later(GIVES_UP_S, connection.cut, why)
         try:
             connection.pgconn.send_query(b"")

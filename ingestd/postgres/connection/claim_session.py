@@ -1,4 +1,4 @@
-"""The claim on a source as a session of the server: who has it, and when the server ends it.
+"""The claim on a source as a server session: its holder, and when the server ends it.
 
 States of a holder; only `claimed` may move an LSN::
 
@@ -6,17 +6,18 @@ States of a holder; only `claimed` may move an LSN::
                          |  ^                                                 |
                          +--+ a heartbeat every BEAT_S                        +--> a new attempt
 
-A daemon announces itself by an advisory lock whose first half names the source and whose second
-half is random, then looks who else has one of the source. So no one can take a daemon's lock before
-it, and who has another one counts only if that role could work on the source. Of two that announce
-at once, at least one sees the other.
+A daemon announces itself with an advisory lock whose first half identifies the source and whose
+second half is random, then checks for other holders of a lock on the source. So no other session
+can take a daemon's lock first, and another holder counts only if its role could run the source. If
+two daemons announce at once, at least one sees the other.
 
-The server ends a claim's session that is silent (`idle_session_timeout`), whatever the client's
-kernel acknowledges: a frozen process, a hung event loop, a half-open connection. The heartbeat
-comes from the event loop that delivers. A holder that has no answer for as long gives up, too.
+The server ends a claim's session that is silent (`idle_session_timeout`), even if the client's
+kernel still acknowledges packets: a frozen process, a hung event loop, a half-open connection. The
+heartbeat runs on the event loop that delivers changes. A holder that gets no answer for that long
+gives up, too.
 
-The holder's other sessions that keep the slot have a lock of their own (`member_lock`). The next
-holder ends them: a walsender would keep the slot until wal_sender_timeout.
+The holder's other sessions that keep the slot hold a separate lock (`member_lock`). The next holder
+ends them, because a walsender would keep the slot until wal_sender_timeout.
 
 Source: PostgreSQL documentation, "Advisory Locks", the view pg_locks, "Client Connection Defaults".
 """
@@ -35,27 +36,27 @@ from ingestd.postgres.connection.advisory_locks import claim_key
 from ingestd.postgres.connection.pinned_settings import pinning
 
 LEASE_S = 10.0
-"""After so long silently from its holder the server ends the claim's session."""
+"""The server ends the claim's session if its holder is silent for this long."""
 BEAT_S = 2.5
-"""How often the holder says something."""
+"""The interval of heartbeats."""
 GIVES_UP_S = LEASE_S - BEAT_S
-"""How long a heartbeat may stay without an answer: the server may give the claim away then."""
+"""How long a heartbeat may go unanswered. After that another daemon may get the claim."""
 END_WITHIN_S = 3.0
-"""How long sessions of the last holder may take to end."""
+"""How long the last holder's sessions may take to end."""
 
 _LEASE_MS = str(round(LEASE_S * 1000))
 LEASE = {
     "idle_session_timeout": _LEASE_MS,
     "idle_in_transaction_session_timeout": _LEASE_MS,
-    # A result that nobody reads is no idle session. Where the system can't, the server logs that.
+    # A session with an unread result is not idle. On systems without the option the server logs it.
     "tcp_user_timeout": _LEASE_MS,
     "tcp_keepalives_idle": "3",
     "tcp_keepalives_interval": "3",
     "tcp_keepalives_count": "2",
 }
 
-# Roles that are ours, or may act as it (superusers among them), or may use slots. A role that can
-# do none of it is no daemon of this source.
+# Our role, roles that may act as it (including superusers), and roles that may use slots. A session
+# of any other role can't be a daemon of this source.
 _PEERS = """
   FROM pg_catalog.pg_locks l
   JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
@@ -67,7 +68,7 @@ _PEERS = """
         OR EXISTS (SELECT FROM pg_catalog.pg_roles g WHERE g.rolname = 'rds_replication'
                       AND pg_catalog.pg_has_role(r.oid, g.oid, 'MEMBER')))
 """
-# The second form is that of versions before, which have no other.
+# The second form is the only one that older versions use.
 _HOLDERS = sql.SQL(
     "SELECT DISTINCT l.pid, r.rolname::pg_catalog.text,"
     " coalesce(pg_catalog.host(a.client_addr), ''),"
@@ -90,7 +91,7 @@ _UNLOCK = "SELECT pg_catalog.pg_advisory_unlock_all()"
 
 @dataclass(frozen=True, slots=True)
 class ClaimHolder:
-    """A session that has the claim; `address` is empty for a unix socket, or where not shown."""
+    """A session that holds the claim. `address`: empty for a unix socket, or if not visible."""
 
     pid: int
     role: str
@@ -105,17 +106,17 @@ class ClaimHolder:
 
 @dataclass(frozen=True, slots=True)
 class ClaimStatus:
-    """Who has the claim, no one if it is ours; and sessions that its last holder left."""
+    """The other holders of the claim, empty if it is ours; and sessions its last holder left."""
 
     holders: tuple[ClaimHolder, ...]
     left: tuple[int, ...]
 
 
 async def take_claim(connection: AsyncConnection[Any], name: str) -> ClaimStatus:
-    """Take the claim of that name for the session, if no one has it. Raises psycopg.Error.
+    """Acquire the claim of that name for the session, if it is free. Raises psycopg.Error.
 
-    From then on the session has to be heard of every `LEASE_S`. One round trip, and another where
-    the holder let go just then: the claim is held only if the lock is.
+    From then on the session must send something every `LEASE_S`. Takes one round trip, and another
+    if the holder releases it just then: the claim is held only if the lock is.
     """
     while True:
         is_announced, found = await _try_claim(connection, name)
@@ -126,7 +127,7 @@ async def take_claim(connection: AsyncConnection[Any], name: str) -> ClaimStatus
 
 
 async def _try_claim(connection: AsyncConnection[Any], name: str) -> tuple[bool, ClaimStatus]:
-    """Return whether the session has the lock of the claim, and who else has one."""
+    """Return whether the session has the claim's lock, and the other holders."""
     holders = _holders(name)
     announce = _ANNOUNCE.format(
         name=_half("claim", name), own=secrets.randbits(31), key=claim_key(name), holders=holders
@@ -146,13 +147,13 @@ async def _try_claim(connection: AsyncConnection[Any], name: str) -> tuple[bool,
 
 
 async def claim_holder(connection: AsyncConnection[Any], name: str) -> ClaimHolder | None:
-    """Return who holds the claim of that name; None if nobody does. Raises psycopg.Error."""
+    """Return the holder of the claim of that name; None if it is free. Raises psycopg.Error."""
     row = await (await connection.execute(_holders(name))).fetchone()
     return None if row is None else ClaimHolder(*row)
 
 
 async def release_claim(connection: AsyncConnection[Any]) -> None:
-    """Let the session's claim go. Raises psycopg.Error."""
+    """Release the session's claim. Raises psycopg.Error."""
     await connection.execute(_UNLOCK)
 
 
@@ -169,12 +170,12 @@ def _holders(name: str) -> sql.Composed:
 
 
 def member_lock(name: str) -> sql.Composed:
-    """Return the lock by which a session is known as one of the holder of the claim `name`."""
+    """Return the lock that marks a session as belonging to the holder of the claim `name`."""
     lock = sql.SQL("pg_catalog.pg_try_advisory_lock({}, {})")
     return lock.format(_half("session", name), secrets.randbits(31))
 
 
 def _half(kind: str, name: str) -> int:
-    """Return a signed 32-bit number for a name."""
+    """Return a signed 32-bit number derived from a name."""
     digest = hashlib.sha256(f"ingestd/{kind}/{name}".encode()).digest()
     return int.from_bytes(digest[:4], "big", signed=True)

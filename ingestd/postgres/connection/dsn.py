@@ -14,15 +14,15 @@ from ingestd.model.errors import OperatorError
 def read_dsn(dsn: str) -> dict[str, Any]:
     """Return the parameters of a DSN. Raises OperatorError, which never quotes it.
 
-    A password with special characters that were not escaped ends up in host, port or database,
-    and from there in messages: such a DSN is refused.
+    If a password's special characters are not escaped, parts of it end up in host, port or database
+    and from there in messages. Such a DSN is refused.
     """
     try:
         found = conninfo_to_dict(dsn)
     except psycopg.Error:
         found = {"port": "unreadable"}
     host, database = (str(found.get(name) or "") for name in ("host", "dbname"))
-    # A host has no @, but for the first character of a socket in the abstract name space.
+    # A host has no @, except as the first character of an abstract socket.
     is_spilt = "@" in host[1:] or ("://" in dsn and "@" in host + database)
     if is_spilt or not re.fullmatch(r"[\d,]*", str(found.get("port") or "")):
         raise OperatorError(
@@ -34,6 +34,6 @@ def read_dsn(dsn: str) -> dict[str, Any]:
 
 
 def role_of(dsn: str) -> str | None:
-    """Return the DSN's user, None if it leaves that to the environment."""
+    """Return the DSN's user; None if the environment sets it."""
     user = read_dsn(dsn).get("user")
     return None if user is None else str(user)

@@ -1,7 +1,7 @@
-"""What a source's errors mean, and what helps.
+"""Classification of a source's errors, and remedies.
 
-Source of the codes: PostgreSQL documentation, "PostgreSQL Error Codes". An error while connecting
-has no code in libpq, only text: `refusals` finds the code where the text is in another language.
+Source of the codes: PostgreSQL documentation, "PostgreSQL Error Codes". When connecting fails,
+libpq provides no code, only text. `refusals` finds the code if the text is in another language.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ingestd.postgres.connection.server_messages import loggable_message, server
 from ingestd.process.file_limit import SAID, are_left, none_left
 
 FULL = "too_many_connections"
-"""The reason where a server, a pooler or the role has none left."""
+"""The reason when a server, a pooler or the role has no connections left."""
 
 _TRANSIENT_CODES = {
     "08": "connection_lost",
@@ -38,33 +38,33 @@ _TRANSIENT_CODES = {
     "25P03": "timeout",
     "25P04": "timeout",
 }
-"""Code, or its class of two letters, to the reason."""
+"""Maps a code, or its two-character class, to the reason."""
 
 
 UNSENDABLE = "a row is larger, as text, than the 1 GB that the server can send"
-"""A bytea has two characters for each byte; with REPLICA IDENTITY FULL the old row counts, too."""
+"""Two characters per byte of bytea. With REPLICA IDENTITY FULL the old row counts, too."""
 _LARGE_ALLOCATION = "invalid memory alloc request size"
 _SLOTS = "replication slots"
-"""In the server's words, in English; in others the limit is named by them alone."""
+"""From the English message; in other languages only the name of the limit identifies it."""
 _NOT_MAPPED = "could not map filen"
-"""The server's own words, which it has in no other language: filenumber, to 15 filenode."""
+"""From a message that the server does not translate: filenumber, up to 15 filenode."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Operator:
-    """What a person must do; `{role}` and `{database}` are filled in, as SQL identifiers."""
+    """An operator must act; `{role}` and `{database}` are filled in as SQL identifiers."""
 
     remedy: str
 
 
 _CREATE_ROLE = "CREATE ROLE {role} LOGIN PASSWORD '...';  (for kind wal: LOGIN REPLICATION)"
 _ROLE_MISSING = _Operator(f"{_CREATE_ROLE}  or correct the role in `dsn`")
-# The server reports a role that does not exist as one with a wrong password.
+# The server reports a missing role as a wrong password.
 _PASSWORD = _Operator(
     "correct the role or the password in `dsn`, or ALTER ROLE {role} PASSWORD '...';\n"
-    f"  if the role does not exist, which the server does not say: {_CREATE_ROLE}"
+    f"  if the role does not exist, which the server does not report: {_CREATE_ROLE}"
 )
-_OTHERWISE = "or, if you trust what listens there, write in `dsn`: require_auth="
+_OTHERWISE = "or, if you trust the process that listens there, in `dsn`: require_auth="
 _NO_CLEARTEXT = _Operator(
     "on the server: password_encryption = 'scram-sha-256', scram-sha-256 in pg_hba.conf, then "
     f"ALTER ROLE {{role}} PASSWORD '...';\n  {_OTHERWISE}password"
@@ -74,11 +74,11 @@ _NO_MD5 = _Operator(
     f"\n  {_OTHERWISE}md5"
 )
 _NO_REQUEST = _Operator(
-    "take the password out of `dsn`, PGPASSWORD or the password file: the server asks for none "
+    "remove the password from `dsn`, PGPASSWORD or the password file: the server asks for none "
     f"(trust, peer, a certificate)\n  {_OTHERWISE}none"
 )
 _OTHER_METHOD = _Operator(
-    "on the server: scram-sha-256 in pg_hba.conf for {role}\n  or name the method that it asks for "
+    "on the server: scram-sha-256 in pg_hba.conf for {role}\n  or name the method that it requests "
     "in `dsn`: require_auth=gss"
 )
 _DATABASE_MISSING = _Operator("correct the database name in `dsn`, or CREATE DATABASE {database};")
@@ -87,60 +87,60 @@ _HBA = _Operator(
     "and then: SELECT pg_catalog.pg_reload_conf();"
 )
 _REFUSED = _Operator(
-    f"what the server says is one of three: no such role: {_CREATE_ROLE}\n"
-    "  it may not log in: ALTER ROLE {role} LOGIN;\n  nobody lets it in: add to pg_hba.conf: host "
+    f"the server's message means one of three things: the role is missing: {_CREATE_ROLE}\n"
+    "  it may not log in: ALTER ROLE {role} LOGIN;\n  no pg_hba.conf entry matches; add: host "
     "{database} {role} <address of this machine>/32 scram-sha-256  and then: SELECT "
     "pg_catalog.pg_reload_conf();"
 )
 _NO_REPLICATION = _Operator("ALTER ROLE {role} REPLICATION;  (as a superuser)")
 _NO_CONNECT = _Operator("GRANT CONNECT ON DATABASE {database} TO {role};")
 _NO_LOGIN = _Operator("ALTER ROLE {role} LOGIN;")
-_RIGHT = _Operator("grant role {role} the right that is named, as the object's owner or superuser")
-_UNDEFINED = _Operator("correct the setting that names it, or make what the server says is missing")
+_RIGHT = _Operator("GRANT the privilege named above to {role}, as the object's owner or superuser")
+_UNDEFINED = _Operator("correct the setting that names it, or create the missing object")
 _UNMAPPED = _Operator(
-    "if it comes again: the server does not know of an ALTER or TRUNCATE that ran while this slot "
-    "was made (servers to 18): SELECT pg_catalog.pg_drop_replication_slot({slot});  -- all "
-    "tables are read "
+    "if this recurs: the server missed an ALTER or TRUNCATE that ran while this slot was created "
+    "(servers up to 18): SELECT pg_catalog.pg_drop_replication_slot({slot});  -- all tables are "
+    "read "
     "again"
 )
 _POLICY = _Operator("ALTER ROLE {role} BYPASSRLS;  (as a superuser)")
 _LIMIT = _Operator(
-    "ALTER SYSTEM SET the limit that is named higher; then restart the server; for temp_file_limit "
-    "SELECT pg_catalog.pg_reload_conf(); is enough, and what ALTER ROLE or ALTER DATABASE "
-    "set goes before"
+    "ALTER SYSTEM SET the limit named above to a higher value, then restart the server; for "
+    "temp_file_limit SELECT pg_catalog.pg_reload_conf(); is enough, and values set by ALTER ROLE "
+    "or ALTER DATABASE take precedence"
 )
 FREE_A_SLOT = (
-    "ALTER SYSTEM SET max_replication_slots = ... higher; then restart the server; or drop a slot "
-    "that nothing uses"
+    "ALTER SYSTEM SET max_replication_slots = ... higher; then restart the server; or drop an "
+    "unused slot"
 )
 FREE_A_SENDER = (
-    "ALTER SYSTEM SET max_wal_senders = ... higher; then restart the server; or end a client that "
-    "pg_stat_replication lists"
+    "ALTER SYSTEM SET max_wal_senders = ... higher; then restart the server; or end a client "
+    "listed in pg_stat_replication"
 )
-FREE_A_CONNECTION = "close connections, or raise the limit that is named on the server"
+FREE_A_CONNECTION = "close connections, or raise the limit named above on the server"
 _NO_SLOT = _Operator(FREE_A_SLOT)
-_TLS = _Operator("set sslmode (and sslrootcert) in `dsn` to what the server offers")
-_UNENCRYPTED = "or, with nobody between, write a weaker sslmode out in `dsn`"
+_TLS = _Operator("set sslmode (and sslrootcert) in `dsn` to match what the server offers")
+_UNENCRYPTED = "or, on a trusted network, set a weaker sslmode explicitly in `dsn`"
 _NO_TLS = _Operator(
     "on the server: ssl_cert_file, ssl_key_file, ALTER SYSTEM SET ssl = on; "
     f"SELECT pg_catalog.pg_reload_conf();\n  {_UNENCRYPTED}"
 )
 _UNKNOWN_CA = _Operator(
     "sslrootcert=FILE in `dsn`, with the certificate of the CA that signed the server's "
-    f"(a provider has it for download)\n  {_UNENCRYPTED}"
+    f"(providers offer it for download)\n  {_UNENCRYPTED}"
 )
 _OTHER_NAME = _Operator(
-    "host=NAME in `dsn`, one that its certificate is for (hostaddr=ADDRESS says where it is), "
-    f"or have a certificate made for this name\n  {_UNENCRYPTED}"
+    "host=NAME in `dsn`, with a name in its certificate (and hostaddr=ADDRESS to connect to), "
+    f"or a certificate issued for this name\n  {_UNENCRYPTED}"
 )
 _CLIENT_CERTIFICATE = _Operator(
-    "sslcert=FILE and sslkey=FILE in `dsn`: a certificate for {role}, signed by a CA of the "
-    "server's ssl_ca_file; the key readable by nobody else (chmod 600)"
+    "sslcert=FILE and sslkey=FILE in `dsn`: a certificate for {role}, signed by a CA in the "
+    "server's ssl_ca_file; the key readable only by this account (chmod 600)"
 )
 
 _NO_UTF8 = _Operator(
-    "the server can't convert the database's encoding to UTF-8: copy it into one in UTF-8 (values "
-    "in MULE_INTERNAL by way of another encoding: pg_dump -E EUC_JP, or the one of its language)"
+    "the server can't convert the database's encoding to UTF-8: copy it into a database in UTF-8 "
+    "(MULE_INTERNAL by way of another encoding: pg_dump -E EUC_JP, or the one of its language)"
 )
 
 _OPERATOR_CODES = {
@@ -152,13 +152,13 @@ _OPERATOR_CODES = {
     "53400": _LIMIT,
 }
 
-_UNKNOWN = "correct what the server says; its log of that time says more"
+_UNKNOWN = "correct what the server reports; its log at that time has details"
 _IN_SLOT = re.compile(r'slot "([a-z0-9_]+)", output plugin')
 _NO_WORDS = "no error details available"
-"""psycopg's, where libpq gives none."""
+"""psycopg's text when libpq has no message."""
 
-# In this order: with several hosts the text has the failure of each, and what a server said is
-# worth more than that another could not be reached.
+# In this order: with several hosts the text has the failure of each, and a server's own message is
+# more useful than an unreachable host.
 _TEXTS: tuple[tuple[str, str | _Operator], ...] = (
     (r"the database system is (starting up|shutting down|in recovery mode|not yet)", "restart"),
     (r"the database system is not accepting connections", "restart"),
@@ -195,7 +195,7 @@ _TEXTS: tuple[tuple[str, str | _Operator], ...] = (
     (r"No route to host|Network is unreachable|[Tt]ime(d )?out|timeout expired", "unreachable"),
     (r"failed to resolve host|could not translate host name", "unreachable"),
     (r"pgbouncer cannot connect to server|server login has been failing", "unreachable"),
-    # In the middle of a failover: it could not begin a session, or nobody was promoted yet.
+    # During a failover: no session could be started, or no standby has been promoted yet.
     (r"server sent an error response during SSL exchange", "restart"),
     (r"session is (not )?read-only|server is (not )?in hot standby mode", "unreachable"),
     (r"server closed the connection|the connection is (closed|lost|bad)", "lost"),
@@ -210,33 +210,34 @@ _REASONS = {
     "lost": "connection_lost",
 }
 _TRANSIENT_REMEDIES = {
-    "unreachable": "check host and port in `dsn`, that the server runs, and what firewalls let by",
+    "unreachable": "check host and port in `dsn`, that the server is running and no firewall "
+    "blocks the port",
     FULL: FREE_A_CONNECTION,
-    "slot_active": "stop the other client of this slot, or give another name in `slot`",
+    "slot_active": "stop the other client of this slot, or set a different name in `slot`",
     "recovery_conflict": "ALTER SYSTEM SET hot_standby_feedback = on; SELECT "
     "pg_catalog.pg_reload_conf();  on "
     "the standby, or raise its max_standby_streaming_delay",
 }
-"""What helps should it not pass by itself."""
+"""Remedies in case the error does not pass automatically."""
 
 
 def classify(
     error: psycopg.Error, where: str, dsn: str | None = None, *, runs_users_sql: bool = False
 ) -> IngestdError:
-    """Say what a fault of the source means (design section 6).
+    """Classify a source's error (design section 6).
 
-    Transient only if known to pass by itself; anything unknown needs a person. The message has
-    `where`, host, port, database and user, and what the server said; never the DSN. (`dsn` tells
-    place and role where the error does not: psycopg's do so only while connecting.)
+    Transient only if known to pass automatically; any unknown error needs an operator. The message
+    has `where`, host, port, database, user and the server's message; never the DSN. (`dsn` supplies
+    place and role if the error lacks them: psycopg's errors have them only while connecting.)
     `runs_users_sql`: as for `loggable_message`.
     """
     place = _place(error, dsn)
     if _has_no_files(error):
         return none_left(where)
     meaning = _by_code(error) if error.sqlstate else _by_text(server_text(error))
-    told = loggable_message(error, runs_users_sql=runs_users_sql)
-    told = f"{UNSENDABLE}: {told}" if is_unsendable(error) else told
-    what = f"{where}: {told}"
+    message = loggable_message(error, runs_users_sql=runs_users_sql)
+    message = f"{UNSENDABLE}: {message}" if is_unsendable(error) else message
+    what = f"{where}: {message}"
     if place:
         what += " (" + ", ".join(f"{name} {value}" for name, value in place.items()) + ")"
     if isinstance(meaning, str):
@@ -253,13 +254,13 @@ def classify(
 
 
 def _slot_of(error: psycopg.Error) -> str:
-    """Return the slot whose decoding failed as a literal: the error's context names it."""
+    """Return the slot whose decoding failed as a literal, from the error's context."""
     found = _IN_SLOT.match(error.diag.context or "")
     return f"'{found[1]}'" if found is not None else "'<slot>'"
 
 
 def lost(error: EOFError | OSError) -> str:
-    """Say that a connection ended, which the system's own words leave out."""
+    """Return a message that the connection ended, which the system's error text omits."""
     words = (error.strerror if isinstance(error, OSError) else None) or str(error)
     if not words:
         return "the server closed the connection unexpectedly"
@@ -267,7 +268,7 @@ def lost(error: EOFError | OSError) -> str:
 
 
 def is_unsendable(error: BaseException | None) -> bool:
-    """Return whether the server could not put a row together that it was to send."""
+    """Return whether the server could not assemble a row that it should send."""
     if isinstance(error, psycopg.errors.ProgramLimitExceeded):
         return True
     return isinstance(error, psycopg.errors.InternalError_) and _LARGE_ALLOCATION in server_text(
@@ -276,17 +277,17 @@ def is_unsendable(error: BaseException | None) -> bool:
 
 
 def identifier(name: str | None) -> str | None:
-    """Quote a name as SQL."""
+    """Quote a name as an SQL identifier."""
     return None if name is None else printed(sql.Identifier(name))
 
 
 def is_understood(text: str) -> bool:
-    """Return whether what a connection failed with says what it means, in words that are known."""
+    """Return whether the text of a connection failure matches a known message."""
     return _by_text(text) is not None
 
 
 def _has_no_files(error: psycopg.Error) -> bool:
-    """Whether it failed because nothing could be opened; libpq may have no words for that."""
+    """Return whether no file could be opened; libpq may have no message for that."""
     if error.sqlstate is not None:
         return False
     text = server_text(error)
@@ -308,7 +309,7 @@ def _by_code(error: psycopg.Error) -> str | _Operator | None:
         return _NO_SLOT
     if code == "XX000" and _NOT_MAPPED in server_text(error):
         return _UNMAPPED
-    # 28000 says everything about authorization but a wrong password: the words may say more.
+    # 28000 covers all authorization errors except a wrong password: the text may be more specific.
     if code == "28000" and (told := _by_text(server_text(error))) is not None:
         return told
     return _TRANSIENT_CODES.get(code) or _TRANSIENT_CODES.get(code[:2]) or _OPERATOR_CODES.get(code)
@@ -322,7 +323,7 @@ def _by_text(text: str) -> str | _Operator | None:
 
 
 def _place(error: psycopg.Error, dsn: str | None) -> dict[str, str]:
-    """Return host, port, database and user, as far as they are known."""
+    """Return host, port, database and user, as far as known."""
     connection = error.pgconn
     if connection is not None:
         try:
@@ -332,7 +333,7 @@ def _place(error: psycopg.Error, dsn: str | None) -> dict[str, str]:
                 "database": connection.db,
                 "user": connection.user,
             }
-        except psycopg.Error:  # closed: it has nothing left to say
+        except psycopg.Error:  # closed: it has no information any more
             found = {}
         if any(found.values()):
             return {k: v.decode(errors="replace") for k, v in found.items() if v}

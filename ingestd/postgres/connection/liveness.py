@@ -1,17 +1,17 @@
-"""Connections that notice when nobody is at the other end any more.
+"""Connections that detect a dead peer.
 
-TCP tells of a host that is away (`session.DEFAULTS`). It does not where something between takes and
-acknowledges what is sent, but passes nothing on: a proxy, a load balancer, a tunnel. So whoever
-waits for an answer for long has another connection ask the server what the session does::
+TCP detects an unreachable host (`session.DEFAULTS`). It does not if an intermediary acknowledges
+what is sent but forwards nothing: a proxy, a load balancer, a tunnel. So if an answer takes long, a
+second connection asks the server for the state of the session::
 
-    it works (or waits for a lock, a disk)     go on waiting; ask again later
-    it waits for us, or is not there           its answer will never come, unless data still comes
-                                               (a large row, slowly): the connection is cut
-    the server can't be reached                the same, if it was tried several times
+    it works (or waits for a lock, a disk)     keep waiting; ask again later
+    it waits for us, or does not exist         no answer will come, unless data still arrives
+                                               (a large row, slowly): cut the connection
+    the server can't be reached                the same, after several attempts
     another server answers (a balancer's)      it knows nothing of the session: as if it worked
 
-An answer may take hours (a slot waits for old transactions, a backlog is decoded), so no limit of
-time would do. Source: PostgreSQL documentation, "The Cumulative Statistics System", wait events.
+An answer may take hours (a slot waits for old transactions, a backlog is decoded), so a time limit
+would not do. Source: PostgreSQL documentation, "The Cumulative Statistics System", wait events.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ from ingestd.postgres.connection.refusals import OF_A_SERVER
 from ingestd.postgres.connection.server_messages import loggable_message, server_text
 
 SILENT_S = 7.0
-"""How long an answer may take before it is asked elsewhere what the session does."""
+"""How long an answer may take before a second connection asks for the session's state."""
 AGAIN_S = 10.0
-"""How long until that is asked again."""
+"""The interval at which it asks again."""
 LOOKS = 3
-"""How often in a row the server has to be out of reach."""
+"""How many times in a row the server must be unreachable."""
 LOOK_EVERY_S = 4.0
-"""How long after a look the next begins; all end together, so long after the last began."""
+"""Delay between the starts of two probes. All end together, this long after the last start."""
 ON_ITS_WAY_S = 1.0
-"""How long an answer may be on its way when the session waits for us already."""
+"""How long an answer may be in flight after the session has started to wait for us."""
 
-# All is qualified: names are looked up before the statement itself pins `search_path`.
+# Everything is qualified: names are resolved before the statement itself pins `search_path`.
 SERVER: LiteralString = """
 (extract(epoch FROM pg_catalog.pg_postmaster_start_time())
  OPERATOR(pg_catalog.*) 1000000)::pg_catalog.int8,
 pg_catalog.concat(pg_catalog.inet_server_addr(), ':', pg_catalog.inet_server_port()),
 (extract(epoch FROM pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 1000000)::pg_catalog.int8
 """
-"""What a `ServerInstance` is made of, as columns."""
-# A walsender that has sent all waits in its main loop ('Activity'), others for us ('Client'). But
-# 'Client' are also: one of a standby that makes a slot waits for what its primary logs; a slot that
-# is moved waits for the standbys of synchronized_standby_slots (17+).
+"""The fields of a `ServerInstance`, as columns."""
+# A walsender that has sent everything waits in its main loop ('Activity'), other sessions for us
+# ('Client'). Two other waits are also 'Client': a walsender on a standby that creates a slot waits
+# for WAL from its primary; an advancing slot waits for synchronized_standby_slots (17+).
 _SESSION: LiteralString = f"""
 (SELECT coalesce(wait_event_type OPERATOR(pg_catalog.=) ANY (ARRAY['Activity', 'Client'])
                  AND wait_event OPERATOR(pg_catalog.<>) 'WaitForStandbyConfirmation', false)
@@ -67,7 +67,7 @@ _SESSION: LiteralString = f"""
    FROM pg_catalog.pg_stat_activity WHERE pid OPERATOR(pg_catalog.=) {{}}), {SERVER}
 """  # noqa: S608 - a constant
 _TCP_INFO = struct.Struct("@52xI")
-"""Of Linux' struct tcp_info only tcpi_last_data_recv, in milliseconds."""
+"""From Linux' struct tcp_info: only tcpi_last_data_recv, in milliseconds."""
 _T = TypeVar("_T")
 
 
@@ -79,16 +79,16 @@ class _Doing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ServerInstance:
-    """Which server answered: when it was started, its own address and port, its time then."""
+    """The server that answered: its start time, its own address and port, its current time."""
 
     started_us: int
     place: str
     now_us: int
 
     def is_another(self, found: ServerInstance) -> bool:
-        """Return whether `found`, which was asked later, is not this one, nor this one restarted.
+        """Return whether `found`, queried later, is a different server and not this one restarted.
 
-        Servers in containers may have one address and port, and a server several addresses.
+        Servers in containers may share an address and port; a server may have several addresses.
         """
         if found.started_us == self.started_us:
             return False
@@ -96,17 +96,17 @@ class ServerInstance:
 
 
 class ConnectionUser(Protocol):
-    """Who uses what a connection frees when it is closed."""
+    """An object that uses resources which the connection frees when it is closed."""
 
     def release(self) -> None:
-        """Use it no more, from the return on, in any thread. Twice is fine."""
+        """Stop using them before returning, in any thread. Idempotent."""
         ...
 
 
 class LivenessCheckedConnection(AsyncConnection[Any]):
-    """A connection that is cut when an answer can't be expected any more.
+    """A connection that is cut when no answer can be expected any more.
 
-    `watch` it as soon as it is made. `why_lost`: why it was cut, empty if it was not.
+    Call `watch` right after connecting. `why_lost`: why it was cut; empty if it was not.
     """
 
     _borrower: ConnectionUser | None = None
@@ -118,7 +118,7 @@ class LivenessCheckedConnection(AsyncConnection[Any]):
     why_lost = ""
 
     def watch(self, parameters: Mapping[str, Any]) -> None:
-        """Take what another connection to the same server is made with, beside its address."""
+        """Set the parameters for a second connection to the same server; the address is known."""
         left_out = ("options", "replication", "autocommit", "prepare_threshold")
         kept = {k: v for k, v in parameters.items() if k not in left_out}
         info = self.info
@@ -130,18 +130,18 @@ class LivenessCheckedConnection(AsyncConnection[Any]):
         self._pid = info.backend_pid
 
     def is_session(self, pid: int, server: ServerInstance) -> None:
-        """Take which process of which server it is: a pooler tells another."""
+        """Set the backend pid and server of the session: a pooler reports different ones."""
         self._pid = pid
         self._server = server
 
     def lend(self, borrower: ConnectionUser) -> None:
-        """Have it released before this is closed. The one before it is released now."""
+        """Release `borrower` before this connection is closed. Its predecessor is released now."""
         if self._borrower is not None:
             self._borrower.release()
         self._borrower = borrower
 
     async def close(self) -> None:
-        """Close it, once nobody uses what that frees."""
+        """Close the connection, after releasing its borrower."""
         if self._borrower is not None:
             self._borrower.release()
             self._borrower = None
@@ -154,7 +154,7 @@ class LivenessCheckedConnection(AsyncConnection[Any]):
 
     @contextlib.contextmanager
     def expecting(self) -> Iterator[None]:
-        """Have the server's answer awaited inside. Raises psycopg.OperationalError if cut."""
+        """Watch the wait for an answer inside. Raises psycopg.OperationalError if cut."""
         loop = asyncio.get_running_loop()
         doubting: list[asyncio.Task[None]] = []
         timer = loop.call_later(SILENT_S, lambda: doubting.append(loop.create_task(self._doubt())))
@@ -177,21 +177,21 @@ class LivenessCheckedConnection(AsyncConnection[Any]):
             await asyncio.sleep(AGAIN_S)
             doing = await self._looked_at()
         found = (
-            "the server can't be reached by another connection either"
+            "a second connection can't reach the server either"
             if doing is _Doing.AWAY
-            else "the server does not work on it"
+            else "the server is not working on it"
         )
-        self.cut(f"no answer comes, and {found}: the connection is lost")
+        self.cut(f"no answer arrives, and {found}: the connection is lost")
 
     def cut(self, why: str) -> None:
-        """End the connection as a lost one; `why` is what awaits its answer then raises."""
+        """Shut the connection down as lost. `why`: raised to the caller that awaits an answer."""
         self.why_lost = self.why_lost or why
         with contextlib.suppress(OSError, psycopg.Error), self._socket() as end:
             end.shutdown(socket.SHUT_RDWR)
 
     @contextlib.contextmanager
     def _socket(self) -> Iterator[socket.socket]:
-        """Return libpq's own, without a descriptor more: there may be none left.
+        """Yield libpq's socket without a new descriptor, of which none may be left.
 
         Raises OSError, psycopg.Error if it was closed meanwhile.
         """
@@ -202,7 +202,7 @@ class LivenessCheckedConnection(AsyncConnection[Any]):
             end.detach()
 
     async def _looked_at(self) -> _Doing:
-        """Look twice: an answer may be on its way, or come slowly."""
+        """Probe twice: an answer may be in flight, or arrive slowly."""
         for _ in range(2):
             doing = await self._look_until_answered()
             if doing is not _Doing.WAITING:
@@ -211,7 +211,7 @@ class LivenessCheckedConnection(AsyncConnection[Any]):
         return _Doing.WORKING if self._heard_s() < SILENT_S else doing
 
     def _heard_s(self) -> float:
-        """How long ago the system last got data for it, where it can tell: of TCP, on Linux."""
+        """Return seconds since the kernel last received data; inf unless TCP on Linux."""
         if sys.platform != "linux":
             return inf
         try:
@@ -222,7 +222,7 @@ class LivenessCheckedConnection(AsyncConnection[Any]):
         return float(_TCP_INFO.unpack(told)[0]) / 1000
 
     async def _look_until_answered(self) -> _Doing:
-        """Begin several looks, each a while after the other: one may be refused, or take long."""
+        """Start several probes one after another: one may be refused, or take long."""
         end_s = asyncio.get_running_loop().time() + LOOKS * LOOK_EVERY_S
         looks = [asyncio.create_task(self._look(n * LOOK_EVERY_S, end_s)) for n in range(LOOKS)]
         try:
@@ -236,7 +236,7 @@ class LivenessCheckedConnection(AsyncConnection[Any]):
         return _Doing.AWAY
 
     async def _look(self, after_s: float, end_s: float) -> _Doing:
-        """Look, in so many seconds, until `end_s` by the loop's clock."""
+        """Probe after `after_s`, until `end_s` by the loop's clock."""
         await asyncio.sleep(after_s)
         if self._elsewhere is None:
             return _Doing.WORKING
@@ -248,11 +248,11 @@ class LivenessCheckedConnection(AsyncConnection[Any]):
         except TimeoutError:
             return _Doing.AWAY
         except psycopg.OperationalError as error:
-            # Whoever says why it refuses us is there, and says nothing of the session.
+            # A server that explains why it refuses us is alive, and says nothing of the session.
             return _Doing.WORKING if OF_A_SERVER.search(server_text(error)) else _Doing.AWAY
         asking = asyncio.create_task(self._is_waiting_by(other))
         try:
-            # A pooler whose sessions are all taken lets us connect, and wait.
+            # A pooler without free sessions accepts the connection and lets it wait.
             left_s = max(ON_ITS_WAY_S, end_s - asyncio.get_running_loop().time())
             done, _ = await asyncio.wait({asking}, timeout=left_s)
             return _Doing.WAITING if done and asking.result() else _Doing.WORKING
@@ -267,8 +267,8 @@ class LivenessCheckedConnection(AsyncConnection[Any]):
             await asyncio.gather(asking, return_exceptions=True)
 
     async def _is_waiting_by(self, other: AsyncConnection[Any]) -> bool:
-        """Ask whether the session waits for its client, or is not there."""
-        # For this statement alone: a pooler may give the session to others afterwards.
+        """Return whether the session waits for its client or does not exist."""
+        # For this statement only: a pooler may pass the session to other clients afterwards.
         query = pinning(SETTINGS, is_local=True) + sql.SQL(_SESSION).format(self._pid)
         row = await (await other.execute(query)).fetchone()
         assert row is not None
@@ -278,11 +278,11 @@ class LivenessCheckedConnection(AsyncConnection[Any]):
         return waits is None or bool(waits)
 
     def _tell_blindness(self, error: psycopg.Error) -> None:
-        """Say once that only a server that is out of reach as a whole will be noticed."""
+        """Log, once, that only a completely unreachable server will be detected."""
         if not self._is_told:
             structlog.get_logger("ingestd").warning(
                 "watch.refused",
                 reason=loggable_message(error),
-                remedy="GRANT SELECT ON pg_catalog.pg_stat_activity TO this role, as all have it",
+                remedy="GRANT SELECT ON pg_catalog.pg_stat_activity TO this role (the default)",
             )
         self._is_told = True

@@ -1,9 +1,9 @@
-"""Names that a database's encoding has no characters for: read as they are, and told apart.
+"""Names with bytes that are invalid in the database's encoding: read unchanged, kept distinct.
 
-A server keeps such bytes in names as in values, and refuses to convert them: a query that meets one
-name of the catalog fails as a whole. Names in shared catalogs, of roles and databases, are in the
-encoding of whichever database they were made in. Source: PostgreSQL documentation, "Character Set
-Support".
+A server stores such bytes in names as in values, and refuses to convert them: a catalog query that
+meets one such name fails completely. Names in shared catalogs (roles, databases) are in the
+encoding of the database in which they were created. Source: PostgreSQL documentation, "Character
+Set Support".
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TYPE_NAME: LiteralString = """
     SELECT CASE WHEN f.qualified LIKE 'public.%%'
                  AND pg_catalog.to_regtype(pg_catalog.substr(f.qualified, 8)) IS NULL
                 THEN pg_catalog.substr(f.qualified, 8) ELSE f.qualified END) type(name)"""
-"""Joins `type.name` to columns `a`: the type as people write it, with a schema only if that is not
+"""Joins `type.name` to columns `a`: the type for display, with a schema only if that is not
 `public`, or if a type of pg_catalog has the same name."""
 _TEXTS = ("text", "name", "varchar", "bpchar")
 _UNKNOWN_TYPE = 0
@@ -43,7 +43,7 @@ _RENAMES = {
         "c.oid::pg_catalog.regclass, a.attname",
     ),
 }
-"""What renames it, and what is put in before the new name."""
+"""The statement that renames the object, and the expression that fills in the old name."""
 _IS_IT = (
     "pg_catalog.convert_to(a.attname::pg_catalog.text, pg_catalog.getdatabaseencoding()) "
     "OPERATOR(pg_catalog.=) "
@@ -82,10 +82,10 @@ class _NameCursor(AsyncCursor[Any]):
 
 
 async def read_names(connection: AsyncConnection[Any]) -> None:
-    """Have a connection, from now on, read the catalog whatever bytes its names have.
+    """Make a connection read the catalog from now on, whatever bytes its names have.
 
-    Not for rows of tables: of a value nothing tells that it has such bytes. A name that has comes
-    as `OddName`. A character that the database can't have is sent as its number.
+    Not for table rows: in a value nothing would mark such bytes. A name that has them is returned
+    as an `OddName`. A character outside the database's encoding is sent as an escaped number.
     """
     name = (connection.pgconn.parameter_status(b"server_encoding") or b"").decode()
     if name == "SQL_ASCII" or encoding_of(name) is not None:
@@ -101,14 +101,14 @@ async def read_names(connection: AsyncConnection[Any]) -> None:
 def refused_name(
     oid: int, schema: str, table: str, columns: Iterable[str]
 ) -> tuple[str, str] | None:
-    """Return why a name keeps a table from being captured, and SQL that renames it; None if none.
+    """Return why a name prevents a table from being captured, and SQL that renames it, or None.
 
-    The SQL has none of the odd bytes, which a client may be unable to send.
+    The SQL contains none of the odd bytes, which a client may be unable to send.
     """
     for kind, name in (("schema", schema), ("table", table), *(("column", c) for c in columns)):
         if isinstance(name, OddName):
-            what = f"the name of {kind} {name} has bytes that the database's encoding does not"
-            return f"{what} have: no query can name it", _renaming(kind, oid, name)
+            what = f"the name of {kind} {name} has bytes invalid in the database's encoding"
+            return f"{what}: no query can refer to it", _renaming(kind, oid, name)
     return None
 
 
@@ -120,7 +120,7 @@ def _renaming(kind: str, oid: int, name: OddName) -> str:
 
 
 def name_bytes(column: LiteralString) -> sql.Composed:
-    """Write what `name_from` takes, of a column of type name: for any connection."""
+    """Return an expression for a column of type name, to pass to `name_from`. Any connection."""
     return sql.SQL(
         "pg_catalog.convert_to(" + column + "::pg_catalog.text, CASE WHEN "
         "pg_catalog.getdatabaseencoding() = ANY({}::pg_catalog.text[]) "
@@ -129,13 +129,13 @@ def name_bytes(column: LiteralString) -> sql.Composed:
 
 
 def name_from(connection: AsyncConnection[Any], name: bytes) -> str:
-    """Return the name that `name_bytes` selected, an `OddName` if it has odd bytes."""
+    """Return the name selected by `name_bytes`; an `OddName` if it has odd bytes."""
     server = connection.pgconn.parameter_status(b"server_encoding") or b""
     return name_of(name, encoding_of(server.decode()))
 
 
 def tables_apart(tables: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the schema and name of each of a database's tables as `told_apart` does."""
+    """Return schema and name of each of a database's tables, made distinct by `told_apart`."""
     schemas = {_exactly(schema): schema for schema, _ in tables}
     apart = dict(zip(schemas, told_apart(list(schemas.values())), strict=True))
     found: dict[int, tuple[str, str]] = {}
@@ -151,7 +151,7 @@ def _exactly(name: str) -> str | bytes:
 
 
 def odd_names(*names: str) -> list[str]:
-    """Return those of these names that no query can name."""
+    """Return the names that no query can refer to."""
     return [name for name in names if isinstance(name, OddName)]
 
 

@@ -1,9 +1,9 @@
-"""The settings of every session, whatever sets them otherwise, and the check that they hold.
+"""The settings of every session, and the check that they are in effect.
 
-The startup packet is not enough. The server applies, in this order: what ALTER DATABASE and ALTER
-ROLE set, the packet's `options`, what libpq adds of its environment (PGTZ, PGDATESTYLE, PGGEQO),
-and what a login event trigger (17+) sets. So they are set once more by the first statement, which
-also returns what the server has then; libpq has it of some as parameter statuses, too.
+The startup packet is not enough. The server applies, in this order: ALTER DATABASE and ALTER ROLE
+settings, the packet's `options`, what libpq adds from its environment (PGTZ, PGDATESTYLE, PGGEQO),
+and the settings of a login event trigger (17+). So the first statement sets them once more, and
+returns the values in effect. libpq also has some of them as parameter statuses.
 
 Source: PostgreSQL documentation, "Setting Parameters", "Message Formats" (ParameterStatus), and of
 libpq, "Environment Variables".
@@ -29,40 +29,41 @@ SETTINGS: Mapping[str, str] = {
     "IntervalStyle": "iso_8601",
     "extra_float_digits": "3",
     "bytea_output": "hex",
-    # What the catalog's functions write: types, defaults, names in quotes. Money is as in C.
+    # The output of catalog functions: types, defaults, quoted names. Money as in locale C.
     "quote_all_identifiers": "off",
     "lc_monetary": "C",
-    # What our own statements mean: database users may make functions, operators and types.
+    # The meaning of our own statements: database users may create functions, operators and types.
     "search_path": "pg_catalog, pg_temp",
     "standard_conforming_strings": "on",
     "transform_null_equals": "off",
     "array_nulls": "on",
-    # Rows that a policy would hide are an error, never silently missing.
+    # Rows that a policy hides must raise an error, never be silently missing.
     "row_security": "off",
     # A default of the role or database must not end a long COPY or drop an exported snapshot.
     "idle_in_transaction_session_timeout": "0",
-    # Others would have publications refused, or a snapshot wait or be refused (on a standby).
+    # Other defaults make the server refuse publications, or delay or refuse a snapshot (on a
+    # standby).
     "default_transaction_read_only": "off",
     "default_transaction_deferrable": "off",
     "default_transaction_isolation": "read committed",
-    # A COPY of many columns looks expensive, and compiling it costs more than it gains.
+    # A COPY of many columns looks expensive, but compiling it costs more than it saves.
     "jit": "off",
     "geqo": "on",
-    # Else the planner evaluates constant parts of a table's CHECK constraints.
+    # Otherwise the planner evaluates constant parts of a table's CHECK constraints.
     "constraint_exclusion": "off",
 }
 """Pinned on every connection, so that a value has the same text wherever it is read."""
 WHERE_KNOWN: Mapping[str, str] = {
-    # The claim idles for long; a snapshot, and decoding a large transaction, last long.
+    # The claim idles for long; a snapshot, or the decoding of a large transaction, takes long.
     "idle_session_timeout": "0",
     "transaction_timeout": "0",
-    # What is read are tables: a view in the place of one would run its owner's functions.
+    # Only tables are read: a view in the place of one would run its owner's functions.
     "restrict_nonsystem_relation_kind": "view, foreign-table",
 }
-"""The same, of which not every server has all: one that has not refuses them in `options`."""
+"""Also pinned, but missing on some servers, which would refuse them in `options`."""
 ENCODING = "client_encoding"
 MARK = "ingestd.options"
-"""Set in `options` with the others: a pooler may leave them all out, and say nothing."""
+"""Set in `options` along with the others: a pooler may silently drop all of them."""
 
 _ENVIRONMENT = {
     "TimeZone": "PGTZ",
@@ -70,7 +71,7 @@ _ENVIRONMENT = {
     "geqo": "PGGEQO",
     ENCODING: "PGCLIENTENCODING",
 }
-"""What libpq adds to the startup packet, by the setting."""
+"""Environment variables that libpq adds to the startup packet, by setting."""
 _REPORTED = (
     "DateStyle",
     "TimeZone",
@@ -79,10 +80,10 @@ _REPORTED = (
     "default_transaction_read_only",
     ENCODING,
 )
-"""Those that the server reports whenever they change."""
+"""Settings that the server reports whenever they change."""
 _UNITS_MS = {"": 1, "ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _TIME = re.compile(r"(\d+)(ms|s|min|h|d|)")
-# Unknown to the server: null, and left out. A CTE has its rows once: names and values agree.
+# Unknown to the server: null, and left out. A CTE is evaluated once: names and values agree.
 _MADE = sql.SQL(
     "WITH made AS MATERIALIZED ("
     "SELECT s.name, pg_catalog.set_config(s.name, s.value, {is_local}) AS now"
@@ -105,7 +106,7 @@ _TRIGGERS = (
 
 
 def as_options(settings: Mapping[str, str]) -> str:
-    """Return the settings, and the mark, as `options` of a startup packet."""
+    """Format the settings, and the mark, as `options` of a startup packet."""
     return " ".join(
         f"-c {name}={value.replace(' ', chr(92) + ' ')}"
         for name, value in {**settings, MARK: "on"}.items()
@@ -115,11 +116,11 @@ def as_options(settings: Mapping[str, str]) -> str:
 def pinning(
     settings: Mapping[str, str], *, only_ours: bool = False, is_local: bool = False
 ) -> sql.Composed:
-    """Return a SELECT that sets them; its first two columns are names and values afterwards.
+    """Return a SELECT that sets them; its first two columns are names and resulting values.
 
-    More columns have to follow. `only_ours`: nothing is set, and both are empty, where `options`
-    did not arrive. `is_local`: for this statement alone. One statement: a walsender of PostgreSQL
-    14 accepts no more.
+    The caller must append more columns. `only_ours`: if `options` did not arrive, nothing is set
+    and both columns are empty. `is_local`: for this statement only. It is one statement, because a
+    walsender of PostgreSQL 14 accepts no more.
     """
     row = sql.SQL("({}::pg_catalog.text, {}::pg_catalog.text)")
     return _MADE.format(
@@ -132,7 +133,7 @@ def pinning(
 def differing(
     wanted: Mapping[str, str], names: Sequence[str], values: Sequence[str]
 ) -> dict[str, str]:
-    """Return the settings that the server does not have as they were set, and how it has them."""
+    """Return the settings whose values on the server differ from `wanted`, with those values."""
     return {
         name: value
         for name, value in zip(names, values, strict=True)
@@ -143,7 +144,7 @@ def differing(
 def differing_reports(
     wanted: Mapping[str, str], connection: AsyncConnection[Any]
 ) -> dict[str, str]:
-    """Return those that the server has reported otherwise. Asks nothing."""
+    """Return the settings whose values the server reports differently. Sends nothing."""
     found = {}
     for name in _REPORTED:
         status = connection.pgconn.parameter_status(name.encode())
@@ -160,9 +161,9 @@ async def not_pinned(
     found: Mapping[str, str],
     own_options: str,
 ) -> OperatorError:
-    """Return the error for settings that stay as `found`; ask who sets them, where that is known.
+    """Return the error for settings that stay as `found`; query what sets them, if known.
 
-    `own_options`: of the DSN or PGOPTIONS.
+    `own_options`: from the DSN or PGOPTIONS.
     """
     sources: dict[str, str] = {}
     triggers: list[str] = []
@@ -178,15 +179,15 @@ async def not_pinned(
     by = f" (set by {'; '.join(who)})" if who else ""
     return OperatorError(
         f"settings that ingestd depends on can't be set for its session: {said}{by}",
-        remedy="let clients set them: see to the pooler or proxy in between, which may leave SET "
-        "out, and to what is named here; or give the server's own address in `dsn`",
+        remedy="let clients set them: check the pooler or proxy in between, which may drop SET, "
+        "and what is named here; or use the server's own address in `dsn`",
     )
 
 
 def refused_setting(error: psycopg.Error, own_options: str) -> OperatorError | None:
-    """Return what it means if the server refused a connection for one of these settings.
+    """Return the error if the server refused a connection because of one of these settings.
 
-    Whatever the language: names of settings are never translated.
+    Works in any language: names of settings are never translated.
     """
     text = server_text(error)
     for name in (*SETTINGS, *WHERE_KNOWN, ENCODING):
@@ -195,15 +196,15 @@ def refused_setting(error: psycopg.Error, own_options: str) -> OperatorError | N
         setter = _setter(name, own_options)
         if setter is not None:
             return OperatorError(
-                f"the server refuses the connection for setting {name}, which {setter} sets: "
-                "it has no such value",
-                remedy=f"take {name} out of {setter}: ingestd sets it itself",
+                f"the server refuses the connection because of setting {name} from {setter}: "
+                "the value is invalid",
+                remedy=f"remove {name} from {setter}: ingestd sets it itself",
             )
     return None
 
 
 def _setter(name: str, own_options: str) -> str | None:
-    """Return what of the client sets it otherwise, if anything does."""
+    """Return what sets it differently on the client, if anything does."""
     variable = _ENVIRONMENT.get(name)
     if variable is not None and os.environ.get(variable):
         return f"environment variable {variable}"
@@ -221,5 +222,5 @@ def _is_same(name: str, wanted: str, found: str) -> bool:
 
 
 def _plain(encoding: str) -> str:
-    """Return an encoding's name as the server compares it."""
+    """Normalize an encoding's name as the server does to compare it."""
     return "".join(filter(str.isalnum, encoding)).lower()

@@ -1,8 +1,9 @@
-"""Poolers between ingestd and the server: whether a connection has a server session to itself.
+"""Detection of poolers in front of the server that share server sessions between clients.
 
-In session mode it has, and all works as without. In transaction (or statement) mode the pooler
-gives the server's session to another client whenever no transaction is open: settings, advisory
-locks and exported snapshots do not live there, and what we set would reach other clients.
+In session mode a connection has its own server session, and everything works as without a pooler.
+In transaction (or statement) mode the pooler passes the session to another client whenever no
+transaction is open. Settings, advisory locks and exported snapshots do not last then, and our
+settings would reach other clients.
 
 Source: PgBouncer documentation, "SQL feature map for pooling modes".
 """
@@ -22,42 +23,42 @@ from ingestd.model.errors import OperatorError
 from ingestd.postgres.connection.server_messages import server_text
 
 WAIT_S = 2.0
-"""How long to wait for a second session: in session mode it may have to be a free one."""
+"""How long to wait for a second session, which in session mode must be a free one."""
 TRIES = 3
 
-# A pid may be another process's by now; and several servers may have one address. As a number: the
-# text of a time depends on settings. They are not pinned here, so all of it is qualified.
+# The pid may belong to another process by now, and several servers may share an address. A number,
+# because a time's text depends on settings. They are not pinned here, so all names are qualified.
 _PROCESS = """
 SELECT pid, (pg_catalog.date_part('epoch', backend_start) OPERATOR(pg_catalog.*)
              1000000::pg_catalog.float8)::pg_catalog.int8
   FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid())
 """
 _NO_TRANSACTIONS = "transaction blocks not allowed"
-"""What PgBouncer says in statement mode."""
+"""PgBouncer's message in statement mode."""
 _REFUSED = re.compile(r"unsupported (options )?startup (parameter|option)|command-line options")
 
 
 def refuses_options(error: psycopg.Error) -> bool:
-    """Whether connecting failed because a pooler takes no `options` in the startup message."""
+    """Return whether connecting failed because a pooler accepts no `options` at startup."""
     return _REFUSED.search(server_text(error)) is not None
 
 
 def pooled() -> OperatorError:
-    """Say what is wrong with a pooler that gives a session to several clients."""
+    """Return the error for a pooler that shares a session between clients."""
     return OperatorError(
-        "the connection has no server session to itself: a pooler in transaction (or statement) "
-        "mode is between, where session settings, snapshots and locks do not live",
-        remedy="give the server's own address in `dsn`, or set pool_mode = session for this "
+        "the connection has no server session to itself: it goes through a pooler in transaction "
+        "(or statement) mode, where session settings, snapshots and locks do not last",
+        remedy="use the server's own address in `dsn`, or set pool_mode = session for this "
         "database in the pooler",
     )
 
 
 async def shares_sessions(first: AsyncConnection[Any], parameters: Mapping[str, Any]) -> bool:
-    """Return whether the session of `first`, idle and in autocommit, serves other clients by turns.
+    """Return whether the session of `first`, idle and in autocommit, is shared with other clients.
 
-    Another client with the same parameters takes a session for a transaction: it gets that of the
-    first one, or the first one has to go on with another. Sets nothing. False as well where there
-    is no second session to be had: then the first has its own. Raises psycopg.Error.
+    A second client with the same parameters opens a transaction. In transaction mode it gets the
+    session of `first`, or `first` is moved to another one. Sets nothing. Also False if no second
+    session is available: then `first` has its own. Raises psycopg.Error.
     """
     try:
         async with asyncio.timeout(WAIT_S):
@@ -87,7 +88,7 @@ async def _process(connection: AsyncConnection[Any]) -> Any:  # noqa: ANN401 - a
 
 
 async def _process_soon(connection: AsyncConnection[Any]) -> Any:  # noqa: ANN401 - a row
-    """Return the server process that answers, None if none does for long; then it is closed."""
+    """Return the server process that answers; None after a timeout, and close the connection."""
     asking = asyncio.create_task(_process(connection))
     try:
         done, _ = await asyncio.wait({asking}, timeout=WAIT_S)
@@ -100,7 +101,7 @@ async def _process_soon(connection: AsyncConnection[Any]) -> Any:  # noqa: ANN40
 
 
 async def _end(connection: AsyncConnection[Any]) -> None:
-    """Close, and leave the pooler a session that it can give to others."""
+    """Close the connection, and leave the pooler a reusable session."""
     with contextlib.suppress(psycopg.Error):
         if not connection.closed:
             await connection.rollback()

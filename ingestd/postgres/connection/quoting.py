@@ -1,10 +1,10 @@
-"""How a value becomes an SQL literal without a connection.
+"""Quoting of values as SQL literals without a connection.
 
-libpq's `PQescapeString` takes such a value to be in the encoding of the connection that this
-process made last, and copies multibyte characters of that encoding as they are. In UTF-8 text the
-last byte of a character can begin one of EUC_JP, so a quote after it would not be doubled. Queries
-are composed here as UTF-8 and encoded afterwards, so the quote and the backslash are all there is.
-Source: PostgreSQL documentation, "Lexical Structure", "PQescapeString".
+libpq's `PQescapeString` assumes the encoding of the connection that this process opened last, and
+copies multibyte characters of that encoding unchanged. The last byte of a UTF-8 character can be
+the first of one in EUC_JP, so a quote after it would not be doubled. Queries are composed here as
+UTF-8 and encoded afterwards, so only quote and backslash need care. Source: PostgreSQL
+documentation, "Lexical Structure", "PQescapeString".
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ingestd.model.printable_text import printable_sql
 
 
 class _Quoting(Dumper):
-    def quote(self, obj: Any) -> Buffer:  # noqa: ANN401 - whatever the dumper is of
+    def quote(self, obj: Any) -> Buffer:  # noqa: ANN401 - the type varies by dumper
         if self.connection is not None or (value := self.dump(obj)) is None:
             return super().quote(obj)
         return quoted(bytes(value))
@@ -37,12 +37,12 @@ class _QuotedList(_Quoting, ListDumper):
 
 
 def printed(query: sql.Composable) -> str:
-    """Return SQL for a person to paste: all of it is printable, and names what it names."""
+    """Return SQL to paste: printable, with names that resolve unambiguously."""
     return printable_sql(query.as_string(None))
 
 
 def quoted(utf8: bytes) -> bytes:
-    """Return this text as an SQL literal, whatever standard_conforming_strings is."""
+    """Return a text as an SQL literal, valid with any standard_conforming_strings."""
     doubled = utf8.replace(b"'", b"''")
     if b"\\" not in doubled:
         return b"'" + doubled + b"'"

@@ -1,8 +1,8 @@
-"""The code of what a server refuses a connection with, in whatever language it says it.
+"""The SQLSTATE of a refused connection, whatever the language of the message.
 
-libpq keeps the code of an error to itself while it connects, and gives its text alone, which is in
-the server's language (`lc_messages`). What it traces has the code: where the text is no help, it is
-tried once more with a trace. Source: PostgreSQL documentation, "Control Functions", PQtrace.
+While connecting, libpq does not expose an error's code, only its text, which is in the server's
+language (`lc_messages`). Its trace contains the code: if the text is not recognized, the connection
+is attempted once more with a trace. Source: PostgreSQL documentation, "Control Functions", PQtrace.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from psycopg.errors import lookup
 from ingestd.postgres.connection.server_messages import server_text
 
 OF_A_SERVER = re.compile(r"\w:  \S")
-"""Severity and message of a server's error, as libpq puts them: in whatever language, with no code,
-and two spaces between, which its own messages have nowhere."""
+"""Severity and message of a server error as libpq writes them, in any language and without a code:
+separated by two spaces, which libpq's own messages never have."""
 _CODE = re.compile(rb'ErrorResponse\b.*? C "([0-9A-Z]{5})"')
 _LIMIT_S = 5.0
-"""The server has just answered."""
+"""The server has just answered, so it is reachable."""
 
 
 async def named(error: psycopg.Error, parameters: Mapping[str, Any]) -> psycopg.Error:
-    """Return an error of connecting with its code, if a server said it and the code can be had.
+    """Return a connection error with its code, if it is the server's and the code is available.
 
-    `parameters`: what it was connected with.
+    `parameters`: those of the attempted connection.
     """
     if error.sqlstate is not None or not OF_A_SERVER.search(server_text(error)):
         return error
-    if sys.platform != "linux":  # where psycopg traces
+    if sys.platform != "linux":  # psycopg traces only there
         return error
     with contextlib.suppress(TimeoutError, OSError, psycopg.Error, KeyError):
         async with asyncio.timeout(_LIMIT_S):
@@ -46,8 +46,8 @@ async def named(error: psycopg.Error, parameters: Mapping[str, Any]) -> psycopg.
 
 
 async def _code_of_refusal(conninfo: str) -> str:
-    """Connect, and give the code of the last error; empty if there is none."""
-    trace = os.memfd_create("trace")  # it may hold a password: nowhere but in memory
+    """Connect, and return the code of the last error; empty if there is none."""
+    trace = os.memfd_create("trace")  # may contain a password: keep it in memory only
     try:
         connection = pq.PGconn.connect_start(conninfo.encode())
         try:
@@ -68,7 +68,7 @@ async def _code_of_refusal(conninfo: str) -> str:
 
 
 async def _ready(socket: int, *, reads: bool) -> None:
-    """Wait until the socket can be read, or written."""
+    """Wait until the socket is readable or writable."""
     loop, ready = asyncio.get_running_loop(), asyncio.Event()
     add, remove = (
         (loop.add_reader, loop.remove_reader) if reads else (loop.add_writer, loop.remove_writer)

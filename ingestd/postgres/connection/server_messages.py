@@ -1,10 +1,10 @@
 """The part of a server error that is safe to log: never a value of a row.
 
-Detail and context quote rows, so only the primary message may be returned. Many errors quote a
-value there, too: conversions, and casts to regclass, regrole, regnamespace and the like, for which
-the value is a name that does not exist. So there is an allow-list of errors whose text is returned,
-by SQLSTATE and by the server's source file, which depend on no language (`lc_messages`). Of all
-others only SQLSTATE and condition are.
+Detail and context quote rows, so only the primary message may be returned. In many errors it quotes
+a value, too: conversions, and casts to regclass, regrole, regnamespace and the like, where the
+value is a name that does not exist. So an allow-list decides whose text is returned, by SQLSTATE
+and the server's source file, which do not depend on the language (`lc_messages`). For all other
+errors only SQLSTATE and condition are returned.
 
 Source: PostgreSQL documentation, "PostgreSQL Error Codes", "Error and Notice Message Fields".
 """
@@ -17,10 +17,10 @@ import psycopg
 from psycopg.errors import Diagnostic
 
 LIMIT = 2000
-"""How many characters of a server's text are used: a hostile one sends megabytes."""
+"""Maximum number of characters used of a server's text: a hostile server sends megabytes."""
 
 _PLACES = re.compile(r'connection to server (at "[^"]*"(, port \d+)?|on socket "[^"]*") failed: ')
-"""libpq's, which are told beside."""
+"""libpq's prefix. The address is reported separately."""
 _SAFE_CLASSES = frozenset(
     {
         "08",  # connection
@@ -36,11 +36,11 @@ _SAFE_CLASSES = frozenset(
     }
 )
 _SAFE_CODES = frozenset({"42501"})
-"""No right."""
+"""Insufficient privilege."""
 _OF_CONNECTING = frozenset({"3D000"})
-"""No such database: safe where a connection is refused, as there is no statement."""
+"""Missing database: safe when a connection is refused, because there is no statement."""
 _UNSAFE_CODES = frozenset({"55P04"})
-"""It quotes a new value of an enum."""
+"""Quotes a new value of an enum."""
 _SAFE_FILES = frozenset(
     {
         "logical.c",
@@ -58,11 +58,11 @@ _SAFE_FILES = frozenset(
         "parse_relation.c",  # names in the text of a statement, not in a value
     }
 )
-"""Of the server: what they raise quotes what we have sent, whatever its class."""
+"""The server's source files whose errors quote only what we have sent, whatever the class."""
 _TRANSPORTS = frozenset({"dblink.c", "connection.c"})
-"""Of dblink and postgres_fdw: another server's words, with its code."""
+"""Of dblink and postgres_fdw: another server's message, with its code."""
 _INTERNAL = "XX000"
-"""The code of `elog` in C, whose words extensions choose as well."""
+"""The code of `elog` in C, which extensions raise with any text."""
 _INTERNAL_FILES = frozenset(
     {
         *("aclchk.c", "bufmgr.c", "catcache.c", "detoast.c", "format_type.c", "genam.c"),
@@ -73,26 +73,26 @@ _INTERNAL_FILES = frozenset(
         *("syscache.c", "table.c", "toast_internals.c", "tupdesc.c", "typcache.c", "xact.c"),
     }
 )
-"""Of the server: their internal errors tell OIDs, sizes, files and names."""
+"""The server's source files whose internal errors contain only OIDs, sizes, files and names."""
 _RAISED = frozenset({"38", "39", "P0"})
-"""Classes of what functions of the database raise, in words of their own."""
+"""Classes of errors that functions of the database raise with any text."""
 _OF_LANGUAGES = "pl"
-"""How the source files of procedural languages begin: their functions may raise any class."""
-_UNTOLD = "the server's words may be of a row: see its log"
+"""Prefix of procedural languages' source files: their functions may raise any class."""
+_UNTOLD = "the server's message may quote a row: see its log"
 
 
 def server_text(error: BaseException) -> str:
-    """Return what the server, or libpq, says of an error, cut to `LIMIT`. It may quote a row."""
+    """Return the server's or libpq's error message, cut to `LIMIT`. It may quote a row."""
     text = error.diag.message_primary if isinstance(error, psycopg.Error) else None
     text = text or str(error)
     return text if len(text) <= LIMIT else f"{text[:LIMIT]}..."
 
 
 def loggable_message(error: psycopg.Error, *, runs_users_sql: bool = False) -> str:
-    """Return an error on one line, without where it was, and without what may be of a row.
+    """Return an error on one line, without its address and without anything that may quote a row.
 
-    `runs_users_sql`: the statement has SQL that someone wrote (a condition, a row filter): it can
-    raise any error, about any value.
+    `runs_users_sql`: the statement contains a user's SQL (a condition, a row filter), which can
+    raise any error about any value.
     """
     code = error.sqlstate
     if code is not None:
@@ -109,7 +109,7 @@ def _is_safe(code: str, diag: Diagnostic) -> bool:
     file = diag.source_file or ""
     if code in _OF_CONNECTING:
         return diag.severity is None
-    # A query that a function composes may have a value where a name is.
+    # In a query that a function composes, a value may stand in the place of a name.
     if file.startswith(_OF_LANGUAGES) or diag.internal_query or code in _UNSAFE_CODES:
         return False
     if file in _TRANSPORTS:

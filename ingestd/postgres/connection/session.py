@@ -1,4 +1,4 @@
-"""How every connection to a source is made.
+"""Opening of connections to a source.
 
 Source of the settings: PostgreSQL documentation, "Client Connection Defaults".
 """
@@ -37,13 +37,13 @@ from ingestd.postgres.connection.refusals import named
 from ingestd.postgres.connection.server_messages import server_text
 from ingestd.postgres.connection.tls import Transport, resolved, secured, transport
 
-# Nothing is locked where nothing was set: the session may be others'.
+# If nothing was set, nothing is locked: the session may be shared with other clients.
 _WHO = sql.SQL(
     f"(SELECT {{member}} WHERE EXISTS (SELECT FROM made)), pg_catalog.pg_backend_pid(), {SERVER}"  # noqa: S608 - a constant
 )
 
 MAX_NAME_BYTES = 63
-"""What a server keeps of an `application_name`."""
+"""Maximum length of an `application_name` that a server keeps."""
 
 DEFAULTS: Mapping[str, str] = {
     "application_name": "ingestd",
@@ -54,9 +54,9 @@ DEFAULTS: Mapping[str, str] = {
     "keepalives_count": "3",
     "tcp_user_timeout": "25000",
 }
-"""libpq parameters for those that the DSN leaves out: a silent drop is noticed in 25 s.
+"""libpq parameters that apply if the DSN omits them. A silent drop is detected in 25 s.
 
-What TCP does not notice, `watched` does.
+`liveness` detects what TCP does not.
 """
 
 
@@ -72,14 +72,15 @@ async def connect(
 ) -> LivenessCheckedConnection:
     """Connect with pinned settings; with `replication` to a walsender of the DSN's database.
 
-    A timeout of 0 means none. The settings go with the startup message, after any `options` of the
-    DSN (or PGOPTIONS), and are set and checked by the first statement
-    (`ingestd.postgres.connection.pinned_settings`). A pooler that takes no `options` there gets
-    them by statement alone, if the session is ours alone. Raises psycopg.Error, for `classify`;
-    OperatorError if the DSN can't be read, for a pooler in transaction mode, and where a setting
-    does not hold. `claim`: the holder of the claim of that name connects; who holds it next ends
-    the session, if it is still there. `reads_names`: for the catalog, whose names may have any
-    bytes (`ingestd.postgres.connection.names`), not for rows of tables.
+    A timeout of 0 means none. The settings are sent in the startup message, after any `options` of
+    the DSN (or PGOPTIONS), and the first statement sets and checks them again
+    (`ingestd.postgres.connection.pinned_settings`). Behind a pooler that accepts no `options`
+    there, only the statement sets them, provided that the session is not shared. `claim`: the
+    holder of the claim of that name connects; the next holder ends this session if it still exists.
+    `reads_names`: for the catalog, whose names may have any bytes
+    (`ingestd.postgres.connection.names`), not for table rows. Raises psycopg.Error, for `classify`;
+    OperatorError if the DSN can't be read, for a pooler in transaction mode, and for a setting that
+    does not take effect.
     """
     parameters = parameters_of(dsn)
     settings = {
@@ -107,7 +108,7 @@ async def connect(
 def stream_name(application: str) -> str:
     """Return the `application_name` of a replication connection.
 
-    One that no standby has: the server may choose by it for whom commits wait.
+    No standby has this name: the server may use it to choose the standbys that commits wait for.
     """
     suffix = " (stream)"
     kept = application.encode()[: MAX_NAME_BYTES - len(suffix)].decode(errors="ignore")
@@ -115,10 +116,10 @@ def stream_name(application: str) -> str:
 
 
 async def end_without_client(connection: AsyncConnection[Any]) -> None:
-    """Have the server look each second whether we are still there, while it sends nothing.
+    """Make the server check every second that the client still exists, even when it sends nothing.
 
-    Else it works on for whom was killed, and keeps its temporary slots meanwhile. Not every
-    server's system can.
+    Otherwise it keeps working for a killed client, and keeps its temporary slots. Not every
+    server's operating system supports the check.
     """
     with contextlib.suppress(psycopg.errors.InvalidParameterValue):
         await connection.execute("SET client_connection_check_interval = '1s'")
@@ -132,9 +133,9 @@ async def _open(
     *,
     is_pooled: bool,
 ) -> LivenessCheckedConnection:
-    """Connect, in autocommit; `is_pooled`: without `options`, where these are refused."""
+    """Connect in autocommit mode. `is_pooled`: retry without `options` if these are refused."""
     options = f"{own} {as_options(settings)}".strip()
-    # A walsender takes the simple query protocol only: nothing may be prepared there.
+    # A walsender accepts only the simple query protocol: nothing may be prepared.
     plain: dict[str, Any] = {**parameters, "autocommit": True, "prepare_threshold": None}
     try:
         connection = await LivenessCheckedConnection.connect(**plain, options=options)
@@ -150,7 +151,7 @@ async def _open(
     wanted = {**settings, **WHERE_KNOWN, ENCODING: str(parameters[ENCODING])}
     try:
         connection.watch(plain)
-        # No pooler shares walsenders.
+        # Poolers do not share walsenders.
         only_ours = "replication" not in parameters
         names = await _pin(connection, wanted, own, claim, only_ours=only_ours)
         if not names:
@@ -163,7 +164,7 @@ async def _open(
 
 
 async def _ensure_unshared(connection: AsyncConnection[Any], parameters: Mapping[str, Any]) -> None:
-    """Raise OperatorError if the session is not ours alone: then nothing may be set in it."""
+    """Raise OperatorError if the session is shared: then nothing may be set in it."""
     if await shares_sessions(connection, {**parameters, "options": ""}):
         raise pooled()
 
@@ -176,10 +177,10 @@ async def _pin(
     *,
     only_ours: bool,
 ) -> list[str]:
-    """Set the settings, see to it that the server has them, and return their names.
+    """Set the settings, check that they are in effect, and return their names.
 
-    None are set with `only_ours` where `options` did not arrive. Raises OperatorError for one that
-    does not hold.
+    With `only_ours`, none are set if `options` did not arrive. Raises OperatorError for a setting
+    that does not take effect.
     """
     member = sql.SQL("NULL") if claim is None else member_lock(claim)
     query = pinning(wanted, only_ours=only_ours) + _WHO.format(member=member)
@@ -201,7 +202,7 @@ async def _pin(
 async def _unsettable(
     connection: LivenessCheckedConnection, wanted: Mapping[str, str], own: str
 ) -> OperatorError | None:
-    """Return the error for settings that can't be set, one after the other; None if all can."""
+    """Return the error for settings that can't be set, tried one by one; None if all can."""
     found = {}
     for name, value in wanted.items():
         try:
@@ -216,11 +217,11 @@ async def _unsettable(
 
 
 async def read_bytes_as_they_are(connection: AsyncConnection[Any], *, yes: bool = True) -> None:
-    """Have the values of a database that is not in UTF-8 sent as they are stored.
+    """Make a database that is not in UTF-8 send values as they are stored.
 
-    Otherwise the server converts them, and ends with an error at one that it can't. Only while
-    libpq itself is read: texts are in `sent_encoding` then, and queries are written by
-    `query_bytes`. Source: PostgreSQL documentation, "Character Set Support".
+    Otherwise the server converts them, and fails at one that it can't convert. Only while the
+    caller reads libpq directly: texts are then in `sent_encoding`, and `query_bytes` encodes
+    queries. Source: PostgreSQL documentation, "Character Set Support".
     """
     name = _server_encoding(connection)
     if name == "SQL_ASCII" or encoding_of(name) is not None:
@@ -229,12 +230,12 @@ async def read_bytes_as_they_are(connection: AsyncConnection[Any], *, yes: bool 
 
 
 def sent_encoding(connection: AsyncConnection[Any]) -> Encoding | None:
-    """Return what texts come in while they are read as they are; None for UTF-8 or no encoding."""
+    """Return the encoding of texts read unconverted; None for UTF-8 or no encoding."""
     return encoding_of(_server_encoding(connection))
 
 
 def query_bytes(connection: AsyncConnection[Any], query: sql.Composable) -> bytes:
-    """Return a query as it is sent while texts are read as they are."""
+    """Return a query's bytes to send while texts are read unconverted."""
     encoding = sent_encoding(connection)
     return query.as_bytes(None) if encoding is None else encoding.encode(query.as_string(None))
 
@@ -244,7 +245,7 @@ def _server_encoding(connection: AsyncConnection[Any]) -> str:
 
 
 def parameters_of(dsn: str) -> dict[str, Any]:
-    """Return what every connection to a source is made with.
+    """Return the parameters of every connection to a source.
 
     See `DEFAULTS`, `ingestd.postgres.connection.tls` and
     `ingestd.postgres.connection.authentication`. Raises OperatorError as `read_dsn`.
@@ -256,5 +257,5 @@ def parameters_of(dsn: str) -> dict[str, Any]:
 
 
 def transport_of(dsn: str) -> Transport:
-    """Say who could read a DSN's connections. Raises OperatorError as `read_dsn`."""
+    """Return how a DSN's connections are protected. Raises OperatorError as `read_dsn`."""
     return transport(read_dsn(dsn))

@@ -1,8 +1,8 @@
-"""Whether a connection is encrypted, and whether it is the right server that answers.
+"""Encryption of a connection, and verification of its server.
 
-To another machine both are asked for (``verify-full``), unless something weaker is written out:
-what libpq would take counts, so the DSN, a service file and the environment. Its own default,
-``prefer``, is for nobody: whoever is between reads all, password hashes and rows.
+Connections to other machines need both (``verify-full``), unless a weaker mode is set explicitly in
+any place that libpq reads: the DSN, a service file or the environment. libpq's own default,
+``prefer``, does not count: with it, anyone on the network path can read password hashes and rows.
 
 Source: PostgreSQL documentation, "SSL Support", "Protection Provided in Different Modes".
 """
@@ -25,7 +25,7 @@ VERIFIED = "verify-full"
 _LIBPQ_DEFAULT = "prefer"
 _FIRST_WITH_SYSTEM_ROOTS = 160000
 _OWN_ROOTS = "~/.postgresql/root.crt"
-"""libpq's own default, if it is there."""
+"""libpq's own default, if it exists."""
 _BUNDLES = (
     "/etc/ssl/certs/ca-certificates.crt",  # Debian, Ubuntu, Alpine, Arch
     "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",  # Fedora, RHEL
@@ -33,16 +33,16 @@ _BUNDLES = (
     "/etc/ssl/ca-bundle.pem",  # SUSE
     "/etc/ssl/cert.pem",  # macOS, BSD
 )
-"""Where systems keep the CAs that they trust."""
+"""Where systems keep their trusted CAs."""
 _NO_PORT = "0"
-"""Refused before a name is looked up or anything is connected to."""
+"""Refused before a name is resolved or a connection is attempted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """What libpq would do. `host`: as given, of several all; empty for its default, a socket.
+    """What libpq would do. `host`: as given, all if several; empty for its default, a socket.
 
-    `mode`: sslmode, None if nobody says one. `has_roots`: some CAs are named, or libpq finds them.
+    `mode`: sslmode, None if not set. `has_roots`: CAs are configured, or libpq finds some.
     """
 
     host: str
@@ -52,12 +52,12 @@ class Transport:
 
     @property
     def is_weak(self) -> bool:
-        """Whether another machine is asked with less than all checks, because someone wrote so."""
+        """Return whether a mode weaker than verify-full is explicitly set for another machine."""
         return not self.is_local and self.mode not in {None, VERIFIED}
 
 
 def resolved(parameters: Mapping[str, Any]) -> dict[str, str]:
-    """Return what libpq makes of a DSN's parameters, but for the port. Connects to nothing."""
+    """Return how libpq resolves a DSN's parameters, except the port. Does not connect."""
     told = make_conninfo(**{**parameters, "port": _NO_PORT})
     resolving = pq.PGconn.connect_start(told.encode())
     try:
@@ -71,11 +71,11 @@ def resolved(parameters: Mapping[str, Any]) -> dict[str, str]:
 
 
 def transport(parameters: Mapping[str, Any], found: Mapping[str, str] | None = None) -> Transport:
-    """Return what holds by a DSN's parameters; `found`: as `resolved`, where that is known."""
+    """Return the transport for a DSN's parameters. `found`: as `resolved`, if available."""
     found = resolved(parameters) if found is None else found
     hosts = [found[name] for name in ("host", "hostaddr") if name in found]
     mode = found.get("sslmode")
-    # A service file that says `prefer` can't be told from one that is silent: the safe one holds.
+    # A service file that sets `prefer` looks like one that sets nothing: assume the safe case.
     if mode == _LIBPQ_DEFAULT and _LIBPQ_DEFAULT not in {
         parameters.get("sslmode"),
         os.environ.get("PGSSLMODE"),
@@ -83,7 +83,7 @@ def transport(parameters: Mapping[str, Any], found: Mapping[str, str] | None = N
         mode = None
     return Transport(
         host=hosts[0] if hosts else "",
-        # Without a mode nothing was read (no such service, say): that decides nothing.
+        # Without a mode nothing was read (e.g. the service is missing): treat it as not local.
         is_local="sslmode" in found and all(map(_is_local, ",".join(hosts).split(","))),
         mode=mode,
         has_roots="sslrootcert" in found or _is_there(Path(_OWN_ROOTS).expanduser()),
@@ -96,12 +96,12 @@ def _is_local(host: str) -> bool:
 
 
 def is_socket(host: str) -> bool:
-    """Return whether it is a unix socket; an empty name is libpq's own."""
+    """Return whether it is a unix socket; an empty name is libpq's default."""
     return not host or host.startswith(("/", "@"))
 
 
 def _is_there(path: Path) -> bool:
-    """Whether there is such a file; not where this account may not look, as libpq can't either."""
+    """Return whether the file exists. False if this account may not look, as for libpq."""
     try:
         return path.exists()
     except PermissionError:
@@ -111,9 +111,9 @@ def _is_there(path: Path) -> bool:
 def secured(
     parameters: Mapping[str, Any], known: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the parameters to add to a DSN's so that another machine is who it says it is.
+    """Return the parameters to add to a DSN's so that another machine's identity is verified.
 
-    `known`: as `resolved`, where that is known.
+    `known`: as `resolved`, if available.
     """
     found = transport(parameters, known)
     if found.is_local or found.is_weak:
@@ -124,9 +124,9 @@ def secured(
 
 
 def system_roots() -> str | None:
-    """Name the CAs that this system trusts, as sslrootcert takes them; None if there are none.
+    """Return the system's trusted CAs as a value of sslrootcert; None if there are none.
 
-    psycopg's own libpq looks for them where no system has them, but for SSL_CERT_FILE and _DIR.
+    psycopg's bundled libpq finds no system's CAs, except through SSL_CERT_FILE and SSL_CERT_DIR.
     """
     has_system = pq.version() >= _FIRST_WITH_SYSTEM_ROOTS
     looks_elsewhere = bool(os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR"))
@@ -137,19 +137,19 @@ def system_roots() -> str | None:
 
 
 REMEDY = (
-    "sslmode=verify-full in `dsn`, with sslrootcert=FILE for a CA of your own; or leave sslmode out"
+    "sslmode=verify-full in `dsn`, with sslrootcert=FILE for your own CA; or leave sslmode out"
 )
 
 
 def weakness(found: Transport) -> str:
-    """Say what a weak mode lets happen."""
+    """Describe the risk of a weak mode."""
     if found.mode in {"disable", "allow", "prefer"}:
-        return "whoever is between can read and change all"
-    return "whoever is between can answer in the server's place"
+        return "anyone on the network path can read and change everything"
+    return "anyone on the network path can answer in the server's place"
 
 
 def check_line(source: str, parameters: Mapping[str, Any]) -> CheckLine | None:
-    """Return the line of `check` about a weak mode, None if there is nothing to say."""
+    """Return the line of `check` about a weak mode; None if there is nothing to report."""
     found = transport(parameters)
     if not found.is_weak:
         return None

@@ -1,1 +1,1 @@
-"""Row changes that come without events."""
+"""Detection of row changes that the stream does not contain, such as rewrites by DDL."""

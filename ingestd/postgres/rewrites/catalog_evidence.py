@@ -1,34 +1,35 @@
-"""What two readings of the catalog prove about a table's rows.
+"""What two catalog readings prove about a table's rows.
 
-The stream brings inserts, updates, deletes and the TRUNCATE of a published table. Everything else
-that changes rows, or what their texts mean, has to be found in the catalog. The rule:
+The stream contains inserts, updates, deletes and the TRUNCATE of a published table. Any other
+change of rows, or of the meaning of their texts, must be found in the catalog. The rule:
 
-    Rows stay as they are only if two readings prove that nothing happened between them which the
-    stream does not bring. Where they can't, the table is read again.
+    Rows are unchanged only if two readings prove that nothing happened between them which the
+    stream does not contain. If they can't prove it, the table is re-read.
 
-What is evidence, and what it shows:
+The evidence and what it shows:
 
 - `relfilenode` is the same: the file was not replaced, so there was no TRUNCATE and no rewrite.
 - It differs, and a visible row is older than the first reading: the rows were kept (VACUUM FULL,
-  CLUSTER, SET TABLESPACE). TRUNCATE and what rewrites rows leave no such row.
+  CLUSTER, SET TABLESPACE). After TRUNCATE or a rewrite of the rows no such row remains.
 - It differs, and no row is older: TRUNCATE, a rewrite, pg_repack, or all rows were written since.
 - The OID of the TOAST table is the same: no ALTER TABLE rewrote the rows. VACUUM FULL and TRUNCATE
-  keep it. Another one does not say whether ALTER TABLE or pg_repack replaced it.
+  keep it. A different OID does not show whether ALTER TABLE or pg_repack replaced it.
 - `xmin` of a row of pg_attribute, pg_inherits, pg_enum, pg_depend or pg_publication is the same:
-  it was not altered. Another one does not say what it was in between.
+  it was not altered. A different xmin does not show its state in between.
 - The OID of a constraint or of a publication's entry is the same: it was not dropped.
 
 A row is older than a reading if its xmin is below the id under which all transactions had ended at
-that reading: who wrote a new file since has a higher one. Ids are ordered neither by time nor
-by commit, so they never decide whether one thing came before another.
+that reading: any transaction that has written to a new file since has a higher id. Ids are ordered
+neither by time nor by commit, so they never decide which of two events came first.
 
-One thing leaves no trace in the catalog: TRUNCATE of a partition by the transaction that created it
-keeps the file, and the stream does not bring it. So a new partition has its table read again unless
-another transaction was the first to write to it, by the stream: one with a higher id than the
-creator's, for a subtransaction's id is higher than those of the transactions that it belongs to.
+One event leaves no trace in the catalog: TRUNCATE of a partition by the transaction that created it
+keeps the file, and the stream does not contain it. So a table with a new partition is re-read,
+unless the stream shows that a different transaction was the first to write to the partition: one
+with a higher id than the creator's, because a subtransaction's id is higher than the ids of its
+parent transactions.
 
-Nothing here reads: `judge` says which questions about the rows are left, and what it means if the
-answer is no. `ingestd.postgres.rewrites.fingerprint_queries` asks them.
+This module runs no queries. `judge` yields the questions that only the rows can answer, each with
+its meaning if the answer is no. `ingestd.postgres.rewrites.fingerprint_queries` runs them.
 
 Source: PostgreSQL, src/backend/commands/tablecmds.c (ATRewriteTables, ExecuteTruncateGuts),
 cluster.c (swap_relation_files); documentation, "ALTER TABLE", "Notes".
@@ -43,28 +44,28 @@ from enum import Enum, auto
 from ingestd.postgres.rewrites.fingerprint import COMPARABLE_XIDS, TableFingerprint
 
 REWRITTEN = "rewritten by ALTER TABLE"
-UNLOGGED = f"{REWRITTEN}, or unlogged for a time"
+UNLOGGED = f"{REWRITTEN}, or temporarily unlogged"
 _TEXTS = {25, 1043}
 """text and varchar."""
 
 
 class Question(Enum):
-    """What the rows of a table or partition can prove."""
+    """Questions that the rows of a table or partition can answer."""
 
     HAS_OLDER_ROW = auto()
-    """A row that is older than the first reading."""
+    """Does a row exist that is older than the first reading?"""
     CAME_EMPTY = auto()
-    """It was made by CREATE TABLE ... PARTITION OF, or no block was ever written to it."""
+    """Was it made by CREATE TABLE ... PARTITION OF, or was no block ever written to it?"""
     NEVER_A_PARTITION = auto()
-    """No partitioned table has the columns of this one."""
+    """Does no partitioned table have the columns of this one?"""
 
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """`reason`: why the rows are read again, unless the answer to the `question` is yes.
+    """`reason`: why the rows are re-read, unless the answer to the `question` is yes.
 
-    `oid`: of the table or partition that is asked. `ended`: see `TableFingerprint`. `known`: the
-    partitions that existed at the first reading, partitioned ones too.
+    `oid`: the table or partition to query. `ended`: see `TableFingerprint`. `known`: the partitions
+    that existed at the first reading, including partitioned ones.
     """
 
     reason: str
@@ -76,18 +77,19 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """`reason`: something happened that has the rows read again, whatever they are."""
+    """`reason`: an event that requires the rows to be re-read in any case."""
 
     reason: str
 
 
 def judge(oid: int, then: TableFingerprint, now: TableFingerprint) -> Iterator[Proven | Doubt]:
-    """Yield what speaks against the rows of a table, given two readings of the catalog.
+    """Yield evidence against the rows of a table, given two catalog readings.
 
-    Nothing: they are what the stream brought. What needs no answer from the rows comes first.
+    Nothing is yielded if the rows are those of the stream. Evidence that needs no query comes
+    first.
     """
     if then.is_doubted:
-        yield Proven("what the stream showed was not judged before the daemon ended")
+        yield Proven("the daemon ended before evidence from the stream was judged")
     for reason in (
         _filtered(then, now),
         _reassigned(then, now),
@@ -102,7 +104,7 @@ def judge(oid: int, then: TableFingerprint, now: TableFingerprint) -> Iterator[P
         yield Doubt(reason, oid, Question.NEVER_A_PARTITION)
     for leaf in now.files.keys() - then.files.keys() - {oid}:
         yield Doubt(
-            "a partition came with rows",
+            "a partition was added with rows",
             leaf,
             Question.CAME_EMPTY,
             known=frozenset(then.places),
@@ -115,32 +117,32 @@ def judge(oid: int, then: TableFingerprint, now: TableFingerprint) -> Iterator[P
 def _of_replaced_file(
     oid: int, file: int, then: TableFingerprint, now: TableFingerprint
 ) -> Iterator[Proven | Doubt]:
-    """Yield what a replaced file means if no row in it is older."""
+    """Yield the meaning of a replaced file if no row in it is older."""
     reason = _meaning(oid, file, then, now)
     if reason is None:
         return
     added = {c.number for c in now.columns} - {c.number for c in then.columns}
     if added:
-        # VACUUM FULL writes a constant default into the rows before anything has recorded it.
+        # VACUUM FULL writes a constant default into the rows before any reading has recorded it.
         yield Proven(reason)
     elif then.ended and now.ended - then.ended < COMPARABLE_XIDS:
         yield Doubt(reason, file, Question.HAS_OLDER_ROW, then.ended)
     else:
-        yield Proven(reason)  # no row can be compared with the first reading
+        yield Proven(reason)  # no row's age can be compared with the first reading
 
 
 def _meaning(oid: int, file: int, then: TableFingerprint, now: TableFingerprint) -> str | None:
     if is_altered(then, now) or _has_forgotten(then, now):
         return REWRITTEN
-    # 0 is no TOAST table, None is not known.
+    # 0: there is no TOAST table; None: unknown.
     had_toast = then.toast.get(file)
     is_same_toast = bool(had_toast) and had_toast == now.toast.get(file)
     if file != oid:
         is_rewrite = bool(had_toast) and not is_same_toast
-        return f"a partition was {UNLOGGED if is_rewrite else 'truncated by itself'}"
+        return f"a partition was {UNLOGGED if is_rewrite else 'truncated directly'}"
     if not now.is_streamed:
         return "truncated"
-    # The stream brings its TRUNCATE.
+    # The stream contains its TRUNCATE.
     return None if now.is_listed or is_same_toast else UNLOGGED
 
 
@@ -149,9 +151,9 @@ def _filtered(then: TableFingerprint, now: TableFingerprint) -> str | None:
 
 
 def _moved(then: TableFingerprint, now: TableFingerprint) -> str | None:
-    """Return whether it may have been in a schema that is not published, for a time."""
+    """Return a reason if it may have been in an unpublished schema between the readings."""
     is_moved = bool(then.home and now.home) and then.home != now.home
-    return "it was in another schema for a time" if is_moved and not now.is_listed else None
+    return "it was temporarily in another schema" if is_moved and not now.is_listed else None
 
 
 def _parted(oid: int, then: TableFingerprint, now: TableFingerprint) -> str | None:
@@ -163,10 +165,10 @@ def _parted(oid: int, then: TableFingerprint, now: TableFingerprint) -> str | No
 
 
 def _rekeyed(then: TableFingerprint, now: TableFingerprint) -> str | None:
-    """Return why changes may name their rows by another key than those before.
+    """Return why changes may identify their rows by a different key than those before.
 
-    A key that was dropped and added again did not hold in between. Another type of a key's column
-    may write equal values in another way.
+    A key that was dropped and added again was not enforced in between. A different type of a key
+    column may have different texts for equal values.
     """
     if then.key is None or now.key is None or not now.is_streamed:
         return None
@@ -184,7 +186,7 @@ def _rekeyed(then: TableFingerprint, now: TableFingerprint) -> str | None:
 
 
 def _all_touched(then: TableFingerprint, now: TableFingerprint) -> bool:
-    """Return whether each column was altered, as ATTACH PARTITION and DETACH do."""
+    """Return whether every column was altered, as ATTACH PARTITION and DETACH do."""
     before = {c.number: c.xmin for c in then.columns}
     return bool(now.columns) and all(
         c.number in before and before[c.number] != c.xmin for c in now.columns
@@ -192,10 +194,10 @@ def _all_touched(then: TableFingerprint, now: TableFingerprint) -> bool:
 
 
 def is_altered(then: TableFingerprint, now: TableFingerprint) -> bool:
-    """Return whether a column was added, or altered in a way that a rewrite comes from.
+    """Return whether a column was added, or altered in a way that causes a rewrite.
 
-    A VACUUM FULL alters pg_attribute too: it writes constant defaults into the rows, and removes
-    them there.
+    VACUUM FULL alters pg_attribute, too: it writes constant defaults into the rows and removes them
+    from there.
     """
     before = {c.number: c for c in then.columns}
     for column in now.columns:
@@ -217,7 +219,7 @@ def _has_forgotten(then: TableFingerprint, now: TableFingerprint) -> bool:
 
 
 def _reassigned(then: TableFingerprint, now: TableFingerprint) -> str | None:
-    """Return the same as `reassigned`, or that it came with a rewrite."""
+    """Return the result of `reassigned`, or that a rewrite caused it."""
     reason = reassigned(then, now)
     common = then.files.keys() & now.files.keys()
     is_rewrite = any(then.files[f] != now.files[f] for f in common) and is_altered(then, now)
@@ -225,16 +227,16 @@ def _reassigned(then: TableFingerprint, now: TableFingerprint) -> str | None:
 
 
 def reassigned(then: TableFingerprint, now: TableFingerprint) -> str | None:
-    """Return why a name or a type does not mean what it did for the rows of before."""
+    """Return why a name or a type has a different meaning for older rows; None if none has."""
     before = {c.number: c for c in then.columns}
     once = then.former | {c.name for c in then.columns}
     for column in now.columns:
         old = before.get(column.number)
         if old is None:
-            # Of one that came and went unseen, nothing tells what it was called.
+            # The name of a column that was added and dropped between the readings is unknown.
             unseen = range(then.numbered + 1, column.number) if then.numbered else ()
             if column.name in once or not now.dropped.isdisjoint(unseen):
-                return "a column was dropped and made anew"
+                return "a column was dropped and re-created"
         elif old.name != column.name:
             return "a column was renamed"
         elif not reads_alike(old.type_oid, column.type_oid):
@@ -246,5 +248,5 @@ def reassigned(then: TableFingerprint, now: TableFingerprint) -> str | None:
 
 
 def reads_alike(then: int, now: int) -> bool:
-    """Return whether the same bytes have the same text: timestamp and timestamptz differ."""
+    """Return whether equal bytes have equal texts; timestamp and timestamptz differ."""
     return then == now or {then, now} <= _TEXTS

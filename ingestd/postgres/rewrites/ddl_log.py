@@ -1,20 +1,21 @@
-"""What event triggers in the database write about DDL, and which tables it has read again.
+"""DDL events logged by event triggers in the database, and the tables they cause to be re-read.
 
 With ``ddl_log = "event_trigger"`` the functions of `ddl_log.sql` write one logical message for each
-command, table and type, in the command's own transaction. Who decides what:
+command, table and type, in the command's own transaction. Responsibilities:
 
-1. The **trigger** states facts, and judges nothing: which command, on what, how it is afterwards.
-2. `parse` takes a message or refuses it. Every role may write one: whatever is not exactly what the
-   script writes is counted and ignored.
-3. `reason_of` compares an event with what was known of the table: the event before it, and the last
-   catalog check. It says why rows may be others than the changes told. Unsure means read again.
-4. The **catalog check** decides when: an event counts as soon as a check sees its transaction, as
-   what the check finds is then after the command. It is void where the table was read since.
+1. The **trigger** reports facts and judges nothing: the command, its object, the resulting state.
+2. `parse` accepts or refuses a message. Any role may write one, so a message that differs from the
+   script's format is counted and ignored.
+3. `reason_of` compares an event with what was known of the table: the previous event, and the last
+   catalog poll. It returns why rows may differ from the streamed changes. In doubt, re-read.
+4. The **catalog poll** decides when: an event counts as soon as a poll sees its transaction,
+because
+   the poll's result is then later than the command. It is void if the table was read since.
 
-Events add evidence. They take none away: what a catalog check finds counts with them or without.
-Every event about a captured table has the catalog checked at once, so added, dropped and altered
-columns need nothing else. Events that are not recorded in the lake yet are lost with the process;
-the check at its next start is then what counts.
+Events add evidence and remove none: a catalog poll's findings count with or without them. Every
+event about a captured table triggers a catalog poll, so added, dropped and altered columns need
+nothing else. Events that are not yet recorded in the lake are lost with the process; then the poll
+at the next start decides.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from ingestd.postgres.rewrites.catalog_evidence import reads_alike
 from ingestd.postgres.rewrites.fingerprint import TableFingerprint
 
 VERSION = 1
-"""Of the script, and of what it writes."""
+"""The version of the script and of its message format."""
 
 _COMMAND = re.compile(r"[A-Z][A-Z ]{0,62}")
 _MOST_OID = (1 << 32) - 1
 _ACCESS_METHOD = 8
-"""Why a table is rewritten: source, src/include/commands/event_trigger.h. The only bit of those
-that leaves every value as it is."""
+"""The only rewrite reason that leaves every value unchanged, as a bit. Source:
+src/include/commands/event_trigger.h."""
 _KINDS = {
     "table",
     "table column",
@@ -58,11 +59,11 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class DdlEvent:
-    """One message. `command`: its tag. `what`: one of `_KINDS`, what `oid` is, or was done to it.
+    """One message. `command`: its tag. `what`: one of `_KINDS`, the kind of `oid` or its event.
 
-    `table`: its name then; None where it can't be told. `root`: of a partition. `types`: type OIDs
-    by column number; `leaves`: the root's leaf partitions; `labels`: an enum's, by their OIDs. None
-    where the message has none. `why`: of a rewrite, bits.
+    `table`: its name then; None if unknown. `root`: the root of a partition. `types`: type OIDs by
+    column number; `leaves`: the root's leaf partitions; `labels`: an enum's labels by their OIDs.
+    None if the message lacks them. `why`: the bits of a rewrite's reason.
     """
 
     command: str
@@ -77,11 +78,11 @@ class DdlEvent:
 
 
 def parse(content: bytes) -> DdlEvent | None:
-    """Read a message; None for whatever the script does not write."""
+    """Parse a message; return None if its format is not the script's."""
     try:
         text = content.decode()
         is_text = True
-    except UnicodeDecodeError:  # the database's encoding is another: names can't be compared
+    except UnicodeDecodeError:  # the database has another encoding: names can't be compared
         text = content.decode("latin-1")
         is_text = False
     try:
@@ -121,9 +122,9 @@ def _number(value: object) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KnownObject:
-    """What was known of a table or a type at another time than an event's.
+    """What was known of a table or a type at a different time than an event's.
 
-    `gone`: leaf partitions that there were before, or in between.
+    `gone`: leaf partitions that existed before, or in between, but not at the event.
     """
 
     table: TableId | None = None
@@ -133,13 +134,13 @@ class KnownObject:
 
 
 def reason_of(event: DdlEvent, known: Iterable[KnownObject] = ()) -> str | None:
-    """Say why the rows of what it is about may be others than the changes told, None if they can't.
+    """Return why the rows may differ from the streamed changes; None if they can't.
 
-    Compared with each of `known`: what differs between two times was altered between them.
+    The event is compared with each of `known`: a difference means an alteration in between.
     """
     by = f"({event.command})"
     if event.what == "truncate":
-        return f"a partition was truncated by itself {by}"
+        return f"a partition was truncated directly {by}"
     if event.what == "rewrite":
         keeps_values = event.why == _ACCESS_METHOD
         return None if keeps_values else f"rewritten by {event.command}"
@@ -163,21 +164,21 @@ def _difference(event: DdlEvent, known: KnownObject, by: str) -> str | None:
 
 
 _MOST_KEPT = 20_000
-"""Columns and labels in the events that the next one about the same object is compared with."""
+"""Limit for the columns and labels kept in earlier events of one object, for comparison."""
 
 
 @dataclass(slots=True)
 class DdlLog:
-    """The events that no catalog check has judged yet. Used on the event loop only.
+    """The events that no catalog poll has judged yet. Used on the event loop only.
 
-    `_pending`: by the table's OID and the transaction's id, why it is read again, and where that
-    commits. `_tables`, `_seen`: the last check, by the table's OID. `_before`: by OID, the events
-    since the last check and one before, as anybody may have written the last; of `_objects`: the
-    captured tables, and the types that their columns are made of; `_leaves`: by the
-    root's, the partitions that events tell of. `_voided`: the last check that had a table read
-    again; `_points`: where it was read, as the lake has it. `_last`: where the last event's
-    transaction commits: what comes again has been taken. `awaits`: the last check did not see the
-    transaction of an event.
+    `_pending`: by the table's OID and the transaction's id, the reason to re-read it, and the
+    commit position. `_tables`, `_seen`: the last poll, by the table's OID. `_before`: by OID, the
+    events since the last poll and the one before them, because any role may have written the last.
+    `_objects`: the captured tables, and the component types of their columns. `_leaves`: by the
+    root's OID, the partitions known from events. `_voided`: the last poll that caused the table to
+    be re-read. `_points`: the position of the lake's snapshot of it. `_last`: the commit position
+    of the last event's transaction; earlier events are repetitions. `awaits`: the last poll did not
+    see an event's transaction.
     """
 
     awaits: bool = False
@@ -193,15 +194,15 @@ class DdlLog:
     _unseen: set[int] = field(default_factory=set)
 
     def unjudged(self) -> frozenset[int]:
-        """Return the tables that must be read again for an event."""
+        """Return the tables that must be re-read because of an event."""
         return frozenset(table for table, _ in self._pending)
 
     def record(
         self, event: DdlEvent, lsn: Lsn, xid: int, is_wanted: Callable[[TableId], bool]
     ) -> bool:
-        """Take an event. Say whether the catalog must be checked for it.
+        """Record an event. Return whether it requires a catalog poll.
 
-        `is_wanted`: whether the config asks for a table of that name.
+        `is_wanted`: whether the config includes a table of that name.
         """
         if lsn < self._last:
             return False
@@ -219,11 +220,11 @@ class DdlLog:
         return concerned
 
     def read(self, points: Mapping[int, Lsn]) -> None:
-        """Take where the lake's rows of tables were read: an event before that is void."""
+        """Set the positions at which the lake's rows were read. Earlier events are void."""
         self._points = points
 
     def by(self, seen: PgSnapshot) -> dict[int, str]:
-        """Return why tables must be read again, by what a catalog check sees."""
+        """Return the tables to re-read and why, judged by what a catalog poll sees."""
         self._unseen = {xid for xid in self._unseen if not _sees(seen, xid)}
         self.awaits = bool(self._unseen)
         found: dict[int, str] = {}
@@ -238,7 +239,7 @@ class DdlLog:
         seen: PgSnapshot,
         voided: Iterable[int],
     ) -> None:
-        """Take what a check found, after `by(seen)`, and which tables are read again for it."""
+        """Record what a poll found, after `by(seen)`, and the tables re-read because of it."""
         self._tables, self._seen = tables, seen
         self._objects = {t.oid for _, s in tables.values() for t in s.types} | tables.keys()
         self._voided |= dict.fromkeys(voided, seen)
@@ -253,7 +254,7 @@ class DdlLog:
         self._leaves = {r: found for r, found in self._leaves.items() if r in self._objects}
 
     def _judged(self, event: DdlEvent, xid: int) -> Iterable[tuple[int, str | None]]:
-        """Yield which captured tables it concerns, and why each must be read again."""
+        """Yield the captured tables that an event concerns, and why each is re-read, if it is."""
         if event.what in {"type", "composite type", "composite type column"}:
             yield from self._judged_type(event)
         elif event.what == "dropped table":
@@ -263,7 +264,7 @@ class DdlLog:
             is_own = event.oid in self._tables
             if event.root in self._tables and event.what in {"rewrite", "truncate"}:
                 yield event.root, reason_of(event)
-            if is_own:  # its changes have been those of another table
+            if is_own:  # from then on its changes belong to another table
                 yield event.oid, f"it was attached to a partitioned table ({event.command})"
         elif event.oid in self._tables:
             reason = reason_of(event, self._known(event, xid))
@@ -293,15 +294,15 @@ class DdlLog:
         yield from self._before.get(event.oid, ())
 
     def _too_many(self, event: DdlEvent) -> str | None:
-        """Return why a table is read again where no more events can be compared; then none are."""
+        """Return why a table is re-read if it has too many events to compare; forget these then."""
         kept = self._before.get(event.oid, ())
         if sum(1 + len(k.types) + len(k.labels) for k in kept) <= _MOST_KEPT:
             return None
         del self._before[event.oid]
-        return f"too many commands came at once ({event.command})"
+        return f"too many commands at once ({event.command})"
 
     def _note(self, event: DdlEvent) -> None:
-        """Keep what the next event is compared with, of captured tables and their types."""
+        """Record the state of captured tables and types, for comparison with the next event."""
         if not {event.oid, event.root} & self._objects and event.what != "dropped table":
             return
         if event.what == "table" and event.command.startswith("CREATE") and event.root is not None:

@@ -1,4 +1,4 @@
-"""The script that makes the event triggers (`ddl_log.sql`), and what a database lacks of it."""
+"""The script that creates the event triggers (`ddl_log.sql`), and a check that it was run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SELECT p.proname::text, pg_catalog."left"(p.prosrc, 65536), p.prosecdef, p.proco
   JOIN pg_catalog.pg_language l ON l.oid = p.prolang
  WHERE p.pronargs = 0
 """
-# Event triggers belong to superusers, or to the administrator's role of a managed service.
+# Event triggers belong to superusers, or to the administrator role of a managed service.
 _OTHERS = """
 WITH made AS (
   SELECT 'SCHEMA ' || pg_catalog.quote_ident(n.nspname) AS what, n.nspowner AS owner
@@ -108,19 +108,19 @@ def script() -> str:
 
 @cache
 def bodies() -> dict[str, str]:
-    """Return the body of each of its functions, as pg_proc.prosrc has it."""
+    """Return the body of each of its functions, as in pg_proc.prosrc."""
     return dict(_FUNCTION.findall(script()))
 
 
 @cache
 def tags() -> dict[str, list[str]]:
-    """Return the commands of each event trigger that is not for all, by its function."""
+    """Return the command tags of each event trigger that has a filter, by its function."""
     return {name: re.findall(r"'(.*?)'", listed) for name, listed in _TAGS.findall(script())}
 
 
 @dataclass(frozen=True, slots=True)
 class DdlLogFault:
-    """What is not in place, so that catalog checks alone are what counts."""
+    """A missing or altered object, because of which only catalog polls count."""
 
     what: str
     remedy: str = REMEDY
@@ -129,7 +129,7 @@ class DdlLogFault:
 async def ddl_log_fault(
     connection: AsyncConnection[Any], tables: Collection[int]
 ) -> DdlLogFault | None:
-    """Say what lacks of what the script makes, for these tables; None if all is in place."""
+    """Return what the script's objects lack for these tables; None if all are in place."""
     comment = next((row[0] for row in await _of(connection, _VERSION, SCHEMA)), None)
     parameters = {"schema": SCHEMA, "functions": list(bodies())}
     others = await (await connection.execute(_OTHERS, parameters)).fetchall()
@@ -143,7 +143,7 @@ async def ddl_log_fault(
 
 
 def _of_owners(rows: list[tuple[Any, ...]]) -> DdlLogFault | None:
-    """Refuse a role of less trust: what it writes into a function runs in the DDL of all roles."""
+    """Return a fault for a less trusted owner, whose code would run in the DDL of all roles."""
     if not rows:
         return None
     what, owner, _ = rows[0]
@@ -166,7 +166,7 @@ def _of_functions(rows: list[tuple[Any, ...]], comment: str) -> DdlLogFault | No
         return DdlLogFault(f"its script is version {version[1]}, and this daemon's is {VERSION}")
     if version is not None and int(version[1]) > VERSION:
         what = f"its script is version {version[1]}, newer than this daemon's, {VERSION}"
-        return DdlLogFault(what, "run a newer ingestd, or the script that this one's check prints")
+        return DdlLogFault(what, "run a newer ingestd, or the script that this version prints")
     for name, body in expected.items():
         if name not in found:
             return DdlLogFault(f"function {SCHEMA}.{name}() is missing")
@@ -193,7 +193,7 @@ def _of_triggers(rows: list[tuple[Any, ...]]) -> DdlLogFault | None:
         if (at, schema, called) != (event, SCHEMA, function) or not is_for:
             return DdlLogFault(f"event trigger {name} was altered")
         if enabled != "A":
-            what = f"event trigger {name} is disabled, wholly or for some sessions"
+            what = f"event trigger {name} is disabled, completely or for some sessions"
             return DdlLogFault(what, f"ALTER EVENT TRIGGER {name} ENABLE ALWAYS;")
     return None
 

@@ -1,7 +1,7 @@
-"""Asks which types have texts that depend on other objects, what these are, and who refers to them.
+"""Queries for types whose texts depend on other objects, for these texts, and for their users.
 
-Every text is asked of the server's own output function, with the settings that values are read
-with: search_path decides whether a name is qualified.
+The texts come from the server's own output functions, with the settings that are used to read
+values: search_path decides whether a name is qualified.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ SELECT n.nspname::text, c.relname::text, c.relkind = 'p' FROM pg_catalog.pg_clas
 async def read_uses(
     connection: AsyncConnection[Any], types: Iterable[int]
 ) -> dict[int, tuple[TypeUse, ...]]:
-    """Return, by OID, which of these types have such types inside them, or are such."""
+    """Return, by OID, which of these types are or contain a type with dependent texts."""
     cursor = await connection.execute(_USES, (list(types), sorted(DEPENDENT)))
     found: dict[int, tuple[TypeUse, ...]] = {}
     for root, name, how in await cursor.fetchall():
@@ -116,9 +116,9 @@ async def holds(
     uses: Sequence[TypeUse],
     found: Sequence[StaleText],
 ) -> bool:
-    """Return whether a table has a row with a value that may have another text now.
+    """Return whether a table has a row with a value whose text may have changed.
 
-    True where it can't be looked at. Raises psycopg.Error.
+    True if the table can't be read. Raises psycopg.Error.
     """
     by_type = {doubt.type: doubt for doubt in found}
     columns = {use.column: use.type_oid for use in uses if use.type in by_type}
@@ -155,7 +155,7 @@ async def holds(
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """Which values may have another text, as SQL. `uses`: what each type has inside it."""
+    """Builds the SQL condition for stale values. `uses`: the dependent types inside each type."""
 
     types: Types
     uses: Mapping[int, Sequence[TypeUse]]
@@ -201,7 +201,7 @@ def _any_of(conditions: Sequence[sql.Composable]) -> sql.Composable:
 def _object_is(type_: str, value: sql.Composable, doubt: StaleText) -> sql.Composable:
     if type_ != "aclitem":
         return _is_one_of(sql.SQL("({})::pg_catalog.oid").format(value), doubt)
-    # An item that grants nothing is not listed: nothing tells whom it names.
+    # An item that grants nothing is not listed, so the roles it names are unknown.
     roles = sql.SQL(
         "CASE WHEN {} IS NOT NULL THEN NOT EXISTS (SELECT FROM pg_catalog.aclexplode(ARRAY[{}]))"
         " OR EXISTS (SELECT FROM pg_catalog.aclexplode(ARRAY[{}]) AS a WHERE {} OR {}) END"

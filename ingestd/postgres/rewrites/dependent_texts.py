@@ -1,13 +1,13 @@
-"""Values whose text depends on other objects: what a regclass, a regrole or an aclitem is called.
+"""Values whose text depends on other objects, such as those of regclass, regrole and aclitem.
 
 The value is an object's OID; its text is the object's name. Renaming, moving or dropping the object
-changes the text of every row that refers to it, without a change to the row. So the texts of the
-objects that a type can refer to are read with the catalog, and two readings tell which values have
-another text now. The table is read again only if it has a row with such a value.
+changes the text of every row that refers to it, without changing the row. So the catalog poll also
+reads the texts of all objects that a type can refer to, and two readings show which values have a
+different text now. The table is re-read only if it has a row with such a value.
 
-`_tables` keeps no texts but a digest of them, in buckets by OID, and the highest OID that it
-covers. A catalog that grows does not change what a digest says of the objects before. Temporary
-objects are in no digest: they come and go with every session.
+`_tables` stores only a digest of the texts, in buckets by OID, and the highest OID that it covers.
+New objects do not change the digest of older ones. Temporary objects are in no digest: they come
+and go with every session.
 
 Source: PostgreSQL documentation, "Object Identifier Types"; src/backend/utils/adt/regproc.c.
 """
@@ -26,17 +26,17 @@ _BUCKETS = 64
 _DIGITS = 6
 """Hexadecimal digits of a bucket's digest."""
 PREFIX = "texts="
-"""What the part of a storage's text begins with that holds these digests."""
+"""Prefix of the part of a serialized fingerprint that contains these digests."""
 
 How = Literal["value", "array", "within"]
-"""Whether a column is of the type, an array of it, or has it inside a composite or a range."""
+"""A column is of the type, an array of it, or has it inside a composite or a range."""
 
 
 @dataclass(frozen=True, slots=True)
 class TypeUse:
     """How a column, or a type, uses a type whose text depends on other objects.
 
-    `type_oid`: of the column's own type.
+    `type_oid`: the column's own type.
     """
 
     type: str
@@ -49,8 +49,8 @@ class TypeUse:
 class TypeTexts:
     """The texts of the objects to which values of `type` refer.
 
-    `last`: the highest OID; `buckets`: their digests. `objects`: the text of each, by OID, and
-    `temporary` those of temporary ones; both only where just read.
+    `last`: the highest OID. `buckets`: the digests. `objects`: the text of each object by OID, and
+    `temporary` those of temporary ones; both are set only if just read.
     """
 
     type: str
@@ -61,22 +61,22 @@ class TypeTexts:
 
     @classmethod
     def of(cls, type_: str, objects: Mapping[int, str], temporary: Iterable[str] = ()) -> TypeTexts:
-        """Return them as they have just been read."""
+        """Return the texts as they have just been read."""
         last = max(objects, default=0)
         return cls(type_, last, _digests(objects, last), objects, frozenset(temporary))
 
     @property
     def is_just_read(self) -> bool:
-        """Whether each object's text is known, not only their digests."""
+        """Return whether each object's text is known, not only the digests."""
         return bool(self.objects)
 
     def __str__(self) -> str:
-        """Write it."""
+        """Serialize it."""
         return f"{self.type}:{self.last}:{self.buckets}"
 
     @classmethod
     def parse(cls, text: str) -> TypeTexts:
-        """Read what `str` wrote. Raises ValueError."""
+        """Parse what `str` returned. Raises ValueError."""
         type_, last, buckets = text.split(":")
         return cls(type_, int(last), buckets)
 
@@ -91,18 +91,18 @@ def _digests(objects: Mapping[int, str], last: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TableTexts:
-    """What a table's texts depend on. `uses`: its columns that do; only where just read."""
+    """The dependent texts of a table. `uses`: its columns that have any; set only if just read."""
 
     types: tuple[TypeTexts, ...] = ()
     uses: tuple[TypeUse, ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
-        """Write it; empty for a table without such columns."""
+        """Serialize it; empty for a table without such columns."""
         return PREFIX + ",".join(map(str, self.types)) if self.types else ""
 
     @classmethod
     def parse(cls, text: str) -> TableTexts:
-        """Read what `str` wrote. Raises ValueError."""
+        """Parse what `str` returned. Raises ValueError."""
         parts = text.removeprefix(PREFIX).split(",")
         return cls(tuple(TypeTexts.parse(part) for part in parts if part))
 
@@ -112,10 +112,10 @@ NO_TEXTS = TableTexts()
 
 @dataclass(frozen=True, slots=True)
 class StaleText:
-    """Values of `type` that may have another text now.
+    """Values of `type` whose text may have changed.
 
     Those that refer to `oids`, to an OID in `buckets` up to `last`, or to one above `last` if
-    `is_above`; all of them where nothing is known of before (`is_total`).
+    `is_above`; all of them if no earlier reading is known (`is_total`).
     """
 
     type: str
@@ -132,10 +132,10 @@ class StaleText:
 
 
 def doubts(then: TableTexts, now: TableTexts) -> list[StaleText]:
-    """Return what may have another text than at the reading before; `now` has just been read.
+    """Return the values whose text may differ from the earlier reading; `now` was just read.
 
-    An OID above those that `then` covers counts only where an earlier run made that reading: what
-    became of the object until now is not known. While one runs, `StreamedTexts` tells.
+    An OID above those covered by `then` counts only if an earlier run made that reading: the
+    object's history since then is unknown. Within a run, `StreamedTexts` detects changes.
     """
     before = {known.type: known for known in then.types}
     found = (_doubt(before.get(texts.type), texts) for texts in now.types)
@@ -161,14 +161,14 @@ def _doubt(then: TypeTexts | None, now: TypeTexts) -> StaleText | None:
 
 
 def reason_of(found: Iterable[StaleText]) -> str:
-    """Return why a table that holds such values is read again."""
+    """Return why a table that holds such values is re-read."""
     if any(doubt.is_total for doubt in found):
-        return "it is not known which texts its values had before"
+        return "the earlier texts of its values are not known"
     return "an object that its values refer to was renamed, moved or dropped"
 
 
 def refuse_key(table: Table, uses: Mapping[int, tuple[TypeUse, ...]]) -> None:
-    """Raise TableError if a column that tells rows apart has a text that may change.
+    """Raise TableError if a column that identifies rows has a text that may change.
 
     `uses`: by the OID of the column's type.
     """
@@ -218,4 +218,4 @@ REFERRING = frozenset(
 )
 """Types whose values are OIDs of objects, and whose texts are the objects' names."""
 DEPENDENT = REFERRING | {MONEY}
-"""A money value's text depends on lc_monetary, which is pinned: earlier versions did not pin it."""
+"""A money value's text depends on lc_monetary, which is pinned; early versions did not pin it."""

@@ -1,6 +1,6 @@
-"""How the rows of a table were stored at a catalog reading, as `_tables` keeps it.
+"""The fingerprint of a table's storage at a catalog reading, as stored in `_tables`.
 
-`ingestd.postgres.rewrites.catalog_evidence` says what two of these prove.
+`ingestd.postgres.rewrites.catalog_evidence` describes what two fingerprints prove.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from ingestd.postgres.catalog.user_types import TypeParts
 from ingestd.postgres.rewrites.dependent_texts import NO_TEXTS, TableTexts
 
 COMPARABLE_XIDS = 2_000_000_000
-"""Transaction ids further apart can't be compared by their age, of 32 bits."""
+"""Transaction ids further apart can't be compared by age, which has 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredColumn:
-    """A column's row in pg_attribute; `xmin`: the transaction that altered it last.
+    """A column's row in pg_attribute. `xmin`: the transaction that last altered it.
 
-    `name`: a digest of its name (see `digest`); `default_oid`: of its pg_attrdef row, 0 without.
+    `name`: a digest of its name (see `digest`). `default_oid`: OID of its pg_attrdef row, 0 if
+    none.
     """
 
     number: int
@@ -34,11 +35,11 @@ class StoredColumn:
 
 @dataclass(frozen=True, slots=True)
 class KeyMark:
-    """The primary key and the replica identity of a table, and what they are enforced by.
+    """The primary key and the replica identity of a table, and what enforces them.
 
     `replica_identity`: pg_class.relreplident. `key`, `identity`: numbers of their columns.
     `key_by`, `identity_by`: the OID of the constraint, which REINDEX CONCURRENTLY keeps, or of the
-    index where there is no constraint; 0 for none.
+    index if there is no constraint; 0 for none.
     """
 
     replica_identity: str
@@ -53,7 +54,7 @@ class KeyMark:
 
     @classmethod
     def parse(cls, text: str) -> KeyMark:
-        """Return what `str` wrote. Raises ValueError."""
+        """Parse what `str` returned. Raises ValueError."""
         replica_identity, key, key_by, identity, identity_by = text.split(":")
         return cls(
             replica_identity, _numbers(key), int(key_by), _numbers(identity), int(identity_by)
@@ -73,23 +74,23 @@ class TableFingerprint:
     """How a table's rows were stored at some time.
 
     `columns`: those that can be sent. `files`: pg_relation_filenode by the OID of the table, or of
-    each of its leaf partitions. `row_filter`: a digest of the publication's, empty without one.
-    `former`: digests of the names that columns once had and none has now. `membership`: OID of the
-    publication's entry for the table, 0 if it has none. `types`: what user-defined types of the
-    columns are made of. `ended`: the transaction id (64 bits) below which all had ended then, 0
-    where not known. `places`: by the OID of each of its partitions, at any level, the transactions
-    that put it, and what is above it, there. `publication`: its mark, empty without.
-    `numbered`: how many columns it has had; `dropped`: the numbers of those it has no more, and
-    `unlisted` of those that the publication's column list leaves out, where just read.
-    `key`: which key and replica identity it has, None where an older lake does not say. `home`: the
-    transaction that put it into its schema, empty where not known. `toast`: the OID of the TOAST
-    table by the OID of the table, or of each of its leaf partitions, 0 for none.
+    each of its leaf partitions. `row_filter`: a digest of the publication's, empty if none.
+    `former`: digests of names that columns once had and none has now. `membership`: OID of the
+    publication's entry for the table, 0 if none. `types`: the component types of user-defined
+    column types. `ended`: the transaction id (64 bits) below which all had ended then, 0 if
+    unknown. `places`: by OID of each partition, at any level, the transactions that attached it and
+    its ancestors. `publication`: its mark, empty if none. `numbered`: how many columns it has ever
+    had. `dropped`: the numbers of those dropped, and `unlisted` those that the publication's column
+    list omits; both are set only if just read. `key`: its key and replica identity, None if an
+    older lake lacks them. `home`: the transaction that put it into its schema, empty if unknown.
+    `toast`: the OID of the TOAST table by OID of the table, or of each of its leaf partitions, 0
+    for none.
 
-    `empty`: leaf partitions that had no blocks, and of which the stream brought no change since.
-    `is_streamed`: whether a publication sends the changes. `is_listed`, where just read: whether
-    the publication has an entry for the table, so that the server refuses to make it UNLOGGED.
-    `is_doubted`: the stream showed something that no reading of the catalog had judged yet.
-    `texts`: what texts of its values depend on.
+    `empty`: leaf partitions without blocks and without changes in the stream since. `is_streamed`:
+    whether a publication sends the changes. `is_listed`: whether the publication has an entry for
+    the table, so that the server refuses to make it UNLOGGED; set only if just read. `is_doubted`:
+    the stream showed something that no catalog reading had judged yet. `texts`: what the texts of
+    its values depend on.
     """
 
     columns: tuple[StoredColumn, ...]
@@ -114,7 +115,7 @@ class TableFingerprint:
     is_listed: bool = field(default=True, compare=False)
 
     def __str__(self) -> str:
-        """Write it for `_tables`."""
+        """Serialize it for `_tables`."""
         columns = (
             f"{c.number}:{c.type_oid}:{c.typmod}:{c.xmin}:{c.name}:{c.default_oid}"
             f"{':m' * c.has_missing}"
@@ -138,7 +139,7 @@ class TableFingerprint:
 
     @classmethod
     def parse(cls, text: str) -> TableFingerprint | None:
-        """Read what `str` wrote; None for anything else, as an older lake has."""
+        """Parse what `str` returned; None for anything else, such as an older lake's format."""
         try:
             columns, files, row_filter, former, membership, types, *more = text.split("|")
             ended, places, publication, numbered = (*more, "", "", "", "")[:4]
@@ -166,10 +167,10 @@ class TableFingerprint:
             return None
 
     def differs_durably(self, other: TableFingerprint) -> bool:
-        """Return whether it is worth recording.
+        """Return whether it differs from `other` enough to be recorded.
 
-        Other files of a table without partitions are not, nor is a later `ended`, unless it is so
-        much later that the next start could not compare the ids of transactions with it.
+        Different files of a table without partitions do not count. Neither does a later `ended`,
+        unless it is so much later that the next start could not compare transaction ids with it.
         """
         is_stale = self.ended - other.ended > COMPARABLE_XIDS // 4
         are_same = not self.places and self.files.keys() == other.files.keys()
@@ -177,7 +178,7 @@ class TableFingerprint:
         return is_stale or replace(self, files=files) != other
 
     def partitions_since(self, then: TableFingerprint | None, oid: int) -> frozenset[int]:
-        """Return the partitions of table `oid` that came since an earlier reading."""
+        """Return the partitions of table `oid` that were added since an earlier reading."""
         return (
             frozenset()
             if then is None
@@ -185,7 +186,7 @@ class TableFingerprint:
         )
 
     def after(self, then: TableFingerprint) -> TableFingerprint:
-        """Return it with what columns were called before."""
+        """Return it with the former names of its columns."""
         present = {c.name for c in self.columns}
         once = then.former | {c.name for c in then.columns}
         return replace(self, former=(self.former | once) - present)
@@ -199,5 +200,5 @@ def _column(text: str) -> StoredColumn:
 
 
 def digest(text: str | None) -> str:
-    """Return what tells one name or row filter from another; empty for none."""
+    """Return a digest that identifies a name or row filter; empty for none."""
     return hashlib.sha256(text.encode()).hexdigest()[:16] if text else ""

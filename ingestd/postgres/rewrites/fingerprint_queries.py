@@ -1,4 +1,4 @@
-"""Reads how tables are stored, and asks their rows what `catalog_evidence` leaves open.
+"""Queries for table fingerprints, and for the questions that `catalog_evidence` leaves open.
 
 Source: PostgreSQL documentation, "System Catalogs" (pg_class, pg_inherits, pg_depend).
 """
@@ -19,7 +19,7 @@ from ingestd.postgres.connection.names import odd_names
 from ingestd.postgres.rewrites.catalog_evidence import Doubt, Proven, Question, judge
 from ingestd.postgres.rewrites.fingerprint import TableFingerprint
 
-# A partition that DETACH CONCURRENTLY is removing counts as detached, though older transactions
+# A partition that DETACH CONCURRENTLY is removing counts as detached, although older transactions
 # still see it.
 _FILES = """
 WITH RECURSIVE tree AS (
@@ -33,7 +33,7 @@ WITH RECURSIVE tree AS (
 SELECT root::int8, oid::int8, file::int8, toast::int8
   FROM tree WHERE relkind <> 'p' ORDER BY 1, 2
 """
-# Where a partition is: the transactions that put it, and what is above it, in their places.
+# A partition's place: the transactions that attached it and its ancestors.
 _PLACES = """
 WITH RECURSIVE tree AS (
   SELECT c.oid AS root, c.oid, '' AS place
@@ -49,7 +49,7 @@ SELECT d.objid::int8, d.xmin::text FROM pg_catalog.pg_depend d
  WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = ANY(%s::oid[])
    AND d.objsubid = 0 AND d.refclassid = 'pg_catalog.pg_namespace'::pg_catalog.regclass
 """
-# The size is that of the present file, which may be another than the one of the catalog reading.
+# The size is that of the current file, which may differ from the one of the catalog reading.
 _EMPTY = """
 SELECT c.oid::int8, pg_catalog.pg_relation_filenode(c.oid)::int8,
        pg_catalog.pg_relation_size(c.oid), pg_catalog.pg_relation_filenode(c.oid)::int8
@@ -60,10 +60,10 @@ SELECT EXISTS (SELECT FROM {table} r
                 WHERE pg_catalog.age(r.xmin) > pg_catalog.age({xid}::text::xid)
                    OR pg_catalog.age(r.xmin) < 0)
 """
-# The partition, and the partitioned tables above it that came with it. CREATE TABLE ... PARTITION
-# OF makes the rows of pg_attribute by one command, the system's columns and the others; ATTACH
-# alters the others. A file that is not the first had other rows before it was replaced; one that
-# VACUUM has counted (reltuples) may have had rows, which it cut off.
+# Checks the partition, and the partitioned tables above it that were added with it. CREATE TABLE
+# ... PARTITION OF inserts all rows of pg_attribute, of system and user columns, in one command;
+# ATTACH alters those of user columns. A file that is not the first held other rows before it was
+# replaced. One that VACUUM has counted (reltuples) may have held rows, which it truncated.
 _CAME_EMPTY = """
 WITH RECURSIVE places AS (
   SELECT i.inhrelid, i.inhparent FROM pg_catalog.pg_inherits i WHERE i.inhrelid = %(oid)s
@@ -80,7 +80,7 @@ SELECT c.relkind = 'r' AND c.relfilenode = c.oid
          WHERE s.attrelid = p.inhrelid AND s.attname = 'tableoid' AND s.attnum < 0 AND s.xmax = 0)))
   FROM pg_catalog.pg_class c WHERE c.oid = %(oid)s
 """
-# Nothing alters the rows of pg_attribute for the system's columns.
+# The pg_attribute rows of system columns are never altered.
 _MAKERS = """
 SELECT attrelid::int8, xmin::text::int8 FROM pg_catalog.pg_attribute
  WHERE attrelid = ANY(%s::oid[]) AND attname = 'tableoid' AND attnum < 0
@@ -119,7 +119,7 @@ async def read_files(
 async def read_places(
     connection: AsyncConnection[Any], tables: Iterable[int]
 ) -> dict[int, dict[int, str]]:
-    """Return `places` of the fingerprints of these tables, if partitioned, by OID; as above."""
+    """Return `places` of these tables' fingerprints, if partitioned, by OID. Takes no lock."""
     cursor = await connection.execute(_PLACES, (list(tables),))
     found: dict[int, dict[int, str]] = {}
     for root, oid, place in await cursor.fetchall():
@@ -128,7 +128,7 @@ async def read_places(
 
 
 async def read_homes(connection: AsyncConnection[Any], tables: Iterable[int]) -> dict[int, str]:
-    """Return `TableFingerprint.home` of these tables, by OID; as above."""
+    """Return `TableFingerprint.home` of these tables, by OID. Takes no lock."""
     cursor = await connection.execute(_HOMES, (list(tables),))
     return dict(await cursor.fetchall())
 
@@ -138,8 +138,8 @@ async def read_empty(
 ) -> frozenset[int]:
     """Return which of these partitions (their files by OID) have no blocks in that file.
 
-    `before`: those that had none in the same file. They count where that can't be told now, because
-    one is locked or has another file since: whatever came into them is in the stream.
+    `before`: those that had none in the same file. They count if the size is unknown now, because a
+    partition is locked or has a new file: any rows added to them are in the stream.
     """
     try:
         cursor = await connection.execute(_EMPTY, (list(partitions),))
@@ -155,7 +155,7 @@ async def read_empty(
 async def difference(
     connection: AsyncConnection[Any], oid: int, then: TableFingerprint, now: TableFingerprint
 ) -> str | None:
-    """Return why the rows of a table are read again; None if they are what the stream brought.
+    """Return why the rows of a table are re-read; None if they are those of the stream.
 
     May scan a table or partition until it finds a row that is old enough. Raises psycopg.Error.
     """
@@ -171,7 +171,7 @@ async def difference(
 
 
 async def _holds(connection: AsyncConnection[Any], doubt: Doubt) -> bool:
-    """Return whether the answer is yes; no where the question can't be asked."""
+    """Return whether the answer is yes; False if the query can't be run."""
     if doubt.question is Question.HAS_OLDER_ROW:
         return await _has_older_row(connection, doubt.oid, doubt.ended)
     of = {"oid": doubt.oid, "known": list(doubt.known)}
@@ -204,7 +204,7 @@ async def _has_older_row(connection: AsyncConnection[Any], oid: int, ended: int)
     except (
         TableError,
         psycopg.errors.ObjectNotInPrerequisiteState,
-        psycopg.errors.InsufficientPrivilege,  # SELECT on a partitioned table is enough to read it
+        psycopg.errors.InsufficientPrivilege,  # SELECT on the partitioned table need not cover it
         psycopg.errors.WrongObjectType,
         psycopg.errors.UndefinedTable,
         psycopg.errors.InvalidSchemaName,

@@ -1,14 +1,15 @@
-"""What the stream told of tables that no look at the catalog has seen.
+"""Evidence from the stream about table states that no catalog poll has seen.
 
-Of one transaction, or of statements without a pause, a look sees only the end. A column that was
-added, written and renamed in between has left its values under a name that the catalog never had,
-or that another column has now; a partition that was made, filled and dropped, its rows. The stream
-tells of both: of the columns by a RELATION message, which lists them by their numbers, of the
-partition by another before its first change (`PgoutputDecoder`).
+Of one transaction, or of statements in quick succession, a poll sees only the end. A column that
+was added, written and renamed in between left its values under a name that the catalog never had,
+or that a different column has now. A partition that was created, filled and dropped left its rows.
+The stream shows both: the columns in a RELATION message, which lists them by number, and the
+partition in a RELATION message before its first change (`PgoutputDecoder`).
 
-Told is only judged by a look that sees the transaction which told it: what a transaction wrote may
-be in the stream before. Nothing must be judged where rows of that transaction are void: the table
-has been read since, or a look that sees the transaction had it re-read.
+Evidence is only judged by a poll that sees the transaction it came with, because a transaction's
+changes may be in the stream before a poll sees them. It is not judged if the rows of that
+transaction are void: the table has been read since, or a poll that sees the transaction caused a
+re-read.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from ingestd.postgres.rewrites.streamed_texts import StreamedTexts
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """What transactions with these ids told of a table's columns; names as digests.
+    """What transactions with these ids reported of a table's columns; names as digests.
 
-    `new`: names that no look had seen; `void`: such of rows that are void. `common`: names that all
-    told that told of a new one. `types`: those that no look had seen, by name. `lists`: all names
-    in their order, where one was new, or they were not those of the last look. `is_rekeyed`: their
-    changes name rows by another replica identity than the last look found.
+    `new`: names that no poll had seen. `void`: such names in rows that are void. `common`: names in
+    all reports that had a new one. `types`: types that no poll had seen, by name. `lists`: all
+    names in their order, if one was new or they differ from the last poll. `is_rekeyed`: their
+    changes identify rows by a different replica identity than the last poll found.
     """
 
     new: frozenset[str] = frozenset()
@@ -49,7 +50,7 @@ class _Columns:
 
 @dataclass(frozen=True, slots=True)
 class PendingEvidence:
-    """What transactions told that a look sees. By the table's OID."""
+    """Evidence of transactions that a catalog poll sees, by the table's OID."""
 
     columns: Mapping[int, _Columns]
     partitions: Mapping[int, Collection[int]]
@@ -60,9 +61,9 @@ class PendingEvidence:
     def difference(
         self, oid: int, now: TableFingerprint, then: TableFingerprint | None = None
     ) -> str | None:
-        """Return why the rows of a table are not what the stream told, None if they are.
+        """Return why the rows of a table differ from those of the stream; None if they do not.
 
-        `now`: how this look found it; `then`: how the last one did.
+        `now`: the fingerprint of this poll; `then`: that of the last one.
         """
         told = self.columns.get(oid, _Columns())
         types = {c.name: c.type_oid for c in now.columns}
@@ -75,8 +76,8 @@ class PendingEvidence:
                 n in types and not reads_alike(before, types[n]) for n, before in told.types
             ),
             "a partition was detached or dropped": self._partitions_went(oid, now),
-            "it had another replica identity for a time": told.is_rekeyed,
-            "a partition was truncated by itself": oid in self.emptied,
+            "its replica identity was temporarily different": told.is_rekeyed,
+            "a partition was truncated directly": oid in self.emptied,
             "labels or attributes of a type changed": _are_ambiguous(
                 self.labels.get(oid, frozenset()), now, then
             ),
@@ -84,17 +85,17 @@ class PendingEvidence:
         return next((reason for reason, applies in found.items() if applies), None)
 
     def has_news(self, oid: int, last: TableFingerprint) -> bool:
-        """Return whether there is something that the last look has not taken."""
+        """Return whether there is evidence that the last poll has not recorded."""
         is_new = self.without_changed(oid, self.taken(oid, last)) != last or oid in self.labels
         return is_new or self.difference(oid, last) is not None
 
     def taken(self, oid: int, now: TableFingerprint) -> TableFingerprint:
-        """Return how a table was found, with names that came and went among the former ones."""
+        """Return a table's fingerprint, with names that came and went added to the former ones."""
         told = self.columns.get(oid, _Columns())
         return replace(now, former=now.former | ((told.new | told.void) - _ever(now)))
 
     def without_changed(self, oid: int, now: TableFingerprint) -> TableFingerprint:
-        """Return how a table was found; a partition that changed is not taken for an empty one."""
+        """Return a table's fingerprint; a partition with changes is removed from the empty ones."""
         return replace(now, empty=now.empty - {p for p, table in self.changed if table == oid})
 
     def _partitions_went(self, oid: int, now: TableFingerprint) -> bool:
@@ -103,18 +104,18 @@ class PendingEvidence:
 
 @dataclass(slots=True)
 class StreamEvidence:
-    """What was told since tables were looked at. Used on the event loop only.
+    """Evidence since the last catalog poll. Used on the event loop only.
 
     `_columns`: by the table's OID. `_partitions`: by a partition's OID and its table's, the last
-    transaction that told of it. `_had`: the last look that saw it there. `_voided`: the last look
-    at a table that had it re-read; `_points`: where it was read, as the lake has it. `_changed`:
-    partitions (with their tables) of which this process was sent changes; `_empty`: those that are
-    recorded as empty; `_quiet`: those that were empty at two looks although their file was replaced
-    in between, with the second look; `_emptied`: those of them that changed before it. `_labels`:
-    by the table's OID, labels of enums that no look had seen, each with the last transaction that
-    wrote it. `_first`: by partition and table, the transaction whose change of it came first;
-    `_makers`: the (sub)transactions that created partitions. `texts`: those of values that refer to
-    objects. `ddl`: what event triggers told.
+    transaction that reported it. `_had`: the last poll that saw it in the table. `_voided`: the
+    last poll of a table that caused a re-read. `_points`: the position of the lake's snapshot of
+    it. `_changed`: partitions (with their tables) whose changes this process has received.
+    `_empty`: those recorded as empty. `_quiet`: those that were empty at two polls although their
+    file was replaced in between, with the second poll. `_emptied`: those of them that changed
+    before it. `_labels`: by the table's OID, enum labels that no poll had seen, each with the last
+    transaction that wrote it. `_first`: by partition and table, the transaction with the first
+    change of it. `_makers`: the (sub)transactions that created partitions. `texts`: evidence from
+    the texts of values that refer to objects. `ddl`: the events of event triggers.
     """
 
     ddl: DdlLog = field(default_factory=DdlLog)
@@ -133,7 +134,7 @@ class StreamEvidence:
     texts: StreamedTexts = field(default_factory=StreamedTexts)
 
     def columns(self, relation: Relation, last: TableFingerprint | None) -> None:
-        """Take what a table's columns are told to be. `last`: the last look at it."""
+        """Record a table's columns from a RELATION message. `last`: its last fingerprint."""
         if last is None:
             return
         told = {intern(digest(c.name)): c.type_oid for c in relation.columns}
@@ -164,7 +165,7 @@ class StreamEvidence:
         self._columns[relation.oid] = found
 
     def recorded(self, oid: int, names: Iterable[str], last: TableFingerprint) -> None:
-        """Take what earlier runs were told, to the end of the last: names of the lake's columns."""
+        """Record the evidence of earlier runs: the names of the lake's columns."""
         new = frozenset(map(digest, names)) - _ever(last)
         if new:
             self._columns[oid] = _Columns(new)
@@ -172,7 +173,7 @@ class StreamEvidence:
     def partition(self, relation: Relation, table: int, last: TableFingerprint | None) -> bool:
         """Record that a transaction changed rows in a partition of a table. `last`: see `columns`.
 
-        Says whether no look has seen it there, or its rows were named by another replica identity.
+        Return whether no poll has seen it there, or it identified rows by another replica identity.
         """
         pair, lsn, xid = (relation.oid, table), relation.lsn, relation.xid
         self._changed.add(pair)
@@ -200,12 +201,12 @@ class StreamEvidence:
         return had is None or is_filled
 
     def expect_quiet(self, oid: int, table: int, seen: PgSnapshot) -> None:
-        """Watch for changes of a partition that a look found as empty as before, with another file.
+        """Watch for changes of a partition that a poll found still empty, with a different file.
 
-        One that comes, and that the look sees, was undone by a TRUNCATE.
+        A change that arrives, and that the poll sees, was undone by a TRUNCATE.
         """
         self._quiet.setdefault((oid, table), seen)
-        if (oid, table) in self._changed:  # it came since that look began
+        if (oid, table) in self._changed:  # it arrived since that poll started
             self._emptied.add((oid, table))
 
     def expect_made(self, table: int, makers: Mapping[int, int]) -> None:
@@ -213,26 +214,26 @@ class StreamEvidence:
         self._makers |= {(oid, table): xid for oid, xid in makers.items()}
 
     def loaded_when_made(self, table: int) -> str | None:
-        """Return why a table is read again of which a transaction created and filled a partition.
+        """Return why a table is re-read if one transaction created and filled a partition of it.
 
-        TRUNCATE by that transaction keeps the file, and is not sent: nothing tells of it.
+        A TRUNCATE by that transaction keeps the file and is not sent, so it leaves no trace.
         """
         loaded = any(self._is_loaded_when_made(pair) for pair in self._makers if pair[1] == table)
         return "a partition was created and filled by one transaction" if loaded else None
 
     def _is_loaded_when_made(self, pair: tuple[int, int]) -> bool:
-        """Return whether the change that came first is by the transaction that created it.
+        """Return whether the first change is by the transaction that created the partition.
 
-        A subtransaction has a higher id than the transaction that it belongs to. So one with a
-        higher id than the creator's is another. What is read as older than it may be the same.
+        A subtransaction has a higher id than its parent transaction, so one with a higher id than
+        the creator's is a different one. One whose id compares as older may be the same.
         """
         first, maker = self._first.get(pair), self._makers.get(pair)
         return first is not None and maker is not None and not is_before(maker, first)
 
     def labels(self, oid: int, labels: Mapping[str, int], position: Lsn) -> bool:
-        """Take labels that no look has seen, each with the last transaction that wrote it.
+        """Record labels that no poll has seen, each with the last transaction that wrote it.
 
-        `position`: up to where the stream has come. Return whether the catalog must be read.
+        `position`: how far the stream has come. Return whether the catalog must be read.
         """
         new = {k: xid for k, xid in labels.items() if not self._is_void(oid, position, xid)}
         if new:
@@ -240,11 +241,11 @@ class StreamEvidence:
         return bool(new)
 
     def read(self, points: Mapping[int, Lsn]) -> None:
-        """Take where the lake's rows of tables were read: what was told of before is void."""
+        """Set the positions at which the lake's rows were read. Earlier evidence is void."""
         self._points = points
 
     def by(self, seen: PgSnapshot) -> PendingEvidence:
-        """Return what transactions told that a look sees."""
+        """Return the evidence of transactions that a catalog poll sees."""
         partitions: dict[int, list[int]] = {}
         for (oid, table), xid in self._partitions.items():
             if _sees(seen, {xid}):
@@ -259,7 +260,7 @@ class StreamEvidence:
         return PendingEvidence(columns, partitions, emptied, frozenset(self._changed), labels)
 
     def unjudged(self) -> frozenset[int]:
-        """Return the tables of which the stream showed something that is still to be judged."""
+        """Return the tables with evidence from the stream that must still be judged."""
         came = {table for leaf, table in self._partitions if (leaf, table) not in self._had}
         emptied = {table for _, table in self._emptied}
         loaded = {pair[1] for pair in self._makers if self._is_loaded_when_made(pair)}
@@ -273,9 +274,9 @@ class StreamEvidence:
         looked_at: Mapping[int, TableFingerprint],
         voided: Iterable[int],
     ) -> None:
-        """Record that this is reported by a look at these tables, some of which are re-read."""
+        """Drop evidence that a poll of these tables has judged; some of them are re-read."""
         for oid, told in taken.columns.items():
-            if self._columns.get(oid) is told:  # nothing was told since
+            if self._columns.get(oid) is told:  # nothing was reported since
                 del self._columns[oid]
         for oid, labels in taken.labels.items():
             left = {k: xid for k, xid in self._labels.get(oid, {}).items() if k not in labels}
@@ -287,7 +288,8 @@ class StreamEvidence:
         self._had = {(p, oid): seen for oid, now in looked_at.items() for p in now.files}
         voided = frozenset(voided)
         self._voided |= dict.fromkeys(voided, seen)
-        # Proven, or void: nothing is awaited of it. What came since this look is for the next one.
+        # Proven or void: nothing more is expected. What arrived since this poll is for the next
+        # one.
         self._makers = {
             p: xid
             for p, xid in self._makers.items()
@@ -309,16 +311,16 @@ class StreamEvidence:
         }
 
     def _is_void(self, oid: int, lsn: Lsn, xid: int) -> bool:
-        """Return whether what a transaction wrote to a table is void, or must be."""
+        """Return whether a transaction's changes to a table are void, or must be."""
         voided = self._voided.get(oid)
         is_read = lsn < self._points.get(oid, ZERO)
         return is_read or (voided is not None and _sees(voided, {xid}))
 
 
 def _are_these(names: Iterable[str], now: TableFingerprint) -> bool:
-    """Return whether columns that were listed by their numbers can have had these names of now.
+    """Return whether columns listed by number can have had these names at the poll `now`.
 
-    A column never comes with a lower number than one that is there.
+    A new column never gets a lower number than an existing one.
     """
     numbers = {c.name: c.number for c in now.columns if c.number not in now.unlisted}
     listed = [numbers[n] for n in names if n in numbers]
@@ -326,7 +328,7 @@ def _are_these(names: Iterable[str], now: TableFingerprint) -> bool:
 
 
 def _is_rekeyed(relation: Relation, last: TableFingerprint) -> bool:
-    """Return whether its changes name rows otherwise than by the last look's replica identity."""
+    """Return whether its changes identify rows differently than the last fingerprint's identity."""
     if last.key is None:
         return False
     if relation.replica_identity != last.key.replica_identity:
@@ -338,10 +340,10 @@ def _is_rekeyed(relation: Relation, last: TableFingerprint) -> bool:
 
 
 def _names_other_rows(partition: Relation, last: TableFingerprint) -> bool:
-    """Return whether old rows of a partition lack a column by which the table's rows are found.
+    """Return whether old rows of a partition lack a column that identifies the table's rows.
 
-    `ingestd.postgres.catalog.replica_identity` judges the present replica identity of each
-    partition like this.
+    `ingestd.postgres.catalog.replica_identity` checks the current replica identity of each
+    partition the same way.
     """
     if last.key is None or partition.replica_identity == "f":
         return False
@@ -354,10 +356,10 @@ def _names_other_rows(partition: Relation, last: TableFingerprint) -> bool:
 def _are_ambiguous(
     labels: frozenset[str], now: TableFingerprint, then: TableFingerprint | None
 ) -> bool:
-    """Return whether labels that the stream brought may be called otherwise now.
+    """Return whether labels that the stream contained may have a different name now.
 
-    One that no type has was renamed. One that a type has may have been another's name, if more than
-    one label of the type is new.
+    A label that no type has was renamed. One that a type has may have been another label's name, if
+    more than one label of the type is new.
     """
     if not labels:
         return False
@@ -373,7 +375,7 @@ def _without(labels: dict[int, dict[str, int]], oid: int) -> dict[int, dict[str,
 
 
 def _with(lists: tuple[tuple[str, ...], ...], new: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """Return the lists with another; one that goes on as another does tells nothing beside it."""
+    """Return the lists with another one added; a list that is a prefix of another is redundant."""
     if any(known[: len(new)] == new for known in lists):
         return lists
     return (*(known for known in lists if new[: len(known)] != known), new)

@@ -1,8 +1,7 @@
-"""Texts that changes came with and that no object has any more.
+"""Texts in streamed changes that no object has any more.
 
-An object may be renamed and renamed back, or created, referred to and dropped, between two readings
-of the catalog, which then show nothing. The changes show it: their text is one that the next
-reading does not have.
+An object may be renamed and renamed back, or created, referred to and dropped, between two catalog
+polls, which then show nothing. The changes show it: the next poll does not find their text.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.postgres.rewrites.dependent_texts import MONEY, TableTexts, TypeUse
 
 _MOST = 1000
-"""So many texts of a table are kept at most: one that is still unknown is enough."""
-_REASON = "an object that its values refer to had another name for a time"
+"""Limit for the texts kept per table: a single unknown one is enough."""
+_REASON = "an object that its values refer to temporarily had another name"
 
 
 @dataclass(slots=True)
 class StreamedTexts:
-    """Texts since the last reading of the catalog that it did not have. On the event loop only.
+    """Texts that the last catalog poll did not find. Used on the event loop only.
 
-    `_last`: that reading, by table; `_known`: the texts of its objects, by type. `_new`: by the
-    table's OID, which transactions brought a text of a type. `_voided` and `_points`: which rows
-    are void, as the table is, or has been, read again.
+    `_last`: that poll, by table. `_known`: the texts of its objects, by type. `_new`: by the
+    table's OID, the transactions that contained each new text of a type. `_voided` and `_points`:
+    which rows are void, because the table is being or has been re-read.
     """
 
     _last: dict[int, TableTexts] = field(default_factory=dict)
@@ -41,11 +40,11 @@ class StreamedTexts:
     _points: Mapping[int, Lsn] = field(default_factory=dict)
 
     def take(self, batches: Iterable[TableBatch]) -> bool:
-        """Accept changes; return whether one has a text that the last reading has not."""
+        """Record changes; return whether one has a text that the last poll did not find."""
         return sum(map(self._take, batches)) > 0
 
     def unjudged(self) -> frozenset[int]:
-        """Return the tables with texts that no reading has judged yet."""
+        """Return the tables with texts that no poll has judged yet."""
         return frozenset(self._new)
 
     def _take(self, batch: TableBatch) -> bool:
@@ -89,13 +88,13 @@ class StreamedTexts:
         return found
 
     def has_news(self, seen: PgSnapshot) -> bool:
-        """Return whether there are texts that a reading which sees these transactions can judge."""
+        """Return whether there are texts that a poll which sees these transactions can judge."""
         return any(_is_seen(xids, seen) for new in self._new.values() for xids in new.values())
 
     def difference(self, oid: int, now: TableTexts, seen: PgSnapshot) -> str | None:
-        """Say why rows of a table have another text in the lake; None if nothing speaks for it.
+        """Return why rows of a table have a different text in the lake; None without evidence.
 
-        `now`: how the catalog was just read, which sees the transactions that `seen` does.
+        `now`: the catalog as just read; it sees the transactions that `seen` does.
         """
         texts = {found.type: found for found in now.types}
         for (type_, text), xids in self._new.get(oid, {}).items():
@@ -114,9 +113,9 @@ class StreamedTexts:
         voided: Iterable[int],
         points: Mapping[int, Lsn],
     ) -> None:
-        """Take another reading of the catalog, at which `difference` was asked of these tables.
+        """Record a catalog poll, at which `difference` was called for these tables.
 
-        `voided`: those that are read again; `points`: where the lake's rows of each were read.
+        `voided`: those that are re-read. `points`: the position at which each was read.
         """
         self._last = {oid: texts for oid, texts in looked_at.items() if texts.uses}
         types = {t.type: t for texts in self._last.values() for t in texts.types}
@@ -134,12 +133,12 @@ class StreamedTexts:
 
 
 def read_at(known: Iterable[RegisteredTable]) -> dict[int, Lsn]:
-    """Return where the lake's rows of each table were read, by its OID."""
+    """Return the position at which the lake's rows of each table were read, by its OID."""
     return {e.oid: e.snapshot_lsn for e in known if e.snapshot_lsn is not None}
 
 
 def _values(batch: TableBatch, use: TypeUse) -> pa.Array | None:
-    """Return a column's texts, or its elements'; None where the lake has no such texts."""
+    """Return a column's texts, or its elements'; None if the lake has no such texts."""
     if use.how == "within" or use.type == MONEY:
         return None
     for column in batch.table.columns:
@@ -157,7 +156,7 @@ def _values(batch: TableBatch, use: TypeUse) -> pa.Array | None:
 
 
 def _is_of(type_: str, text: str | None, known: Collection[str]) -> bool:
-    """Return whether a value's text names what is known, or what no object is."""
+    """Return whether a value's text names a known object, or no object at all."""
     if text is None:
         return True
     if type_ == "aclitem":
@@ -166,7 +165,7 @@ def _is_of(type_: str, text: str | None, known: Collection[str]) -> bool:
 
 
 def _roles(item: str) -> Iterator[str]:
-    """Return the roles that an aclitem names: ``grantee=privileges/grantor``."""
+    """Yield the roles that an aclitem names: ``grantee=privileges/grantor``."""
     if item.startswith('"'):
         end = 1
         while end < len(item) and (item[end] != '"' or item[end : end + 2] == '""'):

@@ -1,4 +1,4 @@
-"""What has become of the tables that the lake knows, since they were looked at last."""
+"""Changes of the lake's tables since the last catalog poll."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ from ingestd.postgres.rewrites.fingerprint import TableFingerprint
 from ingestd.postgres.rewrites.fingerprint_queries import difference, read_empty
 
 LOCK_TIMEOUT_S = 2.0
-"""How long a look at a table waits for someone who holds it."""
+"""How long a query on a table waits for a session that holds a lock on it."""
 
 
 class FingerprintTracker:
-    """How tables were stored when they were looked at, by OID. Used on the event loop only."""
+    """The tables' fingerprints at the last poll, by OID. Used on the event loop only."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
         self._seen: dict[int, TableFingerprint] = {}
 
     def last(self, oid: int, known: RegisteredTable | None) -> TableFingerprint | None:
-        """Return how it was stored at the last look in this run, or what `_tables` says."""
+        """Return the last fingerprint of this run, or the one in `_tables`."""
         then = self._seen.get(oid)
         if then is None and known is not None and known.oid == oid:
             then = TableFingerprint.parse(known.storage)
         return then
 
     def has_seen(self, oid: int) -> bool:
-        """Return whether a table was looked at in this run."""
+        """Return whether a table was polled in this run."""
         return oid in self._seen
 
     def keep(self, seen: Mapping[int, TableFingerprint]) -> None:
-        """Record that this was looked at, and that what differed is reported."""
+        """Record these fingerprints; their differences have been reported."""
         self._seen |= seen
 
     @contextlib.asynccontextmanager
     async def looking(self) -> AsyncIterator[FingerprintComparison]:
-        """Yield what compares tables, on a connection that is made if one is needed."""
+        """Yield a comparison, which opens a connection if it needs one."""
         async with contextlib.AsyncExitStack() as stack:
             yield FingerprintComparison(self._dsn, stack)
 
 
 class FingerprintComparison:
-    """Compares two readings of tables. It may scan them, on a connection that nobody waits for."""
+    """Compares two readings of tables. It may scan them, on a connection used for nothing else."""
 
     def __init__(self, dsn: str, stack: contextlib.AsyncExitStack) -> None:
         self._dsn = dsn
@@ -60,7 +60,7 @@ class FingerprintComparison:
     async def difference(
         self, oid: int, then: TableFingerprint | None, now: TableFingerprint
     ) -> str | None:
-        """Return why a table's rows have other values than the changes say; None if they have not.
+        """Return why a table's rows differ from the streamed changes; None if they do not.
 
         Raises psycopg.Error.
         """
@@ -96,9 +96,9 @@ class FingerprintComparison:
 def to_record(
     now: TableFingerprint, oid: int, known: RegisteredTable | None, *, files: bool = False
 ) -> str:
-    """Return what `_tables` is to say: what it says already, if nothing but the files is new.
+    """Return the text for `_tables`: the recorded one, if nothing but the files has changed.
 
-    With `files` they count as well.
+    With `files`, changed files count as well.
     """
     if known is not None and known.oid == oid:
         then = TableFingerprint.parse(known.storage)
@@ -108,10 +108,10 @@ def to_record(
 
 
 def is_wider(table: Table, columns: Sequence[ColumnRow], known: RegisteredTable | None) -> bool:
-    """Whether it has a column that was there before and not captured: the config, a column list.
+    """Return whether a column that existed before is newly captured, by config or column list.
 
-    Not one with another name than before, which pg_attribute shows by its xmin. A generated column
-    is never without values.
+    A renamed column does not count: its xmin in pg_attribute shows it. A generated column counts
+    always, because it is never without values.
     """
     then = None
     if known is not None and known.oid == table.oid:

@@ -1,1 +1,1 @@
-"""How COPY data comes off a connection."""
+"""Reading COPY data from a connection."""

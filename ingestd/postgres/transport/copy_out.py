@@ -1,6 +1,6 @@
-"""COPY TO STDOUT read past libpq, which would take a call for each row and hold each as a whole.
+"""COPY TO STDOUT read without libpq, which takes a call per row and buffers each row completely.
 
-Between two COPYs libpq has the connection, and knows nothing of them. Source: PostgreSQL
+Between two COPYs libpq uses the connection, and knows nothing of them. Source: PostgreSQL
 documentation, "Message Flow", COPY Operations.
 """
 
@@ -28,16 +28,16 @@ from ingestd.postgres.transport.copy_reader import CopyReader, fault_of
 
 CANCEL_LIMIT_S = 2.0
 LARGE_BLOCK_BYTES = 64 << 20
-"""A larger block has one large row: it is done with before the next is read."""
+"""A larger block has one large row. It is processed before the next block is read."""
 _LINGER_S = 0.05
-"""How long it is waited for a block to become full."""
+"""How long to wait for a block to fill up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """CopyData messages in one buffer; `starts` and `ends` (int64) cut it.
+    """CopyData messages in one buffer, delimited by `starts` and `ends` (int64).
 
-    `passed_bytes`: of the largest that was too large to be held, or is and has begun.
+    `passed_bytes`: size of the largest message that is too large to buffer, complete or not.
     """
 
     buffer: bytes
@@ -48,15 +48,15 @@ class Block:
 
     @property
     def largest_bytes(self) -> int:
-        """Size of the largest message, held or not."""
+        """Size of the largest message, buffered or not."""
         return max(self.passed_bytes, int((self.ends - self.starts).max(initial=0)))
 
 
 class CopyOut:
-    """One COPY after another on a connection that belongs to it from now on.
+    """Runs one COPY after another on a connection that it owns from now on.
 
-    `close` it always. Raises psycopg.Error; ProtocolError. A row of more than `limit_bytes` is not
-    held: see `CopyReader`.
+    Always `close` it. Raises psycopg.Error; ProtocolError. A row of more than `limit_bytes` is not
+    buffered: see `CopyReader`.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class CopyOut:
 
     @property
     def encoding(self) -> Encoding | None:
-        """What texts come in; None for UTF-8."""
+        """The encoding of texts; None for UTF-8."""
         return sent_encoding(self._connection)
 
     async def start(self, query: sql.Composed) -> None:
-        """Send the command; return when data may come."""
+        """Send the command; return when data may arrive."""
         await read_bytes_as_they_are(self._connection)
         self._last = None
         with self._expecting():
@@ -96,7 +96,7 @@ class CopyOut:
                 raise
 
     async def read_block(self) -> Block:
-        """Return the next block, which may be empty if it is the last."""
+        """Return the next block. Only the last one may be empty."""
         assert self._reader is not None
         buffer, found = await self._next(self._reader)
         passed = found.passed_bytes
@@ -106,7 +106,7 @@ class CopyOut:
         return Block(buffer, found.starts, found.ends, is_last=True, passed_bytes=passed)
 
     async def drain(self) -> None:
-        """Take what follows an error or a cancel, so that the connection can be used again."""
+        """Read to the end after an error or a cancel, so that the connection can be reused."""
         reader = self._reader
         if reader is None:
             return
@@ -119,13 +119,13 @@ class CopyOut:
         await self._finish(reader)
 
     async def give_up(self) -> None:
-        """Stop the COPY if one runs, so that the connection can be used again."""
+        """Stop a running COPY, so that the connection can be reused."""
         if self._reader is not None:
             await self._connection.cancel_safe(timeout=CANCEL_LIMIT_S)
             await self.drain()
 
     async def _end(self, reader: CopyReader, last: tuple[int, bytes]) -> None:
-        """Take what follows the data. Raises psycopg.Error."""
+        """Read what follows the data. Raises psycopg.Error."""
         while last[0] != READY:
             if last[0] == ERROR:
                 self._last = last
@@ -137,7 +137,7 @@ class CopyOut:
     async def _after(self, reader: CopyReader) -> tuple[int, bytes]:
         """Return the message that follows one of those that end the data."""
         _, after = await self._next(reader, has_more=True)
-        assert after.last is not None  # data that comes after an end is refused as it is cut
+        assert after.last is not None  # the cutter refuses data after an end
         return after.last
 
     async def _finish(self, reader: CopyReader) -> None:
@@ -145,10 +145,10 @@ class CopyOut:
         self._reader = None
 
     async def close(self) -> None:
-        """Stop the COPY if one runs, and close the connection. Twice is fine."""
+        """Stop a running COPY, and close the connection. Idempotent."""
         try:
             if self._reader is not None and not self._connection.closed:
-                with contextlib.suppress(psycopg.Error):  # the server may be gone as well
+                with contextlib.suppress(psycopg.Error):  # the server may have stopped as well
                     await self._connection.cancel_safe(timeout=CANCEL_LIMIT_S)
         finally:
             try:
@@ -163,10 +163,10 @@ class CopyOut:
     async def _next(
         self, reader: CopyReader, *, has_more: bool = False
     ) -> tuple[bytes, CutMessages]:
-        """Return whole rows, what ends them, or that one is too large; waits until they have come.
+        """Wait for and return complete rows, the message that ends them, or a too large row's size.
 
-        `has_more`: some of what has come may not be cut yet, because an end came before it. If this
-        is cancelled, the next call returns what comes meanwhile: `drain` misses no end.
+        `has_more`: received bytes may remain uncut because an end preceded them. If this is
+        cancelled, the next call returns what has arrived meanwhile, so `drain` misses no end.
         """
         if self._taking is None:
             self._taking = asyncio.create_task(self._take(reader, has_more=has_more))
@@ -188,7 +188,7 @@ class CopyOut:
                     with self._expecting():
                         await reader.collect(_LINGER_S)
                 except psycopg.OperationalError as error:
-                    fault = error  # the server may have said why before it closed
+                    fault = error  # the server may have reported why before it closed
             buffer, found = await asyncio.to_thread(reader.taken().cut)
             if len(found.starts) or found.last is not None or found.passed_bytes:
                 return buffer, found
@@ -213,11 +213,11 @@ async def copying(
     limit_bytes: int,
     limit_s: float | None = None,
 ) -> AsyncGenerator[AsyncIterator[Block], None]:
-    """Return the blocks of one COPY, on a connection that continues with other queries after it.
+    """Return the blocks of one COPY. The connection can run other queries afterwards.
 
-    It does so after an error of the server or of the table, and where not all is read. A row of
-    more than `limit_bytes` is not held: see `CopyOut`. `limit_s`: how long the server may send
-    nothing; longer is a QueryCanceled.
+    It can also after an error of the server or of the table, and if not all blocks are read. A row
+    of more than `limit_bytes` is not buffered: see `CopyOut`. `limit_s`: how long the server may
+    send nothing; after that a QueryCanceled is raised.
     """
     copy = CopyOut(connection, limit_bytes=limit_bytes)
     try:
@@ -226,7 +226,7 @@ async def copying(
     except psycopg.Error:
         await copy.drain()
         raise
-    except (TableError, GeneratorExit):  # whoever takes the rows stops
+    except (TableError, GeneratorExit):  # the consumer stops
         await copy.give_up()
         raise
     except BaseException:
@@ -251,11 +251,11 @@ async def _blocks(
 async def _within(
     connection: LivenessCheckedConnection, limit_s: float | None
 ) -> AsyncGenerator[None, None]:
-    """Have the server give up what it takes too long for. Raises QueryCanceled."""
+    """Cancel the server's work after the time limit. Raises QueryCanceled."""
     try:
         async with asyncio.timeout(limit_s):
             yield
     except TimeoutError as error:
         await connection.cancel_safe(timeout=CANCEL_LIMIT_S)
-        msg = f"gave nothing for {limit_s:g} s (`statement_timeout`)"
+        msg = f"sent nothing for {limit_s:g} s (`statement_timeout`)"
         raise psycopg.errors.QueryCanceled(msg) from error

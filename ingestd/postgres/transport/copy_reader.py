@@ -1,14 +1,14 @@
-"""Reading COPY data past libpq: the connection's bytes, cut later, all at once.
+"""Reading of COPY data without libpq: raw bytes of the connection, cut into messages later.
 
-A walsender sends each message on its own, so what is done per message is done millions of times.
-Here nothing is, but for what decrypts it: what little comes is read on the event loop, a few times
-while it is waited for more; what comes without a pause is put together in a thread that is not
-woken for each, which is what costs most, the server too. The reader must not pause for long: a unix
-socket buffers 277 messages, and the server stops while it is full.
+A walsender sends each message separately, so any per-message work is done millions of times. Here
+there is none, except decryption. Sparse data is read on the event loop, a few times while waiting
+for more. Continuous data is collected by a thread that is not woken for each message, because the
+wake-up is the largest cost, for the server too. The reader must not pause for long: a unix socket
+buffers 277 messages, and the server stops while it is full.
 
-libpq must be idle when a channel takes its socket or TLS session over, and sees nothing of what is
-read: afterwards it is closed, or continues where the server is ready again (`copy_out`). Source:
-PostgreSQL documentation, "Message Formats", "Error and Notice Message Fields".
+libpq must be idle when a channel takes over its socket or TLS session, and sees nothing of what is
+read. Afterwards the connection is closed, or reused once the server is ready again (`copy_out`).
+Source: PostgreSQL documentation, "Message Formats", "Error and Notice Message Fields".
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from ingestd.postgres.transport.channels.channel import Channel, is_last
 from ingestd.postgres.transport.socket_wait import readable, writable
 
 GLANCE_S = 0.005
-"""How often the event loop reads: a unix socket is full with 277 messages."""
+"""The read interval of the event loop: a unix socket is full with 277 messages."""
 BUSY_BYTES = 1 << 13
-"""After so much in a glance more is expected without a pause."""
+"""After a read of this size, continuous data is expected."""
 PAUSE_BYTES = 1 << 17
-"""When so little comes in a turn that is over because of its time, the event loop takes over."""
+"""After a turn that timed out with less than this, the event loop takes over."""
 _HEADER = struct.Struct(">ci")
 _FIELDS = frozenset(int(field) for field in DiagnosticField)
 
 
 @dataclass(frozen=True, slots=True)
 class MessageBlock:
-    """CopyData messages in one buffer, cut by `starts` and `ends` (int64).
+    """CopyData messages in one buffer, delimited by `starts` and `ends` (int64).
 
-    `ended`: what the server ended the stream with, after them.
+    `ended`: the error with which the server ended the stream after them.
     """
 
     buffer: bytes
@@ -67,8 +67,8 @@ class MessageBlock:
 class CopyReader:
     """Reads and writes the CopyData messages of a channel. Raises psycopg.Error, OSError, EOFError.
 
-    A message of more than `limit_bytes` is passed, and what `shortener` makes of it stands for it.
-    `heard_s`: when something last came, by the monotonic clock.
+    A message of more than `limit_bytes` is skipped and replaced by the output of `shortener`.
+    `heard_s`: when data last arrived, by the monotonic clock.
     """
 
     def __init__(
@@ -89,26 +89,26 @@ class CopyReader:
         self.heard_s = time.monotonic()
 
     async def start(self, command: bytes) -> None:
-        """Send the command; return when the server agrees: data may come."""
+        """Send the command; return when the server agrees: data may arrive."""
         await self._send(b"Q", command + b"\0")
         kind = await self._answer()
-        while kind not in {COPY_BOTH, COPY_OUT}:  # an error, whatever of it has come yet
+        while kind not in {COPY_BOTH, COPY_OUT}:  # an error, perhaps not complete yet
             taken = self.take()
             if taken is not None and (ended := taken.block().ended) is not None:
                 raise ended
             await self.collect(0)
 
     async def _answer(self) -> int:
-        """Return the type of the first message that answers, from which on all is kept."""
+        """Return the type of the first message that answers. It and all later bytes are kept."""
         found, at = b"", 0
         while True:
             while len(found) - at < HEADER_BYTES:
                 found, at = found[at:] + await self._read(), 0
-                await asyncio.sleep(0)  # asides without end do not block the event loop
+                await asyncio.sleep(0)  # endless notices must not block the event loop
             if found[at] not in ASIDES:
                 break
             at += 1 + length_of(found[at : at + HEADER_BYTES])
-            while at > len(found):  # a notice may be larger than may be held
+            while at > len(found):  # a notice may exceed the buffer limit
                 at -= len(found)
                 found = await self._read()
                 await asyncio.sleep(0)
@@ -117,18 +117,18 @@ class CopyReader:
         return found[0]
 
     async def _read(self) -> bytes:
-        """Return what comes next; waits for it."""
+        """Wait for the next bytes and return them."""
         while not (found := self._channel.read()):
             wait = writable if self._channel.wants_write else readable
             await wait(self._channel.fileno())
-            self.heard_s = time.monotonic()  # part of a message is no silence either
+            self.heard_s = time.monotonic()  # part of a TLS record is a sign of life, too
         self.heard_s = time.monotonic()
         return found
 
     async def collect(self, linger_s: float) -> int:
-        """Wait for data, read on for about `linger_s` or a turn; return how many bytes came.
+        """Wait for data, then read for about `linger_s` or a turn. Return the number of bytes.
 
-        In glances, or in the thread while there is no pause.
+        Reads on the event loop, or in the thread while data is continuous.
         """
         if self._is_busy:
             loop = asyncio.get_running_loop()
@@ -149,7 +149,7 @@ class CopyReader:
             found = self._keep(self._channel.read())
 
     def _is_over(self) -> bool:
-        """Return whether nothing more must be expected."""
+        """Return whether no more data can be expected."""
         return bool(self._pieces) and is_last(self._pieces[-1])
 
     def _keep(self, piece: bytes) -> int:
@@ -159,18 +159,18 @@ class CopyReader:
         return len(piece)
 
     def take(self) -> ReceivedBytes | None:
-        """Return what has been read since the last time, None for nothing."""
+        """Return what has been read since the last call; None for nothing."""
         return self.taken() if self._pieces else None
 
     def taken(self) -> ReceivedBytes:
-        """Return the pieces, of which there may be none: what was left of those before them."""
+        """Return the pieces read. Even without new ones, earlier bytes may remain to be cut."""
         pieces, self._pieces, self._early_bytes = self._pieces, [], 0
         return ReceivedBytes(pieces, self._cutter)
 
     async def send(self, message: bytes) -> None:
         """Send a CopyData message; waits while the server does not read.
 
-        Cancelled, the connection is of no use any more.
+        After a cancellation the connection is unusable.
         """
         await self._send(b"d", message)
 
@@ -183,28 +183,28 @@ class CopyReader:
                     await writable(self._channel.fileno())
 
     async def close(self) -> None:
-        """Leave the connection, which is closed by who made it. At any time, twice."""
+        """Release the connection; its owner closes it. May be called at any time, and twice."""
         if self._closed is None:
             self._channel.release()
-            if self._has_read_on:  # the thread reads for a moment at most
+            if self._has_read_on:  # the thread reads for at most a moment
                 self._closed = asyncio.wrap_future(self._thread.submit(self._channel.close))
                 self._thread.shutdown(wait=False)
             else:
                 self._channel.close()
                 self._closed = asyncio.get_running_loop().create_future()
                 self._closed.set_result(None)
-        await asyncio.shield(self._closed)  # also if this is cancelled
+        await asyncio.shield(self._closed)  # even if this is cancelled
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedBytes:
-    """Bytes as they came, to be cut: in another thread, in the order of reading."""
+    """Received bytes, to be cut in another thread, in the order in which they were read."""
 
     pieces: list[bytes]
     cutter: Cutter
 
     def block(self) -> MessageBlock:
-        """Cut them, and what was left of those before. Raises ProtocolError."""
+        """Cut them into messages, with what earlier bytes left over. Raises ProtocolError."""
         buffer, found = self.cut()
         ended = None if found.last is None else fault_of(found.last)
         return MessageBlock(buffer, found.starts, found.ends, ended)
@@ -215,7 +215,7 @@ class ReceivedBytes:
 
 
 def fault_of(last: tuple[int, bytes]) -> psycopg.Error:
-    """Make of the message that ended the data the error that libpq would."""
+    """Convert the message that ended the data into the error that libpq would raise."""
     kind, content = last
     if kind != ERROR:
         return psycopg.OperationalError("the server ended the stream: the connection is closed")

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 
 async def readable(socket: int, timeout_s: float | None = None) -> None:
-    """Return when the socket can be read, or the time is over (None: no limit)."""
+    """Return when the socket is readable or the time is over (None: no limit)."""
     loop = asyncio.get_running_loop()
     await _ready(loop.add_reader, loop.remove_reader, socket, timeout_s)
 
 
 async def writable(socket: int) -> None:
-    """Return when the socket can be written."""
+    """Return when the socket is writable."""
     loop = asyncio.get_running_loop()
     await _ready(loop.add_writer, loop.remove_writer, socket, None)
 

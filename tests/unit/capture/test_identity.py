@@ -82,12 +82,12 @@ NEW_KEY = ("add a primary key without generated columns; then", "IDENTITY DEFAUL
     [
         (KEYED, BARE_LEAF, "no usable", DEFAULT_LEAVES, DEFAULT_LEAVES),
         (WHOLE, BARE_LEAF, "no usable", FULL_LEAVES, NEW_KEY),
-        (WHOLE, DEFAULT_LEAF, "not the whole old rows", FULL_LEAVES, NEW_KEY),
+        (WHOLE, DEFAULT_LEAF, "not send complete old rows", FULL_LEAVES, NEW_KEY),
         (BY_INDEX, DEFAULT_LEAF, "lacks 'j'", FULL_LEAVES, ("IDENTITY DEFAULT",)),
         (BY_INDEX, BARE_LEAF, "no usable", FULL_LEAVES, ("IDENTITY DEFAULT",)),
-        (NOTHING, DEFAULT_LEAF, "the table none", ("IDENTITY DEFAULT",), ("IDENTITY DEFAULT",)),
+        (NOTHING, DEFAULT_LEAF, "the table has none", ("IDENTITY DEFAULT",), ("IDENTITY DEFAULT",)),
         (NOTHING, BARE_LEAF, "no usable", ("IDENTITY DEFAULT",), ("IDENTITY DEFAULT",)),
-        (replace(NOTHING, key=()), FULL_LEAF, "the table none", ("a primary key, or",), NEW_KEY),
+        (replace(NOTHING, key=()), FULL_LEAF, "the table has none", ("a primary key, or",), NEW_KEY),
     ],
 )
 def test_a_remedy_is_one_that_the_server_takes(

@@ -99,6 +99,6 @@ def test_a_table_that_is_not_asked_for_is_told_why() -> None:
     assert why_left_out(settings, TableId("public", "orders")) is None
     assert why_left_out(settings, TableId("app", "z")) == "not matched by `tables`"
     excluded = why_left_out(settings, TableId("public", "audit_x"))
-    assert excluded == "left out by '!public.audit_*' in `tables`"
-    assert why_left_out(settings, TableId("public", "y")) == "left out by '!*.y' in `tables`"
+    assert excluded == "excluded by '!public.audit_*' in `tables`"
+    assert why_left_out(settings, TableId("public", "y")) == "excluded by '!*.y' in `tables`"
     assert why_left_out(settings, TableId("app", "y")) == "not matched by `tables`"

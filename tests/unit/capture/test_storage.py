@@ -42,7 +42,7 @@ def test_what_is_written_is_read() -> None:
     ("now", "reason"),
     [
         ((ID, replace(NOTE, name=digest("remark"))), "a column was renamed"),
-        ((ID, replace(NOTE, number=3)), "a column was dropped and made anew"),
+        ((ID, replace(NOTE, number=3)), "a column was dropped and re-created"),
         ((ID, replace(NOTE, type_oid=1114)), "a column's type changed"),
         ((ID, replace(NOTE, type_oid=1043, typmod=24)), None),
         ((ID, NOTE, StoredColumn(3, 23, -1, 800, has_missing=False, name=digest("x"))), None),
@@ -58,14 +58,14 @@ def test_a_name_or_type_that_means_something_else(
 def test_a_column_made_anew_after_it_was_seen_to_be_gone() -> None:
     gone = replace(STORED, columns=(ID,)).after(STORED)
     anew = replace(STORED, columns=(ID, replace(NOTE, number=3))).after(gone)
-    assert reassigned(gone, anew) == "a column was dropped and made anew"
+    assert reassigned(gone, anew) == "a column was dropped and re-created"
     assert anew.former == frozenset()
 
 
 @pytest.mark.parametrize(
     ("numbered", "number", "dropped", "reason"),
     [
-        (2, 4, {3}, "a column was dropped and made anew"),
+        (2, 4, {3}, "a column was dropped and re-created"),
         (3, 4, {3}, None),  # before the last look
         (2, 3, {4}, None),  # another one, after it
         (0, 4, {3}, None),  # an older lake does not say

@@ -239,4 +239,4 @@ def test_i6_a_change_that_comes_while_its_partition_is_found_empty_counts() -> N
     tellings.partition(leaf(), TABLE, then)
     tellings.expect_quiet(LEAF, TABLE, SEEN)
     tellings.forget(told, SEEN, {TABLE: then}, [])
-    assert tellings.by(SEEN).difference(TABLE, then) == "a partition was truncated by itself"
+    assert tellings.by(SEEN).difference(TABLE, then) == "a partition was truncated directly"

@@ -124,7 +124,7 @@ def test_override(text: str, type_oid: int, typmod: int, kind: pa.DataType) -> N
 @pytest.mark.parametrize(
     ("text", "type_oid", "typmod", "reason"),
     [
-        ("decmal(12,2)", 1700, -1, "no type 'decmal\\(12,2\\)'; there are string"),
+        ("decmal(12,2)", 1700, -1, "unknown type 'decmal\\(12,2\\)'; valid types: string"),
         ("decimal", 1700, -1, "no type"),
         ("array<int>", 1007, -1, "no type"),
         ("decimal(39,2)", 1700, -1, "1 to 38 digits"),

@@ -1,8 +1,8 @@
-"""How the bytes of a connection are read and written while libpq is idle.
+"""Reading and writing the bytes of a connection while libpq is idle.
 
-channel.py   what every channel does
+channel.py   the contract of every channel
 plain.py     the socket itself
-tls.py       the TLS session that libpq made on it, by the OpenSSL that libpq uses
-libpq.py     messages that libpq read, where neither can be (Kerberos)
-opening.py   which of them a connection needs
+tls.py       the TLS session that libpq created on it, through the OpenSSL that libpq uses
+libpq.py     messages that libpq read, if neither is possible (Kerberos)
+opening.py   chooses the channel of a connection
 """

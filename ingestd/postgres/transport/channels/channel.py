@@ -1,6 +1,6 @@
-"""What every channel does.
+"""The contract of every channel.
 
-A channel is read first and waited for after that: what TLS has decrypted already does not make the
+A channel must be read before it is waited for: bytes that TLS has already decrypted do not make the
 socket readable.
 """
 
@@ -13,18 +13,18 @@ from typing import Protocol
 import psycopg
 
 TURN_BYTES = 4 << 20
-"""A reader returns after so much, so that it can be decoded: to decode a piece of any size costs a
-millisecond or two, and then by its rows."""
+"""A read returns after this many bytes, so that they can be decoded. Decoding costs one or two
+milliseconds per piece of any size, plus its rows."""
 PIECE_BYTES = 1 << 16
 LOW_WATER_BYTES = 1 << 16
-"""On TCP the thread sleeps until so much has come: to be woken for each message takes it, and the
-server that wakes it, longer than all else."""
+"""On TCP the thread sleeps until this many bytes have arrived. A wake-up for each message would
+cost it, and the server that wakes it, more than everything else."""
 _READY = b"Z\0\0\0\5"
-"""ReadyForQuery, but for its last byte: nothing follows."""
+"""ReadyForQuery without its last byte: nothing follows."""
 
 
 class Channel(Protocol):
-    """Belongs to one reader. Raises OSError, psycopg.Error; EOFError where the stream ended.
+    """Belongs to one reader. Raises OSError, psycopg.Error; EOFError if the stream has ended.
 
     `read` is called by one thread at a time, `write` and `release` by any. `wants_write`: nothing
     can be read before the socket is writable.
@@ -37,36 +37,36 @@ class Channel(Protocol):
         ...
 
     def read(self) -> bytes:
-        """Return what has come, empty for nothing; never wait.
+        """Return the bytes that have arrived, empty for none; never wait.
 
-        Less than `PIECE_BYTES` is all that has come.
+        Fewer than `PIECE_BYTES` means that all were returned.
         """
         ...
 
     def read_turn(self, limit_s: float) -> list[bytes]:
-        """Return what comes until `TURN_BYTES`, the limit, or a fault, which the next call raises.
+        """Return bytes until `TURN_BYTES`, the time limit, or a fault, which the next call raises.
 
-        Waits, so it is called by a thread.
+        It blocks, so call it in a thread.
         """
         ...
 
     def write(self, data: bytes) -> int:
-        """Return how much of it was taken; never wait. The rest must be written next."""
+        """Return how many bytes were accepted; never wait. The rest must be written next."""
         ...
 
     def release(self) -> None:
-        """Leave the connection to libpq at once; whatever reads then ends with EOFError or soon."""
+        """Return the connection to libpq at once. A running read soon ends or raises EOFError."""
         ...
 
     def close(self) -> None:
-        """Close what belongs to the channel alone, after `release` and the last `read_turn`."""
+        """Close what the channel itself owns, after `release` and the last `read_turn`."""
         ...
 
 
 def read_turn(
     read: Callable[[], bytes], wait: Callable[[float], object], limit_s: float
 ) -> list[bytes]:
-    """Return a turn of what `read` returns, as `Channel.read_turn`. `wait`: at most so long."""
+    """Collect a turn of pieces, as `Channel.read_turn`. `wait`: waits at most its argument."""
     until = time.monotonic() + limit_s
     pieces: list[bytes] = []
     nbytes = 0
@@ -74,7 +74,7 @@ def read_turn(
         try:
             piece = read()
         except (EOFError, OSError, psycopg.Error):
-            if pieces:  # the server may have said why
+            if pieces:  # the server may have reported why
                 break
             raise
         if piece:

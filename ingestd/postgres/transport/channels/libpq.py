@@ -1,7 +1,7 @@
-"""Messages that libpq read, framed as the server had sent them.
+"""Messages that libpq read, framed as the server sent them.
 
-libpq holds each message as a whole, up to 1 GB of it, and takes a call for each. It is used where
-nothing else can decrypt what the server sends.
+libpq buffers each message completely, up to 1 GB of it, and needs a call for each. This channel is
+used if nothing else can decrypt the connection.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ingestd.postgres.transport.channels.channel import PIECE_BYTES, read_turn
 
 _HEADER = struct.Struct(">ci")
 _MOST_READS = 2
-"""libpq's buffer has room for half of the largest record at least; the rest of one does not make
-the socket readable."""
+"""libpq's buffer has room for at least half of the largest record, and the rest of a record does
+not make the socket readable."""
 _BEGINS = {ExecStatus.COPY_OUT: b"H", ExecStatus.COPY_BOTH: b"W"}
 
 
@@ -42,11 +42,11 @@ class LibpqChannel:
         connection.lend(self)
 
     def fileno(self) -> int:
-        """Return the descriptor, which is libpq's."""
+        """Return libpq's descriptor."""
         return self._fd
 
     def read(self) -> bytes:
-        """Return what has come, in whole messages."""
+        """Return the bytes that have arrived, in complete messages."""
         with self._lock:
             if (pg := self._pg) is None:
                 raise EOFError
@@ -59,20 +59,20 @@ class LibpqChannel:
             return b"".join(pieces)
 
     def _take(self, pg: PGconn, pieces: list[Any]) -> None:
-        """Take the messages that have come. A call of `consume_input` may read only one record."""
+        """Collect the messages that have arrived. One `consume_input` may read only one record."""
         nbytes = idle = 0
         while nbytes < PIECE_BYTES and idle < _MOST_READS:
             idle = 0 if self._wait(0) else idle + 1
             try:
                 pg.consume_input()
-            finally:  # what came before the end, and what the server said of it
+            finally:  # data before the end, and the server's message about it
                 while (found := self._next(pg)) is not None:
                     kind, content = found
                     pieces += [_HEADER.pack(kind, len(content) + 4), content]
                     nbytes += HEADER_BYTES + len(content)
 
     def _next(self, pg: PGconn) -> tuple[bytes, Any] | None:
-        """Return the next message; None if none has come. Raises psycopg.OperationalError."""
+        """Return the next message; None if none has arrived. Raises psycopg.OperationalError."""
         if self._is_copying:
             size, content = pg.get_copy_data(1)
             if size > 0:
@@ -101,13 +101,13 @@ class LibpqChannel:
         return read_turn(self.read, self._wait, limit_s)
 
     def _wait(self, limit_s: float) -> bool:
-        """Return whether the socket is readable, at the latest when the time is over."""
+        """Wait until the socket is readable or the time is over. Return whether it is readable."""
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
         return bool(poll.poll(limit_s * 1000))
 
     def write(self, data: bytes) -> int:
-        """Have libpq send a message; what was not taken has to be given again as it is."""
+        """Pass a message to libpq to send. What was not accepted must be passed again unchanged."""
         with self._lock:
             if (pg := self._pg) is None:
                 raise EOFError
@@ -122,16 +122,16 @@ class LibpqChannel:
             return 0 if self._is_flushing else len(data)
 
     def release(self) -> None:
-        """Use the connection no more."""
+        """Stop using the connection."""
         with self._lock:
             self._pg = None
 
     def close(self) -> None:
-        """Do nothing: the descriptor is libpq's."""
+        """Do nothing: libpq owns the descriptor."""
 
 
 def _fields(result: PGresult) -> bytes:
-    """Return an error as the server sent it. Raises psycopg.OperationalError for one of libpq's."""
+    """Return a server error as sent. Raises psycopg.OperationalError for an error of libpq's."""
     if result.error_field(DiagnosticField.SQLSTATE) is None:
         raise psycopg.OperationalError(result.get_error_message())
     fields = [(field, result.error_field(field)) for field in DiagnosticField]
@@ -139,7 +139,7 @@ def _fields(result: PGresult) -> bytes:
 
 
 async def is_encrypted_by_kerberos(connection: AsyncConnection[Any]) -> bool:
-    """Return whether it is, or can't be known; libpq does not tell."""
+    """Return whether Kerberos encrypts it, or may. libpq does not report this."""
     cursor = await connection.execute(
         "SELECT encrypted FROM pg_catalog.pg_stat_gssapi WHERE pid = pg_catalog.pg_backend_pid()"
     )

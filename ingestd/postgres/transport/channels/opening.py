@@ -1,4 +1,4 @@
-"""Which channel a connection needs."""
+"""Choice of the channel that a connection needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Channels:
         self._by_kerberos: bool | None = None
 
     async def open(self) -> Channel:
-        """Return the next. Raises psycopg.Error."""
+        """Return the next channel. Raises psycopg.Error."""
         connection = self._connection
         if connection.pgconn.ssl_in_use:
             return tls_channel(connection) or LibpqChannel(connection)

@@ -1,4 +1,4 @@
-"""The socket itself, where neither TLS nor Kerberos lies between."""
+"""The socket itself, for connections without TLS or Kerberos encryption."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ NAP_S = 0.0003
 
 
 class PlainChannel:
-    """See `Channel`. A unix socket holds 277 messages: the server stops while it is full."""
+    """See `Channel`. A unix socket buffers 277 messages: the server stops while it is full."""
 
     wants_write = False
 
     def __init__(self, connection: AsyncConnection[Any]) -> None:
         self._socket = socket.socket(fileno=os.dup(connection.pgconn.socket))
-        # For the thread; all other calls say that they do not wait.
+        # For the thread; all other calls pass MSG_DONTWAIT.
         self._socket.settimeout(None)
 
     def fileno(self) -> int:
@@ -37,7 +37,7 @@ class PlainChannel:
         return self._socket.fileno()
 
     def read(self) -> bytes:
-        """Return what has come."""
+        """Return the bytes that have arrived."""
         try:
             found = self._socket.recv(PIECE_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -47,7 +47,7 @@ class PlainChannel:
         return found
 
     def read_turn(self, limit_s: float) -> list[bytes]:
-        """Read for a turn: on TCP by one call, put together by the kernel."""
+        """Read for a turn: on TCP with one call, assembled by the kernel."""
         if self._socket.family == socket.AF_UNIX:
             return read_turn(self.read, lambda _: time.sleep(NAP_S), limit_s)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(limit_s))
@@ -64,14 +64,14 @@ class PlainChannel:
         return [found]
 
     def write(self, data: bytes) -> int:
-        """Write what can be."""
+        """Write as much as possible without waiting."""
         try:
             return self._socket.send(data, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return 0
 
     def release(self) -> None:
-        """Have libpq not wait: its goodbye may not."""
+        """Make the socket non-blocking again, for libpq's Terminate message."""
         if self._socket.fileno() >= 0:
             self._socket.settimeout(0)
 

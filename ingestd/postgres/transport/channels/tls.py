@@ -1,10 +1,10 @@
 """Reading and writing the TLS session of a connection without libpq.
 
-libpq returns its session (`PQsslStruct`), and the OpenSSL that libpq uses is called for it: its
-functions are found where the linker found them for libpq. While libpq is idle it has consumed all
-that was decrypted. A call decrypts one record and never waits: the session reads the socket through
-libpq, which made it non-blocking. Calls keep the GIL. A walsender sends a record for each message,
-and to release the GIL for each would have the reader wait for other threads as often.
+libpq returns its session (`PQsslStruct`), which is passed to the OpenSSL that libpq uses: its
+functions are looked up where the linker found them for libpq. While libpq is idle, it has consumed
+all decrypted bytes. A call decrypts one record and never waits: the session reads the socket
+through libpq, which made it non-blocking. Calls keep the GIL. A walsender sends a record for each
+message, and releasing the GIL for each would make the reader wait for other threads as often.
 
 Source: PostgreSQL documentation, "Connection Status Functions", PQsslStruct; OpenSSL's manual,
 SSL_read(3), SSL_get_error(3), SSL_set_read_ahead(3).
@@ -30,7 +30,7 @@ from ingestd.postgres.connection.liveness import LivenessCheckedConnection
 from ingestd.postgres.transport.channels.channel import LOW_WATER_BYTES, PIECE_BYTES, read_turn
 
 _WANT_READ, _WANT_WRITE, _SYSCALL, _ZERO_RETURN = 2, 3, 5, 6
-"""What SSL_get_error returns; any other is a fault of the protocol."""
+"""Return values of SSL_get_error; any other is a protocol fault."""
 _UNEXPECTED_EOF = "unexpected eof while reading"
 """OpenSSL 3's reason for a connection that ended without close_notify."""
 _Pointer = ctypes.c_void_p
@@ -39,7 +39,7 @@ _Pointer = ctypes.c_void_p
 class TlsChannel:
     """See `Channel`. `ssl`: the SSL object of `connection`.
 
-    The connection has it released before it closes: it frees the object.
+    The connection releases the channel before it closes, because closing frees the object.
     """
 
     def __init__(self, connection: LivenessCheckedConnection, library: Library, ssl: int) -> None:
@@ -54,8 +54,8 @@ class TlsChannel:
         self._lock = threading.Lock()
         self._fault: Exception | None = None
         connection.lend(self)
-        # One call of the system for up to 16 kB of records instead of two for each. What has come
-        # is read to the end, so that none is left in there when libpq waits for the socket.
+        # One system call for up to 16 kB of records instead of two per record. Arrived bytes are
+        # always read completely, so that none remain in the buffer when libpq waits for the socket.
         self._had_read_ahead = library.get_read_ahead(ssl)
         library.set_read_ahead(ssl, 1)
 
@@ -64,7 +64,7 @@ class TlsChannel:
         return self._socket.fileno()
 
     def read(self) -> bytes:
-        """Return what has come, decrypted."""
+        """Return the bytes that have arrived, decrypted."""
         with self._lock:
             nbytes = 0 if self._fault else self._fill()
             if self._fault and not nbytes:
@@ -87,7 +87,7 @@ class TlsChannel:
         return nbytes
 
     def _outcome(self, found: int) -> tuple[int, Exception | None]:
-        """Return what the last call, which did nothing, has to wait for; or its fault."""
+        """Return what the last call, which did nothing, must wait for, or its fault."""
         errno = ctypes.get_errno()
         kind: int = self._library.get_error(self._ssl, found)
         if kind in {_WANT_READ, _WANT_WRITE}:
@@ -100,7 +100,7 @@ class TlsChannel:
         return kind, OSError(f"TLS: {reason}")
 
     def read_turn(self, limit_s: float) -> list[bytes]:
-        """Read for a turn, woken when a good deal has come."""
+        """Read for a turn, woken when enough bytes have arrived."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, LOW_WATER_BYTES)
         try:
             return read_turn(self.read, self._wait, limit_s)
@@ -114,7 +114,7 @@ class TlsChannel:
         poll.poll(limit_s * 1000)
 
     def write(self, data: bytes) -> int:
-        """Write all or nothing; what was not taken has to be given again as it is."""
+        """Write all or nothing. What was not accepted must be passed again unchanged."""
         with self._lock:
             if not self._ssl:
                 raise EOFError
@@ -124,12 +124,12 @@ class TlsChannel:
             if sent > 0:
                 return sent
             kind, fault = self._outcome(sent)
-            if kind != _WANT_WRITE:  # the server may have said why: what it sent is still read
+            if kind != _WANT_WRITE:  # the server may have reported why: its bytes are still read
                 raise fault or OSError("TLS: the server asks for another handshake")
             return 0
 
     def release(self) -> None:
-        """Use the session no more."""
+        """Stop using the session."""
         with self._lock:
             if self._ssl:
                 self._library.set_read_ahead(self._ssl, self._had_read_ahead)
@@ -141,7 +141,7 @@ class TlsChannel:
 
 
 def tls_channel(connection: LivenessCheckedConnection) -> TlsChannel | None:
-    """Return the channel of an encrypted connection, None where its session can't be had."""
+    """Return the channel of an encrypted connection; None if its session is unavailable."""
     library = _library()
     pointer = getattr(connection.pgconn, "pgconn_ptr", None)
     ssl = None if library is None or pointer is None else library.session(pointer, b"OpenSSL")
@@ -163,9 +163,9 @@ class Library:
     reason_of: Any
 
     def reason(self) -> str:
-        """Return OpenSSL's words for the fault of this thread's last call."""
+        """Return OpenSSL's error text for this thread's last call."""
         words: bytes | None = self.reason_of(self.first_error())
-        self.clear_errors()  # others of this thread may share the queue
+        self.clear_errors()  # other users in this thread share the queue
         return words.decode("utf-8", "replace") if words else "protocol error"
 
 
@@ -185,7 +185,7 @@ _FUNCTIONS: dict[str, tuple[str, Any, list[Any]]] = {
 
 @functools.cache
 def _library() -> Library | None:
-    """Return the functions, None if one is not found, or may not be the one that libpq calls."""
+    """Return the functions; None if one is missing, or may not be the one that libpq calls."""
     try:
         return find_library()
     except (OSError, AttributeError) as error:
@@ -194,13 +194,13 @@ def _library() -> Library | None:
 
 
 def find_library() -> Library:
-    """Find the functions. Raises OSError, AttributeError for one that is not there."""
+    """Resolve the functions. Raises OSError; AttributeError for a missing one."""
     own = ctypes.PyDLL(_file_of_libpq(), use_errno=True)
     everywhere = ctypes.PyDLL(None)
     found = {}
     for field, (name, result, arguments) in _FUNCTIONS.items():
-        function = own[name]  # a new object: its types are nobody else's
-        # The linker prefers what the program itself has.
+        function = own[name]  # a new object, so its types affect no other user
+        # The linker prefers functions of the program itself.
         other = getattr(everywhere, name, None)
         if other is not None and _address(other) != _address(function):
             msg = f"the process has two functions {name}"
