@@ -134,7 +134,7 @@ state, never for each attempt. Libraries' warnings are lines whose `event` is th
 
 | level | when |
 |---|---|
-| info | what happens |
+| info | normal operation |
 | warning | something is wrong, and resolves automatically or can wait |
 | error | operator action required, or the program has a fault |
 
@@ -155,7 +155,7 @@ def page(daemon: Path, jobs: Path) -> str:
     Raise ValueError if an event lacks a meaning, or a meaning its event.
     """
     return (
-        f"{MADE_BY}{_INTRO}{_table(daemon, MEANINGS)}\n## Of Spark jobs\n\n{_table(jobs, OF_JOBS)}"
+        f"{MADE_BY}{_INTRO}{_table(daemon, MEANINGS)}\n## Spark jobs\n\n{_table(jobs, OF_JOBS)}"
     )
 
 

@@ -201,7 +201,7 @@ class DeltaLake:
     async def record(self, events: Sequence[TableEvent]) -> None:
         """Append to `_tables`, durably, one row an event, in the order of calls.
 
-        A table whose snapshot begins is recreated if its folder was moved away since.
+        A table whose snapshot begins is re-created if its folder was moved away since.
         """
         if not events:
             return
@@ -504,7 +504,7 @@ class DeltaLake:
         """Raise FolderError for an older copy of a raw table: it lacks acknowledged rows."""
         entry = self._registry.table(raw.id)
         listed = self._epochs.newest.get(str(raw.id), -1)
-        # A table whose snapshot is not done may have been recreated.
+        # A table whose snapshot is not done may have been re-created.
         is_in_use = entry is not None and (entry.state is TableState.LIVE or entry.progress)
         if is_in_use and raw.log.exists and raw.log.version < listed:
             found = FolderError(

@@ -439,11 +439,11 @@ class ObjectStore:
         (info,) = self._files.get_file_info([path])
         return int(info.size) if info.type == pafs.FileType.File else None
 
-    def is_link(self, path: str) -> bool:  # noqa: ARG002 - as of all stores
+    def is_link(self, path: str) -> bool:  # noqa: ARG002 - of the port
         """Return False: an object store has no links."""
         return False
 
-    def entries(self, path: str, above: str) -> list[FolderEntry]:  # noqa: ARG002 - as of all stores
+    def entries(self, path: str, above: str) -> list[FolderEntry]:  # noqa: ARG002 - of the port
         """Return nothing."""
         return []
 
