@@ -163,7 +163,7 @@ class DeltaLake:
             await self.jobs.run(self._epochs.ensure_unreplaced)
 
     async def fence(self) -> Mapping[TableId, TableError]:
-        """Make every commit fail of processes that opened the lake before (I5).
+        """Fence out all processes that opened the lake before: their commits fail (I5).
 
         Raise TransientError if one of them committed since `open`.
         """

@@ -205,7 +205,7 @@ class DeltaEpochWriter:
 
     def _fragments(self, batch: TableBatch, raw: RawTable) -> FragmentSink:
         columns = statistics_columns(batch.table)
-        # If an existing folder disappeared that is a fault, which a new folder would hide.
+        # A missing folder of an existing table is a fault, which a new folder would hide.
         writer = FragmentWriter(
             self._lake.store, raw.log.folder, columns, makes_folder=not raw.log.exists
         )

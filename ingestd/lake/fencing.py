@@ -33,7 +33,7 @@ class WriterIdentity:
         self._doubtful[folder] = version
 
     def is_in_doubt(self, folder: str, version: int) -> bool:
-        """Return whether one may, given the newest version: a commit can't be replaced."""
+        """Return whether a failed commit may still appear above this newest version."""
         return self._doubtful.get(folder, -1) > version
 
     def other_claim(self, signed: str | None) -> str | None:

@@ -19,7 +19,7 @@ RESUME = "ingestdResume"
 WRITER = "ingestdWriter"
 """Key for the process that made the commit."""
 FENCE = "ingestdFence"
-"""Key of a commit whose only purpose is to make writers fail that read the log before it (I5)."""
+"""Key of a fence: after this commit, writers that read the log before it can't commit (I5)."""
 HOLDS = "ingestdHolds"
 """Key for the number of files and app transactions in the commit: detects a truncated commit."""
 

@@ -84,7 +84,7 @@ class ForeignCommitError(AppendedByAnotherError, FolderError):
 
 
 class ReplacedError(FolderError):
-    """The commit that was last read or made is missing: the folder was replaced by a copy."""
+    """The commit that was last read or made is missing, as after the restore of a copy."""
 
 
 class AppendLog(TableLog):
@@ -123,7 +123,7 @@ class AppendLog(TableLog):
         """Raise ReplacedError if the commit that the next one would follow is missing.
 
         A copy of the lake has the same marker. If an older copy took its place, the next version
-        would follow a gap: no reader could open the table, and its rows would be acknowledged.
+        would follow a gap: no reader could open the table, although its rows were acknowledged.
         """
         if not self.exists:
             return
@@ -218,13 +218,13 @@ class AppendLog(TableLog):
         return self._commit(lambda token: self._append(fragments, token, app_version, resume))
 
     def fence(self) -> None:
-        """Make every writer fail that read the log before, by a commit without data (I5).
+        """Fence out all writers that read the log before, with a commit without data (I5).
 
         No fence is needed if the newest commit is this process's own: other writers have read an
         older version. The exception is a failed commit of this process that may still appear, as
         it would take the next version. Raise TransientError if that commit, or another ingestd's,
-        was made since `load`; the fence is made after its rows all the same, so that the next
-        read is final. Raise ForeignCommitError if another program committed.
+        was made since `load`; the fence is made after its rows all the same, so that a re-read
+        finds nothing newer. Raise ForeignCommitError if another program committed.
         """
         came_between: AppendedByAnotherError | None = None
         for _ in range(ATTEMPTS):

@@ -30,8 +30,8 @@ BATCH_ROWS = 1 << 15
 BATCH_BYTES = 16 << 20
 """Limits of a batch: at most this many rows, and fewer if they are large."""
 IN_PARTS = {"buffer_size": 1 << 20, "pre_buffer": False}
-"""Options for reading parts of a file's columns; by default a row group's column is read in full,
-both compressed and uncompressed."""
+"""Options to read the columns of a file piece by piece. By default a column of a row group is held
+in full, compressed or not."""
 _RELEASED_EVERY = 8
 """Batches after which memory that was allocated for them and freed is returned to the system."""
 _VECTORS = "deletionVectors"

@@ -134,7 +134,7 @@ class LogCleaner:
         return len(old)
 
     def _remove_of_others(self, found: Mapping[str, float], cut: int) -> int:
-        """Remove other engines' files of versions before the cut, and sidecars without a name."""
+        """Remove other engines' files of versions before the cut, and sidecars that none names."""
         matches = ((name, _VERSIONED.match(name)) for name in found)
         old = [
             name

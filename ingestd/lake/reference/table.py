@@ -236,7 +236,7 @@ class DeltaReferenceTable:
     def _rewrite(
         self, changes: ReferenceChanges, schema: pa.Schema, writer: FragmentWriter
     ) -> list[str]:
-        """Write the replacement of files; return the files to remove."""
+        """Write the new files; return the files that they replace."""
         self._step("write")
         removed = []
         files = list_files(self._log.handle)
