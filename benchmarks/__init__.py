@@ -1,1 +1,1 @@
-"""Benchmarks: each figure beside a reference taken in the same run. `python -m benchmarks`."""
+"""Benchmarks: each figure against a reference from the same run. `python -m benchmarks`."""

@@ -1,4 +1,4 @@
-"""`make bench`: run the core, or the benchmarks of some names, print and write what was found."""
+"""`make bench`: run the core or the named benchmarks, then print and write the figures."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ STEPS = CORE | WIDER
 
 
 def main(arguments: list[str]) -> int:
-    """Run the core, or what is named: `--quick` a small form of it, `all` everything.
+    """Run the core, or the named benchmarks; `--quick`: a small core, `all`: everything.
 
-    The lines of what is not measured stay as they are. 1 if something is not reached.
+    Lines of figures that are not measured stay unchanged. Return 1 if a target is missed.
     """
     size = QUICK if "--quick" in arguments else FULL
     chosen = [name for name in arguments if name != "--quick"]

@@ -1,4 +1,4 @@
-"""Snapshots in chunks beside the stream: freshness, open transactions, WAL held back."""
+"""Incremental snapshots alongside the stream: freshness, open transactions, retained WAL."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOAD, TICKS = TableId("public", "load"), TableId("public", "ticks")
 
 
 def measure(rig: Rig) -> dict[str, float]:
-    """Write all the time; first without, then with snapshots of a table, one after the other.
+    """Write continuously; first without, then with consecutive snapshots of a table.
 
     Freshness is that of the transactions committed in each phase, in seconds.
     """
@@ -79,7 +79,7 @@ def measure(rig: Rig) -> dict[str, float]:
 
 
 def _write(connection: psycopg.Connection[tuple[Any, ...]], rng: random.Random) -> None:
-    """Half of them to the table that is read."""
+    """Write to one of the two tables; half of the writes go to the one being read."""
     if rng.randrange(2):
         connection.execute("INSERT INTO ticks (at, note) VALUES (now(), 'a short note')")
     else:
@@ -88,7 +88,7 @@ def _write(connection: psycopg.Connection[tuple[Any, ...]], rng: random.Random) 
 
 
 def _await_snapshots(daemon: Daemon, count: int) -> None:
-    """Wait until so many have ended that were asked for after the first."""
+    """Wait until `count` snapshots have ended, besides the first."""
 
     def are_done() -> bool:
         events = [e for e in daemon.events("table.state") if e["table"] == str(LOAD)]
@@ -97,7 +97,7 @@ def _await_snapshots(daemon: Daemon, count: int) -> None:
     await_until(are_done, LIMIT_S, "the snapshot")
 
 
-# --- what the server says --------------------------------------------------------------------
+# --- queries on the server -------------------------------------------------------------------
 
 _LONGEST = """
 SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0)::float8
@@ -112,7 +112,7 @@ SELECT (pg_current_wal_insert_lsn() - restart_lsn)::int8 FROM pg_replication_slo
 
 @dataclass(slots=True)
 class Watcher:
-    """Samples the server for as long as it is open: the longest transaction, the WAL held back."""
+    """Samples the server while it is open: the longest transaction, the retained WAL."""
 
     rig: Rig
     longest_s: float = 0.0
@@ -140,7 +140,7 @@ class Watcher:
 
     @property
     def seconds(self) -> float:
-        """How long it has been open."""
+        """How long the watcher has been open."""
         return (self.ended_at or time.time()) - self.began_at
 
     def _watch(self) -> None:
@@ -152,11 +152,11 @@ class Watcher:
                 self.retained_bytes = max(self.retained_bytes, retained)
 
 
-# --- what the lake says ----------------------------------------------------------------------
+# --- data from the lake ----------------------------------------------------------------------
 
 
 def _ages(daemon: Daemon) -> pa.Table:
-    """Give `at`, when each transaction was committed, and `age` until it was durable: seconds."""
+    """Return `at`, the commit time of each transaction, and `age` until it was durable (s)."""
     store = open_store(str(daemon.folder / "lake"), None)
     layout = Layout(NAME)
     epochs = _read(store, layout.epochs, ["epoch", "committed_at"])

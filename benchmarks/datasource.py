@@ -1,7 +1,7 @@
-"""`format("ingestd")` against Spark's JDBC source: a table of 1M rows, every column looked at.
+"""`format("ingestd")` against Spark's JDBC source: a table of 1M rows, all columns used.
 
-A Spark session of its own, in a process of its own: the JVM is the user's default, not the one
-that starts fast. Both sources in turns, with the same number of partitions.
+Spark runs in a separate process, with a JVM as users have it by default, not one tuned to start
+fast. Both sources run alternately, with the same number of partitions.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _EVERY_COLUMN = (
 
 
 def measure(rig: Rig) -> dict[int, dict[str, float]]:
-    """Give the medians by the number of partitions, in seconds: `ingestd_s`, `jdbc_s`, `ratio`.
+    """Return the medians by number of partitions, in seconds: `ingestd_s`, `jdbc_s`, `ratio`.
 
-    Raises RuntimeError if Spark fails.
+    Raise RuntimeError if Spark fails.
     """
     rig.psql("DROP TABLE IF EXISTS wide")
     rig.psql(f"CREATE TABLE wide ({COLUMNS})")
@@ -79,7 +79,7 @@ def measure(rig: Rig) -> dict[int, dict[str, float]]:
 
 
 def _run(dsn: str, config_path: str) -> dict[int, dict[str, float]]:
-    from spark_jobs.datasource import IngestdDataSource  # noqa: PLC0415 - here is pyspark needed
+    from spark_jobs.datasource import IngestdDataSource  # noqa: PLC0415 - needs pyspark
 
     spark = _session()
     spark.dataSource.register(IngestdDataSource)
@@ -128,11 +128,11 @@ def _ingestd(spark: SparkSession, config_path: str, partitions: int) -> DataFram
 
 
 def _jdbc(spark: SparkSession, dsn: str, partitions: int) -> DataFrame:
-    told = conninfo_to_dict(dsn)
-    url = f"jdbc:postgresql://{told['host']}:{told['port']}/{told['dbname']}"
+    parts = conninfo_to_dict(dsn)
+    url = f"jdbc:postgresql://{parts['host']}:{parts['port']}/{parts['dbname']}"
     options = {"url": url, "driver": "org.postgresql.Driver"}
     options |= {"user": "jdbc", "password": os.environ[_PASSWORD]}
-    # The driver's default would take the whole result into memory.
+    # By default the driver reads the complete result into memory.
     reader = spark.read.format("jdbc").options(**options, fetchsize="10000")
     bounds = {"partitionColumn": "id", "lowerBound": "1", "upperBound": str(ROWS)}
     reader = reader.options(**bounds).option("numPartitions", partitions)

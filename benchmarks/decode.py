@@ -1,8 +1,8 @@
-"""How fast pgoutput becomes typed Arrow batches on one core: `python -m benchmarks.decode`.
+"""The speed of decoding pgoutput to typed Arrow batches on one core: `python -m benchmarks.decode`.
 
 The messages have the shape of the drain benchmark's workload: ten mixed columns, 1M inserts in 100
-transactions, then 500k updates in one. Besides: a table of sixty mixed columns; and, for each type
-with values that no column can hold, what one such value in a hundred costs.
+transactions, then 500k updates in one. Two more measurements: a table of sixty mixed columns, and,
+for each type with values that no column can hold, the cost of one such value in a hundred.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ Feed = tuple[bytes, NDArray[np.int64], NDArray[np.int64]]
 
 
 def _laid_out(messages: Iterable[bytes]) -> Iterator[Feed]:
-    """Give the messages as the transport does: joined, each after its 25-byte header."""
+    """Yield the messages as the transport delivers them: joined, each after a 25-byte header."""
     parts, size = [], 0
     for message in messages:
         parts.append(message)
@@ -105,10 +105,10 @@ def _joined(parts: list[bytes]) -> Feed:
 
 
 def measure(transactions: int = TRANSACTIONS) -> dict[str, float]:
-    """Decode the workload on one core: rows, bytes, CPU seconds, rows per second of it.
+    """Decode the workload on one core; return rows, bytes, CPU seconds, rows per CPU second.
 
     `transactions`: of 10,000 inserts; half as many updates follow. The seconds are the median of
-    three times in one process: the first has its memory to get.
+    three passes in one process, as the first pass must allocate its memory.
     """
     pa.set_cpu_count(1)
     feeds = list(_laid_out(_messages(transactions)))
@@ -147,7 +147,7 @@ print(decode.measure(int(sys.argv[1]))["rows_per_s"])
 def rows_per_s_as_daemon(
     transactions: int = TRANSACTIONS, way: Literal["compiled", "numpy"] = "compiled"
 ) -> float:
-    """Measure in a process that gets its memory as the daemon does."""
+    """Measure in a process whose allocators are configured as in the daemon."""
     command = [sys.executable, "-c", AS_DAEMON, str(transactions), way]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return float(done.stdout)
@@ -188,7 +188,7 @@ MIXED_ROWS, REPEATS = 20_000, 5
 
 
 def measure_mixed() -> dict[str, float]:
-    """Decode rows of sixty columns: values per second of CPU time, the best of some runs."""
+    """Decode rows of sixty columns; return values per CPU second, the best of several passes."""
     feeds = _feeds_of(MIXED, MIXED_ROWS)
     seconds = _best_s([feeds])[0]
     values = MIXED_ROWS * len(MIXED)
@@ -196,7 +196,7 @@ def measure_mixed() -> dict[str, float]:
 
 
 def _feeds_of(columns: Sequence[Column], rows: int) -> list[Feed]:
-    """Give the inserts of one transaction."""
+    """Return the inserts of one transaction."""
     named = [(f"c{i}", oid, typmod) for i, (oid, typmod, _) in enumerate(columns)]
     messages = [struct.pack(">cQqI", b"B", 1000, 0, 1), _relation(named)]
     for n in range(rows):
@@ -209,7 +209,7 @@ def _feeds_of(columns: Sequence[Column], rows: int) -> list[Feed]:
 
 
 def _best_s(workloads: Sequence[list[Feed]]) -> list[float]:
-    """Decode each several times, in turns; give the least CPU time of each."""
+    """Decode each workload several times, alternately; return the least CPU time of each."""
     pa.set_cpu_count(1)
     best = [float("inf")] * len(workloads)
     for _ in range(REPEATS):
@@ -242,7 +242,7 @@ ODD_ROWS, ODD_EVERY = 50_000, 100
 
 
 def measure_odd() -> dict[str, float]:
-    """Decode columns with one odd value in a hundred: CPU time against that of clean ones."""
+    """Decode columns with one odd value in a hundred; return CPU time relative to clean ones."""
     ratios = {}
     for name, (oid, typmod, text, odd) in ODD.items():
 

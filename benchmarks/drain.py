@@ -16,10 +16,10 @@ ROWS, TRANSACTIONS = 1_000_000, 100
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A daemon that drains it: by which kind of socket, by SQL functions or streaming only.
+    """A daemon that drains the backlog: kind of socket, by SQL functions or streaming only.
 
-    `tag`: tells it from another of the kind. `lake`: where, by default beside the daemon;
-    `options`: more of its config.
+    `tag`: distinguishes runs of the same kind. `lake`: its location, by default in the daemon's
+    folder; `options`: further config.
     """
 
     socket: bool = False
@@ -30,13 +30,13 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Of its source, and of its folder."""
+        """The name of its source and of its folder."""
         way = "stream" if self.streaming else "drain"
         return f"{way}_{'unix' if self.socket else 'tcp'}{self.tag}"
 
     @property
     def slot(self) -> str:
-        """Of its slot and its publication."""
+        """The name of its slot and of its publication."""
         return f"ingestd_{self.name}"
 
 
@@ -54,7 +54,7 @@ class Drained:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What was drained, and how long it took pg_recvlogical (0 if it was left out) and each run."""
+    """The size of the backlog, and the times of pg_recvlogical (0 if left out) and of each run."""
 
     changes: int
     tcp_s: float
@@ -70,9 +70,10 @@ def measure(
     rounds: int = 1,
     has_references: bool = True,
 ) -> Backlog:
-    """Insert `rows` in 100 transactions, update half of them in one, and drain that by each.
+    """Insert `rows` in 100 transactions, update half of them in one, and drain that with each run.
 
-    Each is a median of `rounds`, in turns; the first has the names of `runs`.
+    Results are medians of `rounds`, run alternately; those of the first round have the names of
+    `runs`.
     """
     by_round = [[replace(run, tag=run.tag + "_" * n) for run in runs] for n in range(rounds)]
     references = [
@@ -110,9 +111,9 @@ def _median(found: Sequence[Drained]) -> Drained:
 def prepare(
     rig: Rig, runs: Sequence[Run], *, rows: int = ROWS, slots: Sequence[str] = ()
 ) -> tuple[dict[Run, Daemon], Lsn]:
-    """Write the backlog, of which each run's daemon and each of `slots` has all; give its end.
+    """Write the backlog for each run's daemon and each of `slots`; return its end.
 
-    An autovacuum of so many new rows would take a core beside whatever is measured just then.
+    Autovacuum is off, as it would use a core during the measurement.
     """
     rig.psql("DROP TABLE IF EXISTS load")
     rig.psql(f"CREATE TABLE load ({COLUMNS}) WITH (autovacuum_enabled = off)")
@@ -146,7 +147,7 @@ def drain(rig: Rig, run: Run, daemon: Daemon, target: Lsn) -> Drained:
 
 
 def _load(rig: Rig, rows: int) -> Lsn:
-    """Write the workload; give the end of its last commit."""
+    """Write the workload; return the end of its last commit."""
     step = rows // TRANSACTIONS
     with rig.server.connect() as connection:
         for low in range(1, rows + 1, step):
@@ -155,7 +156,7 @@ def _load(rig: Rig, rows: int) -> Lsn:
             )
         connection.execute(f"UPDATE load SET score = score + 1 WHERE id <= {rows // 2}")
         [end] = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone() or [""]
-        # something after it: pg_recvlogical ends only when it sees a later position
+        # write a later record: pg_recvlogical ends only when it sees a later position
         connection.execute("SELECT pg_logical_emit_message(true, 'end', '')")
     return Lsn.parse(end)
 

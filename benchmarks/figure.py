@@ -9,7 +9,7 @@ MEMORY_LIMIT_MB = 600
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What was measured, and what it is to reach."""
+    """A measured figure and its target."""
 
     what: str
     measured: str
@@ -18,5 +18,5 @@ class Figure:
 
 
 def memory_figure(what: str, peak_mb: float, limit_mb: float = MEMORY_LIMIT_MB) -> Figure:
-    """Give a line about resident memory."""
+    """Return a figure of resident memory."""
     return Figure(what, f"{peak_mb:.0f} MB", f"<= {limit_mb:.0f} MB", peak_mb <= limit_mb)

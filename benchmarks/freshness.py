@@ -1,4 +1,4 @@
-"""Freshness under small transactions: from the commit at the source to durable in the lake."""
+"""Freshness under small transactions: the time from commit at the source to durable in the lake."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ingestd.testing.embedded.daemon import Daemon
 
 RATE, SECONDS = 1000, 30
 SESSIONS = 8
-"""Each waits for the disk with every commit."""
+"""Each session waits for the disk at every commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """`ages_s`: of each transaction, when its epoch was durable; the daemon's CPU and memory."""
+    """`ages_s`: age of each transaction when its epoch was durable; the daemon's CPU and memory."""
 
     ages_s: NDArray[np.float64]
     per_second: float
@@ -30,7 +30,7 @@ class Freshness:
     peak_mb: float
 
     def quantile_s(self, q: float) -> float:
-        """Give the age that this share of the transactions does not exceed."""
+        """Return the age that this share of the transactions does not exceed."""
         return float(np.quantile(self.ages_s, q))
 
 

@@ -1,4 +1,4 @@
-"""CPU of a daemon with one source, or ten, in which nothing happens."""
+"""CPU usage of a daemon with one or ten idle sources."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SOURCES, SECONDS = (1, 10), 30
 
 
 def measure(rig: Rig, sources: int) -> dict[str, float]:
-    """Give the share of one core, after the daemon has settled."""
+    """Return the share of one core, after the daemon has settled."""
     parts = []
     for number in range(sources):
         name = f"idle_{sources}_{number}"

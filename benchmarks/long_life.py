@@ -1,6 +1,6 @@
-"""Many epochs on one table: what a commit takes, and the memory, at the end and near the begin.
+"""Many epochs on one table: commit time and memory at the end, compared with early epochs.
 
-With maintenance as it is by default: it comes whenever a table has a thousand new files.
+Maintenance runs with its defaults: whenever a table has a thousand new files.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ingestd.testing.embedded.waiting import await_until
 
 EPOCHS = 10_000
 EARLY = range(100, 300)
-"""Around epoch 200."""
+"""Epochs around number 200."""
 MAX_DELAY = "20ms"
 RATE = 200
 LIMIT_S = 3600.0
@@ -48,10 +48,10 @@ DEFAULT_RETENTION_S = 7 * 86400.0
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """Commits in milliseconds, resident memory in MB: early and at the end.
+    """Commits in milliseconds and resident memory in MB, early and at the end.
 
-    `beside_ms`: the median of commits while maintenance ran (p95 in `beside_p95_ms`), `alone_ms`:
-    that of the others; `looks`: how often it ran; `joined`: files that it joined.
+    `beside_ms`: median of commits during maintenance (p95 in `beside_p95_ms`); `alone_ms`: that of
+    the others; `looks`: number of maintenance runs; `joined`: files that these joined.
     """
 
     epochs: int
@@ -69,10 +69,10 @@ class Life:
 
 
 def measure(rig: Rig, *, epochs: int = EPOCHS) -> Life:
-    """Run a daemon for so many epochs of a few rows."""
+    """Run a daemon for this many epochs of a few rows."""
     rig.psql("DROP TABLE IF EXISTS long_life")
     rig.psql("CREATE TABLE long_life (id bigserial PRIMARY KEY, at timestamptz, note text)")
-    # Else the server sends what was committed without waiting for the disk every 200 ms only.
+    # By default the server sends asynchronous commits only every 200 ms.
     rig.psql("ALTER SYSTEM SET wal_writer_delay = '10ms'")
     rig.psql("SELECT pg_catalog.pg_reload_conf()")
     text = source(NAME, rig.server.dsn(), "public.long_life")
@@ -131,7 +131,7 @@ def measure(rig: Rig, *, epochs: int = EPOCHS) -> Life:
 
 @dataclass(frozen=True, slots=True)
 class Commits:
-    """Of the sink alone: medians of a commit early and at the end, in wall and CPU milliseconds."""
+    """Figures of the sink alone: median commits early and at the end, in wall and CPU ms."""
 
     epochs: int
     early_ms: float
@@ -144,9 +144,9 @@ class Commits:
 
 
 async def commits(folder: Path, *, epochs: int = EPOCHS, maintains: bool = True) -> Commits:
-    """Commit epochs of one row, one after the other, with maintenance beside them.
+    """Commit epochs of one row, one after another, with concurrent maintenance.
 
-    It comes when the table has as many new files as a `Maintainer` waits for.
+    Maintenance runs when the table has as many new files as a `Maintainer` waits for.
     """
     column = Column("id", 20, -1, pa.int64(), "bigint", identity=True, nullable=False)
     table = with_before(Table(TableId("public", "t"), 1, (column,), "d", ("id",)), full=False)
@@ -193,7 +193,7 @@ async def commits(folder: Path, *, epochs: int = EPOCHS, maintains: bool = True)
 
 
 def measure_commits(rig: Rig, *, epochs: int = EPOCHS) -> Commits:
-    """Run `commits` in a process of its own, whose memory is its own, as a daemon is set up."""
+    """Run `commits` in a separate process, configured like a daemon, to measure its memory."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.long_life", str(rig.folder / "commits"), str(epochs)],
         check=True,

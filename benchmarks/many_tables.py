@@ -1,4 +1,4 @@
-"""Many small tables: their first load, and what an epoch takes while all of them change."""
+"""Many small tables: their first load, and the commits of epochs while all of them change."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ingestd.testing.embedded.waiting import await_until
 
 TABLES, ROWS = 300, 100
 RAW_ROWS = ROWS + 1
-"""With the `t` of the snapshot."""
+"""Including the `t` of the snapshot."""
 DATABASE = "many"
 
 
 def measure(rig: Rig) -> dict[str, float]:
-    """Give the seconds from the start of the process until all tables' rows are in an epoch."""
+    """Return the seconds from the start of the process until all tables' rows are in an epoch."""
     rig.psql(f"CREATE DATABASE {DATABASE}")
     with rig.server.connect(DATABASE) as connection:
         for number in range(TABLES):
@@ -73,13 +73,13 @@ TYPES = {
     "date": "current_date",
     "uuid": "gen_random_uuid()",
 }
-"""Of the columns beside the key, in turn, with their defaults."""
+"""Types of the columns besides the key, in turn, with their defaults."""
 
 
 def changing(rig: Rig, tables: int, columns: int = 2) -> dict[str, float]:
-    """Change every table in every transaction; give what the epochs' commits take.
+    """Change every table in every transaction; return the times of the epochs' commits.
 
-    An epoch grows while the one before commits: `transactions` is the most that one had.
+    An epoch grows while the previous one commits: `transactions` is the largest number in one.
     """
     name = f"changing_{tables}"
     types = islice(cycle(TYPES.items()), columns - 1)

@@ -1,6 +1,6 @@
-"""The most memory a daemon takes: under steady load, transactions of any size, many tables.
+"""The peak memory of a daemon: under steady load, with huge transactions, with many tables.
 
-`python -m benchmarks.memory [MILLIONS [NAME...]]` runs some alone, with so many million rows.
+`python -m benchmarks.memory [MILLIONS [NAME...]]` runs some of them, with that many million rows.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ MILLIONS = 20
 LIMIT_S = 3600.0
 INTERLEAVED, CHANGING = 200, 500
 RUN = 20
-"""Rows of a table between those of others, in a transaction over many."""
+"""Consecutive rows of one table, in a transaction over many."""
 STEADY_S = 30.0
 _PREFIX = "mem_"
 
 
 def measure(rig: Rig, millions: int = MILLIONS, chosen: tuple[str, ...] = ()) -> list[Figure]:
-    """Run what is chosen, or all; `millions` of rows are in the giant transactions."""
+    """Run the chosen steps, or all; `millions`: million rows in the giant transactions."""
     return [figure for name in chosen or STEPS for figure in STEPS[name](rig, millions)]
 
 
 def _steady(rig: Rig, _: int) -> list[Figure]:
-    """1,000 small transactions a second, and one of 100,000 rows every second or so."""
+    """Run 1,000 small transactions a second, plus one of 100,000 rows about every second."""
     with _Source(rig, "steady") as found:
         found.create(1)
         found.daemon.start_ready(LIMIT_S)
@@ -58,7 +58,7 @@ def _steady(rig: Rig, _: int) -> list[Figure]:
 
 
 def _giant(rig: Rig, millions: int, *, catch_up: bool, tables: int = 1) -> list[Figure]:
-    """One transaction, taken from the stream as it comes or as a backlog."""
+    """Run one transaction, read from the stream as it arrives or as a backlog."""
     with _Source(rig, "giant") as found:
         found.create(tables)
         found.daemon.start_ready(LIMIT_S)
@@ -75,7 +75,7 @@ def _giant(rig: Rig, millions: int, *, catch_up: bool, tables: int = 1) -> list[
 
 
 def _changing(rig: Rig, _: int) -> list[Figure]:
-    """500 tables, each changed by 2 transactions a second for half a minute."""
+    """Change each of 500 tables by 2 transactions a second for half a minute."""
     with _Source(rig, "changing") as found:
         found.create(CHANGING)
         found.daemon.start_ready(LIMIT_S)
@@ -95,7 +95,7 @@ def _changing(rig: Rig, _: int) -> list[Figure]:
 
 
 def _backlogs(rig: Rig, _: int) -> list[Figure]:
-    """1.5M changes and ten times that, each drained by a daemon that was away."""
+    """Drain a backlog of 1.5M changes and one ten times as large, each after a daemon's absence."""
     peaks = []
     for tenth in (1, 10):
         with _Source(rig, "backlog") as found:
@@ -131,7 +131,7 @@ STEPS: dict[str, Callable[[Rig, int], list[Figure]]] = {
 
 
 class _Source:
-    """A database of its own with some tables of the usual columns, and a daemon for it."""
+    """A separate schema with tables of the usual columns, and a daemon for it."""
 
     def __init__(self, rig: Rig, name: str) -> None:
         self._rig = rig
@@ -168,7 +168,7 @@ class _Source:
         self._rig.psql(self.insertion(table, low, high).decode())
 
     def insert_at_once(self, rows: int) -> None:
-        """One transaction; with several tables, a few rows of each in turn."""
+        """Insert in one transaction; with several tables, a few rows of each in turn."""
         if self._tables == 1:
             self.insert(0, 1, rows)
             return
@@ -180,7 +180,7 @@ class _Source:
         )
 
     def await_all(self) -> None:
-        """Wait until all that was written is durable and confirmed."""
+        """Wait until everything written is durable and confirmed."""
         slot, target = f"ingestd_{self._name}", self._rig.lsn()
         self._rig.psql("SELECT pg_logical_emit_message(true, 'end', '')")
         await_until(lambda: self._has_reached(slot, target), LIMIT_S, f"slot {slot}", poll_s=0.2)
@@ -192,7 +192,7 @@ class _Source:
 
     @property
     def peak_mb(self) -> float:
-        """Of the daemon since it started, as the system counts."""
+        """The daemon's peak since it started, as reported by the system."""
         text = Path(f"/proc/{self.daemon.pid}/status").read_text(encoding="utf-8")
         [line] = [line for line in text.splitlines() if line.startswith("VmHWM")]
         return int(line.split()[1]) * 1024 / 1e6
@@ -204,7 +204,7 @@ def _remove(folder: Path) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Print what is found."""
+    """Print the figures."""
     millions = int(arguments[0]) if arguments else MILLIONS
     with rig() as server:
         for name in arguments[1:] or STEPS:

@@ -1,6 +1,6 @@
 """The mirror job against the plain one (`benchmarks.mirror_baseline`), on the same changes.
 
-Each has a lake of its own, written by the same seed. Times of a running job are from the commit of
+Each has a separate lake, written with the same seed. Times of a running job are from the commit of
 the epoch to the commit of the mirror (or of the last of the mirrors).
 """
 
@@ -25,23 +25,23 @@ SEED, SOURCE = 20261121, "bench"
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two jobs, with a folder of its own."""
+    """One of the two jobs, with a separate folder."""
 
     name: str
     folder: Path
 
     @property
     def lake(self) -> Path:
-        """Where its lake is."""
+        """The path of its lake."""
         return self.folder / "lake"
 
     @property
     def target(self) -> Path:
-        """Where it writes to."""
+        """The path of its target."""
         return self.folder / "target"
 
     def job(self, tables: Sequence[MadeTable], *more: str) -> SparkProcess:
-        """Give the job on these tables, not started."""
+        """Return the job on these tables, not started."""
         where = ["--lake", str(self.lake), "--source", SOURCE, "--target", str(self.target)]
         log = self.folder / "job.log"
         if self.name == "mirror":
@@ -51,11 +51,11 @@ class Side:
         return SparkProcess("benchmarks.mirror_baseline", arguments, log)
 
     def path(self, made: MadeTable) -> Path:
-        """Where the mirror of a table is."""
+        """Return the path of a table's mirror."""
         return self.target / made.table.id.schema / made.name
 
     def logs(self, tables: Sequence[MadeTable]) -> list[CommitLog]:
-        """Give the logs that tell when an epoch has been taken."""
+        """Return the logs whose commits show that an epoch was applied."""
         if self.name == "mirror":
             return [CommitLog(self.target / "_mirror")]
         return [CommitLog(self.path(made)) for made in tables]
@@ -65,9 +65,9 @@ SIDES = ("mirror", "baseline")
 
 
 def measure_one_table(folder: Path) -> dict[str, dict[str, float]]:
-    """Give, for each side: `load_s` (the process), `few_s` and `many_s` (running), `wrong`, `lost`.
+    """Return, by side: `load_s` (the process), `few_s` and `many_s` (running), `wrong`, `lost`.
 
-    `wrong`: rows that differ from what they have to be; `lost`: values of UNSENT that became null.
+    `wrong`: rows that differ from the expected ones; `lost`: values of UNSENT that became null.
     """
     found = {}
     for name in SIDES:
@@ -97,7 +97,7 @@ def _one_table(side: Side) -> dict[str, float]:
 
 
 def measure_many_tables(folder: Path) -> dict[str, float]:
-    """Give the seconds each side takes for one epoch in which all TABLES changed, warm."""
+    """Return the seconds that each side takes for one epoch with changes in all TABLES, warm."""
     return {name: _many_tables(_side(folder, f"{name}-many", name)) for name in SIDES}
 
 
@@ -106,7 +106,7 @@ def _many_tables(side: Side) -> float:
     tables = [MadeTable(f"t{n:02}", TABLE_ROWS, TABLE_ROWS) for n in range(TABLES)]
     lake = MadeLake(side.lake, SOURCE)
     lake.load(tables)
-    # Fifty running queries take longer still than one after the other, on two cores.
+    # On two cores, fifty concurrent queries take longer still than one after another.
     more = _running(side) if side.name == "mirror" else ["--in-turn"]
     logs = side.logs(tables)
     with side.job(tables, *more) as job:
@@ -122,7 +122,7 @@ def _many_tables(side: Side) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Changes:
-    """Epochs committed while a job runs, each awaited."""
+    """Epochs committed while a job runs; each is awaited."""
 
     side: Side
     lake: MadeLake
@@ -130,7 +130,7 @@ class _Changes:
     logs: list[CommitLog]
 
     def timed(self, changes: Sequence[tuple[MadeTable, Changes]]) -> float:
-        """Commit an epoch; give the seconds until the job has committed it."""
+        """Commit an epoch; return the seconds until the job has committed it."""
         epochs = CommitLog(self.side.lake / SOURCE / "_epochs")
         self.lake.change(changes)
         return self.job.await_commits(self.logs) - epochs.take()
@@ -147,8 +147,8 @@ def _side(folder: Path, own: str, name: str) -> Side:
 
 
 def _faults(expected: Path, mirror: Path) -> tuple[int, int]:
-    """Count the rows that differ, and the values of UNSENT that are null and must not be."""
-    from pyspark.sql import functions as f  # noqa: PLC0415 - the other benchmarks do without
+    """Return the number of rows that differ, and of values of UNSENT that are null incorrectly."""
+    from pyspark.sql import functions as f  # noqa: PLC0415 - other benchmarks don't need it
 
     from spark_jobs.session import local_session  # noqa: PLC0415
 

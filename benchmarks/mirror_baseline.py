@@ -1,8 +1,8 @@
-"""What an ordinary good engineer writes to mirror raw tables: foreachBatch, row_number, MERGE.
+"""A straightforward job to mirror raw tables: foreachBatch, row_number, MERGE.
 
-One streaming query a table: `python -m benchmarks.mirror_baseline --lake URI --source NAME
---target URI --key id [--once] TABLE ...`. Kept to measure `spark_jobs.mirror` against. It loses
-values that the server did not send (TOASTed), and knows no truncates, key changes or epochs.
+It has one streaming query a table: `python -m benchmarks.mirror_baseline --lake URI --source NAME
+--target URI --key id [--once] TABLE ...`. It is kept as a baseline for `spark_jobs.mirror`. It
+loses values that the server did not send (TOASTed), and ignores truncates, key changes and epochs.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Mirror these tables: what is there (`--once`), or until it is ended."""
+    """Mirror these tables: the current rows (`--once`), or continuously."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mirror_baseline")
     for name in ("--lake", "--source", "--target", "--key"):
         parser.add_argument(name, required=True)
-    parser.add_argument("--once", action="store_true", help="take what there is, and end")
+    parser.add_argument("--once", action="store_true", help="apply what exists, then end")
     parser.add_argument(
-        "--in-turn", action="store_true", help="one query at a time, again when there is an epoch"
+        "--in-turn", action="store_true", help="one query at a time, again after each epoch"
     )
     parser.add_argument("tables", nargs="+")
     chosen = parser.parse_args(arguments)
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _epochs(folder: Path) -> Iterator[int]:
-    """Give the number of commits in `_epochs` whenever there are more."""
+    """Yield the number of commits in `_epochs` whenever it grows."""
     seen = 0
     while True:
         found = len(list((folder / "_delta_log").glob("[0-9]*.json")))
@@ -69,12 +69,12 @@ def _epochs(folder: Path) -> Iterator[int]:
 
 
 def target_path(target: str, table: TableId) -> str:
-    """Where a mirror lies below `target`."""
+    """Return the path of a mirror in `target`."""
     return f"{target}/{segment(table.schema)}/{segment(table.name)}"
 
 
 def mirror(session: SparkSession, raw: str, target: str, key: str, *, once: bool) -> StreamingQuery:
-    """Start the query that keeps one table; with `once` it ends when it has caught up."""
+    """Start the query for one table; with `once` it ends when it has caught up."""
     stream = session.readStream.format("delta").load(raw)
     columns = [name for name in stream.columns if not name.startswith("_cdc_")]
     _make(session, stream, columns, target)

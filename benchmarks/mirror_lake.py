@@ -1,7 +1,7 @@
-"""Raw tables of any size through the daemon's own sink, without a server, and what is right.
+"""Raw tables of any size, written by the daemon's sink without a server, and the expected rows.
 
-A row's values follow from its id and its *turn*, the change that wrote it (0: the first load), so
-the rows that a mirror has to have can be made again without reading any.
+A row's values are computed from its id and its *turn*, the change that wrote it (0: the first
+load). So the rows that a mirror must have can be computed without reading any.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ingestd.model.schema import TIMESTAMP, Column, Table, TableId
 Ints = NDArray[np.int64]
 
 UNSENT = "payload"
-"""The column that the server does not send where an update leaves it (TOASTed)."""
+"""The column that the server does not send if an update does not change it (TOASTed)."""
 NEVER = -1
 
 _NUMERIC_12_2 = ((12 << 16) | 2) + 4
@@ -60,7 +60,7 @@ _EPOCH_2024_US, _EPOCH_2024_DAYS = 1_704_067_200_000_000, 19_723
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Changes of one transaction, in order: operation, id, and whether UNSENT is sent, of each."""
+    """Changes of one transaction, in order: operation, id, and whether UNSENT is sent."""
 
     ops: list[str]
     ids: Ints
@@ -69,9 +69,9 @@ class Changes:
 
 @dataclass(slots=True)
 class MadeTable:
-    """A table of `rows` rows: the turns that wrote each row of it, by id - 1; NEVER: no such row.
+    """A table of `rows` rows, and the turns that wrote each row, by id - 1; NEVER: no such row.
 
-    `turn`: the last change of the row; `sent`: the last that brought UNSENT.
+    `turn`: the row's last change; `sent`: the last one that sent UNSENT.
     """
 
     name: str
@@ -95,7 +95,7 @@ class MadeTable:
         return Table(TableId("public", self.name), 1, _COLUMNS, "d", ("id",), ("id",))
 
     def updates(self, rng: np.random.Generator, count: int, unsent: float) -> Changes:
-        """Draw updates of any rows, some of them several times; a share leaves UNSENT as it was."""
+        """Draw updates of random rows, also repeated; a share does not change UNSENT."""
         there = np.flatnonzero(self.turn != NEVER) + 1
         ids = there[rng.integers(0, len(there), count)]
         return Changes([UPDATE] * count, ids, rng.random(count) >= unsent)
@@ -112,20 +112,20 @@ class MadeTable:
         return Changes(ops, np.concatenate([there, new]), is_sent)
 
     def load(self, lsn: int) -> TableBatch:
-        """Give the first load's rows."""
+        """Return the rows of the first load."""
         ids = np.arange(1, self.rows + 1)
         turns = np.zeros(self.rows, np.int64)
         ops = [SNAPSHOT] * self.rows
         return self._batch(ops, _values(ids, turns, turns), lsn, np.zeros(self.rows, np.int64))
 
     def take(self, changes: Changes, lsn: int) -> TableBatch:
-        """Note the changes, and give them as rows."""
+        """Record the changes, and return them as rows."""
         count = len(changes.ids)
         turns = np.arange(self.turns + 1, self.turns + 1 + count)
         self.turns += count
         places = changes.ids - 1
         is_deleted = np.array([op == DELETE for op in changes.ops])
-        # The last of several assignments to a place stays: numpy assigns in order.
+        # numpy assigns in order, so the last of several assignments to an index wins.
         self.turn[places] = np.where(is_deleted, NEVER, turns)
         self.sent[places[changes.is_sent]] = turns[changes.is_sent]
         values = _values(changes.ids, turns, np.where(changes.is_sent, turns, NEVER))
@@ -137,7 +137,7 @@ class MadeTable:
         return self._batch(changes.ops, values, lsn, np.arange(1, count + 1), unchanged)
 
     def write_expected(self, path: Path) -> None:
-        """Write the rows that are there now, as Parquet."""
+        """Write the current rows as Parquet."""
         there = np.flatnonzero(self.turn != NEVER)
         values = _values(there + 1, self.turn[there], self.sent[there])
         pq.write_table(pa.table(values), path)
@@ -167,7 +167,7 @@ class MadeTable:
 
 
 def _lists(is_unchanged: NDArray[np.bool_], type_: pa.DataType) -> pa.Array:
-    """Give ``[UNSENT]`` where it is unchanged, else null."""
+    """Return ``[UNSENT]`` where it is unchanged, else null."""
     offsets = np.concatenate([[0], np.cumsum(is_unchanged)]).astype(np.int32)
     elements = pa.array([UNSENT] * int(offsets[-1]), pa.string())
     mask = pa.array(~is_unchanged)
@@ -175,7 +175,7 @@ def _lists(is_unchanged: NDArray[np.bool_], type_: pa.DataType) -> pa.Array:
 
 
 def _values(ids: Ints, turns: Ints, sent: Ints) -> dict[str, pa.Array]:
-    """Give the columns of rows written by these turns; UNSENT by those of `sent`, NEVER: null."""
+    """Return the columns of rows written by these turns; UNSENT by those of `sent`, NEVER: null."""
     id_text, turn_text = pa.array(ids).cast(pa.string()), pa.array(turns).cast(pa.string())
     cents = pa.array((ids * 7 + turns) % 99_999).cast(pa.decimal128(19, 0))
     payload = _join('{"k": ', id_text, ', "v": ', pa.array(sent).cast(pa.string()), "}")
@@ -199,7 +199,7 @@ def _join(*parts: str | pa.Array) -> pa.Array:
 
 
 class MadeLake:
-    """A source's lake at `uri`, written epoch by epoch, positions counted up."""
+    """A source's lake at `uri`, written epoch by epoch, with increasing positions."""
 
     def __init__(self, uri: Path, source: str) -> None:
         self.uri = uri

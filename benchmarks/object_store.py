@@ -22,7 +22,7 @@ LATENCY_S, ROUNDS = 0.03, 5
 class Remote:
     """`per_s`: changes a second from the first durable epoch to the last; `commit_s`: of an epoch.
 
-    Each a median of ROUNDS, in turns, by the latency. `requests`: of an epoch.
+    Each is a median of ROUNDS, run alternately, by latency. `requests`: of an epoch.
     """
 
     per_s: dict[float, float]
@@ -57,16 +57,16 @@ def measure(rig: Rig, rows: int = 3 * drain.ROWS) -> Remote:
 
 
 def _check(run: drain.Run, store: ObjectStoreServer, epochs: list[dict[str, Any]]) -> None:
-    """See that what was written can be read, all of it."""
+    """Raise if the lake does not have all rows that were written."""
     table = TableId("public", "load")
     ops = read_raw(run.lake, run.name, table, storage_options=store.options)["_cdc_op"]
-    rows = len(ops) - pc.sum(pc.equal(ops, "t")).as_py()  # those of the start
+    rows = len(ops) - pc.sum(pc.equal(ops, "t")).as_py()  # without those of the start
     written = sum(epoch["rows"] for epoch in epochs)
     assert rows == written, f"{run.name}: {rows} rows in the lake, {written} were written"
 
 
 def _epochs(rig: Rig, run: drain.Run) -> list[dict[str, Any]]:
-    """Give those of the drain, not that of the run before, which made the slot."""
+    """Return the drain's epochs, without those of the previous run, which created the slot."""
     began = rig.meters[run.name].began
     found = rig.daemon_events(run.name, "epoch.committed")
     return [epoch for epoch in found if _at(epoch) > began]

@@ -1,7 +1,7 @@
 """One large transaction among small ones: sent before it commits, or after.
 
 `python -m benchmarks.open_transactions [ROWS [TIMES]]`.
-Rows that are rolled back in the end are measured too: what they cost without being of use.
+Transactions that are rolled back are measured too, as they cost work without any use.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LIMIT_S = 600.0
 class Run:
     """`delay_s`: from the large COMMIT to durable; `ages_s`: of the small ones, from before it.
 
-    `left_cpu_s`: CPU of walsender and daemon from COMMIT on, which no other load changes.
+    `left_cpu_s`: CPU of walsender and daemon after the COMMIT, which other load does not affect.
     """
 
     delay_s: float
@@ -55,7 +55,7 @@ class Run:
 
 
 class SmallWriter:
-    """Inserts a row in a transaction of its own, RATE times a second, inside a `with`."""
+    """Inserts one row a transaction, RATE times a second, inside a `with`."""
 
     def __init__(self, rig: Rig) -> None:
         self._rig = rig
@@ -79,7 +79,7 @@ class SmallWriter:
 def measure(rig: Rig, rows: int, spool: str, *, commits: bool = True, is_slow: bool = False) -> Run:
     """Run one daemon through one large transaction.
 
-    `is_slow`: it takes so long that the server has decoded all of it when it ends.
+    `is_slow`: the transaction is so long that the server has decoded all of it before its end.
     """
     rig.psql("DROP TABLE IF EXISTS open_large, open_small")
     rig.psql(f"CREATE TABLE open_large ({COLUMNS})")
@@ -164,7 +164,7 @@ def _ages_s(daemon: Daemon, name: str, table: str) -> NDArray[np.float64]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run both ways in turn."""
+    """Run both ways alternately."""
     rows, times = [int(a) for a in (*arguments, *("1000000", "2")[len(arguments) :])]
     with rig() as server:
         for _ in range(times):

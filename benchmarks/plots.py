@@ -1,4 +1,4 @@
-"""Pictures of a run, in benchmarks/plots."""
+"""Plots of a run, in benchmarks/plots."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.rig import Rig
 
 
 def drain(rig: Rig, found: Backlog, prefix: str) -> None:
-    """Draw how many changes were durable when, and pg_recvlogical's mean: slopes are throughput."""
+    """Plot the durable changes over time, and pg_recvlogical's mean: slopes are throughput."""
     with _picture(f"{prefix}drain") as axes:
         for run in found.drained:
             axes.step(*_durable(rig, run), where="post", label=_name(run), linewidth=1.5)
@@ -40,12 +40,12 @@ def drain(rig: Rig, found: Backlog, prefix: str) -> None:
 
 
 def _durable(rig: Rig, run: Run) -> tuple[list[float], list[float]]:
-    """Give when each epoch was durable, from the start on, and the million rows until then."""
+    """Return the times from the start at which epochs were durable, and million rows until then."""
     began = rig.meters[run.name].began
     times, rows = [0.0], [0.0]
     for event in rig.daemon_events(run.name, "epoch.committed"):
         at_s = datetime.fromisoformat(event["timestamp"]).timestamp() - began
-        if at_s > 0:  # not of the run before, which made the slot
+        if at_s > 0:  # without those of the previous run, which created the slot
             times.append(at_s)
             rows.append(rows[-1] + int(event["rows"]) / 1e6)
     return times, rows
@@ -57,18 +57,18 @@ def _name(run: Run) -> str:
 
 
 def memory(rig: Rig, prefix: str) -> None:
-    """Draw the resident memory of the daemons that were measured so far, of each kind one."""
+    """Plot the resident memory of the daemons measured so far, one of each kind."""
     with _picture(f"{prefix}memory") as axes:
         for name, meter in rig.meters.items():
             if name.endswith("_") or name[-1].isdigit():
-                continue  # another round of the same
+                continue  # another round of the same kind
             axes.plot(meter.at_s, np.array(meter.resident_bytes) / 1e6, label=name, linewidth=1)
         axes.set(title="Resident memory", xlabel="seconds", ylabel="MB")
         axes.set_ylim(bottom=0)
 
 
 def freshness(found: Mapping[str, Freshness], prefix: str) -> None:
-    """Draw how old transactions were when they were durable."""
+    """Plot the age of transactions at the time they were durable."""
     with _picture(f"{prefix}freshness") as axes:
         for number, (max_delay, one) in enumerate(found.items()):
             ages_ms = one.ages_s * 1e3
@@ -88,7 +88,7 @@ def freshness(found: Mapping[str, Freshness], prefix: str) -> None:
 
 @contextmanager
 def _picture(name: str) -> Iterator[Axes]:
-    """Give axes to draw on, and write them to `name`.png."""
+    """Yield axes to draw on, and write them to `name`.png."""
     with mpl.rc_context({"font.size": 8}):
         picture = Picture(figsize=(7, 3.2), layout="constrained")
         axes = picture.subplots()

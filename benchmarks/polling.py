@@ -1,4 +1,4 @@
-"""Polling: the first load against that of kind `wal`, and what a steady poll costs the server."""
+"""Polling: the first load against kind `wal`, and the server time of a steady poll."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INTERVAL_S = 1.0
 
 
 def measure_load(rig: Rig) -> dict[str, float]:
-    """Read 1M rows by both kinds, in turns; medians of RUNS, in seconds."""
+    """Read 1M rows by both kinds alternately; return medians of RUNS, in seconds."""
     snapshot.fill(rig, ROWS)
     found: dict[str, list[float]] = {"wal": [], "polling": []}
     for number in range(RUNS):
@@ -33,8 +33,8 @@ def measure_load(rig: Rig) -> dict[str, float]:
 def measure_steady(rig: Rig) -> dict[str, float]:
     """Poll a table of 10M rows, 1000 of which change between two polls.
 
-    `poll_ms`: time the server spends on statements, but for the writers', for each poll with
-    changes; the least cost of one without index is `scan_ms`, a pass through the table.
+    `poll_ms`: time that the server spends on statements, without the writers', for each poll with
+    changes. The minimum for a poll without an index is `scan_ms`, a scan of the table.
     """
     rig.psql("CREATE TABLE steady (id bigint PRIMARY KEY, note text, at timestamptz NOT NULL)")
     rig.psql(
@@ -63,12 +63,12 @@ def measure_steady(rig: Rig) -> dict[str, float]:
     await_until(lambda: _is_live(daemon), LIMIT_S, "the first load", poll_s=0.1)
     chance = random.Random(1)
     _change(rig, chance)
-    _await_rows(daemon, CHANGES)  # after a first look at the whole table
+    _await_rows(daemon, CHANGES)  # after a first check of the complete table
     spent, before = 0.0, _active_ms(rig)
     for cycle in range(CYCLES):
         spent += _change(rig, chance)
         _await_rows(daemon, CHANGES * (cycle + 2))
-    time.sleep(1.5)  # a session tells the statistics of what it did once a second
+    time.sleep(1.5)  # a session reports its statistics once a second
     poll_ms = (_active_ms(rig) - before - spent * 1000) / CYCLES
     meter.stop()
     daemon.sigterm()
@@ -81,7 +81,7 @@ def measure_steady(rig: Rig) -> dict[str, float]:
 
 
 def _change(rig: Rig, chance: random.Random) -> float:
-    """Change some rows; give the seconds that took at the server."""
+    """Change some rows; return the seconds that this took on the server."""
     keys = ",".join(str(chance.randrange(STEADY_ROWS) + 1) for _ in range(CHANGES))
     with rig.server.connect() as connection:
         began = time.perf_counter()
@@ -98,7 +98,7 @@ def _active_ms(rig: Rig) -> float:
 
 
 def _await_rows(daemon: Daemon, rows: int) -> None:
-    """Wait until nearly so many changes are in the lake: a key may be drawn twice."""
+    """Wait until almost this many changes are in the lake, as a key may be drawn twice."""
     await_until(lambda: _written(daemon) >= rows * 0.99, LIMIT_S, f"{rows} changes", poll_s=0.02)
 
 

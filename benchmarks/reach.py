@@ -1,4 +1,4 @@
-"""The core: the figures that the daemon is held to, each against a reference in the same run."""
+"""The core: figures with targets for the daemon, each against a reference in the same run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ingestd.decode import native
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much work: `prefix` is what its plots begin with and tells its lines from the others."""
+    """The amount of work; `prefix`: begins the names of its plots."""
 
     prefix: str
     drain_rows: int
@@ -27,7 +27,7 @@ QUICK = Size("quick-", 300_000, 1, 1, 8, 30)
 
 
 def decode_figures(_: Rig, size: Size) -> list[Figure]:
-    """Give the lines of `decode`: 1.5M rows of ten columns; wide and odd ones."""
+    """Return the figures of `decode`: 1.5M rows of ten columns; wide and odd ones."""
     rate = decode.rows_per_s_as_daemon(size.decode_transactions)
     measured = f"{rate / 1e6:.2f}M rows/s"
     if native.compiled is None:
@@ -54,7 +54,7 @@ def decode_figures(_: Rig, size: Size) -> list[Figure]:
 
 
 def drain_figures(rig: Rig, size: Size) -> list[Figure]:
-    """Give the lines of `drain`: catch-up on TCP against both kinds of socket, streaming alone."""
+    """Return the figures of `drain`: catch-up on TCP against both kinds of socket; streaming."""
     found = drain.measure(rig, rows=size.drain_rows, rounds=size.drain_rounds)
     plots.drain(rig, found, size.prefix)
     what = f"drain of {found.changes / 1e6:g}M changes"
@@ -82,7 +82,7 @@ def _speed(what: str, found: drain.Drained, reference_s: float, least: float) ->
 
 
 def growth_figures(rig: Rig, _: Size) -> list[Figure]:
-    """Give the lines of `growth`: ten times the changes."""
+    """Return the figures of `growth`: ten times the changes."""
     runs, times = (drain.CATCH_UP,), 10
     little = drain.measure(rig, runs, rounds=3, has_references=False)
     little_run = little.drained[drain.CATCH_UP]
@@ -109,7 +109,7 @@ def growth_figures(rig: Rig, _: Size) -> list[Figure]:
 
 
 def snapshot_figures(rig: Rig, size: Size) -> list[Figure]:
-    """Give the lines of `snapshot`: by one worker, by two, and of ten times the rows."""
+    """Return the figures of `snapshot`: with one worker, with two, and of ten times the rows."""
     is_quick = size is QUICK
     workers = snapshot.WORKERS[-1:] if is_quick else snapshot.WORKERS
     by_workers = snapshot.measure(rig, size.snapshot_runs, workers)
@@ -151,7 +151,7 @@ def snapshot_figures(rig: Rig, size: Size) -> list[Figure]:
 
 
 def freshness_figures(rig: Rig, size: Size) -> list[Figure]:
-    """Give the lines of `freshness`: with a short delay and a long one."""
+    """Return the figures of `freshness`: with a short delay and a long one."""
     short = freshness.measure(rig, max_delay="200ms", seconds=size.freshness_seconds)
     found = {"200ms": short}
     what = f"freshness, {freshness.RATE:,} small transactions/s, max_delay"
@@ -178,7 +178,7 @@ def _p99(found: freshness.Freshness) -> str:
 
 
 def idle_figures(rig: Rig, _: Size) -> list[Figure]:
-    """Give the lines of `idle`."""
+    """Return the figures of `idle`."""
     figures = []
     for sources in idle.SOURCES:
         found = idle.measure(rig, sources)

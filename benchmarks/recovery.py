@@ -1,4 +1,4 @@
-"""After a SIGKILL: the seconds from the start of the process until /readyz says it delivers."""
+"""Recovery from SIGKILL: the seconds from the start of the process until /readyz returns 200."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ingestd.testing.embedded.waiting import await_until
 
 TABLES, KILLS, PER_SECOND = 100, 10, 20
 EPOCHS_BEFORE, EPOCHS_BETWEEN = 50, 3
-"""A table that is opened has all commits since its last checkpoint read: up to a hundred."""
+"""To open a table, all commits since its last checkpoint are read: up to a hundred."""
 NAME = "recovery"
 
 
 def measure(rig: Rig) -> dict[str, float]:
-    """Kill a daemon of TABLES tables, all of which are written to, KILLS times."""
+    """Kill a daemon KILLS times while all of its TABLES tables are written to."""
     rig.psql(f"CREATE DATABASE {NAME}")
     with rig.server.connect(NAME) as connection:
         for number in range(TABLES):

@@ -1,6 +1,6 @@
-"""Reference tables: all rows read, all rows folded from a raw table, changes put in.
+"""Reference tables: read all rows, fold all rows of a raw table, apply changes.
 
-Each step is a process of its own, so that its peak of resident memory is its own.
+Each step is a separate process, to measure its peak of resident memory.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ NAME = "reference"
 TABLE = TableId("public", "load")
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MEMORY_BYTES = 32_000_000
-"""What a daemon with one source and `limits.memory` of 512 MB gives to the fold."""
+"""Memory for the fold in a daemon with one source and `limits.memory` of 512 MB."""
 
 
 def measure(rig: Rig, *, rows: int = ROWS, changes: int = CHANGES) -> dict[str, float]:
-    """Give seconds and peaks of each step, and of deltalake's own merge of the same changes."""
+    """Return seconds and peaks of each step, and of deltalake's own merge of the same changes."""
     fill(rig, rows)
     dsn, lake = rig.server.dsn(), rig.folder / NAME
     copy: list[str | Path] = [
@@ -116,7 +116,7 @@ async def _fold(lake: Path) -> float:
 
 
 async def _merge(lake: Path) -> float:
-    """As a daemon does it that has just been started."""
+    """Merge as a daemon does right after its start."""
     began = time.monotonic()
     changes, source, sink = await _changes(lake)
     await sink.merge(changes, source.key, position=source.position)
@@ -124,7 +124,7 @@ async def _merge(lake: Path) -> float:
 
 
 async def _plain(lake: Path) -> float:
-    """Deltalake's own merge alone, of the changes as they are folded."""
+    """Run only deltalake's own merge, on the folded changes."""
     changes, _, _ = await _changes(lake)
     names = [n for n in changes.schema.names if not n.startswith("_cdc_")]
     began = time.monotonic()
@@ -161,7 +161,7 @@ async def _changes(lake: Path) -> tuple[pa.RecordBatch, RawReferenceSource, Delt
 
 
 async def _write_raw(lake: Path, dsn: str) -> None:
-    """Write the table's rows as a snapshot of it would be."""
+    """Write the table's rows as a snapshot would."""
     table = await _described(dsn)
     sink = DeltaLake(str(lake), NAME)
     await sink.open()

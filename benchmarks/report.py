@@ -1,4 +1,4 @@
-"""benchmarks/RESULTS.md: lines by what they measure, each with when it was measured last."""
+"""benchmarks/RESULTS.md: one line for each figure, with the time of its last measurement."""
 
 from __future__ import annotations
 
@@ -26,36 +26,37 @@ _HEAD = """\
 _TEXT = """\
 # Results
 
-`make bench` measures the core (about ten minutes, the first lines), `make bench ARGS=NAME` some of
-it or others, `make bench-quick` a small form of the core (under 90 s, its lines begin with `quick`;
-there the start of the processes weighs). Ratios are speeds against a reference in the same run on
-the same server; above 1 is faster. Times of the daemon begin with the start of its process, but for
-the snapshot (from the state `snapshotting` to the durable epoch).
+`make bench` measures the core (about ten minutes, the first lines). `make bench ARGS=NAME` measures
+parts of it, or other benchmarks. `make bench-quick` measures a small core (under 90 s); its lines
+begin with `quick`, and the start of the processes takes a large share of them. Ratios are speeds
+against a reference in the same run on the same server; above 1 is faster. Times of the daemon begin
+with the start of its process, except for the snapshot (from the state `snapshotting` to the durable
+epoch).
 
 Machine of the newest lines: {machine}; shared with
-other work: the last column has the time (UTC) and how many processes wanted a core when it began
-(the load average of a minute). With a load of 0 the spread is some 20 %; above the number of cores,
-times and ratios say little.
+other work: the last column has the time (UTC) and the load average of one minute at the start. With
+a load of 0 the spread is about 20 %. With a load above the number of cores, times and ratios mean
+little.
 PostgreSQL {major} (fsync on), Python {python}, pyarrow {pyarrow}, deltalake {deltalake}.
 
 {table}{pictures}"""
 
 
 def read_lines(text: str) -> dict[str, str]:
-    """Give the lines of a results file by what they measure."""
+    """Return the lines of a results file by the name of their figure."""
     table = text.rpartition("|---|\n")[2]
     lines = [line for line in table.splitlines() if line.startswith("| ")]
     return {line.split(" | ")[0].removeprefix("| "): line for line in lines}
 
 
 def line_of(figure: Figure, when: str, kind: str = "") -> str:
-    """Give a line of the table."""
+    """Return a line of the table."""
     reached = "yes" if figure.is_reached else "no"
     return f"| {kind}{figure.what} | {figure.measured} | {figure.reach} | {reached} | {when} |"
 
 
 def report(lines: dict[str, str], major: int) -> str:
-    """Give the text of the results file; `major`: of the server."""
+    """Return the text of the results file; `major`: of the server."""
     return _TEXT.format(
         machine=_machine(),
         major=major,

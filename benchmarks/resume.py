@@ -1,4 +1,4 @@
-"""A snapshot in chunks, killed at random points under writes: how much of it is read again."""
+"""An incremental snapshot, killed at random points during writes: how much is read again."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from ingestd.testing.embedded.waiting import await_until
 ROWS, KILLS, WORKERS, WRITES_PER_S = 2_000_000, 20, 2, 200
 CHUNK_BYTES = 32_000_000
 LIFE_S = (0.0, 2.5)
-"""How long it may read, from the first of its queries on, before it is killed."""
+"""Time from its first query until it is killed."""
 NAME = "resume"
 TABLE = TableId("public", "load")
 COMPARED = ("id", "customer", "score", "note")
 
 
 def measure(rig: Rig) -> dict[str, float]:
-    """Give, in chunks a worker: what was read and not kept at a kill; what was read twice in all.
+    """Return, in chunks a worker: rows read but lost at a kill, and rows read twice overall.
 
     `wrong_rows`: differences between lake and source at the end.
     """
@@ -65,7 +65,7 @@ def measure(rig: Rig) -> dict[str, float]:
                 await_until(lambda: not _is_live(daemon), LIMIT_S, "the snapshot to begin")
             before = _rows_read(rig), _rows_kept(daemon)
             daemon.start()
-            await_until(lambda: _is_reading(rig, daemon), LIMIT_S, "the snapshot to go on")
+            await_until(lambda: _is_reading(rig, daemon), LIMIT_S, "the snapshot to continue")
             time.sleep(rng.uniform(*LIFE_S))
             daemon.sigkill()
             await_until(lambda: not _sessions(rig), LIMIT_S, "its sessions to end")
@@ -100,11 +100,11 @@ def _write(connection: psycopg.Connection[tuple[Any, ...]], rng: random.Random) 
         connection.execute("UPDATE load SET score = %s WHERE id = %s", [rng.random(), key])
 
 
-# --- what the server says --------------------------------------------------------------------
+# --- queries on the server -------------------------------------------------------------------
 
 
 def _rows_read(rig: Rig) -> int:
-    """Rows that scans of blocks have given so far; sessions tell of theirs when they end."""
+    """Return the rows that block scans have returned; sessions report theirs when they end."""
     return int(
         rig.psql("SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'load'").strip()
     )
@@ -114,7 +114,7 @@ _OURS = "backend_type = 'client backend' AND application_name = 'ingestd'"
 
 
 def _is_reading(rig: Rig, daemon: Daemon) -> bool:
-    """Whether it reads, or has done so. Raises RuntimeError if it has ended."""
+    """Return whether it reads, or has read all. Raise RuntimeError if the daemon ended."""
     if not daemon.is_running:
         raise RuntimeError(daemon.tail())
     is_reading = _count(rig, f"{_OURS} AND state = 'active' AND query LIKE 'COPY (%'") > 0
@@ -132,11 +132,11 @@ def _count(rig: Rig, condition: str) -> int:
     return int(count)
 
 
-# --- what the lake says ----------------------------------------------------------------------
+# --- data from the lake ----------------------------------------------------------------------
 
 
 def _rows_kept(daemon: Daemon) -> int:
-    """Rows of snapshots in the lake, of every round."""
+    """Return the number of snapshot rows in the lake, of all rounds."""
     rows = _raw(daemon, ["_cdc_op"])
     return 0 if rows is None else rows.column("_cdc_op").to_pylist().count("r")
 
@@ -152,7 +152,7 @@ def _raw(daemon: Daemon, columns: list[str]) -> pa.Table | None:
 
 
 def _is_live(daemon: Daemon) -> bool:
-    """Whether the table's snapshot is complete, by the lake."""
+    """Return whether the table's snapshot is complete, according to the lake."""
     store = open_store(str(daemon.folder / "lake"), None)
     folder = Layout(NAME).tables
     try:
@@ -164,7 +164,7 @@ def _is_live(daemon: Daemon) -> bool:
 
 
 def _wrong_rows(rig: Rig, daemon: Daemon) -> int:
-    """Count the rows that only one of them has."""
+    """Return the number of rows that only the lake or only the source has."""
     rows = _raw(daemon, [*COMPARED, "_cdc_op", "_cdc_lsn", "_cdc_seq"])
     assert rows is not None
     lake = _folded(rows)
@@ -190,7 +190,7 @@ def _copied(connection: psycopg.Connection[tuple[Any, ...]], query: str) -> Iter
 
 
 def _folded(rows: pa.Table) -> pa.Table:
-    """Give the newest row of each key above the last `t`, by key: no keys change, no TOAST."""
+    """Return the newest row of each key above the last `t`, by key; without key changes, TOAST."""
     position = [("_cdc_lsn", "ascending"), ("_cdc_seq", "ascending")]
     rows = rows.take(pc.sort_indices(rows, [("id", "ascending"), *position]))
     marks = rows.filter(pc.equal(rows.column("_cdc_op"), "t"))

@@ -1,4 +1,4 @@
-"""A server of one's own and a measured daemon on it."""
+"""A private server and a measured daemon on it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LIMIT_S = 300.0
 class Rig:
     """A running server, and a folder for lakes and daemons.
 
-    `meters`: of what was measured, by the name of the daemon's folder.
+    `meters`: one for each measured daemon, by the name of its folder.
     """
 
     server: PostgresServer
@@ -45,37 +45,37 @@ class Rig:
     meters: dict[str, Meter] = field(default_factory=dict)
 
     def psql(self, sql: str) -> str:
-        """Run SQL, each call a session of its own."""
+        """Run SQL, each call in a separate session."""
         return self.server.psql(sql)
 
     def lsn(self) -> Lsn:
-        """The server's present position."""
+        """Return the server's current position."""
         return Lsn.parse(self.psql("SELECT pg_current_wal_insert_lsn()").strip())
 
     def daemon(self, name: str, config: str) -> Daemon:
-        """Make a daemon in a folder of its own; a relative lake lies in it."""
+        """Create a daemon in a separate folder, which also contains a relative lake."""
         return Daemon(self.folder / name, config)
 
     def meter(self, daemon: Daemon) -> Meter:
-        """Measure a daemon that has just been started, and keep what is found for the plots."""
+        """Measure a daemon that was just started, and keep the samples for the plots."""
         meter = self.meters[daemon.folder.name] = Meter(daemon.pid)
         return meter
 
     def daemon_events(self, name: str, event: str) -> list[dict[str, Any]]:
-        """Give what the daemon of that folder logged."""
+        """Return the events that the daemon in that folder logged."""
         lines = (self.folder / name / "ingestd.log").read_text(encoding="utf-8").splitlines()
         found = [json.loads(line) for line in lines if line.startswith("{")]
         return [one for one in found if one.get("event") == event]
 
     def confirmed(self, slot: str) -> Lsn | None:
-        """Where the slot is confirmed."""
+        """Return the position up to which the slot is confirmed."""
         with self.server.connect() as connection:
             return _confirmed(connection, slot)
 
     def forget(self, source: str) -> None:
         """Drop the slot and the publication of a source whose daemon has ended.
 
-        The server may take a moment to see that, and keeps the slot as long.
+        The server may take a moment to notice that, and keeps the slot active until then.
         """
         mine = f"FROM pg_replication_slots WHERE slot_name = 'ingestd_{source}'"
         await_until(
@@ -85,7 +85,7 @@ class Rig:
         self.psql(f"DROP PUBLICATION ingestd_{source}")
 
     def await_confirmed(self, slot: str, target: Lsn) -> None:
-        """Wait until the slot is confirmed up to `target`; on one session, a new one costs ms."""
+        """Wait until the slot is confirmed up to `target`; reuse one session to save time."""
         with self.server.connect(autocommit=True) as connection:
             await_until(
                 lambda: (_confirmed(connection, slot) or 0) >= target,
@@ -104,7 +104,7 @@ def _confirmed(connection: psycopg.Connection[Any], slot: str) -> Lsn | None:
 
 @contextmanager
 def rig() -> Iterator[Rig]:
-    """Start a server as a user would have it (fsync on), and remove all of it at the end."""
+    """Start a server with default durability (fsync on), and remove it completely at the end."""
     settings = {
         "max_wal_size": "4GB",
         "shared_buffers": "256MB",
@@ -122,12 +122,12 @@ def rig() -> Iterator[Rig]:
 
 
 def config(*sources: str, max_delay: str = "5s", lake: str = "lake") -> str:
-    """TOML of a daemon with these `[sources...]` texts, its lake beside it if `lake` is no URI."""
+    """Return a daemon's TOML with these `[sources...]` texts; a relative lake is in its folder."""
     return "\n".join([f'[lake]\nuri = "{lake}"\n[epoch]\nmax_delay = "{max_delay}"', *sources])
 
 
 def source(name: str, dsn: str, tables: str, kind: str = "wal", **extra: str) -> str:
-    """TOML of a source; `extra`: more of its keys, with their values as TOML."""
+    """Return the TOML of a source; `extra`: further keys, with their values as TOML."""
     lines = [f"[sources.{name}]", f'kind = "{kind}"', f'dsn = "{dsn}"', f'tables = ["{tables}"]']
     return "\n".join([*lines, *(f"{key} = {value}" for key, value in extra.items()), ""])
 
@@ -135,7 +135,7 @@ def source(name: str, dsn: str, tables: str, kind: str = "wal", **extra: str) ->
 class Meter:
     """Resident memory and CPU seconds of a process, from start to `stop`, every 50 ms.
 
-    `began`: when, as time.time(). `at_s`: of each sample, from there on.
+    `began`: the start as time.time(). `at_s`: time of each sample since the start.
     """
 
     def __init__(self, pid: int) -> None:
@@ -150,18 +150,18 @@ class Meter:
 
     @property
     def peak_bytes(self) -> int:
-        """The most there was."""
+        """The peak of resident memory."""
         return max(self.resident_bytes, default=0)
 
     @property
     def growth(self) -> float:
-        """The most there was in the last third of the time, against the third before it."""
+        """The peak in the last third of the time, relative to the third before it."""
         third = max(1, len(self.resident_bytes) // 3)
         before, last = self.resident_bytes[-2 * third : -third], self.resident_bytes[-third:]
         return max(last) / max(before, default=1)
 
     def process_cpu_s(self) -> float:
-        """CPU seconds of the process until now."""
+        """Return the CPU seconds of the process so far."""
         times = self._process.cpu_times()
         return float(times.user + times.system)
 
@@ -185,7 +185,7 @@ class Meter:
 
 
 def timed(command: list[str | Path], stdout: Path | None = None) -> float:
-    """Seconds that a command takes with its output thrown away. Raises CalledProcessError."""
+    """Return the seconds that a command takes; discard its output. Raise CalledProcessError."""
     began = time.perf_counter()
     with (stdout or Path("/dev/null")).open("wb") as sink:
         subprocess.run(command, check=True, stdout=sink)

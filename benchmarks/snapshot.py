@@ -1,4 +1,4 @@
-"""The snapshot of a table of 1M rows, against psql's COPY of it; and one of ten times the size."""
+"""The snapshot of a table of 1M rows against psql's COPY, and one of ten times the size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORKERS = (1, 2)
 def measure(
     rig: Rig, times: int = RUNS, by: Sequence[int] = WORKERS
 ) -> dict[int, dict[str, float]]:
-    """Give the medians of so many runs by the number of workers, in seconds, in turns.
+    """Return the medians of several runs by the number of workers, in seconds, run alternately.
 
     `daemon_s`: from the state `snapshotting` to the durable epoch with the last row; `whole_s`:
     from the start of the process.
@@ -43,7 +43,7 @@ def measure(
 
 
 def measure_larger(rig: Rig) -> dict[str, float]:
-    """Read LARGER times as many rows once, by the defaults: in chunks."""
+    """Read LARGER times as many rows once, with the defaults: incrementally."""
     fill(rig, LARGER * ROWS)
     found = run(rig, "larger", max(WORKERS))
     rig.psql("DROP TABLE load")
@@ -51,7 +51,7 @@ def measure_larger(rig: Rig) -> dict[str, float]:
 
 
 def fill(rig: Rig, rows: int) -> None:
-    """Make the table `load`, of so many rows."""
+    """Create the table `load` with this many rows."""
     rig.psql("DROP TABLE IF EXISTS load")
     rig.psql(f"CREATE TABLE load ({COLUMNS})")
     rig.psql(f"INSERT INTO load SELECT {ROW} FROM generate_series(1, {rows}) i")

@@ -1,4 +1,4 @@
-"""A Spark job as a process: run to its end, or kept running and watched by what it commits."""
+"""A Spark job as a process: run to its end, or kept running and watched through its commits."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ TERM_LIMIT_S = 60.0
 
 
 class SparkProcess:
-    """`python -m MODULE ARGUMENTS`, its output in `log`; as a context manager it runs until then.
+    """`python -m MODULE ARGUMENTS` with its output in `log`; a context manager keeps it running.
 
-    It ends with this process in any case.
+    It always ends with this process.
     """
 
     def __init__(self, module: str, arguments: Sequence[str], log: Path) -> None:
@@ -32,7 +32,7 @@ class SparkProcess:
         self._guard: Guard | None = None
 
     def timed(self, *more: str) -> float:
-        """Run it to its end; give the seconds that took. Raises RuntimeError if it fails."""
+        """Run it to its end; return the seconds that took. Raise RuntimeError if it fails."""
         began = time.perf_counter()
         process = self._start(*more)
         code = process.wait(LIMIT_S)
@@ -64,7 +64,7 @@ class SparkProcess:
         self._forget()
 
     def await_commits(self, logs: Sequence[CommitLog]) -> float:
-        """Wait for one commit more in each table; give the time (Unix) of the last of them."""
+        """Wait for one more commit in each table; return the time (Unix) of the last one."""
 
         def are_there() -> bool:
             if self._process is not None and self._process.poll() is not None:
@@ -76,7 +76,7 @@ class SparkProcess:
         return max(log.take() for log in logs)
 
     def tail(self) -> str:
-        """Give the end of its output."""
+        """Return the end of its output."""
         return self._log.read_text("utf-8", errors="replace")[-4000:] if self._log.exists() else ""
 
     def _start(self, *more: str) -> subprocess.Popen[bytes]:
@@ -100,7 +100,7 @@ class SparkProcess:
 
 
 class CommitLog:
-    """A Delta table's commits with rows, told by the files of its log."""
+    """A Delta table's commits with rows, found by the files of its log."""
 
     def __init__(self, table: Path) -> None:
         self._folder = table / "_delta_log"
@@ -108,11 +108,11 @@ class CommitLog:
         self._taken = len(self._commits())
 
     def has_new(self) -> bool:
-        """Whether there is a commit beyond those taken."""
+        """Return whether there is a commit beyond those taken."""
         return len(self._commits()) > self._taken
 
     def take(self) -> float:
-        """Take all commits there are; give the time (Unix) of the newest."""
+        """Take all existing commits; return the time (Unix) of the newest."""
         commits = self._commits()
         self._taken = len(commits)
         return commits[-1].stat().st_mtime

@@ -1,8 +1,8 @@
-"""A daemon that notes what its stages take: `python -m benchmarks.staged CONFIG FILE`.
+"""A daemon that measures its stages: `python -m benchmarks.staged CONFIG FILE`.
 
-It is `ingestd run`, with the functions that make up each stage timed by the CPU time of the thread
-they run in; a stage inside another counts for itself alone. At its end FILE has, as JSON, CPU and
-wall seconds by stage; `start`: the process's until the first message, `all`: all of it.
+It is `ingestd run`, in which the functions of each stage are timed by the CPU time of their thread;
+a stage inside another is counted separately. At its end FILE contains, as JSON, CPU and wall
+seconds by stage; `start`: of the process until the first message, `all`: the total.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ STAGES: tuple[tuple[str, Any, str], ...] = (
 
 @dataclass(slots=True)
 class Spent:
-    """Seconds."""
+    """CPU and wall seconds."""
 
     cpu_s: float = 0.0
     wall_s: float = 0.0
@@ -49,7 +49,7 @@ class Spent:
 
 @dataclass(slots=True)
 class Stopwatch:
-    """What each stage took, in all threads, without the stages inside it."""
+    """The time of each stage, in all threads, without the stages inside it."""
 
     spent: dict[str, Spent] = field(default_factory=dict)
     started_cpu_s: float | None = None
@@ -58,7 +58,7 @@ class Stopwatch:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Count what happens inside for this stage."""
+        """Count the block for this stage."""
         if self.started_cpu_s is None and name == DECODE:
             self.started_cpu_s = time.process_time()
         outer = getattr(self._inside, "spent", None)
@@ -78,10 +78,10 @@ class Stopwatch:
                 total.wall_s += wall_s - within.wall_s
 
     def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Give the function as one that is counted."""
+        """Return the function wrapped so that its calls are counted."""
 
         @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - whatever it is
+        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any function
             with self.stage(name):
                 return function(*args, **kwargs)
 
@@ -89,7 +89,7 @@ class Stopwatch:
 
 
 def main(config: str, report: str) -> None:
-    """Run the daemon until it is told to stop."""
+    """Run the daemon until it is stopped."""
     watch = Stopwatch()
     for name, owner, attribute in STAGES:
         setattr(owner, attribute, watch.timed(name, getattr(owner, attribute)))

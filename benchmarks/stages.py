@@ -1,9 +1,9 @@
-"""`make profile`: what each stage of the daemon takes, in rows a second and core; flame graphs.
+"""`make profile`: the cost of each stage of the daemon, in rows a second and core; flame graphs.
 
-One backlog of 1.5M changes is drained by a daemon whose stages are timed (`benchmarks.staged`),
-once by SQL functions and once streamed; then by a plain one under py-spy, which draws
-benchmarks/.data/flame-*.svg. Where `perf` may be used, it says which native functions are hot.
-`--rows N` makes it smaller.
+A backlog of 1.5M changes is drained by a daemon whose stages are timed (`benchmarks.staged`), once
+by SQL functions and once streamed. It is then drained by a plain daemon under py-spy, which draws
+benchmarks/.data/flame-*.svg. If `perf` is available, it lists the hot native functions. `--rows N`
+makes the backlog smaller.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ HEAD = ("transport", "stage", "CPU s", "rows/s a core", "wall s")
 _TEXT = """\
 # Where the time goes
 
-`make profile`: {changes:,} changes of ten columns drained over TCP by one daemon, {when}, with
-{load} processes that wanted a core. A stage is its functions' CPU time, in all threads, without the
-stages inside it; what is left after the first message came is `receive` (sockets, the event loop).
-The rate is changes per CPU second: the stage with the lowest is the next bottleneck. fsync waits
-rather than computes: see its wall time, which others overlap.
+`make profile`: {changes:,} changes of ten columns drained over TCP by one daemon, {when}, with a
+load average of {load}. The time of a stage is its functions' CPU time, in all threads, without the
+stages inside it; the rest after the first message is `receive` (sockets, the event loop). The rate
+is changes per CPU second: the stage with the lowest rate is the next bottleneck. fsync waits rather
+than computes: see its wall time, which overlaps with other stages.
 
 {table}"""
 
 
 def main(rows: int) -> None:
-    """Run it, print and write the table."""
+    """Run the benchmark; print and write the table."""
     with rig() as server:
         daemons, target = drain.prepare(server, (*RUNS, *FLAMED), rows=rows)
         found = {run: _staged(server, run, daemons[run], target) for run in RUNS}
@@ -74,7 +74,7 @@ def _load() -> float:
 
 
 def _staged(server: Rig, run: drain.Run, daemon: Daemon, target: Lsn) -> dict[str, staged.Spent]:
-    """Drain it by a daemon that times its stages."""
+    """Drain the backlog with a daemon that times its stages."""
     report = daemon.folder / "stages.json"
     command = ["-m", "benchmarks.staged", daemon.config_path.name, report.name]
     with _running(command, daemon) as process:
@@ -90,7 +90,7 @@ def _staged(server: Rig, run: drain.Run, daemon: Daemon, target: Lsn) -> dict[st
 
 
 def _flamed(server: Rig, run: drain.Run, daemon: Daemon, target: Lsn) -> None:
-    """Drain it by a plain daemon, looked at by py-spy and perf."""
+    """Drain the backlog with a plain daemon, sampled by py-spy and perf."""
     FLAMES.mkdir(exist_ok=True)
     name = _name(run)
     daemon.start()

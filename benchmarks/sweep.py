@@ -1,7 +1,7 @@
-"""A sweep of 10M keys, against psql's COPY of them; quickly with 1M: `python -m benchmarks.sweep`.
+"""A sweep of 10M keys against psql's COPY; quicker with 1M: `python -m benchmarks.sweep`.
 
-The sweep runs in a process of its own, with nothing else in it: what the lake holds is loaded, the
-source's keys are gone through, and what is gone is looked up in both.
+The sweep runs alone in a separate process: it loads the lake's keys, reads the source's keys, and
+looks up the missing ones in both.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def measure(rig: Rig, rows: int = ROWS) -> dict[str, dict[str, float]]:
-    """Give for each kind of key `load_s`, `sweep_s`, `reference_s`, `peak_mb`, `found`."""
+    """Return for each kind of key `load_s`, `sweep_s`, `reference_s`, `peak_mb`, `found`."""
     return {kind: _measure(rig, kind, rows) for kind in KINDS}
 
 
@@ -76,7 +76,7 @@ def _described(kind: str, oid: int) -> Table:
 
 
 async def _fill(rig: Rig, table: Table, lake: Path) -> None:
-    """Write the table to a lake, as its snapshot would be."""
+    """Write the table to a lake, as its snapshot would."""
     sink = DeltaLake(str(lake), "bench")
     await sink.open()
     await sink.adopt("bench")
@@ -102,7 +102,7 @@ def _read_rows(schema: pa.Schema, keys: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-# --- in the process that is measured ----------------------------------------------------------
+# --- in the measured process ------------------------------------------------------------------
 
 
 async def _sweep(kind: str, dsn: str, lake: str) -> dict[str, float]:
@@ -138,7 +138,7 @@ async def _sweep(kind: str, dsn: str, lake: str) -> dict[str, float]:
 
 
 def _peak_mb() -> float:
-    """The most memory that this process ever had resident."""
+    """Return the peak of this process's resident memory."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     [peak] = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")]
     return int(peak) * 1024 / 1e6

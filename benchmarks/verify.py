@@ -1,4 +1,4 @@
-"""`ingestd verify` of a table of 1M rows, beside its daemon; what psql's COPY of it takes."""
+"""`ingestd verify` of a table of 1M rows, alongside its daemon, against psql's COPY."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL_MEMORY = "16MB"
 
 
 def measure(rig: Rig, *, rows: int = ROWS, changed: int = CHANGED) -> dict[str, float]:
-    """Give seconds and peaks: by the default memory, and by a small one; COPY alone."""
+    """Return seconds and peaks: with the default memory and with a small one; COPY alone."""
     fill(rig, rows)
     copy: list[str | Path] = [rig.server.program("psql"), "--no-psqlrc", rig.server.dsn()]
     copy += ["-c", "copy load to stdout"]
@@ -41,11 +41,11 @@ def measure(rig: Rig, *, rows: int = ROWS, changed: int = CHANGED) -> dict[str, 
 
 
 def _run(config_path: Path, rows: int, *more: str) -> tuple[float, int]:
-    """Run the command; give its seconds, from the start of the process, and its peak in bytes."""
+    """Run the command; return its seconds, from the start of the process, and its peak in bytes."""
     command = [sys.executable, "-m", "ingestd", "verify", NAME, "--json", *more]
     began = time.perf_counter()
     command += ["-c", str(config_path)]
-    # where its lake lies
+    # in the folder that contains the lake
     process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=config_path.parent)
     watched, peaks = psutil.Process(process.pid), [0]
 

@@ -1,4 +1,4 @@
-"""What is measured beside the core: other sizes, kills, polling, reference tables, Spark."""
+"""Benchmarks outside the core: other sizes, kills, polling, reference tables, Spark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.rig import Rig
 
 
 def many_tables_figures(rig: Rig) -> list[Figure]:
-    """Give the lines of `many_tables`."""
+    """Return the figures of `many_tables`."""
     found = many_tables.measure(rig)
     text = f"{found['whole_s']:.1f} s ({found['epochs']:.0f} epochs, {found['cpu_s']:.1f} CPU s)"
     what = "300 tables of 100 rows: from the start of the process to the epoch with the last"
@@ -32,7 +32,7 @@ def many_tables_figures(rig: Rig) -> list[Figure]:
 
 
 def changing_tables_figures(rig: Rig) -> list[Figure]:
-    """Give the lines of tables that change all the time."""
+    """Return the figures of tables that change continuously."""
     few, many = (many_tables.changing(rig, count) for count in (50, 500))
     wide = many_tables.changing(rig, 150, columns=40)
     per_table = [found["commit_s"] / found["tables"] * 1000 for found in (few, many)]
@@ -47,20 +47,20 @@ def changing_tables_figures(rig: Rig) -> list[Figure]:
             "500 tables that change all the time: epochs, transactions of the largest",
             f"{many['epochs']:.0f}, {many['transactions']:.0f}; {many['cpu_ms']:.1f} CPU ms each",
             "-",
-            True,  # noqa: FBT003 - nothing to reach
+            True,  # noqa: FBT003 - no target
         ),
         memory_figure("peak memory, 500 tables that change", many["peak_mb"]),
         Figure(
             "150 tables of 40 columns that change all the time: CPU of an epoch, a table",
             f"{wide['cpu_ms']:.1f} ms; commit {wide['commit_s']:.1f} s together",
             "-",
-            True,  # noqa: FBT003 - nothing to reach
+            True,  # noqa: FBT003 - no target
         ),
     ]
 
 
 def life_figures(rig: Rig) -> list[Figure]:
-    """Give the lines of `long_life`."""
+    """Return the figures of `long_life`."""
     found = long_life.measure_commits(rig)
     what = f"{found.epochs} epochs on one table, the last against epoch 200"
     cpu, memory = found.late_cpu_ms / found.early_cpu_ms, found.late_mb / found.early_mb
@@ -82,7 +82,7 @@ def life_figures(rig: Rig) -> list[Figure]:
 
 
 def recovery_figures(rig: Rig) -> list[Figure]:
-    """Give the lines of `recovery`."""
+    """Return the figures of `recovery`."""
     found = recovery.measure(rig)
     middle, most = found["median_s"], found["most_s"]
     what = f"{recovery.TABLES} tables, SIGKILL: from the start of the process to /readyz"
@@ -97,7 +97,7 @@ def recovery_figures(rig: Rig) -> list[Figure]:
 
 
 def resume_figures(rig: Rig) -> list[Figure]:
-    """Give the lines of `resume`."""
+    """Return the figures of `resume`."""
     found = resume.measure(rig)
     worst, mean, again = found["lost_max"], found["lost_mean"], found["again_mean"]
     killed = f"killed {resume.KILLS} times in a snapshot of 2M rows under writes"
@@ -124,7 +124,7 @@ def resume_figures(rig: Rig) -> list[Figure]:
 
 
 def chunked_figures(rig: Rig) -> list[Figure]:
-    """Give the lines of `chunked`."""
+    """Return the figures of `chunked`."""
     found = chunked.measure(rig)
     beside = f"{chunked.WRITES_PER_S} transactions/s beside snapshots of 2M rows in chunks"
     alone_mb, beside_mb = found["retained_alone_mb"], found["retained_beside_mb"]
@@ -154,7 +154,7 @@ def chunked_figures(rig: Rig) -> list[Figure]:
 
 
 def datasource_figures(rig: Rig) -> list[Figure]:
-    """Give the lines of `datasource`."""
+    """Return the figures of `datasource`."""
     return [
         Figure(
             f"Spark reads 1M rows in {partitions} partitions: speed against its JDBC source",
@@ -167,7 +167,7 @@ def datasource_figures(rig: Rig) -> list[Figure]:
 
 
 def mirror_figures(rig: Rig) -> list[Figure]:
-    """Give the lines of `mirror`."""
+    """Return the figures of `mirror`."""
     found = mirror.measure_one_table(rig.folder)
     mine, plain = found["mirror"], found["baseline"]
     many = mirror.measure_many_tables(rig.folder)
@@ -207,7 +207,7 @@ def mirror_figures(rig: Rig) -> list[Figure]:
 
 
 def polling_figures(rig: Rig) -> list[Figure]:
-    """Give the lines of `polling`."""
+    """Return the figures of `polling`."""
     load, steady = polling.measure_load(rig), polling.measure_steady(rig)
     return [
         Figure(
@@ -227,7 +227,7 @@ def polling_figures(rig: Rig) -> list[Figure]:
 
 
 def sweep_figures(rig: Rig) -> list[Figure]:
-    """Give the lines of `sweep`."""
+    """Return the figures of `sweep`."""
     figures = []
     for kind, found in sweep.measure(rig).items():
         whole_s = found["load_s"] + found["sweep_s"]
@@ -251,7 +251,7 @@ def sweep_figures(rig: Rig) -> list[Figure]:
 
 
 def reference_figures(rig: Rig) -> list[Figure]:
-    """Give the lines of `reference`."""
+    """Return the figures of `reference`."""
     found = reference.measure(rig)
     merge, plain = found["merge_s"], found["plain_s"]
     return [
@@ -284,7 +284,7 @@ def reference_figures(rig: Rig) -> list[Figure]:
 
 
 def verify_figures(rig: Rig) -> list[Figure]:
-    """Give the lines of `verify`."""
+    """Return the figures of `verify`."""
     found = verify.measure(rig)
     what = "verify of 1M rows of 10 columns, 100k of them updated"
     return [
@@ -305,7 +305,7 @@ def verify_figures(rig: Rig) -> list[Figure]:
 
 
 def object_store_figures(rig: Rig) -> list[Figure]:
-    """Give the lines of `object_store`."""
+    """Return the figures of `object_store`."""
     found = object_store.measure(rig)
     slow_s = object_store.LATENCY_S
     at_once, slow = found.per_s[0.0], found.per_s[slow_s]
@@ -320,7 +320,7 @@ def object_store_figures(rig: Rig) -> list[Figure]:
 
 
 def long_life_figures(rig: Rig) -> list[Figure]:
-    """Give the lines of `long_life`."""
+    """Return the figures of `long_life`."""
     found = long_life.measure(rig)
     what = f"{found.epochs:,} epochs on one table"
     commits, memory = found.late_ms / found.early_ms, found.late_mb / found.early_mb

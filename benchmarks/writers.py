@@ -1,4 +1,4 @@
-"""Small transactions at a steady rate while something is measured."""
+"""Writers of small transactions at a steady rate during a measurement."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Write = Callable[[psycopg.Connection[tuple[Any, ...]], random.Random], None]
 
 
 class Writers:
-    """Sessions that each run `write` as a transaction, `per_second` together, until the exit.
+    """Sessions that each run `write` as a transaction, `per_second` in total, until the exit.
 
-    `sent`: transactions so far. Raises what a session ended with.
+    `sent`: transactions so far. On exit, raises the error of a failed session.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class Writers:
 
     @property
     def sent(self) -> int:
-        """Transactions of all sessions."""
+        """The number of transactions of all sessions."""
         return sum(self._counts)
 
     def _run(self, number: int) -> None:
         rng = random.Random(number)
         try:
             with self._rig.server.connect(self._database, autocommit=True) as connection:
-                # A commit that waits for the disk would take a share of every measurement.
+                # Commits that wait for the disk would distort every measurement.
                 connection.execute("SET synchronous_commit = off")
                 began = time.monotonic()
                 while not self._stopping.wait(0.5 / self._rate):

@@ -1,1 +1,1 @@
-"""How the documentation is made: reference pages from the code, and a site from docs/."""
+"""The documentation's build: reference pages from the code, and a site from docs/."""

@@ -1,4 +1,4 @@
-"""Write the reference pages that are made from the code: `make docs-reference`."""
+"""Generation of the reference pages from the code: `make docs-reference`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from docs_site.pages import FOLDER, PAGES
 
 
 def main() -> int:
-    """Write what is not current, and name it."""
+    """Write the pages that are not current, and print their names."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name, page in PAGES.items():
         path, text = FOLDER / name, page()

@@ -1,4 +1,4 @@
-"""docs/reference/commands.md: every command, from what its --help says."""
+"""docs/reference/commands.md: every command, from its --help."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 
 _INTRO = """# Commands
 
-`ingestd COMMAND --help` has the same, on a terminal. Exit codes: 0 done; 1 a fault that an operator must
-fix, or a question that was answered with no; 2 wrong usage or config; 75 a transient fault that was given
-up on; 130 Ctrl-C ended the watching of a snapshot, or a verification.
+`ingestd COMMAND --help` prints the same on a terminal. Exit codes: 0 success; 1 a fault that an operator must
+fix, or a question answered with no; 2 wrong usage or config; 75 a transient fault for which the command gave
+up; 130 Ctrl-C ended the watching of a snapshot, or a verification.
 
-`ingestd --install-completion`, in bash, zsh or fish, has that shell complete commands, options, and names
+`ingestd --install-completion`, in bash, zsh or fish, makes that shell complete commands, options, and names
 of sources and tables from its next start on. The names are those of `ingestd.toml` in the working
-directory, or of the file of `--config` where that stands before them, and of a local lake.
+directory, or of the file of `--config` if that option precedes them, and of a local lake.
 """
 _COMMON = {"help", "debug"}
 """Options that every command has."""
 
 
 def page() -> str:
-    """Give the page."""
+    """Return the page."""
     commands: dict[str, Any] = get_command(cli.app).commands  # type: ignore[attr-defined]
     parts = (line for name, command in commands.items() for line in _command(name, command))
     return MADE_BY + _INTRO + "".join(parts)
 
 
-def _command(name: str, command: Any) -> Iterator[str]:  # noqa: ANN401 - click's, or typer's own
+def _command(name: str, command: Any) -> Iterator[str]:  # noqa: ANN401 - click's or typer's class
     yield f"\n## {name}\n\n{inspect.cleandoc(command.help or '')}\n"
     arguments = " ".join(map(_usage, filter(_is_argument, command.params)))
     yield f"\n```sh\n# ingestd {name} [OPTIONS] {arguments}".rstrip() + "\n"

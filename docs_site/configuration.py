@@ -1,7 +1,7 @@
 """docs/reference/configuration.md: every key of the config, from the models.
 
-A key's meaning is the text below its field (PEP 257: an attribute docstring). That is read from the
-source, because asking pydantic for it (`use_attribute_docstrings`) costs each start of the daemon.
+The meaning of a key is the text below its field (PEP 257: an attribute docstring). It is read from
+the source, as obtaining it from pydantic (`use_attribute_docstrings`) would slow each start down.
 """
 
 from __future__ import annotations
@@ -49,32 +49,32 @@ from ingestd.postgres.settings import (
 
 _INTRO = """# Configuration
 
-A TOML file: `ingestd run --config FILE`. [config.example.toml](../../config.example.toml) has every
-key with its default in place. Any string may be `env:NAME` or `file:PATH`; what comes that way is
-never shown. Durations: `500ms`, `5s`, `1m`, `2h`, `7d`. Sizes: `64MB` is 64 000 000 bytes, `64MiB`
+A TOML file: `ingestd run --config FILE`. [config.example.toml](../../config.example.toml) lists every
+key with its default. Any string may be `env:NAME` or `file:PATH`; values from there are never
+shown. Durations: `500ms`, `5s`, `1m`, `2h`, `7d`. Sizes: `64MB` is 64 000 000 bytes, `64MiB`
 is 67 108 864. Unknown keys, wrong types and contradictions are refused, with the key's path, the
-reason and the nearest valid key: `ingestd check` says all of them at once.
+reason and the nearest valid key: `ingestd check` reports all of them at once.
 """
 _SECTIONS: tuple[tuple[str, str, tuple[type[Section], ...]], ...] = (
-    ("[lake]", "Where the tables go.", (LakeSettings,)),
+    ("[lake]", "Where the tables are written.", (LakeSettings,)),
     ("[epoch]", "When an epoch closes.", (EpochSettings,)),
-    ("[limits]", "What the process may take: [memory](../memory.md).", (LimitSettings,)),
+    ("[limits]", "What the process may use: [memory](../memory.md).", (LimitSettings,)),
     (
         "[maintenance]",
-        "What is done to the lake beside the epochs: [maintenance](../maintenance.md).",
+        "Work on the lake alongside the epochs: [maintenance](../maintenance.md).",
         (MaintenanceSettings,),
     ),
-    ("[http]", "Where it can be asked, and by whom.", (HttpSettings,)),
+    ("[http]", "Where the daemon serves HTTP, and for whom.", (HttpSettings,)),
     ("[log]", "Logs go to stderr.", (LogSettings,)),
     (
         "[sources.NAME]",
-        "Of every source. `NAME` is 1 to 55 of a-z, 0-9 and `_`; it becomes a folder of the lake.",
+        "For every source. `NAME` is 1 to 55 of a-z, 0-9 and `_`; it becomes a folder of the lake.",
         (SourceSettings, PostgresSettings),
     ),
-    ('[sources.NAME], kind = "wal"', "Besides, of a source read by its WAL.", (WalSettings,)),
+    ('[sources.NAME], kind = "wal"', "Also for a source read by its WAL.", (WalSettings,)),
     (
         '[sources.NAME], kind = "polling"',
-        "Besides, of a source read by queries: [polling](../polling.md).",
+        "Also for a source read by queries: [polling](../polling.md).",
         (PollingSettings,),
     ),
     (
@@ -84,7 +84,7 @@ _SECTIONS: tuple[tuple[str, str, tuple[type[Section], ...]], ...] = (
     ),
     (
         '[sources.NAME.table."schema.table"], kind = "polling"',
-        "Besides, of a table that is polled.",
+        "Also for a table that is polled.",
         (PolledTableSettings,),
     ),
 )
@@ -101,14 +101,14 @@ _DEFAULTS_BY_USE = {
     ("WalSettings", "slot"): '"ingestd_NAME"',
     ("WalSettings", "publication"): '"ingestd_NAME"',
 }
-"""Defaults that a validator or a property gives."""
+"""Defaults that come from a validator or a property."""
 _PAGE = re.compile(r"docs/([a-z-]+)\.md")
 _UNITS_S = (("d", 86400.0), ("h", 3600.0), ("m", 60.0), ("s", 1.0), ("ms", 0.001))
 _UNITS_B = (("GB", 10**9), ("MB", 10**6), ("kB", 10**3), ("B", 1))
 
 
 def page() -> str:
-    """Give the page. Raises KeyError for a key without a meaning."""
+    """Return the page. Raise KeyError for a key without a meaning."""
     parts = [MADE_BY, _INTRO]
     for title, what, models in _SECTIONS:
         rows = [row for model in models for row in _rows(model)]
@@ -117,7 +117,7 @@ def page() -> str:
 
 
 def covered() -> set[type[Section]]:
-    """Give the models whose keys the page has."""
+    """Return the models whose keys are on the page."""
     return {model for _, _, models in _SECTIONS for model in models} | {Config}
 
 
@@ -134,7 +134,7 @@ def _rows(model: type[Section]) -> list[tuple[str, str, str, str]]:
 
 
 def attribute_docstrings(model: type[Section]) -> dict[str, str]:
-    """Give the texts that stand below a model's fields."""
+    """Return the texts below a model's fields."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(model))).body[0]
     if not isinstance(tree, ast.ClassDef):
         raise TypeError(tree)

@@ -1,7 +1,7 @@
-"""The texts of errors as the code has them, with a placeholder for each part that varies.
+"""The texts of errors in the code, with a placeholder for each part that varies.
 
-Texts are rendered from the syntax tree: nothing is run. A name that stands for a text is looked up
-in its function, then in its module; what stays unknown becomes `<name>`.
+Texts are rendered from the syntax tree; no code is run. A name that stands for a text is looked up
+in its function, then in its module; if it is unknown, it becomes `<name>`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ KINDS = {
     "OperatorError": "operator",
     "TransientError": "transient",
     "TableError": "table",
-    "TableChangedError": "table, read again",
-    "TableReplacedError": "table, read again",
+    "TableChangedError": "table, re-read",
+    "TableReplacedError": "table, re-read",
     "AppendedByAnotherError": "operator",
     "DamagedError": "operator",
     "ProtocolError": "operator",
@@ -36,16 +36,16 @@ _TEXT_SECOND = {
     "KeyPathError",
     "RefusedError",
 }
-"""Their first argument says where or how; the second is the text."""
+"""Classes whose first argument is a place or method, and whose second argument is the text."""
 _MOST = 6
-"""Alternatives of one text beyond which it is shown as a placeholder."""
+"""Maximum number of alternatives of one text; with more it is shown as a placeholder."""
 _ONLY_PLACEHOLDERS = re.compile(r"(?:<[^<>]*>|[\s:.,;()/-])*\Z")
 _LIST = (ast.ListComp, ast.GeneratorExp)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Text:
-    """What an error says; `reason`: the constant word of a transient one."""
+    """An error's text; `reason`: the constant word of a transient error."""
 
     what: str
     kind: str
@@ -54,7 +54,7 @@ class Text:
 
 
 def texts(path: Path, kinds: Sequence[str]) -> Iterator[Text]:
-    """Give the texts of the errors of these classes that a module makes."""
+    """Yield the texts of the errors of these classes that a module creates."""
     tree = ast.parse(path.read_text("utf-8"))
     for scope, call in _calls(tree):
         name = call.func.id if isinstance(call.func, ast.Name) else ""
@@ -74,9 +74,9 @@ def texts(path: Path, kinds: Sequence[str]) -> Iterator[Text]:
 
 
 def _calls(tree: ast.Module) -> Iterator[tuple[ast.AST, ast.Call]]:
-    """Give each call with the innermost function that it stands in."""
+    """Yield each call with the innermost function that contains it."""
     inner: dict[ast.Call, ast.AST] = {}
-    for scope in ast.walk(tree):  # from the outside to the inside: the last one stays
+    for scope in ast.walk(tree):  # outer functions first, so the innermost one is kept
         if isinstance(scope, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef):
             inner |= {c: scope for c in ast.walk(scope) if isinstance(c, ast.Call)}
     for call, scope in inner.items():
@@ -84,7 +84,7 @@ def _calls(tree: ast.Module) -> Iterator[tuple[ast.AST, ast.Call]]:
 
 
 class _Known:
-    """What names mean where an error is made."""
+    """The values of names at the place where an error is created."""
 
     def __init__(self, tree: ast.Module, scope: ast.AST, line: int) -> None:
         self._scopes = (scope, tree)
@@ -92,7 +92,7 @@ class _Known:
         self._open: set[str] = set()
 
     def render(self, node: ast.expr) -> list[str]:  # noqa: C901, PLR0911, PLR0912 - a case a kind
-        """Give what an expression may be as a text."""
+        """Return the possible texts of an expression."""
         match node:
             case ast.Constant():
                 return [str(node.value)] if node.value is not None else [""]
@@ -143,7 +143,7 @@ class _Known:
         try:
             for scope in self._scopes:
                 values = list(_assigned(scope, name, self._line))
-                if name == "msg":  # made just before it is raised
+                if name == "msg":  # assigned just before it is raised
                     values = values[-1:]
                 found = [t for v in values for t in self.render(v)]
                 if found:
@@ -154,7 +154,7 @@ class _Known:
 
 
 def _assigned(scope: ast.AST, name: str, line: int) -> Iterator[ast.expr]:
-    """Give the expressions that a name is assigned, in the order of the lines."""
+    """Yield the expressions that are assigned to a name, ordered by line."""
     is_module = isinstance(scope, ast.Module)
     found = scope.body if isinstance(scope, ast.Module) else ast.walk(scope)
     made = [n for n in found if isinstance(n, ast.Assign | ast.AnnAssign)]

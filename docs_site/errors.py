@@ -1,4 +1,4 @@
-"""docs/reference/errors.md: what can go wrong, and what to do, from the code that says it."""
+"""docs/reference/errors.md: every error and its remedy, from the code that raises it."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 _INTRO = """# Errors
 
-An error says what failed and where, and what to do about it; never a value of a row or a secret. The
-daemon logs it ([events](events.md): `source.failed`, `table.stopped`, ...), shows it in `/status`,
-`/readyz` and on the page; a command prints it, with `remedy:`. Parts that vary stand in `<>`. What
-happens then is the same for all errors of a kind:
+An error says what failed, where, and what to do about it; it never contains a value of a row or a secret.
+The daemon logs it ([events](events.md): `source.failed`, `table.stopped`, ...), shows it in `/status`,
+`/readyz` and on the page; a command prints it, with `remedy:`. Parts that vary are in `<>`. All errors of
+a kind have the same effect:
 
 | kind | the daemon | a command's exit code |
 |---|---|---|
-| transient | backs off 0.5 s to 30 s and tries again; `ingestd_restarts_total{reason}` counts | 75 |
-| operator | stops that source, tries again every 60 s; `/readyz` answers 503 | 1 |
-| table | stops that table (`stopped` in `_tables`), the others go on | 1 |
-| table, read again | reads the table again, as it is now | 1 |
+| transient | backs off 0.5 s to 30 s and retries; `ingestd_restarts_total{reason}` counts | 75 |
+| operator | stops that source, retries every 60 s; `/readyz` answers 503 | 1 |
+| table | stops that table (`stopped` in `_tables`), the others continue | 1 |
+| table, re-read | re-reads the table in its current state | 1 |
 | usage | does not start | 2 |
 | refused | answers the request with an HTTP status, changes nothing | - |
 
@@ -39,18 +39,18 @@ happens then is the same for all errors of a kind:
 | fault | behaviour |
 |---|---|
 | connection lost, server restarting, too many connections, slot in use by another pid, storage 5xx, \
-timeouts, throttling | transient: the other sources go on; metric and log once for each change of state |
+timeouts, throttling | transient: the other sources continue; metric and log once for each change of state |
 | wrong password, no REPLICATION, `wal_level` not logical, slot or publication missing with \
-`manage = false`, disk full in the lake | operator: the error has the SQL or command that mends it |
+`manage = false`, disk full in the lake | operator: the error has the SQL or command that fixes it |
 | a table whose replica identity the publication would break | that table is left out, with the reason; \
 it is never published |
 | slot invalidated, dropped, or missing after a failover | `slot_lost`: a new slot, and all tables are \
-read anew while the old rows serve. A gap is never silent |
-| promoted standby: another timeline, or a slot behind or ahead of what the lake holds | identifier, \
-timeline and positions are compared with the lake: it goes on, or counts as lost |
+re-read while the old rows stay available. A gap is never silent |
+| promoted standby: another timeline, or a slot behind or ahead of the lake's position | identifier, \
+timeline and positions are compared with the lake: the source continues, or its slot counts as lost |
 | unknown error | operator: never guessed, never skipped; `source.unknown_error` in the log |
 
-More of the network, the lake and power cuts: [faults](../faults.md).
+More about the network, the lake and power failures: [faults](../faults.md).
 """
 _PLACES: Sequence[tuple[str, Sequence[str]]] = (
     (
@@ -99,16 +99,16 @@ _PLACES: Sequence[tuple[str, Sequence[str]]] = (
     ("The protocol", ("ingestd/decode/**/*.py",)),
 )
 _USAGE_VALUES = "The config file"
-"""There a ValueError is what pydantic makes a fault of the key."""
+"""On this page pydantic turns a ValueError into a fault of the key."""
 _PROTOCOL = (
-    "The server, or something between, sent bytes that do not follow the protocol. Nothing is"
-    " guessed: the source stops, or the table where it is read alone (a snapshot), and nothing that"
-    f" was not whole is kept. The remedy of all of them:\n\n> {PROTOCOL_REMEDY}\n\n"
+    "The server, or something in between, sent bytes that violate the protocol. Nothing is guessed:"
+    " the source stops, or only the table if it is read separately (a snapshot), and nothing"
+    f" incomplete is kept. The remedy of all of them:\n\n> {PROTOCOL_REMEDY}\n\n"
 )
 
 
 def page(root: Path) -> str:
-    """Give the page for the checkout at `root`."""
+    """Return the page for the checkout at `root`."""
     parts = [MADE_BY, _INTRO, *_server(), *_storage()]
     for title, patterns in _PLACES:
         rows = [
@@ -116,7 +116,7 @@ def page(root: Path) -> str:
             for t in _texts(root, title, patterns)
         ]
         parts.append(f"\n## {title}\n\n{_PROTOCOL if title == 'The protocol' else ''}")
-        parts.append(table(("what it says", "kind", "remedy"), rows))
+        parts.append(table(("message", "kind", "remedy"), rows))
     return "".join(parts)
 
 
@@ -125,15 +125,15 @@ def _texts(root: Path, title: str, patterns: Sequence[str]) -> list[Text]:
     paths = sorted(path for pattern in patterns for path in root.glob(pattern))
     found = {text for path in paths for text in texts(path, kinds)}
     if title == _USAGE_VALUES:
-        words = config_errors._WORDS  # noqa: SLF001 - the page shows what the module knows
+        words = config_errors._WORDS  # noqa: SLF001 - the page lists the module's texts
         found |= {Text(word, KINDS["KeyPathError"], "", "") for word in words.values()}
     return sorted(found)
 
 
 def _server() -> Iterator[str]:
     yield "\n## What a Postgres server answers\n\n"
-    yield "By the code of the error or, while connecting, by what the server, a pooler or libpq says.\n\n"
-    head = ("what comes", "kind", "remedy")
+    yield "By the code of the error or, while connecting, by the message of the server, a pooler or libpq.\n\n"
+    head = ("answer", "kind", "remedy")
     yield table(head, sorted(set(_server_rows())))
 
 
@@ -152,7 +152,7 @@ def _server_rows() -> Iterator[tuple[str, str, str]]:
 
 
 def _readable(pattern: str) -> str:
-    """Show a regular expression as what a person looks for."""
+    """Return a regular expression in readable form."""
     plain = re.sub(r"\\S[*+]|\[\^\\n\]\*", "...", pattern).replace("\\.", ".").replace("|", " / ")
     return _code(plain)
 
@@ -165,11 +165,11 @@ def _storage() -> Iterator[str]:
     ]
     passing = sorted(faults._ERRNO_PASSES)  # noqa: SLF001
     said = [(errno.errorcode[n], os.strerror(n), "transient (`storage`)", "") for n in passing]
-    yield table(("errno", "what it says", "kind", "remedy"), [*rows, *said])
+    yield table(("errno", "message", "kind", "remedy"), [*rows, *said])
 
 
 def _code(text: str) -> str:
-    """Show a text as it is; what Markdown would read is kept from it."""
+    """Return a text as inline code, with Markdown's special characters made harmless."""
     if not text:
         return ""
     shown = " ".join(text.split()).replace("|", "/" if "`" in text else "|")

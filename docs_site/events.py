@@ -1,6 +1,6 @@
-"""docs/reference/events.md: every event of the log, found by walking the code for calls of a log.
+"""docs/reference/events.md: every log event, found by walking the code for calls of a log.
 
-What an event means is in `MEANINGS`; an event without a meaning, or the reverse, is an error.
+The meaning of each event is in `MEANINGS`; an event without a meaning, or the reverse, is an error.
 """
 
 from __future__ import annotations
@@ -19,143 +19,143 @@ if TYPE_CHECKING:
 
 MEANINGS: Mapping[str, str] = {
     "catch_up.refused": "A backlog is streamed instead of drained, which takes longer: the server"
-    " refused, or would read much WAL anew. It is looked at again after 5 minutes to an hour.",
-    "config.failed": "A reload ended by an error that was not foreseen; some sources may not be begun"
-    " again. A fault of the program: please report it.",
-    "config.needs_restart": "The config was read anew, and these `keys` differ; the old ones hold until"
-    " the daemon is started anew.",
-    "config.pause_unknown": "After a reload it could not be seen in the lake whether a source is"
-    " paused; what was known holds.",
-    "config.refused": "SIGHUP came, and the config file has `problems`, each with its key. Nothing has"
+    " refused, or would re-read much WAL. Checked again after 5 minutes to an hour.",
+    "config.failed": "A reload ended with an unexpected error; some sources may not have been restarted."
+    " A fault of the program: please report it.",
+    "config.needs_restart": "The config was re-read, and these `keys` differ; the old values hold until"
+    " the daemon is restarted.",
+    "config.pause_unknown": "After a reload the lake could not be read to find out whether a source is"
+    " paused; the previous state holds.",
+    "config.refused": "After SIGHUP the config file has `problems`, each with its key. Nothing has"
     " changed.",
-    "config.reloaded": "SIGHUP came, and the config was read anew: which sources are `added`,"
-    " `removed`, `changed` (begun again).",
+    "config.reloaded": "The config was re-read after SIGHUP; the sources that were `added`,"
+    " `removed`, `changed` (restarted).",
     "daemon.cut_off": "A stop took longer than 9.5 s: the process ends with exit code 75, and `under_way`"
-    " says what was not waited for. Nothing is lost: what was not committed is read again.",
-    "daemon.started": "All is built; the sources begin. `compiled`: whether the part in C is there, which decodes faster.",
+    " lists unfinished work. Nothing is lost: uncommitted changes are read again.",
+    "daemon.started": "The daemon has started; the sources begin. `compiled`: whether the C extension is available, which decodes faster.",
     "daemon.stopped": "Every source is closed, after SIGTERM or SIGINT.",
     "ddl_log.incomplete": "The event triggers of `ddl_log` are missing, disabled, altered or older than this"
-    " daemon's; catalog checks alone are what counts. `remedy` puts it right; nothing else has to be done.",
-    "epoch.committed": "An epoch is durable: raw tables and `_epochs`. Of each epoch one line.",
-    "epoch.files_left": "An epoch was given up, and its files could not be removed. Nothing reads"
-    " them; maintenance does it later.",
+    " daemon's; only catalog polls detect changes. `remedy` fixes it; nothing else must be done.",
+    "epoch.committed": "An epoch is durable: raw tables and `_epochs`. One line for each epoch.",
+    "epoch.files_left": "An epoch was abandoned, and its files could not be removed. Nothing reads"
+    " them; maintenance removes them later.",
     "failpoint.reached": "A failpoint acted. Only with `INGESTD_FAILPOINTS` set, in tests.",
     "failpoints.on": "Failpoints are set: this daemon fails on purpose. Never in production.",
-    "http.bad_request": "Requests came that are not HTTP: `count` of them since the last such line, of"
-    " which there is one a minute at most.",
+    "http.bad_request": "Requests arrived that are not HTTP: `count` of them since the last such line,"
+    " which is logged at most once a minute.",
     "http.commands_off": "There is no folder for the token of commands: `ingestd snapshot`, `pause` and"
     " `resume` are refused; reading is not. `remedy` says what to set.",
     "http.listening": "Where metrics, health and status are served.",
-    "http.open": "Others than this machine can reach it, and something is not protected. `reason`"
+    "http.open": "Other machines can reach the HTTP server, and something is not protected. `reason`"
     " says what.",
-    "lake.file_set_aside": "A power cut left a file half written; what it held comes again.",
-    "lake.foreign_commit": "Another program wrote to a raw table. Stop it, then have the table read"
-    " anew.",
-    "claim.not_ended": "A session that the last holder of the claim left can't be ended by this role:"
-    " it may keep the slot until the server gives it up.",
-    "claim.session_ended": "A session that the last holder of the claim left at the slot was ended,"
-    " `pid` its process: that daemon was frozen, cut off or killed.",
-    "lake.taken_over": "Another slot, or database that is polled, wrote this lake last. Its daemon"
-    " stops, if it runs; a slot keeps WAL until somebody drops it.",
+    "lake.file_set_aside": "A power failure left a file incomplete; its content is delivered again.",
+    "lake.foreign_commit": "Another program wrote to a raw table. Stop it, then re-snapshot the"
+    " table.",
+    "claim.not_ended": "This role can't end a session that the previous holder of the claim left."
+    " That session may keep the slot until the server drops its connection.",
+    "claim.session_ended": "A session that the previous holder of the claim left at the slot was ended;"
+    " `pid` is its process. That daemon was frozen, disconnected or killed.",
+    "lake.taken_over": "Another slot, or another polled database, wrote this lake last. Its daemon"
+    " stops, if it runs; a slot retains WAL until it is dropped.",
     "maintenance.done": "Small files were joined, old ones removed.",
-    "maintenance.failed": "A look at the lake failed; it is tried again. Once until one succeeds.",
-    "object.failed": "An object could not be cleared up; its error. A fault of the program.",
-    "page.failed": "The status page is told nothing any more; all else goes on.",
+    "maintenance.failed": "Maintenance of the lake failed; it is retried. Logged once until one succeeds.",
+    "object.failed": "An object's cleanup failed; its error. A fault of the program.",
+    "page.failed": "The status page no longer receives updates; replication continues.",
     "reference.committed": "A reference table has a new version.",
-    "reference.retried": "A reference table could not be read now; it is tried again.",
-    "reference.stopped": "A reference table can't go on. Do what `remedy` says.",
-    "service_manager.unreachable": "systemd's socket does not take what it is told.",
-    "snapshot.cancelled": "Somebody gave up the snapshots of these tables.",
-    "snapshot.failed": "A snapshot can't be read; its table goes on as before.",
-    "snapshot.request_lost": "A snapshot was asked for, and the source began anew before it was"
-    " read. Ask again.",
-    "snapshot.requested": "Somebody asked for these tables to be read anew; `partial`: for some of"
+    "reference.retried": "A reference table could not be read now; it is retried.",
+    "reference.stopped": "A reference table can't continue. Do what `remedy` says.",
+    "service_manager.unreachable": "systemd's socket does not accept notifications.",
+    "snapshot.cancelled": "The snapshots of these tables were cancelled on request.",
+    "snapshot.failed": "A snapshot can't be read; its table continues as before.",
+    "snapshot.request_lost": "A snapshot was requested, and the source restarted before it was"
+    " read. Request it again.",
+    "snapshot.requested": "A re-snapshot of these tables was requested; `partial`: of some of"
     " their rows.",
-    "snapshot.retried": "Tables could not be read now; they will be. The stream goes on.",
+    "snapshot.retried": "Tables could not be read now; the read is retried. The stream continues.",
     "snapshot.waiting": "Reading, or the stream of a new slot, can't begin before older transactions end (`remedy` finds them), nor on a standby before its primary has logged which run.",
-    "slot.not_moved": "The server has no connection free by which the slot would be moved on while a"
-    " backlog is drained; it keeps more WAL until then. Once, until it moves.",
-    "source.discovered": "What lake and source have, at each start of a source.",
+    "slot.not_moved": "The server has no free connection to advance the slot while a"
+    " backlog is drained; the slot retains more WAL until then. Logged once, until it advances.",
+    "source.discovered": "The contents of lake and source, at each start of a source.",
     "source.encoding": "The database has values in an encoding that only the server converts.",
-    "source.failed": "A source can't go on: `state` is backing_off (passes by itself) or stopped (a"
-    " person must act). Once for each change of state.",
-    "source.first_start": "The lake has nothing of the source: it is begun there, and all its tables are"
-    " read. Of a polled source nothing may tell whether another lake had it.",
-    "source.held": "What is kept for a paused source, in bytes of WAL: when it is paused, then every"
+    "source.failed": "A source can't continue: `state` is backing_off (retried automatically) or stopped"
+    " (operator action required). Logged once for each change of state.",
+    "source.first_start": "The lake has nothing of the source: it is started there, and all its tables are"
+    " read. For a polled source, nothing may show whether another lake had it.",
+    "source.held": "WAL retained for a paused source, in bytes: when it is paused, then every"
     " hour.",
-    "source.lag_unknown": "The lag can't be measured. Once until it can be again.",
-    "source.lake_lost": "The lake is empty, another one or an older copy, and it was agreed"
-    " (`lake_lost`, `--accept-empty-lake`) that every table is read again.",
-    "source.paused": "Somebody paused the source, `since` then; it delivers nothing until it is"
+    "source.lag_unknown": "The lag can't be measured. Logged once, until it can be measured again.",
+    "source.lake_lost": "The lake is empty, another one or an older copy, and the config or command line"
+    " (`lake_lost`, `--accept-empty-lake`) permits re-reading every table.",
+    "source.paused": "The source was paused on request, at the time `since`; it delivers nothing until it is"
     " resumed.",
-    "source.removed": "A reload found the source gone from the config. Its slot stays, and keeps WAL:"
-    " drop it if the source is not to come back.",
-    "source.resumed": "A paused source goes on where it was.",
-    "source.slot_lost": "The stream can't go on where the lake ends; every table is read anew.",
-    "source.state": "A source has another state.",
+    "source.removed": "After a reload the source is missing from the config. Its slot stays, and retains WAL:"
+    " drop it if the source will not come back.",
+    "source.resumed": "A paused source continues where it was.",
+    "source.slot_lost": "The stream can't continue from the lake's position; every table is re-read.",
+    "source.state": "The source changed state.",
     "source.synchronous": "The server may choose the stream as a synchronous standby: commits of the"
     " source would wait until their changes are durable in the lake.",
-    "source.unknown_error": "An unforeseen error, and where it arose. A fault of the program: please"
+    "source.unknown_error": "An unexpected error, and where it was raised. A fault of the program: please"
     " report it.",
-    "storage.answered": "The call of `storage.waits` came back.",
-    "storage.waits": "A call of the lake's storage has not come back for 15 s: `path`. The source is not"
-    " ready; it goes on when the call does.",
+    "storage.answered": "The call of `storage.waits` returned.",
+    "storage.waits": "A call to the lake's storage has not returned for 15 s: `path`. The source is not"
+    " ready; it continues when the call returns.",
     "table.raw_values": "A column has values that its lake type can't hold; they are in `_cdc_raw`."
-    " Once for each column.",
-    "table.state": "A table has another state; `reason`: why it is read anew.",
-    "table.stopped": "One table can't go on; the others do. Do what `remedy` says.",
-    "tables.unmatched": "A pattern in `tables`, or a table's section, is for no table"
+    " Logged once for each column.",
+    "table.state": "The table changed state; `reason`: why it is re-read.",
+    "table.stopped": "One table can't continue; the others do. Do what `remedy` says.",
+    "tables.unmatched": "A pattern in `tables`, or a table's section, matches no table"
     " that exists at present.",
-    "task.failed": "A task of the event loop ended by an error that nobody took. A fault of the"
+    "task.failed": "An asyncio task failed with an unhandled exception. A fault of the"
     " program.",
-    "thread.failed": "A thread ended by an error. A fault of the program.",
+    "thread.failed": "A thread failed with an unhandled exception. A fault of the program.",
     "tls.read_by_libpq": "Functions of libpq or its OpenSSL were not found, so libpq reads over TLS:"
-    " it buffers each row as a whole, however large. Once, at the level `debug`.",
-    "tls.weak": "The DSN asks for less than a verified server: it could be anyone.",
-    "watch.refused": "The server takes no second connection that could be asked what the first one"
-    " does, so a connection that hangs alone is not noticed; a server that is out of reach is. Once.",
+    " it buffers each complete row, however large. Logged once, at the level `debug`.",
+    "tls.weak": "The DSN does not require a verified server: it could be anyone.",
+    "watch.refused": "The liveness probe could not open a second connection: a hung connection will go"
+    " undetected, an unreachable server will not. Logged once.",
 }
 OF_JOBS: Mapping[str, str] = {
     "JOB.moved": "The tables are at another epoch, all in step. `JOB` is `mirror` or `history`.",
-    "raw.files_gone": "Files that a raw table's log names are gone; it is tried without them.",
-    "mirror.rebuilding": "A mirror is made anew, as `reason` says.",
-    "table.resumed": "A table that had stopped goes on.",
-    "table.stopped": "One table can't go on; the others do. Do what `remedy` says.",
+    "raw.files_gone": "Files that a raw table's log names are missing; the job continues without them.",
+    "mirror.rebuilding": "A mirror is re-created, for the given `reason`.",
+    "table.resumed": "A table that had stopped continues.",
+    "table.stopped": "One table can't continue; the others do. Do what `remedy` says.",
 }
-"""The same of the Spark jobs."""
+"""The same for the Spark jobs."""
 _LEVELS = ("debug", "info", "warning", "error", "critical")
 _NAME = re.compile(r"[a-z_]+\.[a-z_]+\Z")
 _INTRO = """# Log events
 
-Logs go to stderr, one line each: JSON, or for a person where stderr is a terminal (`[log]`). `event`
+Logs go to stderr, one line each: JSON, or readable text if stderr is a terminal (`[log]`). `event`
 is a constant name; the rest are its facts. `timestamp` (UTC) and `level` are on every line, `source`
-where one is concerned. There are no values of rows and no secrets, and one line for each change of
-state, never for each attempt. Libraries' warnings come as lines whose `event` is their text.
+if one is concerned. There are no values of rows and no secrets, and one line for each change of
+state, never for each attempt. Libraries' warnings are lines whose `event` is their text.
 
 | level | when |
 |---|---|
-| info | what happens |
-| warning | something is amiss, and goes by itself or can wait |
-| error | a person must act, or the program has a fault |
+| info | normal operation |
+| warning | something is wrong, and resolves automatically or can wait |
+| error | operator action required, or the program has a fault |
 
 """
 
 
 @dataclass(slots=True)
 class Event:
-    """What the code says of an event: the levels and facts of all calls."""
+    """An event in the code: the levels and facts of all calls."""
 
     levels: set[str] = field(default_factory=set)
     facts: dict[str, None] = field(default_factory=dict)
 
 
 def page(daemon: Path, jobs: Path) -> str:
-    """Give the page of both packages.
+    """Return the page of both packages.
 
-    Raises ValueError if an event lacks a meaning, or a meaning its event.
+    Raise ValueError if an event lacks a meaning, or a meaning its event.
     """
     return (
-        f"{MADE_BY}{_INTRO}{_table(daemon, MEANINGS)}\n## Of Spark jobs\n\n{_table(jobs, OF_JOBS)}"
+        f"{MADE_BY}{_INTRO}{_table(daemon, MEANINGS)}\n## Spark jobs\n\n{_table(jobs, OF_JOBS)}"
     )
 
 
@@ -164,7 +164,7 @@ def _table(package: Path, meanings: Mapping[str, str]) -> str:
     problems = [
         f"{n}: no meaning in docs_site/events.py" for n in sorted(set(found) - set(meanings))
     ]
-    problems += [f"{n}: no such event any more" for n in sorted(set(meanings) - set(found))]
+    problems += [f"{n}: no such event in the code" for n in sorted(set(meanings) - set(found))]
     if problems:
         raise ValueError("; ".join(problems))
     rows = [
@@ -180,7 +180,7 @@ def _table(package: Path, meanings: Mapping[str, str]) -> str:
 
 
 def events(package: Path) -> dict[str, Event]:
-    """Give every event that the package's code logs, by name."""
+    """Return every event that the package's code logs, by name."""
     found: dict[str, Event] = {}
     for path in sorted(package.rglob("*.py")):
         if {"testing", "demo"} & {*path.parts}:
@@ -195,12 +195,12 @@ def events(package: Path) -> dict[str, Event]:
 
 
 def _bound(tree: ast.Module) -> list[str]:
-    """Give what a module binds to its own log."""
+    """Return the facts that a module binds to its own log."""
     return [k.arg for c in ast.walk(tree) if _attribute(c) == "bind" for k in _keywords(c) if k.arg]
 
 
 def _modules_of_bases(tree: ast.Module, package: Path) -> Iterator[ast.Module]:
-    """Give the modules of ours from which a module's classes derive: the log is theirs."""
+    """Yield the modules of ours from which a module's classes inherit, and thus their log."""
     classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     bases = {base.id for c in classes for base in c.bases if isinstance(base, ast.Name)}
     for node in ast.walk(tree):
@@ -237,7 +237,7 @@ def _levels(call: ast.Call, scope: ast.AST) -> set[str]:
         return {_attribute(call)}
     if not isinstance(call.func, ast.Name):
         return set()
-    if call.func.id == "Notice":  # of the lake: `Watch.noticed` logs it
+    if call.func.id == "Notice":  # logged by `Watch.noticed`
         return {"warning"}
     return {
         part.attr
@@ -269,7 +269,7 @@ def _keys_of(name: str, scope: ast.AST) -> Iterator[str]:
 
 
 def _is_own_log(call: ast.Call) -> bool:
-    """Say whether it is a log that was bound to its source: `self._log`, or made of it."""
+    """Return whether the log was bound to its source: `self._log`, or derived from it."""
     return isinstance(call.func, ast.Name) or (
         isinstance(call.func, ast.Attribute)
         and isinstance(call.func.value, ast.Attribute)

@@ -1,4 +1,4 @@
-"""Tables of Markdown."""
+"""Markdown tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MADE_BY = "<!-- Made from the code by `make docs-reference`. Don't edit it here.
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Give a table; what a cell can't have in it is escaped."""
+    """Return a table; special characters in cells are escaped."""
     lines = [head, ["---"] * len(head), *([_cell(c) for c in row] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 

@@ -1,4 +1,4 @@
-"""docs/reference/metrics.md: every metric, from a registry as the daemon makes it."""
+"""docs/reference/metrics.md: every metric, from a registry like the daemon's."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
 _INTRO = """# Metrics
 
 `/metrics` on `http.listen` has them in Prometheus' text format. Bytes and seconds; LSNs as numbers;
-`NaN` where it is not known. Counters end in `_total`; a histogram has `_bucket`, `_sum` and `_count`.
-A series comes up with its first value.
+`NaN` if a value is unknown. Counters end in `_total`; a histogram has `_bucket`, `_sum` and `_count`.
+A series appears with its first value.
 """
 _MORE = {
     "ingestd_lag_bytes": "Grows while the lake is behind, or while the source is not delivering.",
-    "ingestd_slot_retained_bytes": "Disk that the slot takes at the source.",
+    "ingestd_slot_retained_bytes": "Disk space that the slot takes at the source.",
     "ingestd_slot_safe_bytes": (
-        "Before `max_slot_wal_keep_size` has the slot invalidated; NaN without that setting."
+        "Before `max_slot_wal_keep_size` invalidates the slot; NaN without that setting."
     ),
-    "ingestd_freshness_seconds": "Of each transaction, by the clocks of both machines.",
+    "ingestd_freshness_seconds": "For each transaction, by the clocks of both machines.",
     "ingestd_rows": "`op` is `r`, `c`, `u`, `d` or `t`.",
     "ingestd_restarts": "`reason` is a constant word, as in the errors' reference.",
     "ingestd_table_state": "`snapshotting`, `live`, `stopped`, `dropped` (for a day).",
     "ingestd_buffer_bytes": "Bounded by `limits.memory`.",
     "ingestd_raw_values": "Nothing is lost: [types](../types.md) says which values these are.",
     "ingestd_ignored_messages": (
-        "With [`ddl_log`](../ddl.md); whatever they hold, they are left out."
+        "With [`ddl_log`](../ddl.md); such messages are ignored, whatever they contain."
     ),
-    "ingestd_snapshot_progress_ratio": "0 to 1, by the server's estimate; gone when it is read.",
+    "ingestd_snapshot_progress_ratio": "0 to 1, by the server's estimate; removed when it is read.",
 }
 _PROCESS = """
-## Of the process
+## Process metrics
 
 From prometheus-client: `process_resident_memory_bytes`, `process_virtual_memory_bytes`,
 `process_cpu_seconds_total`, `process_open_fds`, `process_max_fds`, `process_start_time_seconds`,
@@ -48,7 +48,7 @@ From prometheus-client: `process_resident_memory_bytes`, `process_virtual_memory
 
 
 def page() -> str:
-    """Give the page."""
+    """Return the page."""
     rows = [
         (f"`{name}`", kind, ", ".join(labels), f"{what} {_MORE.get(base, '')}")
         for name, base, kind, labels, what in sorted(_all())
@@ -69,7 +69,7 @@ def _all() -> Iterator[tuple[str, str, str, tuple[str, ...], str]]:
 
 
 def _labels() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Read which labels a metric is made with: before its first value the client does not say."""
+    """Yield the labels of each metric; before its first value the client does not report them."""
     for call in ast.walk(ast.parse(inspect.getsource(metrics))):
         if (
             isinstance(call, ast.Call)

@@ -1,7 +1,7 @@
-"""A hook of mkdocs: what links to files beside docs/ becomes on the site.
+"""A hook of mkdocs that rewrites links to files outside docs/ for the site.
 
-The pages are read in the repository too, where `../ARCHITECTURE.md` is a link that works. On the
-site such a file is either a page of its own (`PAGES`, under `project/`), or only named.
+The pages are also read in the repository, where `../ARCHITECTURE.md` is a working link. On the site
+such a file is either a separate page (`PAGES`, under `project/`), or only named.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point the page's links to where their targets are on the site, or name these."""
+    """Point the page's links to their targets on the site, or only name these."""
     del config
     uri = page.file.src_uri
     source = uri.removeprefix(_PLACE) if uri.startswith(_PLACE) else f"docs/{uri}"

@@ -1,4 +1,4 @@
-"""The reference pages, by file name: what they are made of, and where they lie."""
+"""The reference pages: their generators by file name, and their folder."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "events.md": partial(events.page, ROOT / "ingestd", ROOT / "spark_jobs"),
     "errors.md": partial(errors.page, ROOT),
 }
-"""Each made from the code as it is."""
+"""Generators that read the current code."""

@@ -1,6 +1,6 @@
-"""`ingestd check` for the lake: whether commits can be made there, and are refused if they must be.
+"""`ingestd check` for the lake: can the daemon commit there, and is a conflicting commit refused?
 
-What it leaves behind is what was there before: not even the lake's own folder.
+The probe removes everything that it creates, including the lake's own folder.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from ingestd.model.check import CheckLine
 from ingestd.model.errors import IngestdError, OperatorError
 
 CONTESTS = 6
-"""How often two commits are raced in an object store until they have met."""
+"""Maximum number of races of two commits in an object store, until both try the same version."""
 _CONTENT = b"probe"
 _SCHEMA = Schema([Field("probe", PrimitiveType("string"))])
-_REMEDY = "see whether `lake.uri` and `[lake.storage_options]` are right, and the store answers"
+_REMEDY = "check `lake.uri` and `[lake.storage_options]`, and that the store is reachable"
 _THERE_ALREADY = "already exists"
 _NOT_KNOWN = "<Code>NotImplemented</Code>"
-"""What an S3 store says to a header that it does not know."""
+"""How an S3 store answers a header that it does not implement."""
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK})
 
 
 class _OverwritesError(OperatorError):
     def __init__(self) -> None:
         super().__init__(
-            "the store does not refuse a commit where there is one already (a put with"
-            " If-None-Match): two writers could overwrite each other's",
-            remedy="use one that does, such as S3, GCS, Azure, MinIO, R2, or a newer version",
+            "the store does not refuse a put with If-None-Match where the object exists:"
+            " two writers could overwrite each other's commits",
+            remedy="use a store that does, such as S3, GCS, Azure, MinIO or R2, or a newer version",
         )
 
 
 def probe(uri: str, storage_options: Mapping[str, str] | None = None) -> CheckLine:
-    """Write, read, list and remove a small file there, and try to commit over a commit. Blocks."""
+    """Write, read, list and remove a small file, then try to overwrite a commit. Blocks."""
     subject = f"lake {uri}"
     try:
         store = open_store(uri, storage_options)
@@ -53,7 +53,7 @@ def probe(uri: str, storage_options: Mapping[str, str] | None = None) -> CheckLi
     except IngestdError as error:
         return CheckLine("", subject, "fail", error.what, error.remedy or _REMEDY)
     if not is_sure:
-        detail = "writable; whether it refuses a second commit could not be seen"
+        detail = "writable; could not determine whether it refuses a second commit"
         return CheckLine("", subject, "warn", detail, "run it again; see docs/object-stores.md")
     detail = f"writable; {store.remark}" if store.remark else "writable"
     return CheckLine("", subject, "ok", detail)
@@ -61,7 +61,7 @@ def probe(uri: str, storage_options: Mapping[str, str] | None = None) -> CheckLi
 
 @contextmanager
 def _folder_of(store: Store) -> Iterator[None]:
-    """Make the lake's folder, and take away again what of it was not there."""
+    """Create the lake's folder; on exit remove the folders that did not exist before."""
     root = Path(store.uri("")) if isinstance(store, LocalStore) else None
     missing = [] if root is None else [p for p in (root, *root.parents) if not p.exists()]
     try:
@@ -70,7 +70,7 @@ def _folder_of(store: Store) -> Iterator[None]:
         yield
     finally:
         for folder in missing:
-            with suppress(OSError):  # a daemon that begins meanwhile keeps it
+            with suppress(OSError):  # a daemon that starts meanwhile keeps it
                 folder.rmdir()
 
 
@@ -84,13 +84,13 @@ def _try_file(store: Store) -> None:
         with _step(store, "can't read"), store.open(name) as written:
             content = bytes(written.read())
         if content != _CONTENT:
-            raise OperatorError(f"{store.uri(name)}: what was written is not what is read back")
+            raise OperatorError(f"{store.uri(name)}: the content read back differs")
         with _step(store, "can't list"):
             names = store.files("")
         if name not in names:
-            raise OperatorError(f"{store.uri(name)}: what was written is not listed")
+            raise OperatorError(f"{store.uri(name)}: the file was written but is not listed")
     except IngestdError:
-        with suppress(Exception):  # the first fault is the one to be told
+        with suppress(Exception):  # report the first fault
             store.remove(name)
         raise
     with _step(store, "can't delete"):
@@ -98,7 +98,7 @@ def _try_file(store: Store) -> None:
 
 
 def _try_second_commit(store: Store) -> bool:
-    """Return whether it was seen to be refused. Raises OperatorError if it is not."""
+    """Return whether a second commit was seen to be refused. Raise OperatorError if it succeeds."""
     if store.supports_conditional_put:
         _try_put_new(store)
         return True
@@ -118,9 +118,9 @@ def _try_put_new(store: Store) -> None:
         if not isinstance(cause, OSError) or cause.errno not in _NO_LINKS:
             raise
         raise OperatorError(
-            f"{store.uri('')}: this file system has no hard links, by which a commit is refused"
-            " if there is one already",
-            remedy="choose a folder on one that has, such as ext4, XFS or NFS",
+            f"{store.uri('')}: this file system has no hard links, which ingestd needs to refuse a"
+            " commit whose version exists",
+            remedy="choose a folder on a file system with hard links, such as ext4, XFS or NFS",
         ) from error
     finally:
         with suppress(OSError):
@@ -129,16 +129,17 @@ def _try_put_new(store: Store) -> None:
         raise _OverwritesError
     if not is_there:
         raise OperatorError(
-            "the store refuses a commit (a put with If-None-Match) where there is none",
-            remedy="see what between here and the store changes or answers such requests",
+            "the store refuses a put with If-None-Match although the object does not exist",
+            remedy="check whether a proxy between this host and the store alters such requests",
         )
 
 
 def _is_refused(store: Store) -> bool:
-    """Have two make the same table at once, as deltalake commits; False if they did not meet.
+    """Race two creations of one table through deltalake. Return False if they did not collide.
 
-    Each looks first whether there is one. Where both found none, both put version 0: the second is
-    refused, and goes on to version 1, or has overwritten the first.
+    Each creation first checks whether the table exists. If both find none, both put version 0.
+    Then either the store refuses the second, which retries as version 1, or it overwrites the
+    first.
     """
     name = _new_name()
     together = Barrier(2)
@@ -163,7 +164,7 @@ def _is_refused(store: Store) -> bool:
             if have_met and table.version() == 0:
                 raise _OverwritesError
     finally:
-        with suppress(Exception):  # told above, by the file
+        with suppress(Exception):  # the probe of a file reports this fault
             store.remove_folder(name)
     return have_met
 
@@ -174,7 +175,7 @@ def _new_name() -> str:
 
 @contextmanager
 def _step(store: Store, what: str) -> Iterator[None]:
-    """Say of a fault at which step it came. Raises as `storage_faults`."""
+    """Prefix a fault with the step that failed. Raise as `storage_faults` does."""
     try:
         with storage_faults(store.uri("")):
             yield

@@ -1,4 +1,4 @@
-"""The lake of one source (ports.Sink): opening it, and what is not an epoch's own."""
+"""The lake of one source (ports.Sink): opening, loading and everything outside a single epoch."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ from ingestd.process.memory import Trimming
 
 T = TypeVar("T")
 WORKERS = 4
-"""Tables committed at once on a disk."""
+"""Tables committed concurrently on a disk."""
 FILE_WORKERS = min(32, (os.cpu_count() or 1) + 4)
-"""Tables whose files are written at once on a disk: they mostly wait for fsync."""
+"""Tables whose files are written concurrently on a disk: mostly they wait for fsync."""
 STORE_WORKERS = 32
-"""Both in an object store, where all of it is waiting for answers."""
+"""The same two limits for an object store, where all the time is spent on requests."""
 CHECKPOINT_WORKERS, STORE_CHECKPOINT_WORKERS = 1, 2
-"""Checkpoints made at once: each holds a table's log, and asks a store some 90 times."""
+"""Concurrent checkpoints: each holds a table's log in memory and takes about 90 requests."""
 OPENING_WORKERS = 16
 LOCAL_LOOK_S, REMOTE_LOOK_S = 5.0, 60.0
-"""How often the marker is read while the source is idle: in an object store that is a request."""
+"""How often an idle source reads the marker: in an object store this takes a request."""
 
 
 def _utc_now() -> datetime:
@@ -78,14 +78,14 @@ def _go_on(_step: str) -> None:
 class DeltaLake:
     """One source's raw tables, `_epochs` and `_tables` below `uri` (design sections 2 and 8.7).
 
-    `uri`: a local path, file://, or whatever deltalake reaches with `storage_options`.
-    `buffer_bytes`: Arrow bytes of the epoch being filled that wait in memory before row groups are
-    written. `trimming`: the process's. `durability`: how local files are made durable; `now`: the
-    clock of `committed_at`; `before_commit`: called, in a worker thread, with "schema.table",
-    "_epochs" or "_tables" before each Delta commit with rows or a position: whatever it raises
-    stops that commit. `writer`: the process, the same for all lakes that it opens one after
-    another. `is_claimed`: whether its user holds the source's claim; else it only looks, and `open`
-    leaves what a power cut left. `calls`: where calls of the storage are noted.
+    `uri`: a local path, file://, or any URI that deltalake reaches with `storage_options`.
+    `buffer_bytes`: Arrow bytes of the epoch being filled that are buffered before row groups are
+    written. `trimming`: the process's. `durability`: how local files are made durable. `now`: the
+    clock of `committed_at`. `before_commit`: called in a worker thread with "schema.table",
+    "_epochs" or "_tables" before each Delta commit with rows or a position; if it raises, the
+    commit is not made. `writer`: the process, the same for all lakes that it opens in turn.
+    `is_claimed`: whether the caller holds the source's claim; otherwise the lake is read-only, and
+    `open` repairs nothing after a power failure. `calls`: records the calls to the storage.
     """
 
     def __init__(
@@ -136,10 +136,10 @@ class DeltaLake:
     # --- the port ---------------------------------------------------------------------------
 
     async def open(self) -> LakeState:
-        """Read what the lake holds; forget all that was not committed. Creates nothing.
+        """Read what the lake holds; discard everything uncommitted. Create nothing.
 
-        Raises OperatorError or TransientError (storage); OperatorError also if another took over
-        that may live on.
+        Raise OperatorError or TransientError (storage). Raise OperatorError too if another process
+        that may still be running took over.
         """
         await self._forget()
         committed = await self.jobs.run(self._load)
@@ -147,7 +147,7 @@ class DeltaLake:
         return committed
 
     async def mark(self, lake: str | None = None) -> str:
-        """Write the marker where there is none."""
+        """Write the marker if there is none. Return the lake's id."""
         self._lake = await self.jobs.run(write_marker, self.store, lake)
         self.store.needs_marker = True
         return self._lake
@@ -163,9 +163,9 @@ class DeltaLake:
             await self.jobs.run(self._epochs.ensure_unreplaced)
 
     async def fence(self) -> Mapping[TableId, TableError]:
-        """Have all others who opened the lake before be refused, whatever they commit (I5).
+        """Fence out all processes that opened the lake before: their commits fail (I5).
 
-        Raises TransientError if one of them committed since `open`.
+        Raise TransientError if one of them committed since `open`.
         """
         async with self._epochs_lock, self._registry_lock:
             before = set(self._damaged)
@@ -173,7 +173,7 @@ class DeltaLake:
         return {table: error for table, error in self._damaged.items() if table not in before}
 
     async def adopt(self, origin: str) -> None:
-        """Record the server that the rows come from; make `_epochs` and `_tables`."""
+        """Record the server that the rows come from; create `_epochs` and `_tables`."""
         async with self._epochs_lock:
             await self.jobs.run(self._epochs.adopt, origin)
         async with self._registry_lock:
@@ -181,9 +181,9 @@ class DeltaLake:
         await self.jobs.run(note_source, self.store, self.layout.root)
 
     def begin(self) -> EpochWriter:
-        """Start to fill the next epoch: one more than the last, durable or being committed.
+        """Begin the next epoch, numbered after the last one that is durable or being committed.
 
-        Raises RuntimeError before `open` and while another is being filled.
+        Raise RuntimeError before `open` and while another epoch is being filled.
         """
         if not self._is_open:
             msg = "the sink is not open"
@@ -201,7 +201,7 @@ class DeltaLake:
     async def record(self, events: Sequence[TableEvent]) -> None:
         """Append to `_tables`, durably, one row an event, in the order of calls.
 
-        A table whose reading begins is made again where its folder was moved away since.
+        A table whose snapshot begins is re-created if its folder was moved away since.
         """
         if not events:
             return
@@ -214,13 +214,13 @@ class DeltaLake:
             await self.jobs.run(self._registry.record, events)
 
     async def unsent(self, table: Table, since: Lsn) -> Sequence[pa.RecordBatch]:
-        """Look through the raw table as it was when last read or committed."""
+        """Search the raw table as it was when last read or committed."""
         raw = await self.usable(table.id)
         with self._faults_of(table.id):
             return await self.jobs.run(raw.unsent, table, since)
 
     async def has_marker(self, table: Table, point: Lsn) -> bool:
-        """Look through the raw table as `unsent` does."""
+        """Search the raw table as `unsent` does."""
         raw = await self.usable(table.id)
         with self._faults_of(table.id):
             return await self.jobs.run(raw.has_marker, point)
@@ -233,9 +233,9 @@ class DeltaLake:
     async def changes(
         self, table: TableId, columns: Sequence[str]
     ) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Read the newest version, by a handle of its own, a batch ahead of who asks.
+        """Read the newest version through a separate handle, one batch ahead of the caller.
 
-        It is the newest when the first batch is asked for.
+        The version is fixed when the first batch is requested.
         """
         rows = read_batches(self.store, self.layout.raw(table), columns)
         with self._faults_of(table):
@@ -244,15 +244,15 @@ class DeltaLake:
                     yield batch
 
     async def last_claim(self) -> str | None:
-        """Name the claim of who wrote last, as `WriterIdentity.other_claim`. Reads `_epochs` alone.
+        """Return the last writer's claim, as `WriterIdentity.other_claim`. Read only `_epochs`.
 
-        Raises OperatorError, TransientError.
+        Raise OperatorError, TransientError.
         """
         await self.jobs.run(self._epochs.load)
         return self._writer.other_claim(await self.jobs.run(self._own_logs[0].newest_writer))
 
     async def close(self) -> None:
-        """Free everything. At any time, twice."""
+        """Release all resources. May be called at any time, also twice."""
         await self._forget()
 
     # --- loading ----------------------------------------------------------------------------
@@ -260,13 +260,13 @@ class DeltaLake:
     async def load(
         self, table: Table, fragments: Sequence[Fragment], watermark: Lsn, held: RowRange
     ) -> None:
-        """Append rows that others have written, in one commit.
+        """Append rows that other processes wrote, in one commit.
 
-        They are of the next epoch and beyond the last one, as after a crash between two commits:
-        `close_loaded`, or the first epoch after the next `open`, lists them. No epoch may be
-        filling. `watermark`: the app transaction, not below the last epoch's end; the table's
-        changes from there on are still to come. `held`: what the fragments hold. Raises as
-        `EpochWriter.commit`.
+        They belong to the next epoch and follow the last one's end, as after a crash between two
+        commits. `close_loaded`, or the first epoch after the next `open`, lists them. No epoch may
+        be filling. `watermark`: the app transaction, at or after the last epoch's end; the table's
+        changes from there on are still to come. `held`: the rows in the fragments. Raise as
+        `EpochWriter.commit` does.
         """
         raw = self.raw_table(table.id)
         schema = raw.admit(raw_schema(table))
@@ -286,14 +286,14 @@ class DeltaLake:
         raw.commit(table, schema, fragments, watermark)
 
     async def close_loaded(self, summary: EpochSummary) -> CommittedEpoch:
-        """Write the next epoch with what was loaded: all that its tables have at its end_lsn."""
+        """Write the next epoch with all loaded rows: everything its tables hold at its end_lsn."""
         number = self._epochs.last_epoch + 1
         return await self.close_epoch(CommittedEpoch(number, summary, self.now(), ()))
 
     async def files_of(self, table: TableId) -> frozenset[str]:
-        """Return the paths of the data files that a raw table consists of; none if it is not there.
+        """Return the paths of a raw table's data files; none if the table does not exist.
 
-        As it was when last read or committed.
+        The state is that of the last read or commit.
         """
         raw = self._raw.get(table)
         return frozenset() if raw is None else await self.jobs.run(raw.files)
@@ -302,11 +302,11 @@ class DeltaLake:
 
     @property
     def has_unlisted(self) -> bool:
-        """Whether there are rows beyond the last epoch, which the next one has to list."""
+        """Return whether there are rows beyond the last epoch, which the next one must list."""
         return bool(self._held)
 
     def raw_table(self, table: TableId) -> RawTable:
-        """Return the raw table, which may not exist yet. Raises TableError for a name too long."""
+        """Return the raw table, which may not exist. Raise TableError if its name is too long."""
         if table not in self._raw:
             self._raw[table] = self._new_raw(table)
         return self._raw[table]
@@ -317,12 +317,12 @@ class DeltaLake:
         return RawTable(table, log)
 
     async def usable(self, table: TableId) -> RawTable:
-        """Return the raw table; one that was found damaged is read again before.
+        """Return the raw table; if it was found damaged, re-read it first.
 
-        Raises TableError if it still is, as `raw_table` does.
+        Raise TableError if it still is damaged, or as `raw_table` does.
         """
         if table in self._damaged:
-            async with self._reading_lock:  # a log has one handle here
+            async with self._reading_lock:  # one handle for a log
                 if table in self._damaged:
                     found = self._new_raw(table)
                     await self.jobs.run(self._read_again, found)
@@ -331,14 +331,14 @@ class DeltaLake:
         return self.raw_table(table)
 
     def set_damaged(self, table: TableId, fault: FolderError) -> TableError:
-        """Return the fault as the table's; before it is used again, it is read again."""
+        """Return the fault as the table's; the table is re-read before its next use."""
         uri = self.store.uri(self.layout.raw(table))
         self._damaged[table] = table_fault(fault, self.layout.source, table, uri)
         return self._damaged[table]
 
     @contextmanager
     def _faults_of(self, table: TableId) -> Iterator[None]:
-        """Raise a fault at a raw table's folder, where it is read, as that table's (I8)."""
+        """Raise a fault of a raw table's folder as that table's fault (I8)."""
         try:
             with unreadable(self.store.uri(self.layout.raw(table))):
                 yield
@@ -346,12 +346,12 @@ class DeltaLake:
             raise self.set_damaged(table, error) from error
 
     async def vouch(self) -> None:
-        """Commit to `_epochs` without a row: it fails if another process has taken over."""
+        """Commit to `_epochs` without a row: this fails if another process has taken over."""
         async with self._epochs_lock:
             await self.jobs.run(self._epochs.vouch)
 
     async def close_epoch(self, epoch: CommittedEpoch) -> CommittedEpoch:
-        """Append the epoch's row, with the tables whose rows of it the lake held before."""
+        """Append the epoch's row; list also the tables whose rows the lake already held."""
         tables = {t.table: t for t in epoch.tables}
         for table, held in self._held.items():
             if table in self._damaged:
@@ -379,7 +379,7 @@ class DeltaLake:
             if not writer.is_over:
                 await writer.abort()
         await self.file_jobs.settle()
-        await self.jobs.settle()  # nobody asks for a checkpoint after that
+        await self.jobs.settle()  # no checkpoint is requested after that
         await self.jobs.run(self._end_checkpoints)
         await self.jobs.settle()
 
@@ -387,7 +387,7 @@ class DeltaLake:
         return self._checkpoints.submit(checkpoint)
 
     def _end_checkpoints(self) -> None:
-        """Wait for those being written; the others only save readers time, and come again."""
+        """Wait for running checkpoints; drop queued ones, which only save readers time."""
         self._checkpoints.shutdown(cancel_futures=True)
         self._checkpoints = self._checkpoint_threads()
 
@@ -442,7 +442,7 @@ class DeltaLake:
         )
 
     def _each_usable(self, work: Callable[[RawTable], T]) -> dict[TableId, T]:
-        """Do a piece of work with each raw table; leave those out at whose folder it fails (I8)."""
+        """Do a piece of work with each raw table; leave out those whose folder fails (I8)."""
 
         def attempt(raw: RawTable) -> T | FolderError:
             try:
@@ -464,7 +464,7 @@ class DeltaLake:
         return results
 
     def _note_removed(self, tables: Sequence[RawTable]) -> None:
-        """Have those that were there, and whose newest commit is not, be read again before use."""
+        """Mark existing tables whose newest commit is missing, so that they are re-read first."""
         for raw in tables:
             try:
                 is_there = not raw.log.exists or raw.log.has_commit(raw.log.version)
@@ -472,21 +472,21 @@ class DeltaLake:
                 self.set_damaged(raw.id, error)
             else:
                 if not is_there:
-                    what = f"lake table {raw.log.uri}: its newest commit is not there"
+                    what = f"lake table {raw.log.uri}: its newest commit is missing"
                     self.set_damaged(raw.id, FolderError(what))
 
     def _read_again(self, raw: RawTable) -> None:
         try:
             with unreadable(raw.log.uri):
                 self._load_raw(raw)
-                refuse_foreign(raw.log)  # a new snapshot does not make others' rows void
+                refuse_foreign(raw.log)  # a new snapshot does not override other programs' rows
                 if raw.log.exists:
                     raw.log.fence()
         except FolderError as error:
             raise self.set_damaged(raw.id, error) from error
 
     def _taken_over(self) -> Notice | None:
-        """Look who wrote last. Raises OperatorError if the lake was taken over from this one."""
+        """Return a notice if another wrote last. Raise OperatorError if it took over from us."""
         signed = self._own_logs[0].newest_writer() if self._is_claimed else None
         self._writer.refuse_if_taken_over(signed, self.store.uri(""))
         return self._writer.takes_over(signed, self.store.uri(""))
@@ -501,23 +501,23 @@ class DeltaLake:
         self._refuse_older(raw)
 
     def _refuse_older(self, raw: RawTable) -> None:
-        """Raise FolderError for an older copy of a raw table: what it lacks is confirmed."""
+        """Raise FolderError for an older copy of a raw table: it lacks acknowledged rows."""
         entry = self._registry.table(raw.id)
         listed = self._epochs.newest.get(str(raw.id), -1)
-        # One that is not read yet may have started again.
+        # A table whose snapshot is not done may have been re-created.
         is_in_use = entry is not None and (entry.state is TableState.LIVE or entry.progress)
         if is_in_use and raw.log.exists and raw.log.version < listed:
             found = FolderError(
                 f"lake table {raw.log.uri}: it is an older copy: it ends at version"
-                f" {raw.log.version}, and an epoch lists version {listed}"
+                f" {raw.log.version}, but an epoch lists version {listed}"
             )
             found.remedy = table_fault(found, self.layout.source, raw.id, raw.log.uri).remedy
             raise found
 
     def _fence(self) -> None:
-        """Fence `_epochs` first: from then on none of them completes an epoch.
+        """Fence `_epochs` first: from then on no other writer completes an epoch.
 
-        Nor gives rows to a table that is made after that; one made before is among the folders.
+        Nor can it add rows to a table created after that. Tables created before show up as folders.
         """
         for log in self._own_logs:
             log.fence()
@@ -526,9 +526,9 @@ class DeltaLake:
             made.load()
             if made.exists:
                 raise TransientError(
-                    f"lake table {made.uri}: another ingestd has made it since the lake was read",
+                    f"lake table {made.uri}: another ingestd created it since the lake was read",
                     reason="claimed",
-                    remedy="nothing to do: the lake is read again",
+                    remedy="nothing to do: the lake is re-read",
                 )
         self._each_usable(lambda raw: raw.log.fence())
         self._writer.has_fenced = True
@@ -536,17 +536,17 @@ class DeltaLake:
     # --- what is missing at a start ---------------------------------------------------------
 
     def _do_without_registry(self, version: int) -> None:
-        """Refuse where later commits may rest on what the newest of `_tables` said."""
+        """Raise if later commits may depend on the incomplete commit of `_tables`."""
         if self._epochs.position is not None:
             raise cut_short(self._own_logs[1], version)
 
     def _do_without(self, raw: RawTable, version: int) -> None:
-        """Refuse where an epoch lists the commit: its rows were confirmed."""
+        """Raise if an epoch lists the incomplete commit: its rows were acknowledged."""
         if self._epochs.listed().get(str(raw.id), -1) >= version:
             raise cut_short(raw.log, version)
 
     def _refuse_if_missing(self) -> None:
-        """Refuse what is left of a lake without its own tables: they are made before all others."""
+        """Raise if a lake lacks `_epochs` or `_tables`, which are created before all others."""
         if not self._epochs.exists and (self._raw or self._damaged or self._registry.exists):
             raise self._without(self.layout.epochs)
         has_rows = self._raw or self._damaged or self._epochs.position is not None
@@ -557,7 +557,7 @@ class DeltaLake:
         return missing(self.store.uri(folder), self.store.uri(self.layout.root))
 
     def _gone(self) -> frozenset[TableId]:
-        """Look for tables whose raw table was there. One that never had a row has none."""
+        """Return the tables whose raw table is missing; one that never had a row has none."""
         entries = self._registry.tables().values()
         absent = [
             entry.table
@@ -570,7 +570,7 @@ class DeltaLake:
         return frozenset(table for table in absent if str(table) in listed)
 
     def _beyond(self) -> dict[TableId, RowRange]:
-        """Look for rows of the next epoch, in tables that are complete up to the last one's end."""
+        """Return rows of the next epoch, in tables that are complete up to the last one's end."""
         end, number = self._epochs.end_lsn, self._epochs.last_epoch + 1
 
         def held(raw: RawTable) -> RowRange | None:
@@ -580,10 +580,10 @@ class DeltaLake:
         return {t: found for t, found in self._each_usable(held).items() if found is not None}
 
     def _as_it_is(self, entry: RegisteredTable) -> RegisteredTable:
-        """Return it with what its raw table says: where to go on, the types of its columns.
+        """Return the entry with its raw table's data: where to resume, and its column types.
 
-        `_tables` may say more than was ever written: that a column has another type now, of a
-        table that stopped for just that reason.
+        `_tables` may be ahead of what was written: it may have a column's new type, when the table
+        stopped because of just that type.
         """
         raw = self._raw.get(entry.table)
         if raw is None or raw.plan is None:
@@ -601,12 +601,12 @@ class DeltaLake:
         return replace(entry, lake_columns=columns, resume=raw.resume)
 
     def _found(self) -> list[TableId]:
-        """List the raw tables by their folders.
+        """Return the raw tables by their folders.
 
-        Not by `_epochs` and `_tables`: a table whose first commit went through before a kill may
-        be in neither, and its watermark counts. Listings are consistent on local file systems and
-        on S3, GCS and Azure. A folder that is a link was not made by ingestd: what it leads to is
-        a table only if `_tables` says so; and if another user made the link, that is its fault.
+        `_epochs` and `_tables` are not enough: if a kill followed a table's first commit, it may be
+        in neither, and its watermark counts. Listings are consistent on local file systems and on
+        S3, GCS and Azure. ingestd never makes a folder that is a link. A linked folder counts as a
+        table only if `_tables` lists it; if another user made the link, that is the table's fault.
         """
         root = self.layout.root
         with storage_faults(self.store.uri(root)):

@@ -1,4 +1,4 @@
-"""One epoch being filled and committed (ports.EpochWriter)."""
+"""The writer that fills and commits one epoch (ports.EpochWriter)."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from ingestd.process.memory import Trimming
 
 T = TypeVar("T")
 _CHECKS = 16
-"""How often the budget is looked at while as much as it comes: with many tables that takes time."""
+"""Budget checks per budget's worth of rows: with many tables a check takes time."""
 _FOOTERS, _PARTS = 0.5, 1.5
-"""So many times the budget, on top of it, is what open files may keep for their footers; and where
-they are sent in parts, for those too."""
+"""Multiples of the budget that open files may use for their footers, in addition to it; the second
+one applies where files are uploaded in parts, and includes those."""
 
 
 class EpochHost(Protocol):
-    """What an epoch needs of its lake."""
+    """The interface of the lake that an epoch needs."""
 
     store: Store
     jobs: WorkerThreads
@@ -49,7 +49,7 @@ class EpochHost(Protocol):
 
     @property
     def has_unlisted(self) -> bool:
-        """Whether there are rows beyond the last epoch, which the next one has to list."""
+        """Return whether there are rows beyond the last epoch, which the next one must list."""
         ...
 
     async def usable(self, table: TableId) -> RawTable:
@@ -57,15 +57,15 @@ class EpochHost(Protocol):
         ...
 
     async def ensure_unreplaced(self) -> None:
-        """Raise LakeLostError if the lake is not the one that was read or written last."""
+        """Raise LakeLostError if the lake is not the one that was last read or written."""
         ...
 
     async def vouch(self) -> None:
-        """Commit to `_epochs` without a row: it fails if another process has taken over."""
+        """Commit to `_epochs` without a row: this fails if another process has taken over."""
         ...
 
     def set_damaged(self, table: TableId, fault: FolderError) -> TableError:
-        """Return the fault as the table's; before it is used again, it is read again."""
+        """Return the fault as the table's; the table is re-read before its next use."""
         ...
 
     async def close_epoch(self, epoch: CommittedEpoch) -> CommittedEpoch:
@@ -75,9 +75,9 @@ class EpochHost(Protocol):
 
 @dataclass(slots=True)
 class _TablePart:
-    """A table's part of the epoch. `schema`: what the raw table must have to take it.
+    """A table's part of the epoch. `schema`: the schema that the raw table must have to hold it.
 
-    `resume`: the newest of its batches, None if none has one.
+    `resume`: that of its newest batch with one, else None.
     """
 
     raw: RawTable
@@ -88,7 +88,7 @@ class _TablePart:
 
 
 class DeltaEpochWriter:
-    """An epoch of a `DeltaLake`; `previous` is the one being committed when this began, if any."""
+    """An epoch of a `DeltaLake`; `previous`: the epoch being committed when this one began."""
 
     def __init__(
         self, lake: EpochHost, number: int, previous: DeltaEpochWriter | None = None
@@ -111,16 +111,16 @@ class DeltaEpochWriter:
 
     @property
     def rows(self) -> int:
-        """Rows taken so far, including those the lake had already."""
+        """Rows accepted so far, including those that the lake already had."""
         return sum(self._taken.values())
 
     @property
     def is_over(self) -> bool:
-        """Whether it is committed, failed or aborted."""
+        """Return whether it is committed, failed or aborted."""
         return self._over.is_set()
 
     async def append(self, batch: TableBatch, *, is_read: bool = False) -> None:
-        """Take rows; count and drop changes below the watermark at `open` (I3)."""
+        """Accept rows; count but drop changes below the watermark at `open` (I3)."""
         self._refuse_if_closed()
         table = batch.table.id
         raw = await self._lake.usable(table)
@@ -149,7 +149,7 @@ class DeltaEpochWriter:
             await self._trim_if_due()
 
     async def discard(self, table: TableId) -> None:
-        """Forget the table's rows of this epoch."""
+        """Discard the table's rows of this epoch."""
         self._taken.pop(table, None)
         part = self._parts.pop(table, None)
         if part is not None:
@@ -161,11 +161,11 @@ class DeltaEpochWriter:
     ) -> CommittedEpoch:
         """Make all tables' rows durable, then the epoch's row in `_epochs` (I1).
 
-        An epoch all of whose tables failed has a row too, without tables and rows. Its number can't
-        be left out, as the next epoch is filled with the one after it, and numbers have no gaps;
-        its end can be confirmed, as the tables are recorded as stopped before (I1), and what they
-        miss is read again. A raw table whose commit went through all the same is at or above that
-        end, and takes nothing of it twice (I3).
+        An epoch also has a row if all of its tables failed; that row has no tables and no rows. The
+        number can't be skipped: the next epoch already has the following one, and numbers have no
+        gaps. The end of the epoch may be confirmed, as the tables are recorded as stopped before
+        (I1), and the rows they miss are re-read. If a raw table's commit succeeded all the same,
+        its watermark is at or above that end, so no row is appended twice (I3).
         """
         self._refuse_if_closed()
         if self.rows == 0 and not self._lake.has_unlisted:
@@ -205,7 +205,7 @@ class DeltaEpochWriter:
 
     def _fragments(self, batch: TableBatch, raw: RawTable) -> FragmentSink:
         columns = statistics_columns(batch.table)
-        # A folder that was there and is gone is a fault, which a new one would hide.
+        # A missing folder of an existing table is a fault, which a new folder would hide.
         writer = FragmentWriter(
             self._lake.store, raw.log.folder, columns, makes_folder=not raw.log.exists
         )
@@ -226,13 +226,13 @@ class DeltaEpochWriter:
             await self._trim()
 
     async def _trim(self) -> None:
-        await asyncio.to_thread(self._lake.trimming.trim)  # not behind what is being committed
+        await asyncio.to_thread(self._lake.trimming.trim)  # not queued behind the commits
 
     async def _close_files(self) -> None:
-        """Close the largest files, to half of what they may keep, where all together keep more.
+        """Close the largest files if all together keep more than the limit, down to half of it.
 
         A transaction over many tables is written in small row groups, whose footers take more than
-        their rows; and an object store takes no part that is small.
+        their rows; and an object store accepts no small parts.
         """
         part_bytes = self._lake.store.part_bytes
         share = _PARTS if part_bytes else _FOOTERS
@@ -249,7 +249,7 @@ class DeltaEpochWriter:
         await together(closing)
 
     def _waiting_bytes(self) -> int:
-        """Of this epoch and of the one that is being committed."""
+        """Return the buffered bytes of this epoch and of the one being committed."""
         previous = self._previous
         before = 0 if previous is None or previous.is_over else previous._own_waiting_bytes()  # noqa: SLF001
         return before + self._own_waiting_bytes()
@@ -266,30 +266,30 @@ class DeltaEpochWriter:
         return [(part, files) for part, files in found if files is not None]
 
     async def _of_table(self, part: _TablePart, work: Awaitable[T]) -> T:
-        """Do it; a fault at the table's folder is raised as the table's (I8)."""
+        """Await the work; raise a fault of the table's folder as the table's (I8)."""
         try:
             return await work
         except FolderError as error:
             raise self._lake.set_damaged(part.raw.id, error) from error
 
     async def _unless_failed(self, part: _TablePart, work: Awaitable[T]) -> T | None:
-        """Do it; None, and the table must be stopped, if it fails at the table's folder."""
+        """Await the work; on a table's fault return None and record that the table must stop."""
         try:
             return await self._of_table(part, work)
         except TableError as error:
             self._failed.append(error)
             self._parts.pop(part.raw.id, None)
             self._taken.pop(part.raw.id, None)
-            with contextlib.suppress(IngestdError):  # the first one is why
+            with contextlib.suppress(IngestdError):  # report the first fault
                 await part.sink.abort()
             return None
 
     async def _finish_or_remove(self) -> list[tuple[_TablePart, Sequence[Fragment]]]:
-        """Finish the fragments; if that fails (a full disk) leave none behind."""
+        """Finish the fragments; if that fails (a full disk) remove them all."""
         try:
             return await self._finish()
         except IngestdError:
-            with contextlib.suppress(IngestdError):  # the first one is why
+            with contextlib.suppress(IngestdError):  # report the first fault
                 await _abort(self._parts.values())
             raise
 
@@ -297,10 +297,10 @@ class DeltaEpochWriter:
         previous, self._previous = self._previous, None
         if previous is None:
             return
-        await previous._over.wait()  # noqa: SLF001 - one of its own kind
+        await previous._over.wait()  # noqa: SLF001 - the same class
         if not previous.is_committed:
             raise TransientError(
-                f"epoch {self._number} can't be committed: the one before failed",
+                f"epoch {self._number} can't be committed: the previous epoch failed",
                 reason="storage",
             )
 
@@ -315,14 +315,14 @@ class DeltaEpochWriter:
             for part, files in fragments
             if part.raw.id in self._parts
         )
-        # One that only says where its capture goes on has not changed.
+        # A table that only records where its capture resumes has not changed.
         return tuple(table for table in tables if table is not None and table.rows)
 
     async def _make_tables(self) -> None:
-        """Make the raw tables that are not there, without rows.
+        """Create the missing raw tables, without rows.
 
-        What is not there can't be fenced. Whoever fences `_epochs` after this finds and fences
-        them; if it was before this, they stay as they are (I5).
+        A missing table can't be fenced. A writer that fences `_epochs` after this finds and fences
+        the new tables; if it did so before, they stay empty (I5).
         """
         new = [part for part in self._parts.values() if not part.raw.log.exists]
         if new:
@@ -349,7 +349,7 @@ async def _refuse_or_stop(errors: Sequence[TableError], stop: StoppedTables | No
 
 
 async def _abort(parts: Iterable[_TablePart]) -> None:
-    """Remove what all of them wrote; if that fails for some, raise the first fault at the end."""
+    """Remove the files of all parts; at the end raise the first fault, if any."""
     fault: IngestdError | None = None
     for part in parts:
         try:
@@ -361,7 +361,7 @@ async def _abort(parts: Iterable[_TablePart]) -> None:
 
 
 def _above(rows: pa.RecordBatch, watermark: Lsn | None) -> pa.RecordBatch:
-    """Leave out the rows that the raw table holds already."""
+    """Return the rows that the raw table does not hold yet."""
     if watermark is None or rows.num_rows == 0:
         return rows
     above = rows.column("_cdc_lsn").to_numpy() >= int(watermark)
@@ -369,7 +369,7 @@ def _above(rows: pa.RecordBatch, watermark: Lsn | None) -> pa.RecordBatch:
 
 
 def with_epoch(rows: pa.RecordBatch, epoch: int) -> pa.RecordBatch:
-    """Put `_cdc_epoch` where the raw schema has it."""
+    """Add `_cdc_epoch` at its place in the raw schema."""
     after = rows.schema.get_field_index("_cdc_ts")
     values = pa.repeat(pa.scalar(epoch, pa.int64()), rows.num_rows)
     return rows.add_column(after + 1, EPOCH_FIELD, values)

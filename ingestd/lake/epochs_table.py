@@ -1,4 +1,4 @@
-"""The table `_epochs`: one row per epoch, and the position beyond it (design section 2)."""
+"""The table `_epochs`: one row per epoch, and the position reached since (design section 2)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SCHEMA = pa.schema(
     ]
 )
 NEWEST = 32
-"""Of so many epochs, at least, it is known which versions they list. Each may be a file."""
+"""Minimum number of recent epochs whose listed versions are loaded; each may take a file."""
 _STATISTICS = ("epoch", "first_lsn", "end_lsn")
 
 
@@ -63,12 +63,12 @@ class EpochTable:
         self.position: Lsn | None = None
         self.origin: str | None = None
         self.newest: dict[str, int] = {}
-        """The version that the newest epoch to list a table lists, by "schema.table": as `load`
-        found it, of epochs that are not long ago."""
+        """Newest listed version of each table, by "schema.table": as `load` found it in recent
+        epochs."""
 
     @property
     def exists(self) -> bool:
-        """Whether `load` found it, or it was made."""
+        """Return whether `load` found it or it was created."""
         return self._log.exists
 
     def listed(self) -> dict[str, int]:
@@ -108,9 +108,9 @@ class EpochTable:
         self.position = Lsn(max(known)) if known else None
 
     def _last_rows(self) -> list[dict[str, Any]]:
-        """Read the files that may hold one of the newest epochs, not all that there are."""
+        """Read only the files that may hold one of the newest epochs."""
         newest = 0
-        before = NEWEST - 1 if self._log.store.syncs else 0  # in a store each is a request
+        before = NEWEST - 1 if self._log.store.syncs else 0  # in a store each file is a request
 
         def remember(statistics: Mapping[str, Any]) -> bool:
             nonlocal newest
@@ -133,7 +133,7 @@ class EpochTable:
         return found
 
     def adopt(self, origin: str) -> None:
-        """Make the table, and record the server that the rows come from."""
+        """Create the table, and record the server that the rows come from."""
         if self.origin == origin:
             return
         reach("sink.adopt.before", lost)
@@ -177,18 +177,18 @@ class EpochTable:
         self.position = max(summary.end_lsn, self.position or summary.end_lsn)
 
     def ensure_unreplaced(self) -> None:
-        """Raise LakeLostError if the table is not the one that was read or written last."""
+        """Raise LakeLostError if the table is not the one that was last read or written."""
         try:
             self._log.ensure_unreplaced()
         except ReplacedError as error:
             raise LakeLostError(error.what, remedy=error.remedy) from error
 
     def vouch(self) -> None:
-        """Commit nothing, durably: that fails if another process has fenced the table."""
+        """Make an empty durable commit, which fails if another process has fenced the table."""
         self._log.append([])
 
     def advance(self, position: Lsn) -> None:
-        """Record a later position, durably; nothing if it is not later."""
+        """Record a later position, durably; do nothing if it is not later."""
         if self.position is not None and position <= self.position:
             return
         self._before_commit("_epochs")

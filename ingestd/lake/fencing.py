@@ -1,4 +1,4 @@
-"""Who writes a source's lake: a process, and the claim on the source that it works by (I5)."""
+"""The identity of a lake's writer: a process, and the claim on the source that it holds (I5)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _ROLE = re.compile(r"""\Apolling as role (?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")
 class WriterIdentity:
     """One process's work on a source, from when it is built until it is rebuilt.
 
-    `claim`: names the claim for people: the slot, then where its database is. `name`: what commits
-    are signed with. `has_fenced`: whether it has fenced the lake: whoever else signs the newest
-    commit came later. For each log it keeps the version of a commit that failed without its being
-    sure that it never comes to be: a request may reach the store after its sender gave it up.
+    `claim`: the claim in readable form: the slot, then the database's address. `name`: the
+    signature in commits. `has_fenced`: whether this process has fenced the lake; then any other
+    signature on the newest commit is a later one. For each log it keeps the version of a failed
+    commit that may still appear, as a request may reach the store after its sender gave up.
     """
 
     def __init__(self, claim: str = "") -> None:
@@ -29,18 +29,18 @@ class WriterIdentity:
         self._doubtful: dict[str, int] = {}
 
     def doubt(self, folder: str, version: int) -> None:
-        """Record that a commit of this version of a log may still come to be."""
+        """Record that a failed commit of this version of a log may still appear."""
         self._doubtful[folder] = version
 
     def is_in_doubt(self, folder: str, version: int) -> bool:
-        """Whether one may, where the newest version is this: nothing can replace a commit."""
+        """Return whether a failed commit may still appear above this newest version."""
         return self._doubtful.get(folder, -1) > version
 
     def other_claim(self, signed: str | None) -> str | None:
-        """Name the claim of who signed a commit, unless this one's claim says that he is gone.
+        """Return the claim of a commit's signer, None if this claim proves that it has ended.
 
-        That is so of the same slot, or the same database by polling as the same role. (One server
-        may be spelled in several ways: it is not compared.)
+        It has ended if it held the same slot, or polled the same database as the same role. (The
+        server is not compared, as its address can be spelled in several ways.)
         """
         if not self.claim or signed in {None, self.name}:
             return None
@@ -48,51 +48,51 @@ class WriterIdentity:
         return other if other and not _is_same(other, self.claim) else None
 
     def refuse_if_taken_over(self, signed: str | None, lake: str) -> None:
-        """Raise OperatorError if one who may live has signed a commit since the fence.
+        """Raise OperatorError if a writer that may still run has signed a commit since the fence.
 
-        The two would take the lake from each other indefinitely. A process that is started is
-        someone's will: it takes over.
+        Two running writers would fence each other in a loop, so only a newly started process may
+        take over.
         """
         other = self.other_claim(signed)
         if not self.has_fenced or other is None:
             return
         raise OperatorError(
-            f"lake {lake}: another ingestd has taken over: it works by {other}, this one by "
-            f"{self.claim}",
-            remedy=f"{SEPARATE}; then start anew the one that is to write here: it takes over",
+            f"lake {lake}: another ingestd has taken over: its claim is {other}, that of "
+            f"this one {self.claim}",
+            remedy=f"{SEPARATE}; then restart the one that should write here: it takes over",
         )
 
     def takes_over(self, signed: str | None, lake: str) -> Notice | None:
-        """Say from whom the lake is taken over by the fence to come, if that one may live."""
+        """Return a notice of the writer whose lake is taken over, if that writer may still run."""
         other = self.other_claim(signed)
         if self.has_fenced or other is None:
             return None
         return Notice(
             "lake.taken_over",
             f"lake {lake} was last written by {other}; now {self.claim} takes it over",
-            f"if that was not meant, {SEPARATE}{drop_of(other)}",
+            f"if this was not intended, {SEPARATE}{drop_of(other)}",
         )
 
 
 def drop_of(claim: str) -> str:
-    """Say how the slot of a claim goes, if nobody works by it any more; empty for none."""
+    """Return how to drop the slot of an unused claim; empty if the claim has none."""
     slot = _SLOT.match(claim)
     if slot is None:
         return ""
     return (
-        f"; else drop its slot, which keeps WAL: SELECT "
+        f"; else drop its slot, which retains WAL: SELECT "
         f"pg_catalog.pg_drop_replication_slot('{slot[1]}');"
     )
 
 
 def _is_same(one: str, other: str) -> bool:
-    """Return whether one daemon alone can have both. Versions before signed without a role."""
+    """Return whether only one daemon can hold both. Older versions signed without a role."""
     roles = {found[0] for claim in (one, other) if (found := _ROLE.match(claim))}
     one, other = (_ROLE.sub("polling", claim, count=1) for claim in (one, other))
     return len(roles) < 2 and _held(one) == _held(other)  # noqa: PLR2004
 
 
 def _held(claim: str) -> str:
-    """Return of a claim what one daemon alone can have: the slot, else the database."""
+    """Return the part of a claim that only one daemon can hold: the slot, else the database."""
     slot, _, _ = claim.partition(",")
     return slot if _SLOT.match(claim) else claim.partition(" at ")[0]

@@ -1,8 +1,8 @@
-"""Where things lie in the lake, and how a name becomes a path segment (design section 2).
+"""The layout of the lake, and the mapping of names to path segments (design section 2).
 
-Source of the mapping: ISO/IEC 9075-14, "Mapping SQL identifiers to XML names"; Postgres has it as
-map_sql_identifier_to_xml_name (src/backend/utils/adt/xml.c). The set of characters that stay is
-smaller here, so that a segment is safe on every file system and object store.
+Source of the mapping: ISO/IEC 9075-14, "Mapping SQL identifiers to XML names"; Postgres implements
+it as map_sql_identifier_to_xml_name (src/backend/utils/adt/xml.c). Fewer characters are kept here,
+so that a segment is safe on every file system and object store.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAPPED = re.compile(r"_x([0-9A-F]{4,6})_")
 
 
 def segment(name: str) -> str:
-    """Map a name to a path segment; `name_of` is its inverse. Raises ValueError if empty."""
+    """Map a name to a path segment; `name_of` is the inverse. Raise ValueError if empty."""
     if not name:
         msg = "a name can't be empty"
         raise ValueError(msg)
@@ -35,12 +35,12 @@ def segment(name: str) -> str:
 
 
 def name_of(path_segment: str) -> str:
-    """Return the name that `segment` made this of."""
+    """Return the name from which `segment` made this segment."""
     return _MAPPED.sub(lambda match: chr(int(match[1], 16)), path_segment)
 
 
 OWN_FOLDERS = frozenset({"_epochs", "_tables", "_ref"})
-"""What a source's folder has beside those of schemas: no schema's name maps to one of these."""
+"""The folders of a source besides those of schemas: no schema's name maps to one of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,11 @@ class Layout:
         return f"{self.root}/_tables"
 
     def raw(self, table: TableId) -> str:
-        """The raw table. Raises TableError if a name is too long for a path."""
+        """Return the path of a raw table. Raise TableError if a name is too long for a path."""
         return self._of(table, self.root)
 
     def reference(self, table: TableId) -> str:
-        """The table of current rows, in `_ref`. Raises TableError as `raw` does."""
+        """Return the path of a table of current rows, in `_ref`. Raise TableError as `raw` does."""
         return self._of(table, f"{self.root}/_ref")
 
     def _of(self, table: TableId, folder: str) -> str:
@@ -85,13 +85,13 @@ class Layout:
         return "/".join([folder, *parts])
 
     def table_of(self, schema_segment: str, table_segment: str) -> TableId:
-        """Return the table whose raw table lies in these two folders."""
+        """Return the table whose raw table is in these two folders."""
         return TableId(name_of(schema_segment), name_of(table_segment))
 
     def app_id(self, table: TableId | None = None) -> str:
-        """Name of the Delta app transaction of a raw table, or of the source's epochs (I3)."""
+        """Return the name of the Delta app transaction of a raw table, or of the epochs (I3)."""
         return f"ingestd/{self.source}" if table is None else f"ingestd/{self.source}/{table}"
 
     def reference_app_id(self, table: TableId) -> str:
-        """Name of the Delta app transaction of a reference table."""
+        """Return the name of the Delta app transaction of a reference table."""
         return f"ingestd/{self.source}/_ref/{table}"

@@ -1,8 +1,8 @@
-"""The marker in a lake's root, `_ingestd.json`: which lake it is, and the format of what is in it.
+"""The marker in a lake's root, `_ingestd.json`: the lake's id and the format of its content.
 
-It is written before anything else, so a folder without one is no lake yet, or is not mounted, or
-was written by a version that made none. It is never overwritten: what it says that cannot be read
-is for a person to judge.
+It is written before anything else. So a folder without one is not yet a lake, or is not mounted, or
+was written by a version that made no marker. It is never overwritten: if it can't be read, an
+operator must decide.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NAMED = 3
 def read_marker(store: Store) -> str | None:
     """Return the lake's id; None if there is no marker. Blocks.
 
-    Raises OperatorError for a newer format and for a damaged marker, and as `storage_faults`.
+    Raise OperatorError for a newer format and for a damaged marker, and as `storage_faults` does.
     """
     with storage_faults(store.uri(NAME)):
         try:
@@ -46,10 +46,10 @@ def read_marker(store: Store) -> str | None:
 
 
 def write_marker(store: Store, lake: str | None = None) -> str:
-    """Write the marker, durably, where there is none; return the id of the lake that is there.
+    """Write the marker, durably, if there is none; return the id of the lake.
 
-    `lake`: the id to write, a new one if None. Makes the lake's folder. Blocks. Raises as
-    `read_marker`.
+    `lake`: the id to write, a new one if None. Creates the lake's folder. Blocks. Raise as
+    `read_marker` does.
     """
     known = read_marker(store)
     if known is not None:
@@ -61,7 +61,7 @@ def write_marker(store: Store, lake: str | None = None) -> str:
         store.make_folder("")
         if store.supports_conditional_put:
             store.put_if_absent(NAME, content)
-        else:  # no conditional put: who wrote last is read back below
+        else:  # no conditional put: the last writer wins, and is read back below
             with store.create(NAME) as file:
                 file.write(content)
         store.sync("", [])
@@ -73,7 +73,7 @@ def write_marker(store: Store, lake: str | None = None) -> str:
 
 
 def note_source(store: Store, segment: str) -> None:
-    """Note beside the marker, durably, that the lake has a source's folder. Blocks."""
+    """Record durably, next to the marker, that the lake has a source's folder. Blocks."""
     name = _note(segment)
     with storage_faults(store.uri(name)):
         if store.size(name) is not None:
@@ -88,17 +88,17 @@ def note_source(store: Store, segment: str) -> None:
 
 
 def removed(store: Store, segment: str, lake: str | None) -> str | None:
-    """Say what speaks for a source's folder having been in a lake that has none; None if nothing.
+    """Return the evidence that a source's folder was removed from a lake; None if there is none.
 
-    `lake`: the id in its marker. Blocks. A folder that is a mount point often has a file in it that
-    says so; what a new file system has, and what is hidden, says nothing.
+    `lake`: the id in its marker. Blocks. A mount point often contains a file that says so. What a
+    new file system contains, and hidden files, are no evidence.
     """
     with storage_faults(store.uri("")):
         if lake is not None:
             if store.size(_note(segment)) is None:
                 return None
             return (
-                f"its file {_note(segment)} says that the source was read into it, and its folder "
+                f"its file {_note(segment)} says that the source was read into it, but its folder "
                 f"{segment} has none of its tables: they were removed"
             )
         if not store.syncs:
@@ -107,10 +107,10 @@ def removed(store: Store, segment: str, lake: str | None) -> str | None:
     found = [name for name in found if not name.startswith(".")]
     if not found:
         return None
-    told = ", ".join(sorted(found)[:_NAMED]) + (", ..." if len(found) > _NAMED else "")
+    names = ", ".join(sorted(found)[:_NAMED]) + (", ..." if len(found) > _NAMED else "")
     return (
-        f"its folder has no {NAME}, but has {told}: it is not mounted, or that was removed, or "
-        "this is a first start"
+        f"its folder has no {NAME}, but has {names}: the lake is not mounted, or the marker was "
+        "removed, or this is a first start"
     )
 
 
@@ -119,19 +119,19 @@ def _note(segment: str) -> str:
 
 
 def require_marker(store: Store, lake: str | None = None) -> None:
-    """Raise LakeLostError if the marker is not there, or (`lake`) is another lake's. Blocks.
+    """Raise LakeLostError if the marker is missing or is not that of `lake`. Blocks.
 
-    Raises as `read_marker` too.
+    Raise also as `read_marker` does.
     """
     found = read_marker(store)
     if found is None:
         raise LakeLostError(
-            f"lake {store.uri('')}: {NAME} is not there: the lake is not mounted, or was removed",
+            f"lake {store.uri('')}: {NAME} is missing: the lake is not mounted, or was removed",
             remedy="mount the lake, or put it back",
         )
     if lake is not None and found != lake:
         raise LakeLostError(
-            f"lake {store.uri('')}: it is another lake: {NAME} has the id {found}, and had {lake}",
+            f"lake {store.uri('')}: it is another lake: {NAME} has the id {found}, not {lake}",
             remedy="put the lake back, or correct lake.uri",
         )
 
@@ -163,5 +163,5 @@ def _damaged(store: Store, why: str) -> OperatorError:
     return OperatorError(
         f"lake {store.uri('')}: {NAME} is damaged: {why}",
         remedy=f"put {NAME} back from a copy of the lake. If there is none, and the lake's tables "
-        "are there: remove it, and `ingestd run` writes a new one if the lake fits its sources",
+        "exist: remove it, and `ingestd run` writes a new one if the lake matches its sources",
     )

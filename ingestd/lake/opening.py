@@ -1,4 +1,4 @@
-"""What a lake may be found to be at a start, and what is said of it."""
+"""Start-up checks for a damaged or foreign lake, and their messages."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from ingestd.model.lake_state import Notice
 
 
 def never_refuse(_version: int) -> None:
-    """Let the newest commit of `_epochs`, or of a reference table, go.
+    """Accept the loss of the newest commit of `_epochs`, or of a reference table.
 
-    If an epoch was confirmed, the slot is ahead of the lake then, which is a loss that is told.
+    If its epoch was acknowledged, the slot is ahead of the lake: that loss is reported.
     """
 
 
 def cut_short(log: TableLog, version: int) -> FolderError:
-    """Say that a commit is not whole which can't be done without."""
+    """Return the error for an incomplete commit that can't be dropped."""
     return FolderError(
-        f"lake table {log.uri}: commit {version} is not whole, and what came after it was"
-        " acknowledged: the disk lost what it had said to be durable",
+        f"lake table {log.uri}: commit {version} is incomplete, although later work was"
+        " acknowledged: the disk lost data that it had reported as durable",
         remedy=f"put _delta_log/{version:020}.json back from a copy; or remove the folder of this"
-        " table: ingestd looks again by itself, and says what goes on from there",
+        " table: ingestd checks again automatically, and reports where it resumes",
     )
 
 
 def refuse_foreign(log: TableLog) -> None:
-    """Raise FolderError for what another program did that ingestd can't follow.
+    """Raise FolderError if another program did something that ingestd can't follow.
 
-    It changed rows (ForeignCommitError) or took columns away since ingestd's last commit; or the
+    It changed rows (ForeignCommitError) or dropped columns since ingestd's last commit, or the
     table uses a feature that ingestd does not write (NotWritableError).
     """
     commits = list(log.others_commits())
@@ -43,13 +43,13 @@ def refuse_foreign(log: TableLog) -> None:
 
 
 def notices_of(log: TableLog) -> list[Notice]:
-    """Say what was found of a log at its opening that a person should know. Blocks."""
+    """Return notices of what an operator should know after a log was opened. Blocks."""
     set_aside, log.set_aside = log.set_aside, []
     found = [
         Notice(
             "lake.file_set_aside",
-            f"lake table {log.uri}: _delta_log/{name} was not whole, as a power cut leaves a file",
-            "nothing to do: it is there under another name, and what it held is written again",
+            f"lake table {log.uri}: _delta_log/{name} was incomplete, as after a power failure",
+            "nothing to do: the file was renamed, and its content is written again",
         )
         for name in set_aside
     ]
@@ -66,9 +66,9 @@ def notices_of(log: TableLog) -> list[Notice]:
 
 
 def missing(uri: str, root: str) -> OperatorError:
-    """Say that one of the source's own tables is gone, and others are there."""
+    """Return the error for a missing `_epochs` or `_tables` of a lake that has other tables."""
     return OperatorError(
-        f"lake {uri}: the table is gone, and there are others in {root}",
+        f"lake {uri}: the table is missing, but {root} has others",
         remedy=f"put it back from a copy; or remove {root} and start once with --accept-empty-lake"
-        " and the source's name: all its tables are read again then",
+        " and the source's name: all its tables are then re-read",
     )

@@ -1,4 +1,4 @@
-"""Writing one table's rows to Parquet files that someone commits later (ports.PageSink)."""
+"""A writer of one table's rows to Parquet files, which are committed later (ports.PageSink)."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ FILE_BYTES = 128 << 20
 """A file is closed when it exceeds this."""
 ROW_GROUP_ROWS = 1 << 20
 ROW_GROUP_BYTES = 16 << 20
-"""Arrow bytes that are worth a row group: encoded while more rows come, not only at the end."""
+"""Arrow bytes that justify a row group, encoded while more rows arrive rather than at the end."""
 
 _COLUMN_CHUNK_BYTES = 2700
-"""What a file that is open keeps in memory for each column of each row group, for its footer."""
+"""Memory that an open file keeps for each column of each row group, for its footer."""
 _BATCH_COLUMN_BYTES = 1 << 10
-"""What a column of a batch takes beside its values: objects, and buffers that are rounded up."""
+"""Overhead of a column of a batch besides its values: objects, and buffers that are rounded up."""
 
 _SAMPLE_ROWS = 4096
 _DISTINCT_SHARE = 0.2
-"""A dictionary pays for a text column when at most this share of a sample's values differ."""
+"""A text column gets a dictionary if at most this share of a sample's values are distinct."""
 
 _LONG_BYTES = 1 << 10
 """Values of this length on average get no dictionary."""
 
 _TINY_ROWS, _TINY_BYTES = 100, 64 << 10
-"""A file of no more, as each of many tables has in an epoch, is not compressed."""
+"""A file up to this size, as each of many tables has in an epoch, is not compressed."""
 _JOINED_BYTES = 1 << 20
-"""Buffers of no more are copied into one piece."""
+"""Buffers up to this size are copied into one chunk."""
 
 _CONSTANT = frozenset({"_cdc_op", "_cdc_lsn", "_cdc_xid", "_cdc_ts", "_cdc_epoch"})
-"""Few different values by nature."""
+"""Columns with few distinct values by nature."""
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class _OpenFile:
     statistics: list[str]
 
     def close(self) -> int:
-        """Write its end; give its size."""
+        """Write the footer; return the file's size."""
         try:
             self.writer.close()
             return self.sink.tell()
@@ -67,7 +67,7 @@ class _OpenFile:
             self.sink.close()
 
     def give_up(self) -> None:
-        """Close it, though what is missing can't be written: to a full disk, say."""
+        """Close the file although the rest can't be written, as on a full disk."""
         with contextlib.suppress(OSError, pa.ArrowException):
             self.close()
 
@@ -77,9 +77,9 @@ class FragmentWriter:
     """The blocking part: for a worker thread, one call at a time.
 
     `folder` is the table's, in `store`. `statistics` names the columns that get bounds. A file
-    holds rows of one schema; its columns may be fewer than the table's: Delta readers fill the
-    rest with null. `open_bytes`: about what the open file keeps in memory, for its footer and of
-    what is sent in parts. Raises what `storage_fault` makes of an error.
+    holds rows of one schema, which may lack columns of the table: Delta readers fill them with
+    null. `open_bytes`: approximate memory of the open file, for its footer and for data uploaded in
+    parts. Raises whatever `storage_fault` makes of an error.
     """
 
     store: Store
@@ -94,19 +94,19 @@ class FragmentWriter:
     _made: list[str] = field(default_factory=list)
 
     def write(self, tables: Iterable[pa.Table]) -> None:
-        """Write row groups, to a new file where the schema changes."""
+        """Write row groups; begin a new file when the schema changes."""
         with storage_faults(self.store.uri(self.folder)):
             for table in tables:
                 self._write(table)
 
     def close_file(self) -> None:
-        """Close the file that is open, if any; what follows goes to a new one."""
+        """Close the open file, if any; later rows go to a new one."""
         with storage_faults(self.store.uri(self.folder)):
             if self._open is not None:
                 self._close()
 
     def finish(self, tables: Iterable[pa.Table] = ()) -> list[Fragment]:
-        """Write these, close the last file, make all of them durable and give them."""
+        """Write these tables, close the last file, make all files durable and return them."""
         with storage_faults(self.store.uri(self.folder)):
             tables = [in_one_piece(table) for table in tables]
             is_plain = self._open is None and len(tables) == 1 and _is_tiny(tables[0])
@@ -119,7 +119,7 @@ class FragmentWriter:
         return self._done
 
     def abort(self) -> None:
-        """Remove what was written, as far as that can be; again, what is left of it."""
+        """Remove the files written, as far as possible; may be called again for the rest."""
         with storage_faults(self.store.uri(self.folder)):
             file, self._open = self._open, None
             self._footer_bytes = self.open_bytes = 0
@@ -195,18 +195,18 @@ class FragmentWriter:
 
 
 def _is_tiny(table: pa.Table) -> bool:
-    """Whether to compress its columns would take longer than to write them, and save little."""
+    """Return whether compression would take longer than writing, and save little."""
     return bool(table.num_rows <= _TINY_ROWS and table.nbytes <= _TINY_BYTES)
 
 
 def in_one_piece(table: pa.Table) -> pa.Table:
-    """Join what a table of few rows came in: each piece of each column takes time of its own."""
+    """Join the chunks of a table of few rows: each chunk of each column costs time."""
     is_small = table.num_rows <= _TINY_ROWS and table.get_total_buffer_size() <= _JOINED_BYTES
     return table.combine_chunks() if is_small else table
 
 
 def dictionary_columns(table: pa.Table) -> list[str]:
-    """Name the columns (as Parquet paths) for which a dictionary pays, by a sample of the rows."""
+    """Return the columns (as Parquet paths) that a dictionary makes smaller, by a sample."""
     sample = table.slice(0, _SAMPLE_ROWS)
     chosen = [name for name in table.schema.names if name in _CONSTANT]
     for name, column in zip(sample.schema.names, sample.columns, strict=True):
@@ -215,19 +215,19 @@ def dictionary_columns(table: pa.Table) -> list[str]:
         ):
             continue
         if column.nbytes > _LONG_BYTES * sample.num_rows:
-            continue  # and looking at all of them would take as much again
+            continue  # counting them would take as much time again
         if pc.count_distinct(column).as_py() <= _DISTINCT_SHARE * sample.num_rows:
             chosen.append(name)
     return chosen
 
 
 class FragmentSink:
-    """One table's rows on their way to fragments (ports.PageSink).
+    """A buffer between one table's rows and its fragments (ports.PageSink).
 
-    Rows wait in memory until ROW_GROUP_BYTES of them make a row group, which a thread encodes while
-    more come; beyond `buffer_bytes` the one who brings them waits as well. An owner that fills many
-    of them has a budget of its own: `add` takes rows without waiting, `spill` writes what waits.
-    `jobs`: the owner's, in whose threads it is done.
+    Rows are buffered until ROW_GROUP_BYTES of them make a row group, which a thread encodes while
+    more arrive. Beyond `buffer_bytes`, `append` waits as well. An owner that fills many sinks has
+    its own budget: `add` accepts rows without waiting, `spill` writes the buffered ones. `jobs`:
+    the owner's worker threads, which do the work.
     """
 
     def __init__(
@@ -248,10 +248,10 @@ class FragmentSink:
         self.rows = 0
 
     def add(self, rows: pa.RecordBatch) -> int:
-        """Take rows, and begin to write those before if they make a row group.
+        """Accept rows; start to write those buffered if they make a row group.
 
-        Gives about how many bytes of memory they take. Raises RuntimeError after `finish` or
-        `abort`, and what writing ahead ended with.
+        Return about how many bytes of memory they take. Raise RuntimeError after `finish` or
+        `abort`, and the error of a background write.
         """
         self._refuse_if_over()
         nbytes = _held_bytes(rows) if rows.num_rows else 0
@@ -268,13 +268,13 @@ class FragmentSink:
         return nbytes
 
     async def append(self, rows: pa.RecordBatch) -> None:
-        """Take rows; return when there is room for more."""
+        """Accept rows; return when there is room for more."""
         self.add(rows)
         if self.waiting_bytes > self._buffer_bytes:
             await self.spill()
 
     async def spill(self) -> None:
-        """Write what waits."""
+        """Write the buffered rows."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             await ahead
@@ -282,17 +282,17 @@ class FragmentSink:
 
     @property
     def open_bytes(self) -> int:
-        """About what its open file keeps in memory."""
+        """Approximate memory of the open file."""
         return self._writer.open_bytes
 
     async def close_file(self) -> None:
-        """Close the file that is open: what it keeps in memory goes."""
+        """Close the open file, which frees its memory."""
         await self._jobs.run(self._writer.close_file)
 
     async def finish(self) -> Sequence[Fragment]:
-        """Make all fragments durable and give them.
+        """Make all fragments durable and return them.
 
-        In one piece of work: of many tables, few have a file open at a time.
+        This is one job, so of many tables only few have a file open at a time.
         """
         self._refuse_if_over()
         self._is_over = True
@@ -304,7 +304,7 @@ class FragmentSink:
         return fragments
 
     async def abort(self) -> None:
-        """Remove what was written."""
+        """Remove the files written."""
         self._is_over = True
         self._waiting = []
         self.waiting_bytes -= self._queued_bytes
@@ -327,7 +327,7 @@ class FragmentSink:
         try:
             return await self._jobs.run(write, _runs(waiting))
         finally:
-            self.waiting_bytes -= nbytes  # until then they are in memory
+            self.waiting_bytes -= nbytes  # only now are they no longer in memory
 
     def _refuse_if_over(self) -> None:
         if self._is_over:
@@ -336,10 +336,10 @@ class FragmentSink:
 
 
 def _held_bytes(rows: pa.RecordBatch) -> int:
-    """Say about how much memory a batch takes, which of a few rows is far more than its values.
+    """Return about how much memory a batch takes; for a few rows, far more than the values.
 
-    A slice of a large one is few rows, too, and counts with all of that: to look what of the
-    buffers is its own takes 60 us.
+    A slice of a large batch has few rows too, but is counted with all buffers: finding out its own
+    share takes 60 us.
     """
     nbytes: int = rows.get_total_buffer_size() if rows.num_rows <= _TINY_ROWS else rows.nbytes
     columns: int = rows.num_columns
@@ -347,7 +347,7 @@ def _held_bytes(rows: pa.RecordBatch) -> int:
 
 
 def _runs(batches: Sequence[pa.RecordBatch]) -> list[pa.Table]:
-    """Join neighbours of one schema."""
+    """Join adjacent batches of the same schema."""
     runs: list[list[Any]] = []
     for batch in batches:
         if runs and runs[-1][0].schema.equals(batch.schema):

@@ -1,4 +1,4 @@
-"""The mark of a paused source: a file beside its tables (ports.PauseMark)."""
+"""The mark of a paused source: a file next to its tables (ports.PauseMark)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ingestd.model.errors import LakeLostError
 
 _MOST_BYTES = 1 << 16
 NAME = "_paused"
-"""No schema's folder has this name: a leading `_` is mapped."""
+"""No schema's folder has this name, as a leading `_` is escaped."""
 
 
 class LakePauseMark:
-    """The file `_paused` in a source's folder; it holds since when, as JSON.
+    """The file `_paused` in a source's folder; as JSON it records since when the pause holds.
 
-    That it is there is what counts: one that a person made, whatever is in it, pauses too.
-    `needs_lake`: whether it is refused where there is no lake: it may be one that is not mounted.
-    `calls`: where calls of the storage are noted.
+    Only its existence counts: a file made by hand pauses too, whatever its content. `needs_lake`:
+    refuse to pause where there is no lake, which may just not be mounted. `calls`: records the
+    calls to the storage.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class LakePauseMark:
         self._store: Store | None = None
 
     async def since(self) -> datetime | None:
-        """Read the file, if there is one."""
+        """Read the file, if it exists."""
         return await asyncio.to_thread(self._since)
 
     async def put(self, now: datetime) -> datetime:
-        """Write the file, if there is none."""
+        """Write the file, unless it exists."""
         return await asyncio.to_thread(self._put, now)
 
     async def clear(self) -> bool:
@@ -74,7 +74,7 @@ class LakePauseMark:
             try:
                 return _told_in(store.read(self._path, _MOST_BYTES)) or self._written(store)
             except FileNotFoundError:
-                return None  # it went meanwhile
+                return None  # it was removed meanwhile
 
     def _written(self, store: Store) -> datetime:
         at = store.written(self._folder).get(NAME)
@@ -89,9 +89,9 @@ class LakePauseMark:
             store = self._opened()
             if self._needs_lake and read_marker(store) is None and not store.folders(self._folder):
                 raise LakeLostError(
-                    f"lake {self._uri} has nothing of this source: it was never started there, or "
+                    f"lake {self._uri} has no data of this source: it was never started there, or "
                     "the lake is not mounted, or was removed",
-                    remedy="put the lake back; or start it first: ingestd run",
+                    remedy="put the lake back; or start the source first: ingestd run",
                 )
             if store.supports_conditional_put:
                 store.make_folder(self._folder)

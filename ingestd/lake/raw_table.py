@@ -1,4 +1,4 @@
-"""One raw table: its schema in the lake and the commits of its epochs (design section 2)."""
+"""A raw table: its schema in the lake and the commits of its epochs (design section 2)."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from ingestd.ports import Fragment
 POSITION_COLUMNS = ("_cdc_lsn", "_cdc_seq", "_cdc_epoch", "_cdc_ts")
 _EPOCH = EPOCH_FIELD.name
 _MOST_BOUNDED = 32
-"""As many as a key of Postgres' has (INDEX_MAX_KEYS), and as Delta gives bounds to by default."""
+"""The limit of a Postgres key (INDEX_MAX_KEYS), and Delta's default number of bounds."""
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
 def statistics_columns(table: Table) -> list[str]:
-    """Name the columns that get bounds: position and epoch, and the key as far as its types do.
+    """Return the columns that get bounds: position, epoch, and key columns of suitable types.
 
-    Of an identity of more columns (FULL) the first: each takes up to 1 kB of a commit, a file.
+    An identity of more columns (FULL) is cut: each takes up to 1 kB of a commit for each file.
     """
     able = [c for c in table.columns if has_statistics(c.type)]
     chosen = [c.lake_name for c in able if c.name in table.key]
@@ -52,7 +52,7 @@ def statistics_columns(table: Table) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """Rows of one epoch: how many, lowest and highest `_cdc_lsn`, the latest `_cdc_ts` (aware)."""
+    """Rows of one epoch: their number, lowest and highest `_cdc_lsn`, latest `_cdc_ts` (aware)."""
 
     rows: int
     first: Lsn
@@ -60,7 +60,7 @@ class RowRange:
     at: datetime
 
     def with_more(self, other: RowRange) -> RowRange:
-        """Return both together."""
+        """Return the union of both ranges."""
         return RowRange(
             self.rows + other.rows,
             min(self.first, other.first),
@@ -70,7 +70,7 @@ class RowRange:
 
 
 def raw_schema(table: Table) -> pa.Schema:
-    """Arrow schema of rows of this table as its raw table has them (all fields nullable)."""
+    """Return the Arrow schema of this table's rows in its raw table (all fields nullable)."""
     schema = change_schema(table)
     return schema.insert(schema.get_field_index("_cdc_ts") + 1, EPOCH_FIELD)
 
@@ -78,8 +78,8 @@ def raw_schema(table: Table) -> pa.Schema:
 class RawTable:
     """The raw table of one source table.
 
-    `plan` is the schema that the lake has, or will have when the epochs being filled are there: it
-    only grows. `log` is for worker threads, `admit` for the event loop.
+    `plan` is the lake's schema, now or after the epochs being filled: it only grows. `log` is for
+    worker threads, `admit` for the event loop.
     """
 
     def __init__(self, table: TableId, log: AppendLog) -> None:
@@ -92,7 +92,7 @@ class RawTable:
         self._compared: tuple[pa.Schema, pa.Schema] | None = None
 
     def load(self, give_up: GiveUp | None = None) -> None:
-        """Read what the lake holds; `give_up`: see `TableLog.load`. Blocks."""
+        """Read the lake's state; `give_up`: see `TableLog.load`. Blocks."""
         self.log.load(give_up)
         self.plan = self.log.schema()
         version = self.log.app_version()
@@ -100,9 +100,9 @@ class RawTable:
         self.resume = self.log.resume()
 
     def held_of(self, epoch: int) -> RowRange | None:
-        """Look for the rows that the lake has of an epoch; None if it has none. Blocks.
+        """Return the range of an epoch's rows in the lake; None if it has none. Blocks.
 
-        By the files' statistics, where a file has rows of one epoch only: a load may be large.
+        A load may be large, so files with rows of one epoch only are judged by their statistics.
         """
         found: list[RowRange] = []
 
@@ -141,7 +141,7 @@ class RawTable:
         return frozenset(file_of(path, self.log.uri) for path in paths)
 
     def has_marker(self, point: Lsn) -> bool:
-        """See `ingestd.ports.Sink.has_marker`. Blocks; while commits go on."""
+        """See `ingestd.ports.Sink.has_marker`. Blocks; may run during commits."""
         log = self._newest()
         present = log.schema()
         if present is None:
@@ -166,7 +166,7 @@ class RawTable:
         return log
 
     def unsent(self, table: Table, since: Lsn) -> list[pa.RecordBatch]:
-        """See `ingestd.ports.Sink.unsent`. Blocks; while commits go on."""
+        """See `ingestd.ports.Sink.unsent`. Blocks; may run during commits."""
         log = self._newest()
         present = log.schema()
         if present is None:
@@ -193,7 +193,7 @@ class RawTable:
         return found
 
     def admit(self, rows: pa.Schema) -> pa.Schema:
-        """Return the schema the table must have for such rows. Raises TableError."""
+        """Return the schema that the table must have for such rows. Raise TableError."""
         if self._admitted is None or not self._admitted.equals(rows):
             try:
                 self.plan = evolved(self.plan, rows)
@@ -202,16 +202,16 @@ class RawTable:
                     self.id,
                     str(error),
                     remedy="exclude the table in `tables`; or remove its folder from the lake and"
-                    " restart: it is read anew",
+                    " restart: it is re-read",
                 ) from error
             self._admitted = rows
         assert self.plan is not None
         return self.plan
 
     def make(self, table: Table, schema: pa.Schema) -> None:
-        """Make the table in the lake, without rows. Blocks.
+        """Create the table in the lake, without rows. Blocks.
 
-        Raises TransientError if someone made it since the lake was read.
+        Raise TransientError if another process created it since the lake was read.
         """
         reach("sink.raw_create.before", lost)
         try:
@@ -228,11 +228,11 @@ class RawTable:
         end_lsn: Lsn,
         resume: str | None = None,
     ) -> int:
-        """Append an epoch's fragments, durably, and give the Delta version (I1, I3). Blocks.
+        """Append an epoch's fragments durably; return the Delta version (I1, I3). Blocks.
 
-        `resume`: kept in the same commit (`TableBatch.resume`); None: that of before once more.
-        New columns are a commit of their own, just before: a kill between the two leaves columns
-        without rows, which the next epoch fills.
+        `resume`: stored in the same commit (`TableBatch.resume`); None repeats the previous one.
+        New columns are added by a separate commit just before. A kill between the two leaves
+        columns without rows, which the next epoch fills.
         """
         resume = self.resume if resume is None else resume
         version = self._append(table, schema, fragments, end_lsn, resume)
@@ -258,7 +258,7 @@ class RawTable:
         return version
 
     def _complete_columns(self, wanted: pa.Schema) -> None:
-        """Add what the lake's schema lacks; two that were compared last are not again."""
+        """Add the columns that the lake's schema lacks; skip the pair that was compared last."""
         present = self.log.schema()
         assert present is not None
         if self._compared == (present, wanted):
@@ -278,13 +278,13 @@ class RawTable:
 
 
 def _time(bound: datetime | str) -> datetime:
-    """Read a bound of `_cdc_ts`, which deltalake gives as it has the statistics."""
+    """Parse a bound of `_cdc_ts`, which deltalake returns as the statistics have it."""
     at = datetime.fromisoformat(bound) if isinstance(bound, str) else bound
     return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
 
 
 def _creation(table: Table, schema: pa.Schema) -> Creation:
-    # The property's syntax for odd names differs between writers: they do without.
+    # Writers disagree on the property's syntax for unusual names, so those are left out.
     columns = [n for n in statistics_columns(table) if _PLAIN_NAME.match(n)]
     return Creation(
         schema,

@@ -1,4 +1,4 @@
-"""The table `_tables`: what was captured when, with which schema (design section 2)."""
+"""The table `_tables`: when each table was captured, and with which schema (design section 2)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _FIRST = pa.schema(
     [f for f in SCHEMA if f.name not in _LATER | {"columns"}]
     + [pa.field("columns", pa.list_(pa.struct([f for f in _COLUMN if f.name not in _LATER])))]
 )
-"""What the earliest versions of ingestd wrote."""
+"""The schema that the earliest versions of ingestd wrote."""
 
 
 class RegistryTable:
@@ -70,7 +70,7 @@ class RegistryTable:
 
     @property
     def exists(self) -> bool:
-        """Whether `load` found it, or it was made."""
+        """Return whether `load` found it or it was created."""
         return self._log.exists
 
     def load(self, give_up: GiveUp | None = None) -> None:
@@ -85,16 +85,16 @@ class RegistryTable:
         ).to_pylist()
         for row in sorted(rows, key=lambda r: r["at"]):
             for column in row["columns"]:
-                # Earlier versions of ingestd wrote none: their lake columns had the source's names.
+                # Earlier versions wrote no source_name: their lake columns had the source's names.
                 column["source_name"] = column["source_name"] or column["name"]
             self._keep(row)
 
     def tables(self) -> dict[str, RegisteredTable]:
-        """Return the present state of every table, by its text ("schema.table")."""
+        """Return the current state of every table, by its text ("schema.table")."""
         return dict(self._tables)
 
     def table(self, table: TableId) -> RegisteredTable | None:
-        """Return the present state of one."""
+        """Return the current state of one table."""
         return self._tables.get(str(table))
 
     def _keep(self, row: dict[str, Any]) -> None:
@@ -103,7 +103,7 @@ class RegistryTable:
         self._tables[name] = _registered(row).carrying(self._tables.get(name))
 
     def adopt(self) -> None:
-        """Make the table, or give it the fields that an earlier version of ingestd left out."""
+        """Create the table, or add the fields that an earlier version of ingestd left out."""
         present = self._log.schema()
         if present is None:
             self._log.create(
@@ -113,7 +113,7 @@ class RegistryTable:
             self._log.add_columns(added)
 
     def record(self, events: Sequence[TableEvent]) -> None:
-        """Append events, durably. A schema that differs from the last gets the next version."""
+        """Append events durably. A schema that differs from the last one gets the next version."""
         last = dict(self._last)
         rows = []
         for event in events:
@@ -150,8 +150,8 @@ def _row(event: TableEvent, before: dict[str, Any] | None) -> dict[str, Any]:
         return {**row, "schema_version": 1}
     if not table.columns and event.state in {TableState.LIVE, TableState.SNAPSHOTTING}:
         row["columns"] = before["columns"]
-    # The last row is the one with the latest time, whatever compaction does to the order of rows:
-    # so no event of a table is as early as the one before, whatever the hosts' clocks say.
+    # The last row is the one with the latest time, as compaction may change the order of rows. So
+    # each event of a table must be later than the one before, even if hosts' clocks disagree.
     row["at"] = max(event.at, before["at"] + _MICROSECOND)
     same = all(before[k] == row[k] for k in ("oid", "replica_identity", "columns"))
     return {**row, "schema_version": before["schema_version"] + (0 if same else 1)}

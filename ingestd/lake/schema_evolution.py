@@ -1,7 +1,7 @@
-"""What a table's schema in the lake becomes when rows of another schema arrive.
+"""Evolution of a table's schema in the lake when rows with another schema arrive.
 
-Columns are added, never removed or changed: deltalake's own merge casts silently, and loses values
-doing so.
+Columns are added, never removed or changed. deltalake's own schema merge is not used: it casts
+silently and loses values.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from ingestd.model.schema import delta_type
 
 
 class SchemaConflictError(ValueError):
-    """The lake's schema can't take such rows; the text says why."""
+    """The lake's schema can't hold such rows; the text says why."""
 
 
 def evolved(lake: pa.Schema | None, rows: pa.Schema) -> pa.Schema:
-    """Return the schema that holds both. Raises SchemaConflictError."""
+    """Return the schema that holds both. Raise SchemaConflictError."""
     fields = _merged(list(lake) if lake is not None else [], list(rows), "")
     return pa.schema(fields)
 
@@ -30,15 +30,15 @@ def additions(lake: pa.Schema, wanted: pa.Schema) -> list[pa.Field]:
 
 
 def lost_fields(before: pa.Schema, after: pa.Schema) -> list[str]:
-    """Return what a table has not any more of a schema it had: fields missing, types changed."""
+    """Return what a schema lost compared to an earlier one: missing fields, changed types."""
     return list(_lost(list(before), list(after), ""))
 
 
 def has_other_types(file: pa.Schema, table: pa.Schema) -> bool:
-    """Whether a file of a table has a column, or field, of another type or that the table lacks."""
+    """Return whether a file has a column or field that the table lacks or has in another type."""
     try:
         return bool(lost_fields(file, table))
-    except TypeError:  # one that no table has
+    except TypeError:  # a type that no table has
         return True
 
 
@@ -78,7 +78,7 @@ def _together(lake: pa.Field, rows: pa.Field, path: str) -> pa.Field:
         return pa.field(lake.name, pa.struct(inner))
     have, come = delta_type(lake.type), delta_type(_checked(rows, path).type)
     if have != come:
-        msg = f"column {path}{lake.name} is {have} in the lake and its rows are now {come}"
+        msg = f"column {path}{lake.name} is {have} in the lake, but its rows are now {come}"
         raise SchemaConflictError(msg)
     return lake
 
@@ -93,7 +93,7 @@ def _checked(field: pa.Field, path: str) -> pa.Field:
 
 
 def _refuse_same_letters(names: Iterable[str], path: str) -> None:
-    """Refuse names that differ only by case: Delta compares them without it."""
+    """Refuse names that differ only by case, as Delta's comparison ignores case."""
     seen: dict[str, str] = {}
     for name in names:
         other = seen.setdefault(name.lower(), name)

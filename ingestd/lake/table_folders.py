@@ -1,4 +1,4 @@
-"""Which tables have a folder in the lake, by what is there and not by what a log lists."""
+"""The tables that have a folder in the lake, whether or not a log lists them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ingestd.model.schema import TableId
 
 
 def raw_tables(store: Store, layout: Layout, known: Collection[TableId] = ()) -> list[TableId]:
-    """List the tables that have a raw table's folder. Raises OSError.
+    """Return the tables that have a raw table's folder. Raise OSError.
 
-    Behind a link that another user made nothing is listed, but those of `known` that would be
-    there are: each is found to have that fault.
+    A schema's folder that is a link made by another user is not listed. Instead, the tables of
+    `known` in that schema are returned, and opening each of them reports that fault.
     """
     schemas = [name for name in store.folders(layout.root) if name not in OWN_FOLDERS]
     return list(_tables(store, layout, layout.root, schemas, known))
 
 
 def reference_tables(store: Store, layout: Layout, known: Collection[TableId]) -> list[TableId]:
-    """List the tables that have a reference table's folder, as `raw_tables`."""
+    """Return the tables that have a reference table's folder, as `raw_tables` does."""
     folder = f"{layout.root}/_ref"
     try:
         schemas = store.folders(folder)

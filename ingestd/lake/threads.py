@@ -1,7 +1,7 @@
-"""Blocking work in threads, which outlives the cancellation of who waits for it.
+"""Blocking work in threads, which survives the cancellation of its caller.
 
-A thread can't be stopped. Who is cancelled while it works must not go on (or be succeeded) as if
-it had not: `settle` waits until all work begun has ended.
+A thread can't be stopped. A cancelled caller, or its successor, must not continue as if the work
+had ended: `settle` waits until all work begun has ended.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ T = TypeVar("T")
 
 
 class WorkerThreads:
-    """Work begun by one owner, from one event loop, in at most `at_once` threads of its own.
+    """Work begun by one owner, from one event loop, in at most `at_once` threads.
 
-    `within`: another's threads instead, whose `settle` waits for this work too.
+    `within`: use another owner's threads, whose `settle` waits for this work too.
     """
 
     def __init__(self, *, at_once: int, within: WorkerThreads | None = None) -> None:
@@ -33,15 +33,16 @@ class WorkerThreads:
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `work` in a thread, when one of `at_once` slots is free.
 
-        Cancelled before that, it is not begun; after that, it goes on and keeps its slot.
+        If cancelled before that, the work is not begun; after that, it continues and keeps its
+        slot.
         """
         call = partial(copy_context().run, work, *args, **kwargs)
         return await asyncio.shield(await self.begin(call))
 
     async def settle(self) -> None:
-        """Return when nothing begun is running any more; outcomes are not raised here.
+        """Return when all work has ended; its errors are not raised here.
 
-        Its threads end then; what is begun later has new ones.
+        The threads end then; later work gets new ones.
         """
         while self._running:
             await asyncio.wait(self._running)
@@ -50,13 +51,13 @@ class WorkerThreads:
             threads.shutdown(wait=False)
 
     async def begin(self, call: Callable[[], T]) -> asyncio.Future[T]:
-        """Have a thread begin, when a slot is free; what is given ends with it, and not before."""
+        """Begin the call in a thread when a slot is free; return a future that ends with it."""
         await self._slots.acquire()
         try:
             if self._within is not None:
                 future = await self._within.begin(call)
             else:
-                # Not the loop's threads, which decode: that would wait for an epoch of many tables.
+                # Not the loop's threads, which decode: decoding would wait for large epochs.
                 self._threads = self._threads or ThreadPoolExecutor(self._at_once, "job")
                 future = asyncio.get_running_loop().run_in_executor(self._threads, call)
         except BaseException:
@@ -70,13 +71,13 @@ class WorkerThreads:
         self._slots.release()
         self._running.discard(future)
         if not future.cancelled():
-            future.exception()  # seen: who waited was cancelled, or has it raised
+            future.exception()  # mark as retrieved: the caller was cancelled or gets it raised
 
 
 async def ahead(items: Generator[T, None, None]) -> AsyncGenerator[T, None]:
-    """Yield what a generator does that blocks, in a thread of its own, an item ahead of who asks.
+    """Yield the items of a blocking generator, computed in a thread one item ahead.
 
-    One thread, because what it allocates and others free can then be used again.
+    It is always the same thread, so memory that it allocates and others free can be reused.
     """
     thread = ThreadPoolExecutor(1, "reading")
     loop = asyncio.get_running_loop()
@@ -86,7 +87,7 @@ async def ahead(items: Generator[T, None, None]) -> AsyncGenerator[T, None]:
             coming = loop.run_in_executor(thread, _next, items)
             yield found
     finally:
-        thread.submit(items.close)  # after what it is at
+        thread.submit(items.close)  # after the current item
         thread.shutdown(wait=False)
 
 
@@ -95,7 +96,7 @@ def _next(items: Generator[T, None, None]) -> T | None:
 
 
 async def together(works: Iterable[Coroutine[object, object, T]]) -> list[T]:
-    """Await all; the first failure cancels the others and is raised itself."""
+    """Await all; on the first failure cancel the others and raise it."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(work) for work in works]
@@ -103,4 +104,4 @@ async def together(works: Iterable[Coroutine[object, object, T]]) -> list[T]:
         first = failed.exceptions[0]
     else:
         return [task.result() for task in tasks]
-    raise first  # out here, so that its own cause stays
+    raise first  # outside the handler, to keep its own cause

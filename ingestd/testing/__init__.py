@@ -1,1 +1,1 @@
-"""Fakes of every port, servers and daemons for tests, an independent oracle."""
+"""Fakes of every port, embedded servers and daemons for tests, and an independent oracle."""

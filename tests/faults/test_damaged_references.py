@@ -115,12 +115,12 @@ def test_isolated_any_damage_of_a_reference_table_stops_it_alone_until_its_remed
 
 def _follow_remedy(folder: Path, reason: str, remedy: str) -> None:
     assert str(folder) in reason
-    assert f"put {folder} right, or move that folder away" in remedy
+    assert f"repair {folder}, or move that folder away" in remedy
     if folder.name.endswith(("no_permission", "read_only")):
         folder.chmod(0o755)
         close_folder(folder, yes=False)
     elif folder.is_dir():
-        command = remedy.partition("move that folder away: ")[2].partition("; ingestd makes")[0]
+        command = remedy.partition("move that folder away: ")[2].partition("; ingestd re-creates")[0]
         subprocess.run(["/bin/sh", "-c", command], check=True)  # as it would be pasted
         assert not folder.exists()
     else:

@@ -125,7 +125,7 @@ FAULTS: dict[str, Fault] = {
     "a limit on file sizes": Fault(
         lambda _, daemon: limit_files(daemon.pid, LARGEST_FILE),
         lambda _, daemon: limit_files(daemon.pid, None),
-        says="a file may not become that large",
+        says="a file would exceed the size limit",
         remedy="ulimit -f",
         does=partial(write, nbytes=LARGE),
     ),
@@ -136,12 +136,12 @@ FAULTS: dict[str, Fault] = {
         remedy="let the daemon's user read and write there",
     ),
     "_epochs removed": Fault(
-        away("_epochs"), back("_epochs"), says="_epochs: the table is gone", remedy="put it back"
+        away("_epochs"), back("_epochs"), says="_epochs: the table is missing", remedy="put it back"
     ),
     "_tables removed": Fault(
         away("_tables"),
         back("_tables"),
-        says="_tables: the table is gone",
+        says="_tables: the table is missing",
         remedy="put it back",
         does=lambda shop: shop.execute("CREATE TABLE news (id int PRIMARY KEY)"),
     ),
@@ -151,7 +151,7 @@ MOUNT_FAULTS: dict[str, Fault] = {
         lambda _, __: None,
         lambda lake, _: remount(lake, "size=64m"),
         says="the disk is full",
-        remedy="free space there; ingestd tries again by itself",
+        remedy="free space there; ingestd retries automatically",
         does=partial(write, nbytes=LARGE),
     ),
     "a file system that became read-only": Fault(

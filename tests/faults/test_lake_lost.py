@@ -510,7 +510,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "format_text": (lambda path: path.write_text('{"format": "1"}'), '"format"'),
     "id_number": (lambda path: path.write_text('{"format": 1, "lake": 5}'), "not a UUID"),
     "folder": (lambda path: path.mkdir(), "it is a folder"),
-    "pipe": (os.mkfifo, "it is no regular file"),
+    "pipe": (os.mkfifo, "it is not a regular file"),
     "dangling": (lambda path: path.symlink_to("nothing"), "it is a symbolic link"),
     "newer": (lambda path: path.write_text('{"format": 2, "lake": "x"}'), "a newer version"),
 }

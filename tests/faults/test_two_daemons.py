@@ -96,7 +96,7 @@ def test_one_writer_of_two_that_poll_as_roles_that_see_no_lock_of_each_other(
     await_until(is_stopped, LIMIT_S, first.tail)
     failed = first.events("source.failed")[-1]
     assert (
-        f"another ingestd has taken over: it works by polling as role '{role}'"
+        f"another ingestd has taken over: its claim is polling as role '{role}'"
         in (failed["reason"])
     )
     await_until(lambda: sorted(ids(lake)) == list(range(1, wanted + 1)), LIMIT_S, second.tail)

@@ -482,7 +482,7 @@ def test_a_table_named_outright_must_exist(tmp_path: Path, shop: Database) -> No
 def test_a_file_where_the_lake_should_be(tmp_path: Path, shop: Database) -> None:
     (tmp_path / "lake").write_text("in the way")
     found = ingestd(tmp_path, "check", wal_config(lake="lake", dsn=shop.dsn))
-    assert_fails(found, "lake .*a file stands where a folder should be", "move it, or set")
+    assert_fails(found, "lake .*a file exists where a folder should be", "move it, or set")
 
 
 def test_a_lake_that_this_user_may_not_write(
@@ -504,7 +504,7 @@ def test_a_lake_that_this_user_may_not_write(
     (closed / "lake").write_text("in the way")
     daemon = make_daemon(config)
     daemon.start()
-    assert "a file stands where a folder should be" in not_ready(daemon, "stopped")
+    assert "a file exists where a folder should be" in not_ready(daemon, "stopped")
 
 
 # --- run: what ends it, and what it goes on with ---------------------------------------------

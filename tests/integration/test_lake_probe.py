@@ -56,7 +56,7 @@ def test_one_writer_a_store_that_refuses_is_told_from_one_that_overwrites(
     assert good.detail.startswith("writable; an epoch costs ")
     assert good.detail.endswith(cost)
     assert bad.level == "fail"
-    assert "does not refuse a commit where there is one already" in bad.detail
+    assert "does not refuse a put with If-None-Match where the object exists" in bad.detail
     assert left_in(store) == []
 
 
@@ -114,4 +114,4 @@ def test_keys_that_are_missing_are_asked_for_without_the_librarys_own_log(
     )
     assert done.stderr == ""
     assert done.returncode == 1
-    assert "give the store's keys, in `[lake.storage_options]`" in done.stdout
+    assert "set the store's keys, in `[lake.storage_options]`" in done.stdout

@@ -129,7 +129,7 @@ def test_a_marker_in_a_store_is_read_written_once_and_refused_as_on_a_disk(
 ) -> None:
     files = open_store(store.uri, store.options)
     assert read_marker(files) is None
-    with pytest.raises(LakeLostError, match="is not there"):
+    with pytest.raises(LakeLostError, match="is missing"):
         require_marker(files)
     lake = write_marker(files)
     assert [write_marker(files), read_marker(files)] == [lake, lake]
@@ -217,7 +217,7 @@ async def test_exactly_once_where_the_store_does_a_commit_after_its_sender_gave_
     found = await lake.open()
     if comes == "before the fence":
         assert store.do_late() == [200]
-        with pytest.raises(TransientError, match="committed after all"):
+        with pytest.raises(TransientError, match="appeared after all"):
             await lake.fence()
         found = await lake.open()
     await lake.fence()

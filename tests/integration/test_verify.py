@@ -469,7 +469,7 @@ def test_a_damaged_file_is_a_fault_of_its_table_alone(
     found = by_table(said)
     assert found["public.bb"]["state"] == "equal"
     assert found["public.aa"]["state"] == "not compared"
-    told = {"cut short": "a data file is damaged", "gone": "that was there is gone"}
+    told = {"cut short": "a data file is damaged", "gone": "that existed is missing"}
     assert told[how] in found["public.aa"]["fault"]["what"]
     assert code == 1
 

@@ -64,7 +64,7 @@ class Shop:
 
     async def _stop(self, errors: Sequence[TableError]) -> None:
         for error in errors:
-            assert f"shop/public/{error.table.name} right" in (error.remedy or "")
+            assert f"shop/public/{error.table.name}" in (error.remedy or "")
             self.stopped[error.table.name] = error.remedy or ""
 
     async def close(self) -> None:

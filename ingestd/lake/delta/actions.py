@@ -1,4 +1,4 @@
-"""The commits that ingestd writes to a Delta log, and the keys that it stamps them with.
+"""The commits that ingestd writes to a Delta log, and the metadata keys in their commitInfo.
 
 Source: Delta protocol, "Actions".
 """
@@ -15,19 +15,19 @@ from ingestd.ports import Fragment
 
 TOKEN = "ingestdCommit"  # noqa: S105 - a key in commitInfo
 RESUME = "ingestdResume"
-"""Beside it: where the capture goes on once this commit is durable."""
+"""Key for the position from which the capture resumes once this commit is durable."""
 WRITER = "ingestdWriter"
-"""Beside it: which process made the commit."""
+"""Key for the process that made the commit."""
 FENCE = "ingestdFence"
-"""Beside it: the commit is there to have those fail who read the log before it (I5)."""
+"""Key of a fence: after this commit, writers that read the log before it can't commit (I5)."""
 HOLDS = "ingestdHolds"
-"""Beside it: how many files and app transactions the commit holds, to see that all are there."""
+"""Key for the number of files and app transactions in the commit: detects a truncated commit."""
 
 
 def commit_text(
     fragments: Sequence[Fragment], stamps: Mapping[str, str], carried: Sequence[tuple[str, int]]
 ) -> bytes:
-    """Write a commit that adds files; `carried`: app transactions, name and version."""
+    """Return a commit that adds files; `carried`: app transactions, name and version."""
     stamps = {**stamps, HOLDS: str(len(fragments) + len(carried))}
     actions = [_info("WRITE", {"mode": "Append", "partitionBy": "[]"}, stamps)]
     actions += ({"txn": {"appId": app_id, "version": number}} for app_id, number in carried)
@@ -38,7 +38,7 @@ def commit_text(
 def rewrite_text(
     fragments: Sequence[Fragment], removed: Mapping[str, int], stamps: Mapping[str, str]
 ) -> bytes:
-    """Write a commit that puts files in the place of others (path, bytes), the rows being equal."""
+    """Return a commit that replaces files (path, bytes) by others with the same rows."""
     now_ms = time.time_ns() // 1_000_000
     stamps = {**stamps, HOLDS: str(len(fragments))}
     actions = [_info("OPTIMIZE", {"predicate": "[]"}, stamps)]

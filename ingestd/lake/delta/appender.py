@@ -1,16 +1,17 @@
-"""A Delta table that one daemon alone appends to, by compare-and-swap (I3, I5).
+"""A Delta table to which exactly one daemon appends, by compare-and-swap (I3, I5).
 
-Source: Delta protocol, "Delta Log Entries", "Transaction Identifiers". Facts about deltalake 1.6
-that shape this (all measured): a commit with ``max_commit_retries=0`` goes to the version after the
-one that the handle has read, or fails; an error may be raised although the commit went through;
-repeated or lower app transaction versions are not refused; a write transaction neither checks nor
-changes the schema, nor moves the handle; a handle slows down with the commits it has followed, and
-every commit by it lists `_delta_log` several times (1.7 us a file: 50 ms at version 3000).
+Source: Delta protocol, "Delta Log Entries", "Transaction Identifiers". This module rests on these
+facts about deltalake 1.6, all measured. With ``max_commit_retries=0`` a commit gets the version
+that follows the handle's version, or fails. An error may be raised although the commit succeeded.
+Repeated or lower app transaction versions are not refused. A write transaction neither checks nor
+changes the schema, and does not advance the handle. A handle gets slower with each commit that it
+has followed, and every commit through it lists `_delta_log` several times (1.7 us a file: 50 ms at
+version 3000).
 
 So where the store has conditional puts (`supports_conditional_put`), appends are written here,
-without a handle: what they cost does not depend on how long the log is. A handle is opened for
-reading and for changes of schema and properties; checkpoints are made by one of their own, beside
-the commits.
+without a handle, and their cost does not depend on the length of the log. A handle is opened for
+reading and for changes of schema and properties. Checkpoints are made through a separate handle,
+concurrently with the commits.
 """
 
 from __future__ import annotations
@@ -38,28 +39,28 @@ from ingestd.model.errors import FolderError, IngestdError, OperatorError, Trans
 from ingestd.ports import Fragment
 
 CHECKPOINT_INTERVAL = 20
-"""A commit costs by the commits since the last checkpoint: at version 400, 19 ms with 100, 6 with
-20; the checkpoints themselves are included."""
+"""The cost of a commit grows with the commits since the last checkpoint. At version 400 it is 19 ms
+with an interval of 100 and 6 ms with 20, checkpoints included."""
 CHECKPOINT_EVERY = 100
-"""The same on a disk, where appends need no handle: only who opens the table reads the commits
-since. In an object store whoever does asks for each of them, several times."""
+"""The interval on a disk, where appends need no handle: only opening the table reads the commits
+since the checkpoint. In an object store, opening requests each of them several times."""
 REOPEN_EVERY = 20
 ATTEMPTS = 10
-"""How often a commit is tried when others without data (OPTIMIZE) come between."""
+"""How often a commit is tried when commits without data (OPTIMIZE) by others get in between."""
 
 _NO_CLEANUP = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Creation:
-    """How a table comes to be: properties by which deltalake makes it."""
+    """The schema and properties with which deltalake creates a table."""
 
     schema: pa.Schema
     configuration: Mapping[str, str]
 
 
 def turn_of(folder: str) -> int:
-    """Number of a log, by which those that grow together have their checkpoints in turn."""
+    """Return a number for a log, which staggers the checkpoints of logs that grow together."""
     return zlib.crc32(folder.encode())
 
 
@@ -71,7 +72,7 @@ def _at_once(work: Work) -> None:
 
 
 Later = Callable[[Work], Future[None] | None]
-"""Has work done in another thread, or does it at once and gives None."""
+"""Runs work in another thread and returns its future, or runs it at once and returns None."""
 
 
 class AppendedByAnotherError(OperatorError):
@@ -79,19 +80,19 @@ class AppendedByAnotherError(OperatorError):
 
 
 class ForeignCommitError(AppendedByAnotherError, FolderError):
-    """Another writer did that is no program of ours: a fault of that table alone."""
+    """A program other than ingestd appended: a fault of that table alone."""
 
 
 class ReplacedError(FolderError):
-    """The commit that was read or made last is not there: of an older copy, or of another one."""
+    """The commit that was last read or made is missing, as after the restore of a copy."""
 
 
 class AppendLog(TableLog):
-    """See TableLog. Raises OperatorError too, when another writer appended.
+    """See TableLog. Raises OperatorError also if another writer appended.
 
-    `later`: runs what need not be waited for (checkpoints), in whatever thread; what it raises is
-    raised by the next append. Nothing more is given to it of a log until that is done. `writer`:
-    the process that commits, one of its own without.
+    `later`: runs work that need not be awaited (checkpoints), in any thread; the next append raises
+    its error. A log has at most one such work at a time. `writer`: the process that commits; by
+    default a new identity.
     """
 
     def __init__(
@@ -111,18 +112,18 @@ class AppendLog(TableLog):
         self._checkpointing: Future[None] | None = None
         self._fault: IngestdError | None = None
         self._made = (-1, "")
-        """The newest version that was put here, and its token."""
+        """The newest version that this object put, and its token."""
 
     def load(self, give_up: GiveUp | None = None) -> None:
-        """Read the newest version, as `TableLog.load`, by any writer."""
+        """Read the newest version, by any writer; see `TableLog.load`."""
         self._made = (-1, "")
         super().load(give_up)
 
     def ensure_unreplaced(self) -> None:
-        """Raise ReplacedError if what the next commit would follow is not there.
+        """Raise ReplacedError if the commit that the next one would follow is missing.
 
-        A copy of the lake has the same marker. In an older one the next version would follow a gap:
-        nobody could read it, and what it has would be confirmed.
+        A copy of the lake has the same marker. If an older copy took its place, the next version
+        would follow a gap: no reader could open the table, although its rows were acknowledged.
         """
         if not self.exists:
             return
@@ -131,15 +132,15 @@ class AppendLog(TableLog):
             version, token = self._made
             if version != self._version or commit.stamps.get(TOKEN) == token:
                 return
-            what = f"a copy took its place: its version {version} is another"
+            what = f"a copy took its place: its version {version} is a different commit"
         elif (table := self._open()) is None:
-            what = "the table that was there is gone"
+            what = "the table no longer exists"
         elif table.version() >= self._version:
-            return  # an old commit is removed once a checkpoint has what is in it
+            return  # old commits are removed once a checkpoint contains them
         else:
             ends = f"it ends at version {table.version()}, and was written to {self._version}"
             what = f"a copy took its place: {ends}"
-        raise ReplacedError(f"lake table {self.uri}: {what}", remedy="put back what was there")
+        raise ReplacedError(f"lake table {self.uri}: {what}", remedy="restore the table's folder")
 
     def create(
         self,
@@ -148,7 +149,7 @@ class AppendLog(TableLog):
         app_version: int | None = None,
         resume: str = "",
     ) -> int:
-        """Make the table, with its first rows in the same commit. Gives the version."""
+        """Create the table, with its first rows in the same commit. Return the version."""
         known = {k: v for k, v in creation.configuration.items() if k.startswith("delta.")}
         schema = Schema.from_arrow(creation.schema)
 
@@ -171,7 +172,7 @@ class AppendLog(TableLog):
         return self._commit(attempt)
 
     def add_columns(self, fields: Sequence[pa.Field]) -> int:
-        """Add columns, or fields of struct columns; a change without data. Gives the version."""
+        """Add columns, or fields of struct columns, without data. Return the version."""
         added = Schema.from_arrow(pa.schema(fields)).fields
 
         def attempt(token: str) -> None:
@@ -184,7 +185,7 @@ class AppendLog(TableLog):
         return self._commit(attempt)
 
     def set_properties(self, properties: Mapping[str, str]) -> int:
-        """Set table properties, also ones that Delta does not know. Gives the version."""
+        """Set table properties, also ones that Delta does not know. Return the version."""
 
         def attempt(token: str) -> None:
             self.handle.alter.set_table_properties(
@@ -197,17 +198,17 @@ class AppendLog(TableLog):
         return self._commit(attempt)
 
     def expect_resumes(self) -> None:
-        """Have `resume` look for such texts from now on: once in a table's life, a commit."""
+        """Enable `resume` for this table, by one commit in the table's life."""
         if RESUMES not in self.configuration():
             self.set_properties({RESUMES: "true"})
 
     def append(
         self, fragments: Sequence[Fragment], app_version: int | None = None, resume: str = ""
     ) -> int:
-        """Commit files, and the app transaction; also one of the two alone. Gives the version.
+        """Commit files, an app transaction, or both. Return the version.
 
-        `resume`: what `resume` reads back, empty for none; only with the app transaction, and
-        after `expect_resumes`.
+        `resume`: the text that `resume` reads back, empty for none; only with an app transaction,
+        and after `expect_resumes`.
         """
         fault, self._fault = self._fault, None
         if fault is not None:
@@ -217,13 +218,13 @@ class AppendLog(TableLog):
         return self._commit(lambda token: self._append(fragments, token, app_version, resume))
 
     def fence(self) -> None:
-        """Have every commit fail of those who read the log before, by a commit without data (I5).
+        """Fence out all writers that read the log before, with a commit without data (I5).
 
-        None is made where the newest is this process's: what others know is older; but where one
-        of its own failed that may still come to be, as that would not be what is committed next.
-        Raises TransientError if that, or another ingestd, committed since `load`: after its rows
-        the fence is made all the same, so that who reads again finds nothing new. Raises
-        ForeignCommitError where another program did.
+        No fence is needed if the newest commit is this process's own: other writers have read an
+        older version. The exception is a failed commit of this process that may still appear, as
+        it would take the next version. Raise TransientError if that commit, or another ingestd's,
+        was made since `load`; the fence is made after its rows all the same, so that a re-read
+        finds nothing newer. Raise ForeignCommitError if another program committed.
         """
         came_between: AppendedByAnotherError | None = None
         for _ in range(ATTEMPTS):
@@ -238,7 +239,7 @@ class AppendLog(TableLog):
                 else:
                     self._commit(lambda token: self._append([], token, None, "", is_fence=True))
             except ForeignCommitError:
-                raise  # a commit of ours above it would hide it
+                raise  # a commit of ours after it would hide it
             except AppendedByAnotherError as error:
                 came_between = error
                 self.load()
@@ -248,7 +249,7 @@ class AppendLog(TableLog):
             raise TransientError(
                 f"lake table {self.uri}: another writer committed while this one took over",
                 reason="claimed",
-                remedy="nothing to do: the lake is read again",
+                remedy="nothing to do: the lake is re-read",
             ) from came_between
 
     # --- appends without a handle -----------------------------------------------------------
@@ -261,7 +262,7 @@ class AppendLog(TableLog):
         *,
         is_fence: bool = False,
     ) -> int:
-        if self.store.syncs:  # of a store that would be a request for each table
+        if self.store.syncs:  # in an object store this would be a request for each table
             self.ensure_unreplaced()
         token = uuid.uuid4().hex
         stamps = self._stamps(token, resume, is_fence=is_fence)
@@ -284,15 +285,15 @@ class AppendLog(TableLog):
             else:
                 committed = self._look_on(token, failure)
             if committed is not None:
-                # Its content is durable since before it was there.
+                # The content was durable before the name existed.
                 with storage_faults(self.uri):
                     self.store.sync(f"{self.folder}/_delta_log", [])
                 return self._done(committed, app_version)
             if failure is not None:
                 raise storage_fault(failure, self.uri) from failure
-            if self._version == known:  # as where two puts are in one another's way (S3: 409)
-                self._doubt(known + 1)  # the other may be this one's, sent before and given up
-                what = f"lake table {self.uri}: the store refused a commit where there is none"
+            if self._version == known:  # as when two puts conflict (S3: 409)
+                self._doubt(known + 1)  # the other put may be an earlier attempt of this process
+                what = f"lake table {self.uri}: the store refused a commit though none exists there"
                 raise TransientError(what, reason="storage")
         raise self._outrun()
 
@@ -306,12 +307,12 @@ class AppendLog(TableLog):
         return committed
 
     def is_due(self, version: int) -> bool:
-        """Return whether a checkpoint follows this version."""
+        """Return whether a checkpoint is due after this version."""
         every = CHECKPOINT_EVERY if self.store.syncs else CHECKPOINT_INTERVAL
         return (version + self._turn) % every == 0
 
     def _has_next(self, failure: OSError | None) -> bool:
-        """Whether there is a next commit; if that can't be seen, raise what the put failed by."""
+        """Return whether there is a next commit; if unknown, raise the fault of the put."""
         try:
             return self.has_commit(self._version + 1)
         except IngestdError:
@@ -320,7 +321,7 @@ class AppendLog(TableLog):
             raise storage_fault(failure, self.uri) from failure
 
     def _look_on(self, token: str, failure: OSError | None) -> int | None:
-        """Read the commits that came between, without listing; give our own if it is there."""
+        """Read the commits that came between, without listing; return our own if it exists."""
         ours: int | None = None
         is_changed = False
         while self._has_next(failure):
@@ -331,7 +332,7 @@ class AppendLog(TableLog):
             is_changed |= commit.alters
         if is_changed:
             self._table = None
-            _ = self.handle  # at the last one that was judged
+            _ = self.handle  # at the last commit that was judged
             self._read_state()
         return ours
 
@@ -340,11 +341,11 @@ class AppendLog(TableLog):
             self.checkpoint()
         except IngestdError as error:
             self._fault = error
-        except BaseException as error:  # noqa: BLE001 - a panic of deltalake's is no Exception
-            self._fault = FolderError(f"lake table {self.uri}: no checkpoint: {error!r}")
+        except BaseException as error:  # noqa: BLE001 - a panic in deltalake is no Exception
+            self._fault = FolderError(f"lake table {self.uri}: checkpoint failed: {error!r}")
 
     def checkpoint(self) -> None:
-        """Make the newest version one that is read without the commits before it."""
+        """Write a checkpoint of the newest version."""
         log = f"{self.folder}/_delta_log"
         with storage_faults(self.uri):
             table = self._present()
@@ -385,7 +386,7 @@ class AppendLog(TableLog):
         *,
         is_fence: bool = False,
     ) -> CommitProperties:
-        # No last_updated: with it, log cleanup may forget the transaction (I3).
+        # No last_updated: with it, log cleanup may drop the transaction (I3).
         carried = [Transaction(*each) for each in self._carried(app_version)]
         stamps = self._stamps(token, resume, is_fence=is_fence)
         if files is not None:
@@ -410,7 +411,7 @@ class AppendLog(TableLog):
         token = uuid.uuid4().hex
         for _ in range(ATTEMPTS):
             with storage_faults(self.uri):
-                # deltalake reads what others put there, and writes through a link
+                # deltalake reads what other programs put there, and writes through a link
                 ensure_plain_log(self.store, self.folder, above=self._version)
             if self.exists:
                 self.ensure_writable()
@@ -433,23 +434,23 @@ class AppendLog(TableLog):
         raise self._outrun() from failure
 
     def _doubt(self, version: int) -> None:
-        if not self.store.syncs:  # a local file system has done what it ever does
+        if not self.store.syncs:  # on a local file system a failed commit can't appear later
             self._writer.doubt(self.folder, version)
 
     def _outrun(self) -> OperatorError:
         return OperatorError(
-            f"lake table {self.uri}: {ATTEMPTS} commits in a row found another commit in between",
+            f"lake table {self.uri}: another commit came first {ATTEMPTS} times in a row",
             remedy="run OPTIMIZE, VACUUM and ALTER on it less often",
         )
 
     def _follow(self, expected: int, token: str, failure: Exception | None) -> int | None:
-        """Read what there is now; give the version of our commit if it is there."""
+        """Read the current log; return the version of our commit if it exists."""
         before = self.schema()
         self._refresh(anew=failure is not None)
         ours: int | None = None
         for version in range(expected, self._version + 1):
             if failure is None and version == expected == self._version:
-                return version  # compare-and-swap: it can't be another's
+                return version  # compare-and-swap: it can't be another writer's
             if self._pass(version, self._commit_at(version), token, before) is Interposed.OURS:
                 ours = version
         return ours
@@ -459,29 +460,29 @@ class AppendLog(TableLog):
     ) -> Interposed:
         """Refuse a commit of another writer; make one without data durable, as ours follow it.
 
-        `before`: the schema that it follows. One that takes a column away is refused as well.
+        `before`: the schema that the commit follows. A commit that drops a column is refused too.
         """
         verdict, signed = commit.judge(token), commit.writer
         if verdict in {Interposed.FENCE, Interposed.FOREIGN} and signed == self._writer.name:
             raise TransientError(
-                f"lake table {self.uri}: what had failed is committed after all, as version"
+                f"lake table {self.uri}: a commit that had failed appeared after all, as version"
                 f" {version}",
                 reason="storage",
-                remedy="nothing to do: the lake is read again",
+                remedy="nothing to do: the lake is re-read",
             )
         if verdict is Interposed.FENCE:
             self._writer.refuse_if_taken_over(signed, self.store.uri(""))
             raise TransientError(
                 f"lake table {self.uri}: another ingestd has taken over (version {version})",
                 reason="claimed",
-                remedy="stop one of the two; this one stands by until the other is gone",
+                remedy="stop one of the two; this one stands by until the other has stopped",
             )
         if verdict is Interposed.FOREIGN:
             is_ours = not commit.is_foreign_change
             raise (AppendedByAnotherError if is_ours else ForeignCommitError)(
                 f"lake table {self.uri}: another writer appended version {version}",
                 remedy="stop the other daemon or job that writes there, or give this source"
-                " another name or lake; only one may write a raw table",
+                " another name or lake; a raw table must have one writer only",
             )
         if verdict is Interposed.WITHOUT_DATA:
             self._sync(version)
@@ -492,7 +493,7 @@ class AppendLog(TableLog):
 
     def _refresh(self, *, anew: bool) -> None:
         self._commits += 1
-        has_checkpoint = (self._version + 1) % CHECKPOINT_INTERVAL == 0  # nothing else to read then
+        has_checkpoint = (self._version + 1) % CHECKPOINT_INTERVAL == 0  # it is all that is read
         if self._table is None or anew or has_checkpoint or self._commits >= REOPEN_EVERY:
             self._commits = 0
             self.load()

@@ -1,4 +1,4 @@
-"""Arrow arrays in the types that Delta's types are read as, whichever engine wrote the file.
+"""Conversion of Arrow arrays to one set of types, whichever engine wrote the file.
 
 A Parquet file carries the Arrow types of its writer. deltalake writes ``string_view``, polars
 ``large_string`` and ``large_list``, pandas dictionaries. pyarrow has no kernels for some of them,
@@ -16,7 +16,7 @@ Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:  # noqa: PLR0911 - one a kind
-    """Return the type without what only its layout in memory tells."""
+    """Return the type without variations that only concern the layout in memory."""
     if isinstance(kind, pa.BaseExtensionType):
         return plain_type(kind.storage_type)
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
@@ -35,7 +35,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:  # noqa: PLR0911 - one a kind
 
 
 def plain(rows: Rows) -> Rows:
-    """Return the rows with each column as `plain_type` has it."""
+    """Return the rows with each column converted to its `plain_type`."""
     schema = pa.schema([_plain_field(field) for field in rows.schema])
     if schema.equals(rows.schema):
         return rows
@@ -47,7 +47,7 @@ def plain(rows: Rows) -> Rows:
 
 
 def conformed(array: pa.Array, wanted: pa.DataType) -> pa.Array:  # noqa: PLR0911 - one a kind
-    """Return the array in this type: of structs, fields go by name, missing ones become null."""
+    """Return the array in this type; struct fields match by name, missing ones become null."""
     kind = array.type
     if kind.equals(wanted):
         return array
@@ -106,7 +106,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _as_list(array: pa.Array) -> pa.ListArray:
-    """Return a list of another layout as offsets into its elements, in order."""
+    """Return a list of another layout as a plain list: offsets and elements in order."""
     kind = array.type
     lengths = pc.fill_null(pc.list_value_length(array), 0).cast(pa.int64())
     ends = pc.cumulative_sum(lengths)

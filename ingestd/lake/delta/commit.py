@@ -1,8 +1,9 @@
-"""A commit of a Delta log, read and checked: the one way from its bytes to its actions.
+"""A parsed and checked commit of a Delta log; all code that reads commits goes through here.
 
-Whoever can write into the lake decides what is in a commit, so that nothing in it has the type or
-the size that the protocol says until it was checked here. A commit is parsed a line at a time, and
-only what ingestd uses is kept: the memory is that of one line and of the files that it names.
+Anyone who can write to the lake controls the content of a commit. So no field is trusted to have
+the type or size that the protocol demands until it was checked here. A commit is parsed line by
+line, and only the fields that ingestd uses are kept: the memory is that of one line and of the
+files that it names.
 
 Source: Delta protocol, "Actions".
 """
@@ -22,11 +23,11 @@ from ingestd.lake.store.plain_files import OddFileError
 from ingestd.lake.store.store import Store
 
 MOST_LINES = 100_000
-"""Actions of a commit: with 0.7 kB a file, twice what MOST_COMMIT_BYTES has room for."""
+"""Maximum number of actions in a commit: twice what fits in MOST_COMMIT_BYTES at 0.7 kB a file."""
 MOST_LINE_BYTES = 4 << 20
-"""Of one action: the metadata of 1,600 columns has 0.9 MB."""
+"""Maximum size of one action: the metadata of 1,600 columns takes 0.9 MB."""
 MOST_VALUES = 4_000_000
-"""Of a commit, where an object or a list counts as eight: they take that much longer to parse."""
+"""Maximum for a commit; an object or a list counts as eight, as it takes that much longer."""
 OUR_APP_IDS = "ingestd/"
 _NULL = type(None)
 _Fields = Mapping[str, tuple[type, ...]]
@@ -68,7 +69,7 @@ _FIELDS: Mapping[str, _Fields] = {
     "commitInfo": {},
     "sidecar": {"path": (str,)},
 }
-"""Of what is used of an action; and of a field that deltalake refuses to read with another type.
+"""Types of the fields that ingestd uses, and of those that deltalake requires to have one.
 
 deltalake reads metaData and protocol before the next append.
 """
@@ -79,7 +80,7 @@ _NUMBERS = frozenset({"_cdc_lsn", "_cdc_seq", "_cdc_epoch", "epoch"})
 
 
 class Interposed(Enum):
-    """What a commit that is not the expected one turns out to be."""
+    """The kinds of commit that can stand where another was expected."""
 
     OURS = auto()
     WITHOUT_DATA = auto()
@@ -89,7 +90,7 @@ class Interposed(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FileAction:
-    """An `add`, `remove` or `cdc` action. `statistics_json`: of an added file, None without."""
+    """An `add`, `remove` or `cdc` action. `statistics_json`: only of an added file, or None."""
 
     kind: str
     path: str
@@ -100,10 +101,10 @@ class FileAction:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What ingestd uses of a commit.
+    """The parts of a commit that ingestd uses.
 
-    `stamps`: the texts in its commitInfo, by key; `app_ids`: of its app transactions;
-    `schema_json`: of its metaData, None without; `alters`: it has metaData or a protocol.
+    `stamps`: the texts in its commitInfo, by key; `app_ids`: those of its app transactions;
+    `schema_json`: from its metaData, or None; `alters`: it has a metaData or protocol action.
     """
 
     files: tuple[FileAction, ...]
@@ -114,27 +115,27 @@ class Commit:
 
     @property
     def is_ours(self) -> bool:
-        """Whether a program of ours made it."""
+        """Return whether ingestd made it."""
         return TOKEN in self.stamps
 
     @property
     def writer(self) -> str | None:
-        """The process that made it; None if it was none of ours."""
+        """The process that made it; None if not made by ingestd."""
         return self.stamps.get(WRITER) or None
 
     @property
     def has_data(self) -> bool:
-        """Whether it changes rows, or carries an app transaction of a daemon."""
+        """Return whether it changes rows, or carries an app transaction of a daemon."""
         is_changed = any(f.is_change for f in self.files if f.kind != "cdc")
         return is_changed or bool(self.own_app_ids())
 
     @property
     def is_foreign_change(self) -> bool:
-        """Whether it changes rows, and no program of ours made it."""
+        """Return whether it changes rows and was not made by ingestd."""
         return self.has_data and not self.is_ours
 
     def own_app_ids(self) -> list[str]:
-        """Return the names of its app transactions that are a daemon's."""
+        """Return the names of those app transactions that belong to a daemon."""
         return [name for name in self.app_ids if name.startswith(OUR_APP_IDS)]
 
     def added(self) -> Iterator[FileAction]:
@@ -146,7 +147,7 @@ class Commit:
         return (f for f in self.files if f.kind == "remove")
 
     def judge(self, token: str) -> Interposed:
-        """Return whose it is, and whether it changed data."""
+        """Return who made the commit and whether it changed data."""
         if self.stamps.get(TOKEN) == token:
             return Interposed.OURS
         if FENCE in self.stamps:
@@ -154,7 +155,7 @@ class Commit:
         return Interposed.FOREIGN if self.is_ours or self.has_data else Interposed.WITHOUT_DATA
 
     def resume(self, app_id: str) -> str | None:
-        """Return the text that it carries; None if it has no such app transaction."""
+        """Return its resume text; None if it has no such app transaction."""
         return self.stamps.get(RESUME, "") if app_id in self.app_ids else None
 
 
@@ -164,13 +165,13 @@ def commit_path(folder: str, version: int) -> str:
 
 
 def read_commit(store: Store, folder: str, version: int) -> Commit:
-    """Return a commit of the table in `folder`. Raises OddFileError, and what `Store.read` does."""
+    """Return a commit of the table in `folder`. Raise OddFileError, or as `Store.read` does."""
     path = commit_path(folder, version)
     return parse_commit(store.read(path, MOST_COMMIT_BYTES), store.uri(path))
 
 
 def parse_commit(content: bytes, path: str) -> Commit:
-    """Return a commit as the file at `path` has it. Raises OddFileError."""
+    """Parse the content of the commit file at `path`. Raise OddFileError."""
     parsed = _Parsed(path)
     for line in _lines(content, path):
         parsed.add(line)
@@ -178,11 +179,11 @@ def parse_commit(content: bytes, path: str) -> Commit:
 
 
 def is_whole(content: bytes, path: str, *, makes_table: bool = False) -> bool:
-    """Return whether it is a commit, and not what a power cut left of one.
+    """Return whether the content is a complete commit, not one truncated by a power failure.
 
-    A file whose content was not durable may be cut anywhere, between two actions too.
-    `makes_table`: it is the first of a table. What no power cut leaves, such as JSON that is no
-    action, is complete: it is refused by whoever reads it.
+    A file whose content was not durable may end anywhere, also between two actions. `makes_table`:
+    it is the first commit of a table. Content that no power failure produces, such as JSON that is
+    no action, counts as complete: parsing it raises an error.
     """
     parsed = _Parsed(path)
     try:
@@ -196,7 +197,7 @@ def is_whole(content: bytes, path: str, *, makes_table: bool = False) -> bool:
 
 
 def sidecars_in(content: bytes, path: str) -> Iterator[str]:
-    """Return the paths of the sidecars that a checkpoint in JSON names. Raises OddFileError."""
+    """Yield the paths of the sidecars that a JSON checkpoint names. Raise OddFileError."""
     for number, line in enumerate(_lines(content, path), 1):
         for kind, action in _actions(line, number, path):
             if kind == "sidecar":
@@ -204,9 +205,9 @@ def sidecars_in(content: bytes, path: str) -> Iterator[str]:
 
 
 def statistics_of(statistics_json: str | None) -> dict[str, Any]:
-    """Return a file's statistics, empty without; what is not as Delta has it is left out.
+    """Return a file's statistics, empty if it has none; malformed entries are left out.
 
-    A bound that is missing is one that says nothing: the file is read.
+    A missing bound excludes nothing, so the file is read.
     """
     if not statistics_json:
         return {}
@@ -217,7 +218,7 @@ def statistics_of(statistics_json: str | None) -> dict[str, Any]:
 
 
 def checked_statistics(found: object) -> dict[str, Any]:
-    """Return these statistics without what is not as Delta has it."""
+    """Return these statistics without malformed entries."""
     if not isinstance(found, dict):
         return {}
     kept: dict[str, Any] = {}
@@ -239,11 +240,11 @@ def _is_number(value: object) -> bool:
 
 
 class _NotJsonError(OddFileError):
-    """A line that ends too early, or has other bytes than text."""
+    """A line that is truncated or not UTF-8."""
 
 
 class _Parsed:
-    """The actions of a commit, as they are read."""
+    """Collects the actions of a commit."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -295,7 +296,7 @@ def _file_action(kind: str, action: Mapping[str, Any]) -> FileAction:
 
 
 def _lines(content: bytes, path: str) -> Iterator[bytes]:
-    """Return the lines that are not blank; whatever separators of lines are in a value."""
+    """Yield the lines that are not blank; only a newline separates them."""
     values = content.count(b",") + 8 * (content.count(b"[") + content.count(b"{"))
     if values > MOST_VALUES:
         raise OddFileError(path, f"has {values} values, more than {MOST_VALUES}")
@@ -315,22 +316,22 @@ def _lines(content: bytes, path: str) -> Iterator[bytes]:
 
 
 def _actions(line: bytes, number: int, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return the actions in a line, by kind: one, where a writer does not name others as null."""
-    what = f"is no commit of a Delta log: line {number}"
+    """Yield the actions in a line with their kind: usually one, but a writer may add null ones."""
+    what = f"is not a commit of a Delta log: line {number}"
     found = _json(line, what, path)
     if not isinstance(found, dict):
-        raise OddFileError(path, f"{what} is no object")
+        raise OddFileError(path, f"{what} is not a JSON object")
     for kind, action in found.items():
         fields = _FIELDS.get(kind)
         if action is None or fields is None:
             continue
         if not isinstance(action, dict):
-            raise OddFileError(path, f"{what}: {kind} is no object")
+            raise OddFileError(path, f"{what}: {kind} is not an object")
         odd = _odd_field(action, fields)
         if odd is None and (vector := action.get("deletionVector")) is not None:
             odd = _odd_field(vector, _VECTOR)
         if odd is not None:
-            raise OddFileError(path, f"{what}: {kind}.{odd} is not of its type")
+            raise OddFileError(path, f"{what}: {kind}.{odd} has the wrong type")
         yield kind, action
 
 
@@ -345,15 +346,15 @@ def _has_type(value: object, types: tuple[type, ...]) -> bool:
 
 
 def _json(line: bytes, what: str, path: str) -> object:
-    """Return the value in a line, as JSON has it that every reader reads."""
+    """Return the value of a line; refuse JSON that not every reader accepts."""
     try:
         found = json.loads(line.decode(), parse_constant=_refuse_constant)
         if _SURROGATE.search(line):
             json.dumps(found, ensure_ascii=False).encode()
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise _NotJsonError(path, f"{what} is no JSON") from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, half a pair
-        raise OddFileError(path, f"{what} is no JSON that can be read") from error
+        raise _NotJsonError(path, f"{what} is not JSON") from error
+    except (ValueError, RecursionError) as error:  # thousands of digits, or half a surrogate pair
+        raise OddFileError(path, f"{what} is not readable JSON") from error
     return found
 
 

@@ -1,11 +1,12 @@
-"""What a power cut leaves of a Delta log whose last writes were not durable.
+"""Recovery of a Delta log whose last writes were not durable when the power failed.
 
-Each commit is made durable before the next is begun, so that only the newest can be cut short, or
-be empty; deltalake passes over an empty one in silence. Checkpoints are made beside the commits and
-synced after them: one that is not whole says nothing that the commits do not say.
+Each commit is made durable before the next is begun, so only the newest can be truncated or empty;
+deltalake silently skips an empty one. Checkpoints are made concurrently with the commits and synced
+after them: an incomplete checkpoint holds nothing that the commits do not.
 
-Such files are not removed, by maintenance neither: they get a name that nobody reads. Only who
-holds the source's claim does that: another may be writing the next commit in their place.
+Such files are renamed, never removed, not even by maintenance: no reader opens the new name. Only
+the process that holds the source's claim renames them, as another process may be writing the next
+commit at that path.
 """
 
 from __future__ import annotations
@@ -28,26 +29,26 @@ _PARQUET = b"PAR1"
 
 
 class Log(Protocol):
-    """A table's log: `folder` of `store` is the table's."""
+    """The log of the table in `folder` of `store`."""
 
     store: Store
     folder: str
 
     @property
     def uri(self) -> str:
-        """Where the table is."""
+        """The location of the table."""
         ...
 
 
 def set_aside_torn(
     log: Log, give_up: Callable[[int], None], *, newest: int | None = None
 ) -> list[str]:
-    """Set aside what is not whole; give its names.
+    """Set aside incomplete files; return their names.
 
-    `give_up`: called before a commit is set aside, with its version; may refuse by raising.
-    `newest`: the newest version of a table that can be opened; else it is looked for, and for
-    checkpoints too. Raises FolderError if an older commit is empty, and what `storage_fault` makes
-    of an error.
+    `give_up`: called with the version before a commit is set aside; may refuse by raising.
+    `newest`: the newest version of a table that can be opened; without it, the newest commit is
+    searched for and checkpoints are examined too. Raise FolderError if an older commit is empty,
+    and whatever `storage_fault` makes of an error.
     """
     path = f"{log.folder}/_delta_log"
     with storage_faults(log.uri):
@@ -59,7 +60,7 @@ def set_aside_torn(
             if not is_whole(content, log.uri, makes_table=version == 0):
                 give_up(version)
                 if _content(log.store, f"{path}/{commits[-1]}") != content:
-                    what = f"lake table {log.uri}: commit {version} changed while it was looked at"
+                    what = f"lake table {log.uri}: commit {version} changed while it was checked"
                     raise TransientError(what, reason="claimed")
                 found.append(commits[-1])
         if newest is None and not found:
@@ -72,9 +73,9 @@ def set_aside_torn(
 
 
 def _refuse_empty(log: Log, path: str, newest: int) -> None:
-    """Raise FolderError if a commit since the checkpoint is empty: readers lack its rows.
+    """Raise FolderError if a commit since the checkpoint is empty: readers would miss its rows.
 
-    What is appended behind it hides it: deltalake and Spark pass over it in silence.
+    A later commit would hide it, as deltalake and Spark silently skip an empty one.
     """
     for version in range(newest - 1, -1, -1):
         size = log.store.size(f"{path}/{version:020}.json")
@@ -93,7 +94,7 @@ def _content(store: Store, path: str) -> bytes:
 
 
 def _torn_checkpoint(log: Log, path: str, names: list[str]) -> list[str]:
-    """Name the newest checkpoint if it is not whole, and the pointer to it."""
+    """Return the newest checkpoint if it is incomplete, and the pointer to it."""
     checkpoints = sorted(name for name in names if _CHECKPOINT.fullmatch(name))
     found = [name for name in checkpoints[-1:] if not _is_parquet(log.store, f"{path}/{name}")]
     if _POINTER in names and (found or not _is_json(log.store, f"{path}/{_POINTER}")):
@@ -116,6 +117,6 @@ def _is_json(store: Store, path: str) -> bool:
         json.loads(_content(store, path))
     except ValueError:
         return False
-    except RecursionError:  # no power cut leaves that
+    except RecursionError:  # not caused by a power failure
         return True
     return True

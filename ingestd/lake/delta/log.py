@@ -1,4 +1,4 @@
-"""A Delta table's log, read: what the newest version holds, whatever ended the last run.
+"""A reader for the log of a Delta table, also after a crash or a power failure.
 
 Source: Delta protocol, "Delta Log Entries", "Transaction Identifiers".
 """
@@ -23,12 +23,12 @@ from ingestd.lake.store.store import Store
 from ingestd.model.errors import FolderError, OperatorError
 
 RESUMES = "ingestd.resumes"
-"""Table property: its commits have such texts. No others need be opened to look for one."""
+"""Table property: commits of this table may carry resume texts; without it none is searched."""
 
 
 @dataclass(frozen=True, slots=True)
 class _TableState:
-    """What of a version has to be known to append to it."""
+    """What must be known of a version to append to it."""
 
     schema: pa.Schema
     configuration: Mapping[str, str]
@@ -36,18 +36,18 @@ class _TableState:
 
 
 GiveUp = Callable[[int], None]
-"""Called with a version whose commit is not whole; raises if it can't be done without."""
+"""Called with the version of an incomplete commit; raises if that commit is indispensable."""
 
 
 class TableLog:
     """The table in `folder` of `store`. All calls block; one at a time, from any thread.
 
-    `app_id`: the Delta app transaction its commits carry. Raises what `storage_fault` makes of an
-    error.
+    `app_id`: the Delta app transaction that its commits carry. Raises whatever `storage_fault`
+    makes of an error.
     """
 
     removes_rows = False
-    """Whether commits here do not only add rows."""
+    """Whether commits here may remove rows."""
 
     def __init__(self, store: Store, folder: str, app_id: str) -> None:
         self.store = store
@@ -59,16 +59,16 @@ class TableLog:
         self._knows_app_version = False
         self._version = -1
         self.set_aside: list[str] = []
-        """Files that `load` set aside, by their names before."""
+        """Original names of the files that `load` set aside."""
 
     @property
     def uri(self) -> str:
-        """Where it is."""
+        """The location of the table."""
         return self.store.uri(self.folder)
 
     @property
     def exists(self) -> bool:
-        """Whether `load` found it or a commit made it."""
+        """Return whether `load` found the table or a commit created it."""
         return self._state is not None
 
     @property
@@ -78,9 +78,9 @@ class TableLog:
 
     @property
     def handle(self) -> DeltaTable:
-        """Deltalake's handle, at `version`; opened again after appends.
+        """Deltalake's handle, at `version`; reopened after appends.
 
-        At that version even if there are later ones, which nobody has judged yet (I5).
+        It stays at that version even if later ones exist, as they were not judged yet (I5).
         """
         assert self._state is not None, f"{self.uri} does not exist"
         if self._table is None:
@@ -88,10 +88,10 @@ class TableLog:
         return self._table
 
     def load(self, give_up: GiveUp | None = None) -> None:
-        """Read the newest version; with `give_up` as at a start, after whatever ended the last run.
+        """Read the newest version; pass `give_up` at a start, to recover from a crash.
 
-        Then a newest commit that is not whole is set aside, and a checkpoint that is not (see
-        `torn`), once `give_up` was called with the commit's version: if it raises, all stays.
+        Then an incomplete newest commit or checkpoint is set aside (see `crash_recovery`), after
+        `give_up` was called with the commit's version. If it raises, nothing is changed.
         """
         self._table = self._open() if give_up is None else self._open_mended(give_up)
         self._version = -1 if self._table is None else self._table.version()
@@ -116,9 +116,9 @@ class TableLog:
             self.set_aside += found
 
     def newest_commit(self) -> Commit | None:
-        """Read the newest commit; None if there is none, or it went with old ones.
+        """Read the newest commit; None if there is none, or it was removed with old ones.
 
-        Raises OperatorError if a power cut left only part of it.
+        Raise OperatorError if a power failure truncated it.
         """
         if not self.has_commit(self._version):
             return None
@@ -130,11 +130,11 @@ class TableLog:
             return parse_commit(content, self.store.uri(path))
 
     def foreign_version(self) -> int | None:
-        """Return the newest version of another program's that changes rows, above all of ours."""
+        """Return the newest version above all of ours by which another program changed rows."""
         return next((n for n, commit in self.others_commits() if commit.is_foreign_change), None)
 
     def others_commits(self) -> Iterator[tuple[int, Commit]]:
-        """Return the commits of other programs above the newest of ours, the newest first."""
+        """Yield the commits of other programs above the newest of ours, newest first."""
         commit, number = self.newest_commit(), self._version
         while commit is not None and not commit.is_ours:
             yield number, commit
@@ -142,7 +142,7 @@ class TableLog:
             commit = self._commit_at(number) if self.has_commit(number) else None
 
     def ensure_columns_kept(self, commits: Sequence[tuple[int, Commit]]) -> None:
-        """Raise FolderError if one of these, of `others_commits`, took a column away."""
+        """Raise FolderError if one of these commits (of `others_commits`) dropped a column."""
         given = [c.schema_json for _, c in commits if c.schema_json is not None]
         last = commits[-1][0] - 1 if commits else -1
         if given and self.has_commit(last):
@@ -165,7 +165,7 @@ class TableLog:
             )
 
     def newest_writer(self) -> str | None:
-        """Say who signed the newest signed commit: OPTIMIZE and ALTER sign none."""
+        """Return the writer of the newest signed commit; OPTIMIZE and ALTER are unsigned."""
         commit, number = self.newest_commit(), self._version
         while commit is not None:
             if commit.writer is not None:
@@ -175,10 +175,10 @@ class TableLog:
         return None
 
     def ensure_own(self) -> None:
-        """Raise FolderError if the log is that of another table, whose folder was put here.
+        """Raise FolderError if the log belongs to another table, whose folder was put here.
 
-        One without rows yet is anybody's. Commits of ours are looked through while the log has
-        them, but not where the app transaction of this table is there, as it mostly is.
+        A table without rows may belong to any. Our commits are searched as far back as the log
+        reaches, unless this table's app transaction is present, as it usually is.
         """
         if not self.exists or self.app_version() is not None:
             return
@@ -187,7 +187,7 @@ class TableLog:
                 return
             for app_id in self._commit_at(number).own_app_ids():
                 raise FolderError(
-                    f"lake table {self.uri}: its commits are those of {app_id}, and not of"
+                    f"lake table {self.uri}: its commits belong to {app_id}, not to"
                     f" {self.app_id}",
                     remedy="put the folder back from a copy",
                 )
@@ -221,12 +221,12 @@ class TableLog:
             )
 
     def schema(self) -> pa.Schema | None:
-        """Arrow schema, None if there is no table."""
+        """Return the Arrow schema, None if there is no table."""
         return None if self._state is None else self._state.schema
 
     @property
     def is_writable(self) -> bool:
-        """Whether the table is there and asks nothing of commits that ingestd does not write."""
+        """Return whether the table exists and needs no feature that ingestd does not write."""
         return self._state is not None and self._state.obstacle is None
 
     def ensure_writable(self) -> None:
@@ -235,9 +235,9 @@ class TableLog:
             raise NotWritableError(self.uri, self._state.obstacle)
 
     def app_version(self) -> int | None:
-        """Version of the app transaction: the watermark.
+        """Return the version of the app transaction: the watermark.
 
-        Looked up when asked for: a store is asked for each commit since the checkpoint.
+        Read on demand, as it takes a request to the store for each commit since the checkpoint.
         """
         if self._state is None:
             return None
@@ -248,10 +248,10 @@ class TableLog:
         return self._app_version
 
     def resume(self) -> str:
-        """Read the text that the newest commit of ours carries; empty if it has none.
+        """Return the text in the newest commit of ours; empty if it has none.
 
-        Commits without an app transaction of ours (OPTIMIZE, new columns) are looked through; what
-        the log has not any more is none.
+        Commits without our app transaction (OPTIMIZE, new columns) are skipped. If the commit was
+        removed from the log, the result is empty.
         """
         if RESUMES not in self.configuration():
             return ""
@@ -264,13 +264,13 @@ class TableLog:
         return ""
 
     def configuration(self) -> dict[str, str]:
-        """Table properties."""
+        """Return the table properties."""
         return {} if self._state is None else dict(self._state.configuration)
 
     def settle(self) -> None:
         """Make durable what `load` read: a kill may have come between a commit and its fsync (I1).
 
-        Only the last commit can be meant: each is made durable before the next.
+        Only the last commit needs it: each is made durable before the next.
         """
         if self.exists:
             self._sync(self._version)
@@ -278,7 +278,7 @@ class TableLog:
     def _sync(self, version: int) -> None:
         """Make the log durable, up to this commit (I1)."""
         if not self.store.syncs:
-            return  # to look which of the files there are would cost a store six requests
+            return  # finding out which of the files exist would cost a store six requests
         log = f"{self.folder}/_delta_log"
         commit, checkpoint = f"{version:020}.json", f"{version:020}.checkpoint.parquet"
         with storage_faults(self.uri):
@@ -290,7 +290,7 @@ class TableLog:
                 self.store.sync(self.folder, [])
 
     def has_commit(self, version: int) -> bool:
-        """Return whether the log has that commit: old ones go, and it ends somewhere."""
+        """Return whether the log has that commit; old commits are removed in time."""
         with storage_faults(self.uri):
             return version >= 0 and self.store.size(commit_path(self.folder, version)) is not None
 
@@ -307,7 +307,7 @@ class TableLog:
 
 
 def arrow_schema(delta_json: str, uri: str) -> pa.Schema:
-    """Return a schema as the `metaData` action of a commit has it. Raises FolderError."""
+    """Parse the schema in a commit's `metaData` action. Raise FolderError."""
     with unreadable(uri):
         return pa.schema(Schema.from_json(delta_json).to_arrow())
 

@@ -1,10 +1,10 @@
-"""Looking over a `_delta_log` before deltalake reads it, which waits for a pipe and follows links.
+"""Checks of a `_delta_log` before deltalake reads it: deltalake blocks on pipes and follows links.
 
-The limits are far above what ingestd writes (measured): with 1,600 columns whose names have 63
-bytes the first commit of a table has 0.9 MB; each data file takes 0.7 kB of a commit with its
+The limits are far above what ingestd writes (measured). With 1,600 columns whose names have 63
+bytes, the first commit of a table has 0.9 MB. Each data file takes 0.7 kB of a commit including
 statistics, 20 kB at most, and 0.2 kB of a checkpoint. So a commit has room for a transaction of
-terabytes. What is beyond was written by another program, and would be held in memory as a whole,
-several times.
+terabytes. A larger file was written by another program, and deltalake would hold several copies of
+it in memory.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ MOST_COMMIT_BYTES = 32 << 20
 MOST_CHECKPOINT_BYTES = 512 << 20
 _READ = re.compile(r"\d{20}\.|_last_checkpoint\Z")
 _WITH_FILES = frozenset({"_sidecars", "_staged_commits", "_commits"})
-"""Folders in a log that have parts of it."""
+"""Subfolders of a log with further parts of it."""
 
 
 def open_table(store: Store, folder: str, version: int | None = None) -> DeltaTable:
-    """Open the table in `folder` at a version, the newest without one.
+    """Open the table in `folder` at a version, by default the newest.
 
-    Raises OddFileError, and what deltalake raises.
+    Raise OddFileError, and whatever deltalake raises.
     """
     ensure_plain_log(store, folder)
     options = store.storage_options
@@ -35,12 +35,12 @@ def open_table(store: Store, folder: str, version: int | None = None) -> DeltaTa
 
 
 def ensure_plain_log(store: Store, folder: str, above: int = -1) -> None:
-    """Raise OddFileError if a log has what is no file, or a file too large to be of a log.
+    """Raise OddFileError if a log contains anything but files, or a file too large for a log.
 
-    `above`: versions up to this one were read before, and are passed over.
+    `above`: versions up to this one were checked before and are skipped.
     """
     log = f"{folder}/{LOG}"
-    if store.is_link(log):  # refuses links of others above it
+    if store.is_link(log):  # raises if a parent folder is a link
         raise OddFileError(store.uri(log), "is a symbolic link")
     _ensure_plain(store, log, f"{above:020}~" if above >= 0 else "")
 

@@ -1,8 +1,9 @@
-"""From a path in a Delta log to a file of that table: who can write the log can name anything.
+"""Checked conversion of a path in a Delta log to a file of that table.
 
-Source: Delta protocol, "Add File and Remove File": a path is relative to the table, or absolute,
-and percent-encoded as in RFC 2396. Absolute ones, as shallow clones have, are refused: ingestd
-makes none. So is whatever two readers could take for two different files.
+Anyone who can write to the log can name any path in it. Source: Delta protocol, "Add File and
+Remove File": a path is relative to the table, or absolute, and percent-encoded as in RFC 2396.
+Absolute paths, as shallow clones have, are refused: ingestd makes none. So is any path that two
+readers could take for different files.
 """
 
 from __future__ import annotations
@@ -13,22 +14,22 @@ from urllib.parse import unquote
 from ingestd.model.errors import FolderError
 
 OWN_FILE = re.compile(r"part-[A-Za-z0-9._-]+\.parquet\Z")
-"""Names of data files as ingestd, deltalake and Spark form them; nothing in them is encoded."""
+"""Names of data files as ingestd, deltalake and Spark form them; they contain no escapes."""
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _ODD = re.compile(r"[\x00-\x1f\x7f\\%]")
-"""No name in a lake has these: another reader would decode them again, or take them for a `/`."""
+"""No name in a lake has these: another reader could decode them again, or read a `/`."""
 _MOST_PART_BYTES, _MOST_BYTES = 255, 1024
 _SHOWN = 80
 
 
 def file_of(path: object, uri: str) -> str:
-    """Return the file's path inside its table: decoded, and in the table's own folder.
+    """Return the file's decoded path relative to its table, always inside the table's folder.
 
-    `path`: as an action of the log has it; `uri`: where the table is. Raises FolderError.
+    `path`: as an action of the log has it; `uri`: the table's location. Raise FolderError.
     """
     if not isinstance(path, str):
-        raise _refusal(path, uri, "which is no text")
+        raise _refusal(path, uri, "which is not a string")
     try:
         decoded = unquote(path, errors="strict")
         nbytes = len(decoded.encode())
@@ -45,14 +46,14 @@ def file_of(path: object, uri: str) -> str:
 def _why_not(path: str, decoded: str) -> str | None:
     is_absolute = decoded.startswith("/") or _SCHEME.match(decoded) or _SCHEME.match(path)
     if is_absolute:
-        return "an absolute path, as a shallow clone has"
+        return "which is absolute, as in a shallow clone"
     if _ODD.search(decoded) or "?" in path or "#" in path:
-        return "with characters that no file of a lake has in its name"
+        return "which has characters that no file name in a lake has"
     parts = decoded.split("/")
     if any(part in {"", ".", ".."} for part in parts):
         return "which may lead out of the table's folder"
     if parts[0] == "_delta_log":
-        return "which is no data file"
+        return "which is not a data file"
     if any(len(part.encode()) > _MOST_PART_BYTES for part in parts):
         return "which is too long"
     return None
@@ -62,6 +63,7 @@ def _refusal(path: object, uri: str, why: str) -> FolderError:
     shown = ascii(path)
     shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
     return FolderError(
-        f"lake table {uri}: its log names the file {shown}, {why}: it is not read and not removed",
+        f"lake table {uri}: its log names the file {shown}, {why}; ingestd neither reads nor"
+        " removes it",
         remedy="put the table's folder back from a copy, or move it away",
     )

@@ -1,7 +1,7 @@
-"""The last rows of a Delta table by a position, without reading the table.
+"""The last rows of a Delta table by position, without reading the complete table.
 
-Files and row groups that can't have one of them, by their statistics, are left out; of the others
-first the position alone is read. So it takes the memory of a batch and of the rows that it gives.
+Statistics exclude files and row groups that can't contain such a row. Of the others only the
+position columns are read first. So the memory is that of one batch and of the rows returned.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from ingestd.lake.store.errors import storage_faults
 from ingestd.lake.store.store import Store
 
 Place = tuple[int, int, int]
-"""Of a row: the file's number, the row group's, and the row's in it."""
+"""Position of a row in the table: number of the file, of the row group, and of the row in it."""
 
 
 def newest_rows(
     store: Store, folder: str, order: tuple[str, str], limit: int
 ) -> list[dict[str, Any]] | None:
-    """Return the last `limit` rows of the table in `folder`, the last first; None without a table.
+    """Return the last `limit` rows of the table in `folder`, last first; None without a table.
 
-    `order`: two columns of whole numbers without nulls, of which the first has statistics. Raises
-    what `storage_fault` makes of an error.
+    `order`: two integer columns without nulls; the first has statistics. Raise whatever
+    `storage_fault` makes of an error.
     """
     uri = store.uri(folder)
     with storage_faults(uri):
@@ -73,13 +73,13 @@ def _highest(statistics: Mapping[str, Any], column: str) -> int | None:
 
 @dataclass(slots=True)
 class _Newest:
-    """The positions and places of the last rows that were seen: a heap, the lowest first."""
+    """The positions and places of the last rows seen so far: a heap, lowest first."""
 
     limit: int
     _heap: list[tuple[int, int, Place]] = field(default_factory=list)
 
     def places(self) -> list[Place]:
-        """Return where they are, the last first."""
+        """Return the places of the rows, last first."""
         return [place for _, _, place in sorted(self._heap, reverse=True)]
 
     def is_above(self, high: int) -> bool:
@@ -87,7 +87,7 @@ class _Newest:
         return len(self._heap) >= self.limit and (not self._heap or high < self._heap[0][0])
 
     def look(self, parquet: pq.ParquetFile, number: int, order: tuple[str, str]) -> None:
-        """See the rows of a file."""
+        """Consider the rows of a file."""
         schema = parquet.schema  # of leaves: a struct before it counts for several
         index = [schema.column(leaf).path for leaf in range(len(schema))].index(order[0])
         for group in range(parquet.num_row_groups):
@@ -115,7 +115,7 @@ class _Newest:
 def _rows(
     parquet: pq.ParquetFile, number: int, places: Sequence[Place], schema: pa.Schema
 ) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """Yield the rows at these places, as far as they are in this file."""
+    """Yield those rows at these places that are in this file."""
     names = [name for name in schema.names if name in parquet.schema_arrow.names]
     for group in sorted({place[1] for place in places if place[0] == number}):
         wanted = {place[2] for place in places if place[:2] == (number, group)}

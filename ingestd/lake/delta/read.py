@@ -1,6 +1,6 @@
-"""Reading a Delta table's rows by its files.
+"""Readers for the rows of a Delta table, file by file.
 
-Not by `DeltaTable.to_pyarrow_table`, which with pyarrow 26 aborts the interpreter at exit.
+They avoid `DeltaTable.to_pyarrow_table`, which with pyarrow 26 aborts the interpreter at exit.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from ingestd.model.schema import TableId
 
 BATCH_ROWS = 1 << 15
 BATCH_BYTES = 16 << 20
-"""Rows that are read at a time: no more than so many, and of large ones fewer."""
+"""Limits of a batch: at most this many rows, and fewer if they are large."""
 IN_PARTS = {"buffer_size": 1 << 20, "pre_buffer": False}
-"""How a file is opened of whose columns a part is read at a time: else all of a column in a row
-group is, compressed or not."""
+"""Options to read the columns of a file piece by piece. By default a column of a row group is held
+in full, compressed or not."""
 _RELEASED_EVERY = 8
-"""Batches: what was allocated for them and freed elsewhere is given back to the system."""
+"""Batches after which memory that was allocated for them and freed is returned to the system."""
 _VECTORS = "deletionVectors"
 _PHYSICAL_NAME = b"delta.columnMapping.physicalName"
 KeepFile = Callable[[Mapping[str, Any]], bool]
-"""Whether to read a file, by its statistics (empty if it has none)."""
+"""Decides from a file's statistics (empty if it has none) whether to read the file."""
 
 
 def read_raw(
@@ -50,7 +50,7 @@ def read_raw(
 ) -> pa.Table:
     """Read the raw table of `table` in the lake at `uri`, at a Delta version or the newest.
 
-    Row order is that of the files, not of positions. Raises deltalake's TableNotFoundError.
+    Rows come in the order of the files, not of positions. Raise deltalake's TableNotFoundError.
     """
     store = open_store(uri, storage_options)
     folder = Layout(source).raw(table)
@@ -69,8 +69,8 @@ def read_files(
 ) -> pa.Table:
     """Read the handle's version of the table in `folder`: all rows, or those of some files.
 
-    `schema`: what is wanted, if it is more than the table has. Columns and fields of structs that
-    a file lacks are null. Raises what `storage_fault` makes of an error.
+    `schema`: the wanted schema if it has more columns than the table. Columns and struct fields
+    that a file lacks are null. Raise whatever `storage_fault` makes of an error.
     """
     if schema is None:
         schema = pa.schema(handle.schema().to_arrow())
@@ -89,7 +89,7 @@ def read_each(
     keep: KeepFile | None = None,
     unless_null: str | None = None,
 ) -> Iterator[pa.Table]:
-    """Give the rows file by file, as `read_files` does; not of files where a column is all null."""
+    """Yield the rows file by file, as `read_files` does; skip those where `unless_null` is null."""
     with storage_faults(store.uri(folder)):
         for path, statistics, _ in list_files(handle):
             if keep is None or keep(statistics):
@@ -103,7 +103,7 @@ def read_batches(
 ) -> Generator[pa.RecordBatch, None, None]:
     """Yield these columns of the newest version, in batches; none without a table.
 
-    What the table lacks of them is left out.
+    Columns that the table lacks are left out.
     """
     uri = store.uri(folder)
     with storage_faults(uri):
@@ -133,7 +133,7 @@ def batch_rows(
 ) -> int:
     """Return how many rows of a file fit into BATCH_BYTES, by the sizes of these columns.
 
-    `group`: of this row group, else of the one with the largest rows.
+    `group`: use this row group; by default the one with the largest rows.
     """
     groups = range(file.num_row_groups) if group is None else [group]
     wanted = frozenset(names)
@@ -148,17 +148,17 @@ def _row_bytes(group: Any, names: Collection[str]) -> int:  # noqa: ANN401 - pya
 
 
 def _is_of(leaf: str, names: Collection[str]) -> bool:
-    """Return whether a leaf, as ``a.list.element``, is of one of these columns; names have dots."""
+    """Return whether a leaf, as ``a.list.element``, is in one of these columns; names have dots."""
     parts = leaf.split(".")
     return any(".".join(parts[:end]) in names for end in range(1, len(parts) + 1))
 
 
 @contextmanager
 def open_parquet(store: Store, path: str, **options: Any) -> Iterator[pq.ParquetFile]:  # noqa: ANN401
-    """Open a data file; what goes wrong while it is read names it. `options`: of ParquetFile.
+    """Open a data file; faults while it is read name it. `options`: of ParquetFile.
 
-    Spark writes timestamps as INT96, which are read in nanoseconds unless another unit is set:
-    those before 1677 and after 2262 would silently become others.
+    Spark writes timestamps as INT96. By default they are read in nanoseconds, which silently
+    corrupts those before 1677 and after 2262.
     """
     with (
         storage_faults(store.uri(path)),
@@ -174,9 +174,9 @@ def list_files(handle: DeltaTable) -> list[tuple[str, dict[str, Any], int]]:
 
 
 def list_actions(handle: DeltaTable) -> list[tuple[str, dict[str, Any], int, int]]:
-    """Return what `list_files` does, and when each file was written (ms).
+    """Return the same as `list_files`, plus when each file was written (ms).
 
-    Raises FeatureError where the files alone do not tell the rows.
+    Raise FeatureError if the files alone do not determine the rows.
     """
     refuse_unread(handle)
     actions = pa.table(handle.get_add_actions()).to_pylist()
@@ -188,30 +188,31 @@ def list_actions(handle: DeltaTable) -> list[tuple[str, dict[str, Any], int, int
 
 
 def refuse_unread(handle: DeltaTable) -> None:
-    """Raise FeatureError where a table's files are not read as they stand.
+    """Raise FeatureError if a table's files can't be read as they are.
 
-    A file with a deletion vector has rows that were deleted; one of a table with column mapping has
-    the names that columns had before they were renamed. Source: Delta protocol, "Deletion Vectors"
-    and "Column Mapping".
+    A file with a deletion vector contains deleted rows. The files of a table with column mapping
+    have the names from before columns were renamed. Source: Delta protocol, "Deletion Vectors" and
+    "Column Mapping".
     """
     uri = handle.table_uri
     if _VECTORS in (handle.protocol().reader_features or ()):
         vectors = pa.table(handle.deletion_vectors())
         if vectors.num_rows:
             name = vectors["filepath"][0].as_py().rpartition("/")[2]
-            what = f"the data file {name} has a deletion vector, which is not read"
+            what = f"the data file {name} has a deletion vector, which ingestd does not read"
             raise FeatureError(uri, what, "REORG TABLE {t} APPLY (PURGE)")
     renamed = _renamed(pa.schema(handle.schema().to_arrow()))
     if renamed is not None:
         name, stored = renamed
         what = (
-            f"the column {name} is {stored} in the data files (column mapping), which is not read"
+            f"the column {name} is {stored} in the data files (column mapping), which ingestd does"
+            " not read"
         )
         raise FeatureError(uri, what, FILES_BY_NAME)
 
 
 def _renamed(fields: Iterable[pa.Field], inside: str = "") -> tuple[str, str] | None:
-    """Return the first column, or field of a struct, that files have by another name."""
+    """Return the first column, or struct field, that has another name in the files."""
     for field in fields:
         stored = (field.metadata or {}).get(_PHYSICAL_NAME)
         if stored is not None and stored.decode() != field.name:
@@ -252,9 +253,9 @@ def _read_file(
 
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the table the schema: missing columns, and missing fields of structs, become null.
+    """Return the table in this schema: missing columns and missing struct fields become null.
 
-    Raises DamagedError for a column of another type, whose values the schema's can't hold.
+    Raise DamagedError for a column of another type whose values don't fit.
     """
     columns = []
     for field in schema:

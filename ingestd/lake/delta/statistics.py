@@ -1,9 +1,9 @@
 """Delta file statistics from a Parquet footer.
 
-Source: Delta protocol, "Per-file Statistics"; Parquet format, "Statistics". Only types for which
-the two orders agree and a bound is exact get one: decimals beyond 15 digits are compared wrongly by
-deltalake, and floats have NaN. A column without bounds is never skipped, so leaving one out is
-always right.
+Source: Delta protocol, "Per-file Statistics"; Parquet format, "Statistics". Only types whose order
+is the same in both, and whose bounds are exact, get bounds: deltalake compares decimals beyond 15
+digits incorrectly, and floats have NaN. A column without bounds is never skipped, so leaving them
+out is always correct.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 MAX_TEXT = 32
-"""Longer texts get no bounds: they would only make the log large."""
+"""Longer texts get no bounds: they would only enlarge the log."""
 
 _MILLISECOND = timedelta(milliseconds=1)
 
@@ -59,7 +59,7 @@ def _leaves(metadata: pq.FileMetaData, columns: Sequence[str]) -> Iterable[int]:
     wanted = set(columns)
     for index in range(metadata.num_columns):
         column = metadata.schema.column(index)
-        # A top-level column named like a path ("a.b") is told from a nested one by its own name.
+        # A top-level column whose name looks like a path ("a.b") differs from a nested one by name.
         if column.path in wanted and column.name == column.path:
             yield index
 
@@ -69,7 +69,7 @@ def _bounds(minima: Iterable[Any], maxima: Iterable[Any]) -> tuple[Any, Any]:
 
 
 def _json_value(value: Any, *, up: bool) -> Any:  # noqa: ANN401 - a JSON scalar
-    """Write a bound as the protocol has it: timestamps to the millisecond, rounded outwards."""
+    """Return a bound in the protocol's form: timestamps in milliseconds, rounded outwards."""
     if isinstance(value, datetime):
         whole = value.astimezone(UTC)
         cut = whole.replace(microsecond=whole.microsecond // 1000 * 1000)

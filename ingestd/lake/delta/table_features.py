@@ -1,8 +1,8 @@
-"""Which features of a Delta table keep ingestd from writing to it.
+"""The features of a Delta table that prevent ingestd from writing to it.
 
-A writer that does not know a feature must not write: what its commit lacks is missed by readers
-that rely on it. Some features that are listed but not in use ask nothing of a writer. Source: Delta
-protocol, "Table Features", "Requirements for Writers".
+A writer that does not know a feature must not write, as readers that rely on the feature would miss
+something in its commits. Some features impose nothing on a writer when listed but not in use.
+Source: Delta protocol, "Table Features", "Requirements for Writers".
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow as pa
 from ingestd.lake.store.errors import FeatureError
 
 _FEATURES = 7
-"""The writer version from which on a table lists its features."""
+"""The lowest writer version at which a table lists its features."""
 _BY_VERSION: Mapping[int, tuple[str, ...]] = {
     2: ("appendOnly", "invariants"),
     3: ("checkConstraints",),
@@ -23,7 +23,7 @@ _BY_VERSION: Mapping[int, tuple[str, ...]] = {
     5: ("columnMapping",),
     6: ("identityColumns",),
 }
-"""What each version before means, with those below it."""
+"""The features that each lower version adds to those of the versions before it."""
 _ASKS_NOTHING = frozenset(
     {
         "appendOnly",
@@ -34,19 +34,20 @@ _ASKS_NOTHING = frozenset(
         "variantType",
     }
 )
-"""Nothing of a commit that adds files, or exchanges files without a change of rows; and deltalake
-alters tables that list them. It lists `variantType` itself when it adds a column to a table with
-others, `timestampNtz` for one; a variant column is another engine's, and null in what is added."""
+"""Features that impose nothing on a commit that adds files, or that replaces files without changing
+rows; deltalake can alter tables that list them. deltalake itself lists `timestampNtz` when it adds
+such a column, and `variantType` when it adds a column to a table that has variants. A variant
+column was made by another engine, and is null in rows added here."""
 MAPPING_MODE = "delta.columnMapping.mode"
 FILES_BY_NAME = f"ALTER TABLE {{t}} SET TBLPROPERTIES ('{MAPPING_MODE}' = 'none')"
-"""Has Spark write the files again, with the names that the columns have now."""
+"""Makes Spark rewrite the files with the current column names."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableTraits:
-    """What a version of a table asks of its writers.
+    """The traits of a table version that matter to its writers.
 
-    `features`: as listed; of a writer version that lists none it is empty.
+    `features`: as listed; empty for a writer version that lists none.
     """
 
     writer_version: int
@@ -57,7 +58,7 @@ class TableTraits:
 
     @property
     def all_features(self) -> list[str]:
-        """Return the features that are listed, or that the writer version stands for."""
+        """Return the features that are listed, or implied by the writer version."""
         if self.writer_version >= _FEATURES:
             return sorted(self.features)
         versions = (v for v in _BY_VERSION if v <= self.writer_version)
@@ -66,9 +67,10 @@ class TableTraits:
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Why a table is not written to; `undo`: the statement for Spark, with ``{t}`` for the table.
+    """The reason why ingestd can't write to a table.
 
-    `undo` is empty where Spark can't take the feature away.
+    `undo`: the statement for Spark that removes it, with ``{t}`` for the table; empty if Spark
+    can't remove the feature.
     """
 
     what: str
@@ -83,9 +85,9 @@ class NotWritableError(FeatureError):
 
 
 def find_obstacle(traits: TableTraits, *, removes_rows: bool = False) -> Obstacle | None:
-    """Return what keeps ingestd from writing to such a table, None if nothing does.
+    """Return the obstacle to writing to such a table, None if there is none.
 
-    `removes_rows`: its commits do not only add rows.
+    `removes_rows`: the commits may also remove rows.
     """
     if traits.partitions:
         return Obstacle(f"it is partitioned by {', '.join(traits.partitions)}")
@@ -129,7 +131,7 @@ def _invariants(traits: TableTraits) -> Obstacle | None:
 
 
 def _where_field(key: str, has: str) -> Callable[[TableTraits], Obstacle | None]:
-    """Return a check for columns with this metadata."""
+    """Return a check that no column has this metadata."""
 
     def find(traits: TableTraits) -> Obstacle | None:
         for path, field in _fields(traits.schema):
@@ -141,7 +143,7 @@ def _where_field(key: str, has: str) -> Callable[[TableTraits], Obstacle | None]
 
 
 def _where_true(name: str) -> Callable[[TableTraits], Obstacle | None]:
-    """Return a check for a table property that is true."""
+    """Return a check that this table property is not true."""
 
     def find(traits: TableTraits) -> Obstacle | None:
         if traits.configuration.get(name, "false").lower() != "true":
@@ -159,19 +161,19 @@ _USES: Mapping[str, Callable[[TableTraits], Obstacle | None]] = {
     "generatedColumns": _where_field("delta.generationExpression", "is generated"),
     "invariants": _invariants,
 }
-"""Features that ask something of a writer only where they are in use."""
+"""Features that constrain a writer only where they are in use."""
 _OF_REMOVALS = {
     "appendOnly": _where_true("delta.appendOnly"),
     "changeDataFeed": _where_true("delta.enableChangeDataFeed"),
 }
-"""The same, of a commit that removes rows."""
+"""The same, for a commit that removes rows."""
 _DROPPED = ("rowTracking", "inCommitTimestamp", "domainMetadata")
-"""Features that Spark can take away without leaving another (checkpointProtection), in this order:
-the last is what the first goes by."""
+"""Features that Spark can drop without adding another (checkpointProtection), in this order: the
+first depends on the last."""
 
 
 def _fields(schema: pa.Schema) -> Iterator[tuple[tuple[str, ...], pa.Field]]:
-    """Return each column, and each field inside one, with the names that lead to it."""
+    """Yield each column, and each field inside one, with the path of names to it."""
     for field in schema:
         yield from _within((field.name,), field)
 
@@ -189,5 +191,5 @@ def _within(path: tuple[str, ...], field: pa.Field) -> Iterator[tuple[tuple[str,
 
 
 def quoted(name: str) -> str:
-    """Return the name as Spark's SQL has it; braces doubled, for `str.format`."""
+    """Return the name quoted for Spark SQL; braces are doubled for `str.format`."""
     return f"`{name.replace('`', '``')}`".replace("{", "{{").replace("}", "}}")

@@ -1,4 +1,4 @@
-"""What commits have added to a Delta table since a version, read from its log alone."""
+"""A reader for what commits added to a Delta table since a version, from its log alone."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ File = tuple[str, Mapping[str, Any]]
 
 
 class CommitTail:
-    """The files that commits after a version have added, with data; and those kept from before.
+    """The files with data that commits after a version added, plus those kept from before.
 
-    Made when the log was just read up to `version`. Another log in its place, as of a table that
-    was moved away and read again, has another commit of that number.
+    It must be created right after the log was read up to `version`. If another log takes its place,
+    as when a table was moved away and re-read, the commit with that number differs.
     """
 
     def __init__(self, store: Store, folder: str, version: int) -> None:
@@ -37,11 +37,11 @@ class CommitTail:
             self._newest = self._commit(version)
 
     def keep(self, files: Iterable[File]) -> None:
-        """Give these again with the next ones."""
+        """Include these files in the next result again."""
         self._kept = list(files)
 
     def files(self) -> list[File] | None:
-        """Return what was added since; None if the log, or a file of before, was replaced."""
+        """Return the files added since; None if the log, or a kept file, was replaced."""
         uri = self._store.uri(self._folder)
         with storage_faults(uri):
             if self._newest is None or self._commit(self._version) != self._newest:
@@ -54,7 +54,7 @@ class CommitTail:
                     if not added.is_change:
                         continue
                     if added.has_deletion_vector:
-                        return None  # who lists the table's files says why it is not read
+                        return None  # listing the table's files raises the proper error
                     statistics = statistics_of(added.statistics_json)
                     self._kept.append((file_of(added.path, uri), statistics))
             paths = [f"{self._folder}/{path}" for path, _ in self._kept]
@@ -69,7 +69,7 @@ class CommitTail:
 
 
 class EpochEnd:
-    """The number of the last epoch, followed by the commits of `_epochs`."""
+    """The number of the last epoch, tracked through the commits of `_epochs`."""
 
     def __init__(self, log: TableLog) -> None:
         self._log = log
@@ -77,10 +77,10 @@ class EpochEnd:
         self._last = 0
 
     def last(self) -> int:
-        """Return it; 0 if there is none.
+        """Return the number; 0 if there is no epoch.
 
-        Read from the complete table where the commits do not tell: `_epochs` is another one, or its
-        newest commit is only in a checkpoint.
+        Read the complete table if the commits are not enough: `_epochs` was replaced, or its newest
+        commit is only in a checkpoint.
         """
         files = None if self._tail is None else self._tail.files()
         if files is None or self._tail is None:

@@ -1,4 +1,4 @@
-"""From the name of a Delta type to Arrow: the inverse of `ingestd.model.schema.delta_type`."""
+"""Conversion of Delta type names to Arrow, the inverse of `ingestd.model.schema.delta_type`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)\Z")
 
 
 def arrow_type(name: str) -> pa.DataType:
-    """Return the Arrow type that `delta_type` calls so. Raises ValueError."""
+    """Return the Arrow type with this name in `delta_type`. Raise ValueError."""
     if name in _SIMPLE:
         return _SIMPLE[name]
     if found := _DECIMAL.match(name):
@@ -41,7 +41,7 @@ def arrow_type(name: str) -> pa.DataType:
 
 
 def _parts(text: str) -> list[str]:
-    """Cut at the commas that are in no brackets."""
+    """Split at the commas outside of brackets."""
     parts, depth = [""], 0
     for char in text:
         depth += (char in "<(") - (char in ">)")

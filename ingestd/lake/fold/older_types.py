@@ -1,10 +1,10 @@
-"""Values of older lake columns as the newest of their source column has them.
+"""Conversion of the values in older lake columns to the newest column of their source column.
 
-A column whose type was changed, or chosen otherwise in the config, has another lake column from
-then on. What is in the older one is made text again, as the server wrote it, and read as the newest
-would read it. Source: PostgreSQL's output functions, with DateStyle ISO, TimeZone UTC, bytea_output
-hex and the shortest-precise output of floats (src/common/d2s.c, f2s.c; arrayfuncs.c, array_out;
-rowtypes.c, record_out).
+If a column's type is changed at the source or overridden in the config, it gets another lake column
+from then on. The values in the older one are converted to the text that the server wrote, which is
+then parsed for the newest. Source: PostgreSQL's output functions, with DateStyle ISO, TimeZone UTC,
+bytea_output hex and the shortest-precise output of floats (src/common/d2s.c, f2s.c; arrayfuncs.c,
+array_out; rowtypes.c, record_out).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from ingestd.decode.values.text_column import texts_of
 from ingestd.model.schema import Column
 
 _PLAIN_DIGITS = {pa.float32(): 6, pa.float64(): 15}
-"""A float of more digits before its point has an exponent (FLT_DIG, DBL_DIG)."""
+"""A float with more digits before its point is written with an exponent (FLT_DIG, DBL_DIG)."""
 _LEAST_PLAIN = -4
 _QUOTED_IN_ARRAY = re.compile(r'[\s"\\{},]|^$|^null$', re.IGNORECASE | re.ASCII)
 _QUOTED_IN_RECORD = re.compile(r'[\s"\\(),]|^$', re.ASCII)
 
 
 def as_newest(column: Column, values: pa.Array) -> tuple[pa.Array, Mapping[int, str]]:
-    """Return values as `column` would have them; and the texts of those it can't hold, by row."""
+    """Return the values converted for `column`, and the texts of those it can't hold, by row."""
     texts = server_texts(values)
     data = pa.concat_arrays([texts.cast(pa.binary())])  # without an offset
     array, refused = cast(texts_of(data), column.type, is_override=column.is_override)
@@ -56,7 +56,7 @@ def server_texts(values: pa.Array) -> pa.StringArray:
 
 
 def _writer(kind: pa.DataType) -> Callable[[Any], str] | None:
-    """Return what writes one value's text, None for types whose text Arrow writes alike."""
+    """Return a function that writes one value's text, None for types that Arrow writes alike."""
     if pa.types.is_decimal(kind):
         return lambda value: format(value, "f")
     if pa.types.is_floating(kind):
@@ -85,9 +85,9 @@ def _float_text(value: float, kind: pa.DataType) -> str:
 
 
 def _shortest(value: float, kind: pa.DataType) -> Decimal:
-    """Return the decimal of the fewest digits between the middles to the floats next to this one.
+    """Return the shortest decimal strictly between the midpoints to the adjacent floats.
 
-    Python takes one that lies in the middle as well, which only large numbers have.
+    Python also accepts a midpoint itself, which occurs only for large numbers.
     """
     scalar: Any = np.float32(value) if pa.types.is_float32(kind) else np.float64(value)
     found = Decimal(str(scalar))

@@ -1,7 +1,7 @@
-"""A raw table's change log folded to the table's current rows (design section 2).
+"""The fold of a raw table's change log to the table's current rows (design section 2).
 
-Plain Python, row by row: this is the reading that the contract states, for checks and small
-tables; Spark does the same at scale.
+Plain Python, row by row: the reading that the contract states, for checks and small tables. Spark
+does the same at scale.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _BEFORE_RAW = "_cdc_before."
 def fold(rows: pa.Table, key: Sequence[str]) -> list[Row]:
     """Return the current rows, source columns only, in no particular order.
 
-    `rows` has the raw schema (or the change schema), in any order: rows go by position
-    (`_cdc_lsn`, `_cdc_seq`), not by arrival. `key` names the key's columns; empty for a table
-    without one, whose rows are a multiset. A value that its column can't hold is given as the
+    `rows` has the raw schema (or the change schema), in any order: rows are ordered by position
+    (`_cdc_lsn`, `_cdc_seq`), not by arrival. `key` names the key's columns; it is empty for a table
+    without a key, whose rows are a multiset. A value that its column can't hold is returned as the
     source's text, from `_cdc_raw`.
     """
     columns = [name for name in rows.schema.names if not name.startswith(RESERVED_PREFIX)]
@@ -31,7 +31,7 @@ def fold(rows: pa.Table, key: Sequence[str]) -> list[Row]:
 
 
 def fold_rows(changes: Sequence[Row], columns: Sequence[str], key: Sequence[str]) -> list[Row]:
-    """Return what `fold` does, of changes as dicts of their columns' values."""
+    """Return the same as `fold`, for changes as dicts of their columns' values."""
     changes = sorted(changes, key=lambda change: (change["_cdc_lsn"], change["_cdc_seq"]))
     if key:
         return _fold_keyed(changes, columns, key)
@@ -41,7 +41,7 @@ def fold_rows(changes: Sequence[Row], columns: Sequence[str], key: Sequence[str]
 def _fold_keyed(changes: Iterable[Row], columns: Sequence[str], key: Sequence[str]) -> list[Row]:
     current: dict[Hashable, Row] = {}
     for change in changes:
-        if change["_cdc_op"] == TRUNCATE:  # every row at a lower position is void
+        if change["_cdc_op"] == TRUNCATE:  # removes every row at a lower position
             current.clear()
             continue
         row, before = _values(change, columns), _before(change)
@@ -49,7 +49,7 @@ def _fold_keyed(changes: Iterable[Row], columns: Sequence[str], key: Sequence[st
         if change["_cdc_op"] == DELETE:
             current.pop(old_key, None)
             continue
-        # An update with another key takes the old row away, and that row has what was not sent.
+        # An update with another key removes the old row, which has the values that were not sent.
         old = current.pop(old_key, None) if before is not None else current.get(old_key)
         _fill_unchanged(change, row, before, old)
         current[_identity(row, key)] = row
@@ -91,7 +91,7 @@ def _before(change: Row) -> Row | None:
 def _fill_unchanged(
     change: Row, row: Row, before: Mapping[str, Any] | None, old: Mapping[str, Any] | None
 ) -> None:
-    """Put in what the server did not send: from the old row it sent, or the one we have."""
+    """Fill in values that the server did not send: from the old row it sent, or from ours."""
     for name in change["_cdc_unchanged"] or ():
         if old is not None:
             row[name] = old.get(name)
@@ -103,8 +103,8 @@ def _identity(row: Mapping[str, Any], names: Sequence[str]) -> Hashable:
     return tuple(_hashable(row.get(name)) for name in names)
 
 
-def _hashable(value: Any) -> Hashable:  # noqa: ANN401 - whatever Arrow gives
-    """Make a value comparable as Postgres compares it: NaN equals NaN."""
+def _hashable(value: Any) -> Hashable:  # noqa: ANN401 - any Arrow value
+    """Return the value so that it compares as in Postgres: NaN equals NaN."""
     if isinstance(value, float) and math.isnan(value):
         return "NaN"
     if isinstance(value, list):

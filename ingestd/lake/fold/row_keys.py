@@ -1,4 +1,4 @@
-"""Finding rows by their keys, all at once."""
+"""A vectorised lookup of rows by key."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Ints = NDArray[np.int64]
 
 
 class RowKeys:
-    """The keys of some rows, one array a column; a key is numbered in no particular order.
+    """The distinct keys of a set of rows, one array a column, numbered in no particular order.
 
-    Values are the same if they have the same bits, but for NaN, which is one. A key with a null in
-    it is none.
+    Values are equal if they have the same bits; every NaN equals every other. A key that contains a
+    null counts as missing.
     """
 
     def __init__(self, columns: Sequence[pa.Array]) -> None:
@@ -37,12 +37,12 @@ class RowKeys:
             self._pairs.append(known)
             codes, count = _places(known, paired), len(known)
         self.numbers = codes
-        """The number of each row's key, -1 for none."""
+        """The number of each row's key, -1 if missing."""
         self.count = count
-        """How many different keys there are: their numbers are below."""
+        """How many different keys there are; their numbers are 0 to count - 1."""
 
     def find(self, columns: Sequence[pa.Array]) -> Ints:
-        """Return the number of each of these keys, -1 where it is none of those known."""
+        """Return the number of each of these keys, -1 if it is unknown."""
         codes: Ints = np.zeros(0, np.int64)
         for number, (column, dictionary) in enumerate(
             zip(columns, self._dictionaries, strict=True)
@@ -56,7 +56,7 @@ class RowKeys:
 
 
 def _comparable(column: pa.Array) -> pa.Array:
-    """Return what Arrow can look up: text for nested values."""
+    """Return values that Arrow can look up: text for nested values."""
     if not pa.types.is_nested(column.type):
         return column
     return pa.array([None if v is None else repr(v) for v in column.to_pylist()], pa.string())
@@ -73,7 +73,7 @@ def _paired(first: Ints, second: Ints, seconds: int) -> Ints:
 
 
 def _places(known: Ints, codes: Ints) -> Ints:
-    """Return where each code stands in `known` (sorted), -1 where it does not."""
+    """Return the index of each code in `known` (sorted), -1 if it is missing."""
     if not len(known):
         return np.full(len(codes), -1, np.int64)
     places = np.minimum(np.searchsorted(known, codes), len(known) - 1)

@@ -1,7 +1,8 @@
-"""The last row of each key in a piece of a raw table, found with arrays (design section 2).
+"""A vectorised fold of a part of a raw table to the last row of each key (design section 2).
 
-The same as `ingestd.lake.fold.plain` says row by row, for tables with a key: rows go by position; a
-row whose key changed takes its old one away; what was not sent is as in the row before.
+The result is the same as in `ingestd.lake.fold.plain`, for tables with a key: rows are ordered by
+position, a row whose key changed removes the old row, and values that were not sent come from the
+previous row.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from ingestd.model.changes import DELETE, RESERVED_PREFIX, field_of
 OF_BEFORE = "_cdc_before."
 
 NEEDED = ("_cdc_op", "_cdc_lsn", "_cdc_seq", "_cdc_before", "_cdc_unchanged", "_cdc_raw")
-"""What a change row must have besides its own columns."""
+"""Columns that a change row must have besides its source columns."""
 
 Refuse = Callable[[str], Exception]
-"""Makes the error for a column that can't hold a value."""
+"""Creates the error for a column that can't hold a value."""
 
 
 @dataclass(slots=True)
 class _LastRows:
-    """Which row each value of each last row is taken from."""
+    """For each value of each last row, the row it is taken from."""
 
     rows: Ints
     sources: dict[str, Ints] = field(default_factory=dict)
@@ -47,8 +48,8 @@ def position_order(rows: pa.Table) -> Ints:
 def last_rows(rows: pa.Table, key: Sequence[str], refuse: Refuse) -> pa.Table:
     """Return one row a key, as `ReferenceTableSource.poll_changes` does; no `t` may be among them.
 
-    `rows`: the columns that are wanted, and NEEDED, in any order. Raises what `refuse` makes if a
-    value that counts is in `_cdc_raw`.
+    `rows`: the wanted columns and NEEDED, in any order. Raise the error of `refuse` if a value that
+    counts is in `_cdc_raw`.
     """
     rows = rows.take(pa.array(position_order(rows))).combine_chunks()
     names = [n for n in rows.schema.names if not n.startswith(RESERVED_PREFIX)]
@@ -56,7 +57,7 @@ def last_rows(rows: pa.Table, key: Sequence[str], refuse: Refuse) -> pa.Table:
 
 
 class _Fold:
-    """Rows in the order of positions. Event 2i: row i takes its old key away; 2i+1: its own."""
+    """Rows in order of position. Event 2i: row i removes its old key; 2i+1: it sets its own."""
 
     def __init__(
         self, rows: pa.Table, names: Sequence[str], key: Sequence[str], refuse: Refuse
@@ -70,7 +71,7 @@ class _Fold:
         own = []
         for name in key:
             column = _whole(rows[name])
-            if column.null_count:  # TOASTed and not sent, as it was before
+            if column.null_count:  # TOASTed and not sent, so unchanged
                 column = pc.coalesce(column, field_of(before, name))
                 rows = rows.set_column(rows.schema.get_field_index(name), name, column)
             own.append(column)
@@ -96,7 +97,7 @@ class _Fold:
             raise self._refuse(self._key[0])
         last = np.full(self._count, -1, np.int64)
         numbers = np.arange(len(self._rows))
-        last[self._new] = 2 * numbers + 1  # of several the last stays
+        last[self._new] = 2 * numbers + 1  # the last of several wins
         moved = np.flatnonzero(self._old >= 0)
         np.maximum.at(last, self._old[moved], 2 * moved)
         is_own = last % 2 == 1
@@ -134,7 +135,7 @@ class _Fold:
                 return
             row = events[at] // 2
             if events[at] % 2 == 0 or self._is_gone[row]:
-                return  # there was no row: nothing to take it from
+                return  # there was no row to take it from
             if not self._lacks[row] or name not in self._lists[row].as_py():
                 sources = found.sources.setdefault(name, found.rows.copy())
                 sources[place] = row
@@ -167,7 +168,7 @@ class _Fold:
         return pa.table(columns)
 
     def _bases(self, found: _LastRows) -> pa.Array:
-        """Return the key that a row had before, where that was another."""
+        """Return the key that a row had before, if it differed."""
         count = len(found.rows)
         others = {
             place: key
@@ -184,7 +185,7 @@ class _Fold:
         return pa.StructArray.from_arrays(arrays, names=list(self._key), mask=mask)
 
     def _deleted(self, events: Ints) -> pa.Table:
-        """Return the keys of rows that are gone: by their own row, or by that of their new key."""
+        """Return the keys of removed rows: deleted, or replaced by a row with a new key."""
         rows = pa.array(events // 2)
         is_moved = events % 2 == 0
         before = _whole(self._rows["_cdc_before"]).take(rows)
@@ -206,7 +207,7 @@ class _Fold:
 
 
 class _RawTexts:
-    """Which values are kept as text only."""
+    """The values that are kept only as text."""
 
     def __init__(self, rows: pa.Table, refuse: Refuse) -> None:
         self._refuse = refuse

@@ -1,22 +1,22 @@
-"""What keeps one Delta table of the lake in shape: joining small files, cleaning its log.
+"""Maintenance of one Delta table of the lake: joining small files and cleaning its log.
 
-Steps of a piece, and what a kill at each of them leaves::
+Steps of a piece, and the state that a kill at each of them leaves::
 
-    read, write one file, fsync     an orphan: goes a retention later (maintenance_log)
-    commit by compare-and-swap      the table as before, or with the new file; the rows are equal
+    read, write one file, fsync     an orphan: removed a retention later (maintenance_log)
+    commit by compare-and-swap      the old table, or the new file in it; the rows are equal
     fsync of the commit             the daemon syncs commits that it finds before its own (I1)
-    checkpoint                      none: the next one
+    checkpoint                      none: the next run writes one
 
-The commit carries dataChange=false and no app transaction: streaming readers pass it by, and
-`commit_actions.judge` finds no data in it (I5). It goes to the version after the one that was
-looked at, or fails; then it is looked whether the files are still there (they always are, unless
-another compaction took them: give way) and tried again. Appends never conflict with it.
+The commit carries dataChange=false and no app transaction: streaming readers skip it, and
+`Commit.judge` finds no data in it (I5). It takes the version after the one that was read, or fails.
+After a failure the files are checked: unless another compaction removed them (then this one gives
+way), the commit is tried again. Appends never conflict with it.
 
-Rows stay in the order in which they were appended, and the columns that had bounds have bounds
-again, so that a reader skips as before. Memory is bounded by a row group, not by a file.
+Rows stay in the order in which they were appended, and columns that had bounds get bounds again, so
+that a reader skips as before. Memory is bounded by a row group, not by a file.
 
-A table with features that ingestd does not write (`table_features`) is left alone, and one in whose
-folder another keeps a record of files that it goes by (`_backfill`).
+A table with features that ingestd does not write (`table_features`) is left alone. So is one in
+whose folder another program keeps its own record of files (`_backfill`).
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ from ingestd.model.errors import FolderError
 from ingestd.ports import Fragment
 
 ATTEMPTS = 50
-"""How often a commit is tried when appends come between; then the next run does it."""
+"""How often a commit is tried when appends come first; then it is left to the next run."""
 _TOKEN = "ingestdCompaction"  # noqa: S105 - a key in commitInfo, not AppendLog's
 _TOMBSTONES = "delta.deletedFileRetentionDuration"
 _TOMBSTONES_DEFAULT_S = 7 * 86400.0
 _RETENTION = "ingestd.retention"
-"""Table property: the retention, in seconds, that _TOMBSTONES was raised to."""
+"""Table property: the retention, in seconds, to which _TOMBSTONES was raised."""
 _NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 
 
 @dataclass(frozen=True, slots=True)
 class MaintenancePolicy:
-    """`target_bytes`: of joined files, None joins none. `retention_s`: None keeps all versions."""
+    """`target_bytes`: of joined files, None: no joining. `retention_s`: None keeps all versions."""
 
     target_bytes: int | None
     retention_s: float | None
@@ -67,7 +67,7 @@ class MaintenancePolicy:
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceResult:
-    """What was done to a table, and what is left: small files that were not joined."""
+    """The work done on a table, and the number of small files that remain."""
 
     small_files: int = 0
     joined_files: int = 0
@@ -86,16 +86,16 @@ _POINTS = {
 
 
 def _go_on(step: str) -> None:
-    """Do nothing at a step, but what a failpoint asks for."""
+    """Do nothing at a step, except for failpoints."""
     reach(_POINTS[step], lost)
 
 
 class TableMaintenance:
-    """One table, in `folder` of `store`. All calls block; beside the daemon's own commits.
+    """Maintenance of the table in `folder` of `store`, concurrently with the daemon's commits.
 
-    `began_s`: when the run began that may be writing files of it now (Unix seconds). `step` is
-    called with ``write``, ``commit``, ``committed``, ``clean`` as these come: what it raises ends
-    the call there.
+    All calls block. `began_s`: start of the run that may be writing files of the table now (Unix
+    seconds). `step` is called with ``write``, ``commit``, ``committed``, ``clean`` at these steps;
+    if it raises, the call ends there.
     """
 
     def __init__(
@@ -117,9 +117,9 @@ class TableMaintenance:
         self._log = AppendLog(store, folder, "")
 
     def run(self, *, joins: bool = True, cleans: bool = True) -> MaintenanceResult:
-        """Do all that is due; small files are counted in any case.
+        """Do everything that is due; small files are counted in any case.
 
-        Raises what `storage_fault` makes of an error.
+        Raise whatever `storage_fault` makes of an error.
         """
         self._log.load()
         if not self._log.is_writable or self._is_anothers():
@@ -161,7 +161,7 @@ class TableMaintenance:
     # --- joining files ----------------------------------------------------------------------
 
     def _join(self, target_bytes: int) -> MaintenanceResult:
-        # Other names may be written in the log in another way than here, where they are removed.
+        # Other names may be spelled differently in the log than here, where they are removed.
         files = [file for file in self._files() if OWN_FILE.match(file.path)]
         small = len(small_files(files, target_bytes))
         joined = written = nbytes = gave_way = 0
@@ -181,7 +181,7 @@ class TableMaintenance:
         return MaintenanceResult(small, joined, written, nbytes, gave_way=gave_way)
 
     def _join_piece(self, piece: Sequence[DataFile], target_bytes: int) -> Sequence[Fragment]:
-        """Write a piece again and exchange it; none if it gave way."""
+        """Rewrite a piece and exchange its files; return nothing if it gave way."""
         schema = self._log.schema()
         assert schema is not None
         writer = FragmentWriter(
@@ -196,7 +196,7 @@ class TableMaintenance:
         except BaseException:
             writer.abort()
             raise
-        # From here on the files may be those of a commit, whatever is raised.
+        # From here on the files may be part of a commit, even if an error is raised.
         if self._exchange(fragments, {f.path: f.size_bytes for f in piece}):
             self._step("committed")
             return fragments
@@ -208,12 +208,12 @@ class TableMaintenance:
         found = sum(f.rows for f in fragments)
         if found != rows:
             raise FolderError(
-                f"lake {self._log.uri}: {len(piece)} files from {piece[0].path} on have {found} "
-                f"rows, and {rows} by the table's log: they are not joined"
+                f"lake {self._log.uri}: {len(piece)} files starting with {piece[0].path} have"
+                f" {found} rows, but {rows} by the table's log: they are not joined"
             )
 
     def _stated_rows(self, file: DataFile) -> int:
-        """Return how many rows the log says it has, or the file itself where the log does not."""
+        """Return the file's number of rows from the log, or from the file if the log lacks it."""
         stated = file.statistics.get("numRecords")
         if stated is not None:
             return int(stated)
@@ -221,9 +221,9 @@ class TableMaintenance:
             return int(parquet.metadata.num_rows)
 
     def _bounded(self, piece: Sequence[DataFile], schema: pa.Schema) -> list[str]:
-        """Name the columns that have bounds: by footers, as the log may not give all of them.
+        """Return the columns that have bounds, by the footers, as the log may not list all bounds.
 
-        Other engines give bounds to columns of any type; only types that have some here keep them.
+        Other engines give bounds to columns of any type; only types with bounds here keep them.
         """
         found: set[str] = set()
         for part in (piece[0], piece[-1]):
@@ -241,7 +241,7 @@ class TableMaintenance:
                     yield conform(file.read_row_group(group, columns=wanted), schema)
 
     def _exchange(self, fragments: Sequence[Fragment], removed: dict[str, int]) -> bool:
-        """Commit; False if the files are others now, or appends came between too often."""
+        """Commit; return False if the files were replaced or appends came first too often."""
         token = uuid.uuid4().hex
         at = self._log.version
         for _ in range(ATTEMPTS):
@@ -272,7 +272,7 @@ class TableMaintenance:
     def _commit_by_handle(
         self, fragments: Sequence[Fragment], removed: dict[str, int], token: str, at: int
     ) -> None:
-        # At the version that was looked at, not at the newest: compare-and-swap against that.
+        # At the version that was read, not the newest: the compare-and-swap is against that.
         handle = open_table(self._store, self._folder, at)
         now_ms = time.time_ns() // 1_000_000
         handle.create_write_transaction(
@@ -289,7 +289,7 @@ class TableMaintenance:
         )
 
     def _look_on(self, at: int, token: str, removed: dict[str, int]) -> _Seen:
-        """Read the commits after a version: whether ours is among them, or one that took files."""
+        """Read the commits after a version: is ours among them, or one that removed our files?"""
         is_ours = is_taken = False
         with storage_faults(self._log.uri):
             while not is_ours and self._store.size(commit_path(self._folder, at + 1)) is not None:
@@ -305,7 +305,7 @@ class TableMaintenance:
     # --- cleaning ---------------------------------------------------------------------------
 
     def _keep_tombstones(self, wanted_s: float) -> None:
-        """See to it that checkpoints name removed files for as long as the retention is."""
+        """Ensure that checkpoints list removed files for at least the retention."""
         had = self._log.configuration()
         if wanted_s <= float(had.get(_RETENTION, _TOMBSTONES_DEFAULT_S)):
             return
@@ -349,7 +349,7 @@ def _moved(fragment: Fragment) -> AddAction:
 
 
 def _row_groups(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Join tables until they make a row group."""
+    """Yield tables joined to the size of a row group."""
     waiting: list[pa.Table] = []
     nbytes = 0
     for table in tables:

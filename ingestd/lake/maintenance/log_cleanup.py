@@ -1,28 +1,28 @@
-"""Cleaning the log of a Delta table, and with it the files that no version has any more.
+"""Cleanup of a Delta table's log, and of the files that no version uses any more.
 
-A commit's JSON may go when a checkpoint above it was written before the retention began: every
-version since then can still be read. A file that a commit took out of the table goes with that
-commit, for only versions before it have the file. So one figure, the retention, says both how far
-back versions can be read and how far behind a streaming reader may be.
+A commit's JSON may be removed if a checkpoint above it was written before the retention began:
+every version since then can still be read. A file that a commit removed from the table is deleted
+with that commit, as only versions before it use the file. So one figure, the retention, determines
+both how far back versions can be read and how far behind a streaming reader may be.
 
 ====================  ===========================================================================
-never goes            why
+never removed         why
 ====================  ===========================================================================
-the newest commit     `TableLog.resume` (where polling stands) and `ReferenceLog.content` (the
-with data or an app   digest of all rows) are in it; commits after it are kept as well
-transaction
+the newest commit     it contains the data of `TableLog.resume` (the position of polling) and
+with data or an app   `ReferenceLog.content` (the digest of all rows); the commits after it are
+transaction           kept too
 app transactions      watermarks: in every checkpoint, without last_updated
-a file of this run    an epoch that fills writes files for hours before its commit; what is in no
-                      commit goes only if an earlier run wrote it, a retention ago
+a file of this run    an epoch being filled writes files for hours before its commit; a file that
+                      is in no commit is removed only if an earlier run wrote it, a retention ago
 ====================  ===========================================================================
 
-The log begins with a checkpoint in one file (`N.checkpoint.parquet`), as ingestd makes them. Those
-that other engines make (in parts, or with a UUID and sidecars), checksums and joined commits of
-versions before it go with the commits; a sidecar goes when no checkpoint names it. Source: Delta
-protocol, "Checkpoints", "Sidecar Files".
+The log begins with a checkpoint in one file (`N.checkpoint.parquet`), as ingestd makes them.
+Checkpoints of other engines (in parts, or with a UUID and sidecars), checksums and joined commits
+of earlier versions are removed with the commits; a sidecar is removed when no checkpoint names it.
+Source: Delta protocol, "Checkpoints", "Sidecar Files".
 
-Commits go from the oldest on, each after the files that it took out; then checkpoints. A kill in
-between leaves what the next run takes.
+Commits are removed oldest first, each after the files that it took out; then checkpoints. After a
+kill, the next run removes the rest.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from ingestd.lake.store.store import SET_ASIDE, Store
 _COMMIT = re.compile(r"(\d{20})\.json\Z")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
 _VERSIONED = re.compile(r"(\d{20})\.(?!json\Z|checkpoint\.parquet\Z)")
-"""Whatever else lies in the log and says of which version it is."""
+"""Any other file of the log whose name contains a version."""
 _UUID_CHECKPOINT = re.compile(r"\d{20}\.checkpoint\.[0-9a-fA-F-]{36}\.(?:parquet|json)\Z")
 _SIDECARS = "_sidecars"
 
 
 @dataclass(frozen=True, slots=True)
 class CleanupResult:
-    """What went: commits and checkpoints, data files."""
+    """Numbers of removed files: of the log (commits and checkpoints), and data files."""
 
     log_files: int = 0
     data_files: int = 0
@@ -60,7 +60,7 @@ class CleanupResult:
 class LogCleaner:
     """Cleans the table in `folder` of `store`. All calls block.
 
-    `written_before_s`: what is younger stays (Unix seconds); `began_s`: when the run began that may
+    `written_before_s`: younger files are kept (Unix seconds). `began_s`: start of the run that may
     be writing files now.
     """
 
@@ -74,9 +74,9 @@ class LogCleaner:
         self._began_s = began_s
 
     def clean(self, live: frozenset[str]) -> CleanupResult:
-        """Remove what may go; `live`: the files of the newest version.
+        """Remove what is no longer needed; `live`: the files of the newest version.
 
-        Raises what `storage_fault` makes of an error.
+        Raise whatever `storage_fault` makes of an error.
         """
         with storage_faults(self._store.uri(self._folder)):
             found = self._store.written(self._log_folder)
@@ -86,7 +86,7 @@ class LogCleaner:
                 cut = None
             commits = [n for n in sorted(log.commits) if cut is not None and n < cut]
             data = 0
-            for number in commits:  # one after another: what is done stays done
+            for number in commits:  # one after another: a kill loses no progress
                 data += self._take_files_of(number, live)
                 self._store.remove(f"{self._log_folder}/{number:020}.json")
             checkpoints = needless_checkpoints(log, cut, self._before_s)
@@ -110,7 +110,7 @@ class LogCleaner:
         return read_commit(self._store, self._folder, number)
 
     def _is_checkpoint_sound(self, number: int) -> bool:
-        """Whether it can be read, and is durable: what it takes the place of is about to go."""
+        """Return whether a checkpoint is readable; make it durable, as its commits are removed."""
         name = f"{number:020}.checkpoint.parquet"
         with self._store.open(f"{self._log_folder}/{name}") as source:
             rows: int = pq.ParquetFile(source).metadata.num_rows
@@ -118,7 +118,7 @@ class LogCleaner:
         return rows > 0
 
     def _take_files_of(self, number: int, live: frozenset[str]) -> int:
-        """Remove the files that a commit took out of the table, those with names as ours."""
+        """Delete the files that a commit removed from the table and whose names are like ours."""
         paths = [self._file_of(file.path) for file in self._commit(number).removed()]
         gone = [path for path in paths if OWN_FILE.match(path) and path not in live]
         for path in gone:
@@ -126,7 +126,7 @@ class LogCleaner:
         return len(gone)
 
     def _remove_left_overs(self, found: Mapping[str, float]) -> int:
-        """Remove commits that were not put, of a run that is over; none that was set aside."""
+        """Remove unfinished commits of earlier runs; keep files that were set aside."""
         hidden = [n for n in found if n.startswith(".") and not n.endswith(SET_ASIDE)]
         old = [name for name in hidden if found[name] < self._orphaned_s]
         for name in old:
@@ -134,7 +134,7 @@ class LogCleaner:
         return len(old)
 
     def _remove_of_others(self, found: Mapping[str, float], cut: int) -> int:
-        """Remove what other engines wrote of versions before the cut, and sidecars not named."""
+        """Remove other engines' files of versions before the cut, and sidecars that none names."""
         matches = ((name, _VERSIONED.match(name)) for name in found)
         old = [
             name
@@ -182,7 +182,7 @@ class LogCleaner:
         return len(old)
 
     def _tombstones(self) -> frozenset[str]:
-        """Name the files that versions which can still be read may have.
+        """Return the files that readable versions may use.
 
         Delta keeps them in checkpoints for `delta.deletedFileRetentionDuration`, which is at least
         the retention here; see `ingestd.lake.maintenance.compaction`.
@@ -216,7 +216,7 @@ def _sidecars_in(source: Any) -> Iterator[str]:  # noqa: ANN401 - pyarrow has no
 
 
 def log_files(written: Mapping[str, float]) -> LogFiles:
-    """Tell commits and checkpoints by their names."""
+    """Return the commits and checkpoints among these files, by name."""
 
     def numbered(pattern: re.Pattern[str]) -> dict[int, float]:
         matches = ((pattern.match(name), at) for name, at in written.items())

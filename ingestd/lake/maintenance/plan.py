@@ -1,4 +1,4 @@
-"""Which small files of a table must be joined, and which of its log may go. Pure."""
+"""The choice of small files to join, and of log files to remove. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 SMALL_SHARE = 4
 """A file below a quarter of the target size is small."""
 LEAST_FILES = 8
-"""Fewer are left: each of them would be written again and again with every new one."""
+"""Fewer are not joined: each would be rewritten with every new file."""
 MOST_FILES = 500
-"""In one commit: an append that it comes before has to read it, 4 ms for so many."""
+"""In one commit: an append that loses against it must read it, which takes 4 ms at this size."""
 CHECKPOINTS_APART = 5000
 """Commits between the checkpoints that are kept for readers of earlier versions."""
 NEWEST_CHECKPOINTS = 3
-"""Are kept whatever their distance: someone may be about to read one."""
+"""Number of newest checkpoints that are always kept: a reader may be about to open one."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A live file: its path inside the table, bytes, statistics, when it was written (ms)."""
+    """A live file: path inside the table, bytes, statistics, time of writing (ms)."""
 
     path: str
     size_bytes: int
@@ -29,23 +29,23 @@ class DataFile:
 
     @property
     def order(self) -> tuple[int, int, int, str]:
-        """Where its rows stand: by epoch and position where it says so, else by its age."""
+        """Sort key of its rows: epoch and position if the statistics have them, else its age."""
         low = self.statistics.get("minValues") or {}
         epoch = low.get("_cdc_epoch", low.get("epoch"))
         return (epoch or 0, low.get("_cdc_lsn") or 0, self.written_ms, self.path)
 
 
 def small_files(files: Iterable[DataFile], target_bytes: int) -> list[DataFile]:
-    """Return the small ones, in the order of their rows."""
+    """Return the small files in the order of their rows."""
     found = (f for f in files if f.size_bytes < target_bytes // SMALL_SHARE)
     return sorted(found, key=lambda f: f.order)
 
 
 def pieces(files: Iterable[DataFile], target_bytes: int) -> list[list[DataFile]]:
-    """Return the runs of small files that are each to become one, in the order of their rows.
+    """Return the runs of small files that should each become one, in the order of their rows.
 
-    None is larger than the target, nor has more than MOST_FILES. A file that is more than half of
-    its piece is left out of it: so a byte is written again only when what it is in doubles.
+    None is larger than the target or has more than MOST_FILES. A file that is more than half of its
+    piece is left out: so a byte is rewritten only when the size of its file at least doubles.
     """
     runs: list[list[DataFile]] = [[]]
     nbytes = 0
@@ -71,7 +71,7 @@ def _without_giants(run: Sequence[DataFile]) -> list[DataFile]:
 
 @dataclass(frozen=True, slots=True)
 class LogFiles:
-    """What lies in a `_delta_log`: when each commit and checkpoint was written (Unix seconds)."""
+    """The files of a `_delta_log`: when each commit and checkpoint was written (Unix seconds)."""
 
     commits: Mapping[int, float]
     checkpoints: Mapping[int, float]
@@ -83,10 +83,10 @@ class LogFiles:
 
 
 def cut_of(log: LogFiles, written_before_s: float, kept: int) -> int | None:
-    """Return the version that the log can begin with; None if nothing may go.
+    """Return the version with which the log can begin; None if nothing may be removed.
 
     It has a checkpoint and was written before that time, so that every later version can still be
-    read; and it is not above `kept`, a commit that someone looks for.
+    read. It is not above `kept`, a commit that is still needed.
     """
     able = [
         version
@@ -99,9 +99,9 @@ def cut_of(log: LogFiles, written_before_s: float, kept: int) -> int | None:
 
 
 def needless_checkpoints(log: LogFiles, cut: int | None, written_before_s: float) -> list[int]:
-    """Name the checkpoints that no reader needs: below the cut, or close to one that is kept.
+    """Return the checkpoints that no reader needs: below the cut, or close to one that is kept.
 
-    Those written after that time are left: a reader may be at one.
+    Those written after that time are kept: a reader may be using one.
     """
     own = sorted(log.checkpoints)
     last = cut if cut is not None else (own[0] if own else 0)

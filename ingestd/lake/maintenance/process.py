@@ -1,11 +1,11 @@
-"""Maintenance of a source's lake in a process of its own (ports.LakeMaintenance).
+"""Maintenance of a source's lake in a separate process (ports.LakeMaintenance).
 
-Of its own, because joining files takes CPU and memory that an epoch would wait for: it runs at the
-lowest priority, one thread each for CPU and reading, and what it allocated goes with it. It ends
-when its standard input does, so it does not outlive the daemon. It may be killed at any step (see
-`ingestd.lake.maintenance.compaction`).
+Joining files takes CPU and memory that an epoch would otherwise wait for. A separate process runs
+at the lowest priority, with one thread each for CPU and reading, and its memory is freed when it
+ends. It ends when its standard input does, so it does not outlive the daemon. It may be killed at
+any step (see `ingestd.lake.maintenance.compaction`).
 
-One line of JSON goes in, the order; a line comes out for each table.
+It receives the order as one line of JSON, and writes one line for each table.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from ingestd.ports import MaintainedTable
 from ingestd.process.fast_imports import module_environment, python_command
 
 SILENT_LIMIT_S = 3600.0
-"""A table that takes longer than this: the storage hangs."""
+"""Limit for one table, after which the storage counts as hung."""
 SAID_CHARS = 500
 _LINE_BYTES = 1 << 20
 
@@ -68,7 +68,7 @@ class MaintenanceProcess:
     async def run(
         self, *, joins: bool, cleans: bool, only: Collection[str] | None = None
     ) -> AsyncGenerator[MaintainedTable, None]:
-        """Run the process; give what it says. Killed when this is closed."""
+        """Run the process and yield its results. Closing the generator kills it."""
         order = {
             "uri": self._uri,
             "storage_options": dict(self._storage_options or {}),
@@ -96,7 +96,7 @@ class MaintenanceProcess:
             stdout=asyncio.subprocess.PIPE,
             stderr=complaints,
             limit=_LINE_BYTES,
-            start_new_session=True,  # a terminal's Ctrl-C is the daemon's to hear
+            start_new_session=True,  # a terminal's Ctrl-C must reach only the daemon
         )
         try:
             assert process.stdin is not None
@@ -114,7 +114,7 @@ class MaintenanceProcess:
             said = complaints.read().decode(errors="replace").strip().rpartition("\n")[2]
             raise TransientError(
                 f"source {self._source}: maintenance of the lake ended with code {code}: "
-                f"{said[:SAID_CHARS] or 'it said nothing (killed for its memory?)'}",
+                f"{said[:SAID_CHARS] or 'no error output (killed for its memory?)'}",
                 reason="maintenance",
             )
 
@@ -151,7 +151,7 @@ def _told(line: Mapping[str, Any]) -> MaintainedTable:
 
 
 def main() -> None:
-    """Take the order from standard input, maintain table after table."""
+    """Read the order from standard input, then maintain table after table."""
     failpoints.arm(os.environ.get(failpoints.VARIABLE, ""), _tell, only="maintenance.")
     order = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -165,7 +165,7 @@ def main() -> None:
         code = 1
         sys.stderr.write(f"{' '.join(error.what.split())}\n")
         sys.stderr.flush()
-    os._exit(code)  # a thread may be in a call of the storage's
+    os._exit(code)  # a thread may be blocked in the storage
 
 
 def _tell(point: str, action: str, time: int) -> None:
@@ -179,8 +179,8 @@ def _end_with_parent() -> None:
 
 
 def _step_back() -> None:
-    """Let everything else on the machine go first."""
-    import pyarrow as pa  # noqa: PLC0415 - after the order: nothing is imported for nothing
+    """Lower the priority of this process below all others."""
+    import pyarrow as pa  # noqa: PLC0415 - after the order was read: imports take time
 
     os.nice(19)
     pa.set_cpu_count(1)
@@ -188,7 +188,7 @@ def _step_back() -> None:
 
 
 def maintain(order: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Do what an order says; give a line for each table: what was done, or what went wrong."""
+    """Carry out an order; yield a line for each table: the result or the error."""
     store = open_store(order["uri"], order["storage_options"] or None)
     read_marker(store)
     policy = MaintenancePolicy(order["target_bytes"], order["retention_s"])
@@ -218,19 +218,19 @@ def maintain(order: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _refusal(link: str) -> dict[str, Any]:
     at = shlex.quote(link)
     return {
-        "error": f"lake {link} is a symbolic link: files of tables behind it are not joined and not"
-        " removed, as it may lead to what is not ingestd's",
-        "remedy": "mount in its place what it leads to, with ingestd stopped:"
+        "error": f"lake {link} is a symbolic link: files of the tables behind it are neither joined"
+        " nor removed, as the link may lead to files that ingestd does not own",
+        "remedy": "stop ingestd and replace the link by a mount of its target:"
         f' at="$(realpath {at})" && rm {at} && mkdir {at} && mount --bind "$at" {at}',
         "passes": False,
     }
 
 
 def _remedy(error: IngestdError, layout: Layout, folder: str, uri: str) -> str | None:
-    """Return what helps against a fault at a table's folder, as its capture says it (I8)."""
+    """Return the remedy for a fault of a table's folder, the same as its capture reports (I8)."""
     parts = folder.split("/")
     if not isinstance(error, FolderError) or len(parts) < len(("source", "schema", "table")):
-        return error.remedy  # of the lake as a whole, or of a table of its own
+        return error.remedy  # a fault of the lake, or of `_epochs` or `_tables`
     found = layout.table_of(*parts[-2:])
     if folder == layout.reference(found):
         return reference_fault(error, found, uri).remedy
@@ -251,8 +251,8 @@ def tables_of(
 ) -> Iterator[tuple[str, str, bool]]:
     """Yield each table's name, its folder, and whether its files are joined.
 
-    Only those that `_tables` lists, and of `_ref` those that `references` names too: others may be
-    anybody's. Those of `_ref` are not joined: who writes them does it as they change.
+    Only tables that `_tables` lists, and in `_ref` also those in `references`: others may not be
+    ours. Those in `_ref` are not joined here: their writer does that as they change.
     """
     yield "_epochs", layout.epochs, True
     yield "_tables", layout.tables, True

@@ -1,4 +1,4 @@
-"""Changes of a reference table put into its files, one file at a time."""
+"""Changes of a reference table, applied to its files one at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ingestd.model.errors import TransientError
 class ReferenceChanges:
     """One batch of changes, one row a key (`ingestd.ports.ReferenceTableSource.poll_changes`).
 
-    Show it all rows that may have one of the keys (`without_changed`), then ask for `rows`.
+    Pass all rows that may have one of the keys to `without_changed`, then call `rows`.
     """
 
     def __init__(self, changes: pa.RecordBatch, key: Sequence[str], where: str) -> None:
@@ -48,11 +48,11 @@ class ReferenceChanges:
         return True
 
     def find(self, rows: pa.Table) -> Ints:
-        """Return the number of each row's key, -1 where it is none of the changed ones."""
+        """Return the number of each row's key, -1 if that key did not change."""
         return self.keys.find([_whole(rows[n]) for n in self.key])
 
     def without_changed(self, rows: pa.Table, numbers: Ints) -> pa.Table:
-        """Leave out the rows whose key changed; what is still needed of them is remembered."""
+        """Return the rows whose key did not change; remember the values still needed of others."""
         if self._base is not None:
             needed = np.flatnonzero((numbers >= 0) & np.isin(numbers, self._base))
             self._old.append(rows.take(pa.array(needed)))
@@ -60,7 +60,7 @@ class ReferenceChanges:
         return rows.filter(pa.array(numbers < 0))
 
     def rows(self) -> pa.Table:
-        """Return the rows as they are now. Raises TransientError (``row_missing``)."""
+        """Return the changed rows as they are now. Raise TransientError (``row_missing``)."""
         table = self._table
         if self._base is not None and self._old:
             table = self._filled(pa.concat_tables(self._old), np.concatenate(self._old_numbers))
@@ -69,7 +69,7 @@ class ReferenceChanges:
         return table.filter(pa.array(self._is_kept))
 
     def _filled(self, old: pa.Table, numbers: Ints) -> pa.Table:
-        """Put in the values that stay as they were."""
+        """Fill in the values that did not change."""
         assert self._base is not None
         place = np.full(self.keys.count, -1, np.int64)
         place[numbers] = np.arange(len(numbers))
@@ -90,7 +90,7 @@ class ReferenceChanges:
 
     def _missing(self) -> TransientError:
         return TransientError(
-            f"{self._where}: a row that changed is not there", reason="row_missing"
+            f"{self._where}: a row that changed is missing", reason="row_missing"
         )
 
     def _bases(self, table: pa.Table) -> Ints:
@@ -105,7 +105,7 @@ class ReferenceChanges:
 
 
 def _unchanged(table: pa.Table) -> dict[str, Ints]:
-    """Return the rows where a column stays as it was, by its name."""
+    """Return the rows in which a column did not change, by column name."""
     if "_cdc_unchanged" not in table.schema.names:
         return {}
     found: dict[str, list[int]] = {}

@@ -1,4 +1,4 @@
-"""What `_tables` says of a table whose current rows are made of its raw table."""
+"""The definition of a reference table, read from `_tables`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ingestd.model.schema import Column, TableId
 
 @dataclass(frozen=True, slots=True)
 class ReferenceColumn:
-    """A column of the reference table, and `raw`, that of the raw table which has its values.
+    """A column of the reference table; `raw`: the raw table's column with its values.
 
     Rows below `since_lsn` have the text `missing` in the source (None: null).
     """
@@ -37,11 +37,10 @@ class ReferenceColumn:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceDefinition:
-    """A table as recorded last. `is_live`: the fold of its raw table is the table.
+    """A table as last recorded. `is_live`: the fold of its raw table equals the source's table.
 
-    `key`: names, in the raw table, of the columns that changes find their rows by; empty: by whole
-    rows.
-    `key_since_lsn`: changes below may name them by others.
+    `key`: the raw table's names of the columns by which changes find their rows; empty: by all
+    columns. `key_since_lsn`: changes below it may use other key columns.
     """
 
     table: TableId
@@ -52,27 +51,27 @@ class ReferenceDefinition:
 
     @property
     def schema(self) -> pa.Schema:
-        """The reference table's."""
+        """The reference table's schema."""
         return pa.schema([pa.field(c.name, c.type) for c in self.columns])
 
     @property
     def raw_schema(self) -> pa.Schema:
-        """The same columns as the raw table names them."""
+        """The same columns by their names in the raw table."""
         return pa.schema([pa.field(c.raw, c.type) for c in self.columns])
 
     @property
     def own_key(self) -> list[str]:
-        """The key's columns as the reference table names them."""
+        """The key's columns by their names in the reference table."""
         names = {c.raw: c.name for c in self.columns}
         return [names[n] for n in self.key]
 
     def refusal(self, raw_name: str) -> TableError:
-        """Say that a column can't hold a value."""
+        """Return the error for a column that can't hold a value."""
         source = next((c.source_name for c in self.columns if c.raw == raw_name), raw_name)
         return unheld(self.table, source)
 
     def with_missing(self, rows: pa.Table) -> pa.Table:
-        """Put in what rows have in columns that were added after they were written."""
+        """Fill in columns that were added after the rows were written, as the source has them."""
         for column in self.columns:
             if not column.since_lsn:
                 continue
@@ -97,7 +96,7 @@ class ReferenceDefinition:
 
 
 def unheld(table: TableId, column: str) -> TableError:
-    """Say that a column of a reference table can't hold a value that the source has in it."""
+    """Return the error for a column of a reference table that can't hold a value of the source."""
     return TableError(
         table,
         f"column {column!r} has a value that its type in the lake can't hold",
@@ -106,7 +105,7 @@ def unheld(table: TableId, column: str) -> TableError:
 
 
 def _choose(mask: pa.ChunkedArray, value: pa.Array, column: pa.ChunkedArray) -> pa.Array:
-    """Take `value` (of one) where `mask`, else the column's own: of any type."""
+    """Return `value` (of length one) where `mask`, else the column's own value; any type."""
     own = column.combine_chunks()
     if isinstance(own, pa.ChunkedArray):
         own = pa.concat_arrays(own.chunks)
@@ -116,7 +115,7 @@ def _choose(mask: pa.ChunkedArray, value: pa.Array, column: pa.ChunkedArray) -> 
 
 
 def read_definition(table: TableId, events: Sequence[Mapping[str, Any]]) -> ReferenceDefinition:
-    """Return what a table's own rows of `_tables` say, in the order of their times."""
+    """Return the definition from a table's rows of `_tables`, ordered by time."""
     described = [e for e in events if e["columns"]]
     if not described:
         return ReferenceDefinition(table, False, (), (), 0)  # noqa: FBT003
@@ -159,7 +158,7 @@ def _key(event: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _since(name: str, events: Sequence[Mapping[str, Any]]) -> int:
-    """Say since when the source has this column without a break; 0: as long as the table."""
+    """Return the LSN since which the source has had this column without a break; 0: always."""
     since, was_there = 0, True
     for event in events:
         is_there = any(_source(c) == name for c in event["columns"])

@@ -1,8 +1,8 @@
-"""Whether two sets of rows are the same, whatever order they come in.
+"""A digest of a set of rows that does not depend on their order.
 
-Each row is hashed to 64 bits, over its typed values; the digest is two sums over all rows. Sets
-that differ almost never have the same: that is no protection against someone who looks for such
-rows, and need not be.
+Each row is hashed to 64 bits over its typed values; the digest is two sums over all rows. Different
+sets almost never have the same digest. It does not protect against deliberately chosen rows, and
+need not.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _SECOND = np.uint64(0x8CB92BA72F3D8DD7)
 
 @dataclass(slots=True)
 class ContentDigest:
-    """Takes batches of one schema; `text` says what they had in them, in this order of columns."""
+    """A digest over batches of one schema; `text` depends on the rows and the order of columns."""
 
     rows: int = 0
     _first: int = 0
     _second: int = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take a batch's rows."""
+        """Add a batch's rows."""
         hashes = row_hashes(batch.columns, batch.num_rows)
         self.rows += batch.num_rows
         second = mixed(hashes ^ _SECOND).sum(dtype=np.uint64)

@@ -1,10 +1,10 @@
-"""The current rows of a table without a key, found with arrays (design section 2).
+"""A vectorised fold to the current rows of a table without a key (design section 2).
 
-Each `u` and `d` has the whole old row and takes one equal row away, as in
-`ingestd.lake.fold.plain`. In the log of a server it follows that row. So their order does not
-count, only how many there are of each. Rows are distinguished by a 64-bit hash of their values
-(`ingestd.digests.value_hashes`) and a random number: otherwise who inserts rows could choose two
-with one hash.
+Each `u` and `d` contains the complete old row and removes one equal row, as in
+`ingestd.lake.fold.plain`. In a server's log it always follows that row, so only the number of equal
+rows counts, not their order. Rows are distinguished by a 64-bit hash of their values
+(`ingestd.digests.value_hashes`) and a random number: otherwise a client could choose two rows with
+the same hash.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ingestd.lake.reference.raw_changes import key_hashes
 from ingestd.model.changes import DELETE
 
 _RAW = "_cdc_raw_name"
-"""The first of a row's columns, by name, that can't hold its value."""
+"""The name of a row's first column, in alphabetical order, that can't hold its value."""
 _SALT = "_cdc_salt"
 _OF_BEFORE = "_cdc_before."
 
 
 class WholeRows:
-    """Counts the rows of one share, in whatever order they are added."""
+    """Counts the rows of one share; they may be added in any order."""
 
     def __init__(self, definition: ReferenceDefinition, share: int, shares: int) -> None:
         self._definition = definition
@@ -39,7 +39,7 @@ class WholeRows:
         self._went: list[NDArray[np.uint64]] = []
 
     def add(self, rows: pa.Table) -> None:
-        """Add change rows, in the form of `change_rows_schema`; no `t` may be among them."""
+        """Add change rows with the schema of `change_rows_schema`; no `t` may be among them."""
         rows = rows.combine_chunks()
         is_delete = pc.equal(rows["_cdc_op"], DELETE)
         has_before = rows["_cdc_before"].is_valid()
@@ -53,9 +53,9 @@ class WholeRows:
             self._went.append(self._own(gone, is_new=False)[1])
 
     def rows(self) -> pa.Table:
-        """Return the rows that are left, in an order that depends on nothing but their values.
+        """Return the remaining rows, in an order that depends only on their values.
 
-        Raises TableError if a column can't hold one of their values.
+        Raise TableError if a column can't hold one of their values.
         """
         came = pa.concat_tables(self._came)
         hashes = np.concatenate(self._came_hashes)
@@ -90,7 +90,7 @@ class WholeRows:
         return rows, key_hashes(keyed, keyed.column_names)
 
     def _before(self, rows: pa.Table) -> pa.Table:
-        """Return the old rows as rows."""
+        """Return the old rows in the form of rows."""
         before = rows["_cdc_before"].combine_chunks()
         columns = {name: pc.struct_field(before, name) for name in self._names}
         columns["_cdc_unchanged"] = pa.nulls(len(rows), rows.schema.field("_cdc_unchanged").type)
@@ -100,7 +100,7 @@ class WholeRows:
         return pa.table(columns)
 
     def _raw_names(self, rows: pa.Table) -> pa.Array:
-        """Return of each row a column that can't hold its value; what was not sent is of before."""
+        """Return for each row a column that can't hold its value; unsent values are old ones."""
         raw = rows["_cdc_raw"]
         if raw.null_count == len(raw):
             return pa.nulls(len(raw), pa.string())
@@ -113,14 +113,14 @@ class WholeRows:
 
 
 def _of_before(texts: list[tuple[str, str]] | None) -> list[tuple[str, str]] | None:
-    """Return the texts of the old row's values."""
+    """Return the raw texts of the old row's values."""
     if texts is None:
         return None
     return [(n.removeprefix(_OF_BEFORE), t) for n, t in texts if n.startswith(_OF_BEFORE)]
 
 
 def _filled(rows: pa.Table, names: list[str]) -> pa.Table:
-    """Put in what was not sent because it did not change: the old row has it."""
+    """Fill in values that were not sent because they did not change: the old row has them."""
     lists = rows["_cdc_unchanged"]
     if lists.null_count == len(lists):
         return rows

@@ -1,9 +1,9 @@
-"""The Delta log of a reference table: all rows exchanged, or some files, in one commit.
+"""The Delta log of a reference table: one commit replaces all its rows, or some of its files.
 
 Source: Delta protocol, "Add File and Remove File", "Change Metadata". Measured with deltalake 1.6:
-a write transaction in mode ``overwrite`` removes every file and takes the schema it is given, in
-one commit; but not the feature that a timestamp without time zone needs, and then the table can't
-be read any more: that is added before, in a commit without data.
+a write transaction in mode ``overwrite`` removes every file and sets the given schema at once.
+It does not add the feature that a timestamp without time zone needs, and the table then becomes
+unreadable. So the feature is added before, in a commit without data.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from ingestd.ports import Fragment
 CONTENT = "ingestdContent"
 """Key in commitInfo: the digest of all rows of that version."""
 RETENTION = "interval 1 days"
-"""How long files that a version has not any more are kept for readers of those before."""
+"""How long removed files are kept for readers of earlier versions."""
 LOOK_BACK = 50
-"""Commits in which the last digest is looked for: those that do not change data."""
+"""Maximum number of commits, without a change of data, that are searched for the last digest."""
 
 
 class ReferenceLog(AppendLog):
@@ -45,7 +45,7 @@ class ReferenceLog(AppendLog):
         content: str | None,
         app_version: int | None,
     ) -> int:
-        """Put these files in the place of all there are; make the table if there is none."""
+        """Replace all files by these; create the table if it does not exist."""
         self._content = content
         if not self.exists:
             configuration = {
@@ -72,7 +72,7 @@ class ReferenceLog(AppendLog):
     def exchange(
         self, fragments: Sequence[Fragment], removed: Sequence[str], app_version: int
     ) -> int:
-        """Put files in the place of some others. Raises TransientError if those have gone."""
+        """Replace some files by others. Raise TransientError if those are missing."""
         self._content = None
         base = self.version
         now_ms = time.time_ns() // 1_000_000
@@ -81,7 +81,7 @@ class ReferenceLog(AppendLog):
         def attempt(token: str) -> None:
             if self.version != base:
                 raise TransientError(
-                    f"lake table {self.uri}: its files were exchanged meanwhile", reason="storage"
+                    f"lake table {self.uri}: its files were replaced meanwhile", reason="storage"
                 )
             self.handle.create_write_transaction(
                 [*(_added(f) for f in fragments), *gone],
@@ -93,7 +93,7 @@ class ReferenceLog(AppendLog):
         return self._commit(attempt)
 
     def content(self) -> str | None:
-        """Return the digest of this version's rows, None if it is not known."""
+        """Return the digest of this version's rows, None if it is unknown."""
         for number in range(self.version, max(-1, self.version - LOOK_BACK), -1):
             if not self.has_commit(number):
                 return None
@@ -106,9 +106,9 @@ class ReferenceLog(AppendLog):
         return None
 
     def vacuum(self) -> None:
-        """Remove the files that no version younger than RETENTION has."""
+        """Remove the files that no version younger than RETENTION uses."""
         with storage_faults(self.uri):
-            # Not by deltalake: it follows links in the table's folder.
+            # deltalake itself would follow links in the table's folder.
             for name in self.handle.vacuum(dry_run=True):
                 if OWN_FILE.match(name):
                     self.store.remove(f"{self.folder}/{name}")

@@ -1,4 +1,4 @@
-"""Rows of a raw table as they are folded: by file, epoch, position and share of the keys."""
+"""A reader of raw table rows for folding: by file, epoch, position and share of the keys."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Position = tuple[int, int]
 """`_cdc_lsn` and `_cdc_seq`."""
 
 POSITION = pa.schema([("_cdc_op", pa.string()), ("_cdc_lsn", pa.int64()), ("_cdc_seq", pa.int64())])
-"""What says where a row stands, and what it is."""
+"""Columns with a row's position and operation."""
 
 
 def read_changes(
@@ -60,9 +60,9 @@ def read_changes(
 
 
 def change_rows_schema(definition: ReferenceDefinition, columns: Sequence[str]) -> pa.Schema:
-    """Return the schema of change rows with these columns of the raw table, and what a fold needs.
+    """Return the schema of change rows: these columns of the raw table, and those a fold needs.
 
-    Without a key `_cdc_before` has all columns.
+    Without a key, `_cdc_before` has all columns.
     """
     types = {c.raw: c.type for c in definition.columns}
     before = pa.struct([(n, types[n]) for n in definition.key or types])
@@ -77,21 +77,21 @@ def change_rows_schema(definition: ReferenceDefinition, columns: Sequence[str]) 
 
 
 def highest(rows: pa.Table) -> Position:
-    """Return the highest position of rows; at least one."""
+    """Return the highest position of rows; requires at least one row."""
     lsn = int(pc.max(rows["_cdc_lsn"]).as_py())
     own = rows.filter(pc.equal(rows["_cdc_lsn"], lsn))
     return lsn, int(pc.max(own["_cdc_seq"]).as_py())
 
 
 def epochs_of(statistics: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the first and the last epoch that a file may have rows of."""
+    """Return the first and the last epoch that a file may contain."""
     low = statistics.get("minValues", {}).get("_cdc_epoch")
     high = statistics.get("maxValues", {}).get("_cdc_epoch")
     return (0 if low is None else low), (1 << 62 if high is None else high)
 
 
 def key_hashes(rows: pa.Table, key: Sequence[str]) -> NDArray[np.uint64]:
-    """Hash each row's key."""
+    """Return a hash of each row's key."""
     parts = [
         row_hashes([batch.column(n) for n in key], batch.num_rows) for batch in rows.to_batches()
     ]
@@ -105,7 +105,7 @@ def is_in_share(
     shares: int,
     linked: NDArray[np.uint64] | None,
 ) -> NDArray[np.bool_]:
-    """Say of each row whether its key is in a share; `linked`: hashes that are all in the first."""
+    """Return for each row whether its key is in a share; those in `linked` are in the first."""
     if shares == 1:
         return np.ones(rows.num_rows, np.bool_)
     hashes = key_hashes(rows, key)

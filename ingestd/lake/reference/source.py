@@ -1,8 +1,8 @@
-"""A table's current rows, made of what the lake has of its changes (ports.ReferenceTableSource).
+"""A table's current rows, derived from its changes in the lake (ports.ReferenceTableSource).
 
-What is given is always the fold of the raw table at a durable epoch, `position`. The whole of it is
-folded in as many passes as memory asks for, each over the keys of one share; the changes of the
-epochs since come from the commits since.
+The result is always the fold of the raw table at a durable epoch, `position`. The complete table is
+folded in as many passes as memory requires, each over the keys of one share. Changes of later
+epochs are read from the commits made since.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from ingestd.model.errors import FolderError, TableError, TransientError, readin
 from ingestd.model.schema import TableId
 
 MEMORY_BYTES = 64 << 20
-"""Arrow bytes of change rows folded at once: it takes some three times as much for a moment."""
+"""Arrow bytes of change rows folded at once; the peak is about three times as much."""
 BATCH_ROWS = 1 << 16
 _LAST_SEQ = 1 << 62
 
 
 @dataclass(slots=True)
 class _Plan:
-    """How the whole table is folded. `above`: position of the newest `t`; `passes`: shares."""
+    """A plan to fold the complete table. `above`: position of the newest `t`; `passes`: shares."""
 
     definition: ReferenceDefinition
     epoch: int
@@ -64,10 +64,10 @@ class _Plan:
 
 
 class RawReferenceSource:
-    """See above. `uri`: the lake's. It only reads, and may run beside the source's daemon.
+    """See above. `uri`: the lake's. It only reads, and may run alongside the source's daemon.
 
-    Raises TransientError (``not_whole``) from `poll_snapshot` while the table's own snapshot is not
-    complete; TableError for a table with a value that its column can't hold.
+    `poll_snapshot` raises TransientError (``not_whole``) while the table's own snapshot is not
+    complete. A table with a value that its column can't hold raises TableError.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class RawReferenceSource:
 
     @property
     def key(self) -> Sequence[str]:
-        """The replica identity's columns, or the primary key's where that is FULL; maybe none."""
+        """The replica identity's columns, or the primary key's if it is FULL; may be empty."""
         return () if self._definition is None else self._definition.own_key
 
     @property
@@ -112,24 +112,24 @@ class RawReferenceSource:
         return self._epoch if self._plan is None else self._plan.epoch
 
     async def poll_snapshot(self) -> pa.RecordBatch | None:
-        """Fold a share; give its rows."""
+        """Fold a share; return its rows."""
         return await self._jobs.run(self._poll_snapshot)
 
     def is_snapshot_complete(self) -> bool:
-        """Return whether all shares were given."""
+        """Return whether all shares were returned."""
         return self._is_complete
 
     async def poll_changes(self) -> pa.RecordBatch | None:
-        """Fold the epochs since; the table again where their rows do not just add to it."""
+        """Fold the later epochs, or the table again if their rows can't just be added."""
         return await self._jobs.run(self._poll_changes)
 
     def checkpoint(self) -> bytes:
-        """Return the epoch, and how many batches of the snapshot were given."""
+        """Return the epoch, and how many batches of the snapshot were returned."""
         passes = self._resumed if self._plan is None else self._plan.passes
         return json.dumps([self.position, self._given, passes, self._is_complete]).encode()
 
     def restore(self, checkpoint: bytes) -> bool:
-        """Go on at that epoch: the same share of the same fold."""
+        """Resume at that epoch: the same share of the same fold."""
         epoch, given, passes, is_complete = json.loads(checkpoint)
         if is_complete:
             self.resume(epoch)
@@ -140,22 +140,22 @@ class RawReferenceSource:
         return True
 
     def resume(self, epoch: int) -> None:
-        """Go on with the changes after this epoch."""
+        """Resume with the changes after this epoch."""
         self._epoch, self._is_complete = epoch, True
 
     async def close(self) -> None:
-        """Wait for what is being read."""
+        """Wait until the current read has ended."""
         await self._jobs.settle()
 
     @contextmanager
     def _raw_faults(self) -> Iterator[None]:
-        """Raise a fault at the raw table's folder as the table's own."""
+        """Raise a fault of the raw table's folder as the table's own."""
         try:
             yield
         except FolderError as error:
             raise table_fault(error, self._source, self._table, self._raw.uri) from error
 
-    # --- the whole table (blocking) -----------------------------------------------------------
+    # --- the complete table (blocking) --------------------------------------------------------
 
     def _poll_snapshot(self) -> pa.RecordBatch | None:
         if self._is_complete:
@@ -171,11 +171,11 @@ class RawReferenceSource:
             with self._raw_faults():
                 self._plan = self._planned(definition, epoch)
         plan = self._plan
-        batches, self._batches = self._batches, None  # an error ends it: then another one
+        batches, self._batches = self._batches, None  # an error ends a generator; begin a new one
         with self._raw_faults():
             if batches is None:
                 batches = self._folded(plan)
-                for _ in range(self._given):  # of a fold that was begun before
+                for _ in range(self._given):  # skip batches that were returned before
                     next(batches, None)
             batch = next(batches, None)
         if batch is not None:
@@ -189,10 +189,10 @@ class RawReferenceSource:
         return None
 
     def _look(self) -> tuple[ReferenceDefinition, int]:
-        """Return the table as recorded, and an epoch at which it was so.
+        """Return the table as recorded, and an epoch at which that record was valid.
 
-        It was live at that epoch if it was recorded so before and after the look at the epochs: it
-        becomes live only when the epoch with its last rows is durable.
+        The table was live at that epoch if the record is the same before and after reading the
+        epochs: it becomes live only when the epoch with its last rows is durable.
         """
         while True:
             definition = self._described()
@@ -231,8 +231,8 @@ class RawReferenceSource:
         if definition.key_since_lsn > max(above[0], 0):
             raise TableError(
                 self._table,
-                "its key is another than when its rows were read",
-                remedy=f"have it read anew: {reading_anew(self._source, self._table)}",
+                "its key has changed since its rows were read",
+                remedy=f"re-read it: {reading_anew(self._source, self._table)}",
             )
         nbytes = self._nbytes(definition, files, epoch)
         passes = self._resumed or max(1, -(-nbytes // self._memory_bytes))
@@ -242,7 +242,7 @@ class RawReferenceSource:
         return _Plan(definition, epoch, files, above, passes, linked, tail, reach)
 
     def _marks(self, files: Sequence[File], epoch: int) -> tuple[Position, Position]:
-        """Return the positions of the newest `t`, and of the newest row."""
+        """Return the positions of the newest `t` and of the newest row."""
         above = reach = (-1, -2)
         for file in files:
             for rows in read_changes(self._raw, file, POSITION, epoch):
@@ -261,7 +261,7 @@ class RawReferenceSource:
         epoch: int,
         above: Position,
     ) -> pa.Table | None:
-        """Give the keys that rows had before or after a change of their key: one share has all."""
+        """Return the keys before and after each change of a key: one share has all of them."""
         wanted = change_rows_schema(definition, definition.key)
         found = []
         for file in files:
@@ -275,7 +275,7 @@ class RawReferenceSource:
         return pa.concat_tables(found) if found else None
 
     def _folded(self, plan: _Plan) -> Iterator[pa.RecordBatch]:
-        """Fold share by share. An empty batch first: it tells the columns."""
+        """Yield rows share by share; first an empty batch with the columns."""
         definition = plan.definition
         yield pa.RecordBatch.from_pylist([], definition.schema)
         names = [c.raw for c in definition.columns]
@@ -289,7 +289,7 @@ class RawReferenceSource:
                 current = self._whole_rows(plan, share)
             if not len(current):
                 continue
-            # In an order that does not depend on that of the files: `restore` counts batches.
+        # In an order independent of the files' order, as `restore` counts batches.
             order = np.argsort(key_hashes(current, definition.key or names), kind="stable")
             current = current.select(names).take(pa.array(order))
             whole = current.rename_columns(definition.schema.names).cast(definition.schema)
@@ -308,7 +308,7 @@ class RawReferenceSource:
         return current.filter(pc.equal(current["_cdc_op"], "u"))
 
     def _whole_rows(self, plan: _Plan, share: int) -> pa.Table:
-        """Return the current rows that are in a share, of a table without a key."""
+        """Return the current rows in a share, of a table without a key."""
         whole = WholeRows(plan.definition, share, plan.passes)
         names = [c.raw for c in plan.definition.columns]
         whole.add(change_rows_schema(plan.definition, names).empty_table())
@@ -332,24 +332,24 @@ class RawReferenceSource:
         is_same = before is None or (
             (before.schema, before.key) == (definition.schema, definition.key)
         )
-        is_same = is_same and epoch >= self._epoch  # else it is another lake than before
+        is_same = is_same and epoch >= self._epoch  # else the lake was replaced
         if is_same and (not definition.is_live or epoch <= self._epoch):
             return _no_changes(definition)
         found = None
         if is_same:
             with self._raw_faults():
                 found = self._changes_to(definition, epoch)
-        if found is None:  # begin again
+        if found is None:  # start over
             self._is_complete, self._plan, self._batches, self._given = False, None, None, 0
             self._tail = None
         return found
 
     def _changes_to(self, definition: ReferenceDefinition, epoch: int) -> pa.RecordBatch | None:
-        """Return the changes up to an epoch; None if the table has to be folded again."""
+        """Return the changes up to an epoch; None if the table must be folded again."""
         if self._tail is None:
             self._tail = self._new_tail()
         files = self._tail.files()
-        if files is None:  # the log does not tell any more
+        if files is None:  # the log no longer has the commits
             return None
         wanted = change_rows_schema(definition, [c.raw for c in definition.columns])
         parts, nbytes = [wanted.empty_table()], 0
@@ -377,7 +377,7 @@ class RawReferenceSource:
         return batch
 
     def _only_adds(self, rows: pa.Table) -> bool:
-        """Whether the fold goes on with these rows: no `t`, and all above what was folded."""
+        """Return whether the fold can continue: no `t`, and all rows above those folded."""
         if not rows.num_rows:
             return True
         if pc.any(pc.equal(rows["_cdc_op"], TRUNCATE)).as_py():
@@ -387,7 +387,7 @@ class RawReferenceSource:
         return highest(lowest) > self._reach
 
     def _new_tail(self) -> CommitTail:
-        """After a start: look at all files once, and for how far the fold reaches."""
+        """Read all files once after a start, also to find how far the fold reaches."""
         self._raw.load()
         tail = CommitTail(self._store, self._raw.folder, self._raw.version)
         files = self._files()
@@ -397,7 +397,7 @@ class RawReferenceSource:
             if first > self._epoch:
                 continue
             if last <= self._epoch and high is not None:
-                # Further than it may be: then something is folded again once.
+                # This may be too far: then something is folded again once.
                 self._reach = max(self._reach, (high, _LAST_SEQ))
                 continue
             for rows in read_changes(self._raw, file, POSITION, self._epoch):
@@ -411,7 +411,7 @@ class RawReferenceSource:
         return [(path, statistics) for path, statistics, _ in found]
 
     def _nbytes(self, definition: ReferenceDefinition, files: Sequence[File], epoch: int) -> int:
-        """Estimate how large all rows are in memory, by those of one row group."""
+        """Return an estimate of all rows' size in memory, from one row group."""
         rows: int = sum(statistics.get("numRecords") or 0 for _, statistics in files)
         wanted = change_rows_schema(definition, [c.raw for c in definition.columns])
         largest = sorted(files, key=lambda f: -(f[1].get("numRecords") or 0))[:1]
@@ -427,7 +427,7 @@ def _no_changes(definition: ReferenceDefinition) -> pa.RecordBatch:
 
 
 def _renamed(found: pa.Table, definition: ReferenceDefinition) -> pa.Table:
-    """Name columns as the reference table does, also where they are named in values."""
+    """Rename columns as in the reference table, also where values contain their names."""
     names = {c.raw: c.name for c in definition.columns}
     lists = found["_cdc_unchanged"]
     if lists.null_count < len(lists):

@@ -1,4 +1,4 @@
-"""The current rows of one reference table on Delta (ports.ReferenceSink)."""
+"""A reference table's current rows on Delta (ports.ReferenceSink)."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from ingestd.model.schema import TableId, delta_type, in_name_order
 from ingestd.ports import Fragment, ReferenceState
 
 FILE_BYTES = 16 << 20
-"""A change rewrites the file that its row is in: smaller than those of raw tables."""
+"""A change rewrites the file with its row, so files are smaller than those of raw tables."""
 SMALL_BYTES = 1 << 20
 SMALL_FILES = 16
-"""So many files below SMALL_BYTES are joined by the next merge."""
+"""When this many files are below SMALL_BYTES, the next merge joins them."""
 VACUUM_INTERVAL_S = 3600.0
 
 
@@ -45,15 +45,14 @@ def _go_on(_step: str) -> None:
 class DeltaReferenceTable:
     """See `ingestd.ports.ReferenceSink`. `uri`: the lake's.
 
-    Not with deltalake's own merge: what that writes is durable only after it can be read, a row
-    with another key can't take values from the row that it was, and names and types go through SQL.
-    Here the files that have a changed row are written again, row group by row group, and exchanged
-    in one commit.
+    It does not use deltalake's own merge, for three reasons: files become durable only after they
+    can be read, a row whose key changed can't keep values of its old row, and names and types pass
+    through SQL. Instead, files with a changed row are rewritten, row group by row group, and
+    replaced in one commit.
 
-    `step` is called, in a worker thread, with ``write``, ``commit`` and ``committed`` as these
-    come: whatever it raises ends the call there. `is_claimed`: see
-    `ingestd.lake.delta_lake.DeltaLake`. `needs_marker`, `calls`: see
-    `ingestd.lake.store.store.Store`.
+    `step` is called in a worker thread with ``write``, ``commit`` and ``committed`` at these steps;
+    if it raises, the call ends there. `is_claimed`: see `ingestd.lake.delta_lake.DeltaLake`.
+    `needs_marker`, `calls`: see `ingestd.lake.store.store.Store`.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class DeltaReferenceTable:
     async def replace(
         self, batches: AsyncIterator[pa.RecordBatch], *, position: int | None = None
     ) -> ReferenceState:
-        """Write all rows to new files, then exchange all files, if the rows are others."""
+        """Write all rows to new files, then replace all files if the rows differ."""
         with self._own_faults():
             return await self._replaced(batches, position)
 
@@ -118,7 +117,7 @@ class DeltaReferenceTable:
         if sink is None:
             msg = "no batch, not even an empty one"
             raise ValueError(msg)
-        # From here on the files may be those of a commit, whatever is raised.
+        # From here on the files may be part of a commit, even if an error is raised.
         state = await self._jobs.run(self._replace, schema, fragments, digest.text, position)
         if not state.is_new:
             await sink.abort()
@@ -127,23 +126,23 @@ class DeltaReferenceTable:
     async def merge(
         self, changes: pa.RecordBatch, key: Sequence[str], *, position: int
     ) -> ReferenceState:
-        """Write the files again that have a changed row, and what is new."""
+        """Rewrite the files that have a changed row, and write the new rows."""
         with self._own_faults():
             return await self._jobs.run(self._merge, changes, key, position)
 
     async def close(self) -> None:
-        """Wait for what is being written."""
+        """Wait until the current write has ended."""
         await self._jobs.settle()
 
     @cached_property
     def _log(self) -> ReferenceLog:
-        """Raises TableError for a name that is too long."""
+        """The table's log. Raises TableError for a name that is too long."""
         folder, table = self._layout.reference(self._table), self._table
         return ReferenceLog(self._store, folder, self._layout.reference_app_id(table))
 
     @contextmanager
     def _own_faults(self) -> Iterator[None]:
-        """Raise a fault at the table's folder as the table's own (I8)."""
+        """Raise a fault of the table's folder as the table's own (I8)."""
         try:
             yield
         except FolderError as error:
@@ -166,9 +165,9 @@ class DeltaReferenceTable:
             return self._state() if self._log.exists else None
 
     def _refuse_if_missing(self) -> None:
-        """Raise DamagedError if a data file is not there, or cut, on a local file system.
+        """Raise DamagedError if a data file is missing or truncated, on a local file system.
 
-        A merge reads those with changed rows alone. An object store would be asked for each.
+        A merge reads only the files with changed rows. An object store would need a request each.
         """
         if not self._log.exists or not self._store.syncs:
             return
@@ -237,7 +236,7 @@ class DeltaReferenceTable:
     def _rewrite(
         self, changes: ReferenceChanges, schema: pa.Schema, writer: FragmentWriter
     ) -> list[str]:
-        """Write what takes the place of files; give those that are to go."""
+        """Write the new files; return the files that they replace."""
         self._step("write")
         removed = []
         files = list_files(self._log.handle)
@@ -262,7 +261,7 @@ class DeltaReferenceTable:
         *,
         is_joined: bool,
     ) -> bool:
-        """Write the file's other rows again if it has a changed one; say whether it had."""
+        """If a file has a changed row, rewrite its other rows; return whether it had one."""
         where = f"{self._log.folder}/{path}"
         with open_parquet(self._store, where) as file:
             wanted = [n for n in schema.names if n in file.schema_arrow.names]
@@ -291,7 +290,7 @@ class DeltaReferenceTable:
 
 
 def _ahead(rows: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Make the next while the last is in the caller's hands."""
+    """Yield items while the next one is computed in a thread."""
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(next, rows, None)
         while (found := coming.result()) is not None:
@@ -308,7 +307,7 @@ def _nullable(schema: pa.Schema) -> pa.Schema:
 
 
 def _same(one: pa.Schema, other: pa.Schema) -> bool:
-    """Whether they have the same columns: no commit changes only their order, nor one of fields."""
+    """Return whether the columns are the same; a different order alone causes no commit."""
     columns, others = (
         {f.name: delta_type(in_name_order(f.type)) for f in schema} for schema in (one, other)
     )
@@ -321,7 +320,7 @@ def _in_name_order(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the batch the types of the columns that the schema has."""
+    """Return the batch with the schema's types for the columns that it has."""
     fields = [schema.field(f.name) if f.name in schema.names else f for f in batch.schema]
     arrays = [conformed(a, f.type) for a, f in zip(batch.columns, fields, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))

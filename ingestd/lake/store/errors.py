@@ -1,6 +1,6 @@
-"""What a failed storage call means: an operator must act, or it passes by itself.
+"""The classification of failed storage calls: either an operator must act, or a retry helps.
 
-deltalake tells the cause in the text alone (object_store's messages, with the errno of a local file
+deltalake reports the cause only as text (object_store's messages, with the errno of a local file
 system as ``(os error N)``).
 """
 
@@ -31,25 +31,25 @@ from ingestd.process.file_limit import none_left
 
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _DECORATION = re.compile(r"\x1b\[[0-9;]*m|↳")
-"""deltalake draws the chain of causes in colour."""
+"""Colours and arrows in which deltalake prints the chain of causes."""
 _FRAMES = re.compile(r"\n\s*0: .*", re.DOTALL)
-"""And delta-kernel, after that, where in its program it was."""
+"""The stack trace that delta-kernel appends."""
 _OF_VALUES = re.compile(
     r"\b(?P<kind>(?:cast|parser|compute|csv|json|execution|invalid argument) error"
     r"|arithmetic overflow|invalid json\b[^,:=`]*|invalid (?:type|value)|unknown variant"
     r"|data does not satisfy[^:]*)\b(?P<what>.*)",
     re.IGNORECASE,
 )
-"""How errors begin that quote what they were reading, such as statistics, which have values."""
+"""Errors that quote their input after these words, such as statistics, which contain values."""
 _PLACES = re.compile(
     r": (?:truncated record whilst reading \w+|encountered unexpected .{1,4} whilst parsing [\w ]+"
     r"|EOF while parsing [\w ]+(?: at line \d+ column \d+)?)",
     re.IGNORECASE,
 )
-"""What they say that quotes nothing."""
+"""Continuations of such errors that quote nothing."""
 _CUT_SHORT = re.compile(r"truncated record|EOF while parsing", re.IGNORECASE)
 _DAMAGED = re.compile(r"Parquet (magic bytes|file size)|deserialize thrift|Corrupt", re.IGNORECASE)
-"""What pyarrow says of a Parquet file that is cut short, empty or overwritten."""
+"""What pyarrow reports of a Parquet file that is truncated, empty or overwritten."""
 _PASSES = re.compile(
     r"timed? ?out|too many requests|slow ?down|throttl|service unavailable|internal server error"
     r"|\b(?:status|code|http)\W{0,3}(?:429|50[0234])\b|\b(?:429|50[0234]) [A-Z]"
@@ -59,31 +59,31 @@ _PASSES = re.compile(
     re.IGNORECASE,
 )
 _PASSES_ANYWAY = re.compile(r"NoSuchUpload|ConditionalRequestConflict")
-"""Codes of S3: a file's upload was ended by another, two requests were in one another's way."""
+"""Codes of S3: a file's upload was ended by another request, or two requests conflicted."""
 _STAYS = re.compile(
     r"access ?denied|forbidden|unauthori[sz]ed|not ?found|no ?such ?(?:key|bucket)|invalid",
     re.IGNORECASE,
 )
-"""Told with words that may stand beside others: no retry helps."""
+"""Words that mean that no retry helps, even if words for a passing fault appear as well."""
 _REMEDIES = {
-    errno.ENOSPC: ("the disk is full", "free space there; ingestd tries again by itself"),
+    errno.ENOSPC: ("the disk is full", "free space there; ingestd retries automatically"),
     errno.EDQUOT: ("the disk quota is used up", "raise it or free space there"),
     errno.EACCES: ("permission denied", "let the daemon's user read and write there"),
     errno.EPERM: ("operation not permitted", "let the daemon's user read and write there"),
     errno.EROFS: ("the file system is read-only", "remount it, or set `lake.uri` elsewhere"),
     errno.EFBIG: (
-        "a file may not become that large",
-        "raise the limit on file sizes (ulimit -f, LimitFSIZE=); ingestd tries again by itself",
+        "a file would exceed the size limit",
+        "raise the limit on file sizes (ulimit -f, LimitFSIZE=); ingestd retries automatically",
     ),
     errno.ENOENT: (
-        "a file or folder that was there is gone",
-        "put it back; ingestd looks again by itself, and says what else can be done",
+        "a file or folder that existed is missing",
+        "put it back; ingestd checks again automatically, and reports what else can be done",
     ),
-    errno.ENOTDIR: ("a file stands where a folder should be", "move it, or set `lake.uri`"),
+    errno.ENOTDIR: ("a file exists where a folder should be", "move it, or set `lake.uri`"),
 }
 _PUT_BACK = (
-    "put it back from a copy; or, of a raw table, move the table's folder away and have it read"
-    " again: `ingestd snapshot`"
+    "put it back from a copy; or, for a raw table, move the table's folder away and re-read the"
+    " table: `ingestd snapshot`"
 )
 _DENIED = frozenset({errno.EACCES, errno.EPERM})
 _OF_ONE_FOLDER = frozenset({errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR})
@@ -101,7 +101,7 @@ _NO_CREDENTIALS = re.compile(
     r"loading credentials|missing (?:secret ?access ?key|access ?key ?id)", re.IGNORECASE
 )
 _ANSWER = re.compile(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", re.DOTALL)
-"""What an S3 store says, at the end of a text that begins with the request."""
+"""An S3 store's error, at the end of a text that begins with the request."""
 
 
 _UNREADABLE = re.compile(
@@ -109,7 +109,7 @@ _UNREADABLE = re.compile(
     r"|invalid table version|kernel error(?!.*(?:object.?store|Generic \w+ error))",
     re.IGNORECASE,
 )
-"""What deltalake says of a log that it can't make sense of, or whose protocol it does not have."""
+"""What deltalake reports of a log that it can't interpret, or whose protocol it lacks."""
 
 
 def table_fault(fault: FolderError, source: str, table: TableId, uri: str) -> TableError:
@@ -127,7 +127,7 @@ def reference_fault(fault: FolderError, table: TableId, uri: str) -> TableError:
         table,
         fault.what,
         remedy=f"{_put_right(fault, uri)}, or {_moved_away(fault, uri, depth=4)};"
-        " ingestd makes the table again from the source's rows within a minute",
+        " ingestd re-creates the table from the source's rows within a minute",
     )
 
 
@@ -135,14 +135,14 @@ def _put_right(fault: FolderError, uri: str) -> str:
     if isinstance(fault, LinkError):
         return fault.allowed()
     undo = fault.undo if isinstance(fault, FeatureError) else ""
-    return f"put {uri} right" + (f" (in Spark: {undo})" if undo else "")
+    return f"repair {uri}" + (f" (in Spark: {undo})" if undo else "")
 
 
 def _moved_away(fault: FolderError, uri: str, *, depth: int) -> str:
-    """Return how a folder, or the link that leads to it, is moved away, with the command.
+    """Return how to move a folder, or the link that leads to it, away, with the command.
 
-    Beside the lake, which is `depth` folders above: in it it would be taken for another table.
-    Without a command for an object store.
+    The target is outside the lake, which is `depth` folders above: inside, the folder would be
+    taken for another table. For an object store there is no command.
     """
     if "://" in uri:
         return "move that folder away"
@@ -156,7 +156,7 @@ def _moved_away(fault: FolderError, uri: str, *, depth: int) -> str:
 
 @contextmanager
 def unreadable(uri: str) -> Iterator[None]:
-    """Raise as FolderError what the libraries raise at a log whose actions make no sense."""
+    """Raise FolderError for the libraries' errors about a log whose actions are malformed."""
     try:
         yield
     except (ValueError, LookupError, TypeError, AttributeError, pa.ArrowException) as error:
@@ -166,25 +166,25 @@ def unreadable(uri: str) -> Iterator[None]:
 
 
 def storage_fault(error: Exception, uri: str) -> IngestdError:
-    """Classify what deltalake, pyarrow or the system raised about `uri`."""
+    """Classify an error of deltalake, pyarrow or the system about `uri`."""
     if isinstance(error, OddFileError):
         return _odd_file(error, uri)
     return _by_text(error, uri)
 
 
 class LinkError(FolderError):
-    """A symbolic link that another user made leads to a folder of the lake. `link`: its path."""
+    """A symbolic link made by another user leads to a folder of the lake. `link`: its path."""
 
     def __init__(self, error: OthersLinkError, uri: str) -> None:
         self.link = error.path
         super().__init__(
             f"lake {uri}: {error.path} {error.why}",
-            remedy=f'move it away: mv {shlex.quote(self.link)} "$(mktemp -d)", and put back what'
-            f" was there before; {self.allowed()}; ingestd tries again within 60 s",
+            remedy=f'move it away: mv {shlex.quote(self.link)} "$(mktemp -d)", and restore the'
+            f" original; {self.allowed()}; ingestd retries within 60 s",
         )
 
     def allowed(self) -> str:
-        """Return how an operator whose link it is has it followed."""
+        """Return how the operator who made the link can have it followed."""
         return f"if you made it: sudo chown -h {os.geteuid()} {shlex.quote(self.link)}"
 
 
@@ -194,8 +194,8 @@ def _odd_file(error: OddFileError, uri: str) -> FolderError:
     away = "" if "://" in error.path else f': mv {shlex.quote(error.path)} "$(mktemp -d)"'
     return FolderError(
         f"lake {uri}: {error.path} {error.why}",
-        remedy=f"move it away{away}; put back from a copy what was there before, if there was"
-        " anything; ingestd tries again within 60 s",
+        remedy=f"move it away{away}; if it replaced a file, put that back from a copy;"
+        " ingestd retries within 60 s",
     )
 
 
@@ -223,7 +223,7 @@ def _by_text(error: Exception, uri: str) -> IngestdError:
         )
     if _CUT_SHORT.search(full):
         return cut_short(uri, said)
-    # What is not known may be of the lake as a whole: it is not taken for a fault of one table.
+    # An unknown error may concern the complete lake, so it does not count as one table's fault.
     kind = FolderError if _UNREADABLE.search(full) else OperatorError
     return kind(
         f"lake {uri}: {said}",
@@ -232,7 +232,7 @@ def _by_text(error: Exception, uri: str) -> IngestdError:
 
 
 def _without_values(text: str) -> str:
-    """Return a library's text up to where it may quote what it was reading."""
+    """Return a library's text up to where it may quote its input."""
     found = _OF_VALUES.search(text)
     if found is None:
         return text
@@ -241,9 +241,9 @@ def _without_values(text: str) -> str:
 
 
 def cut_short(uri: str, said: str = "its newest commit") -> FolderError:
-    """Say that a log was not written whole."""
+    """Return the error for a truncated log file."""
     return FolderError(
-        f"lake {uri}: a file of the table's log is cut short: {said}",
+        f"lake {uri}: a file of the table's log is truncated: {said}",
         remedy="put the table's folder back from a copy; or move it away, and restart"
         " `ingestd run`",
     )
@@ -253,13 +253,13 @@ def _credentials_fault(text: str, uri: str, said: str) -> OperatorError | None:
     if _EXPIRED.search(text):
         return OperatorError(
             f"lake {uri}: {said}",
-            remedy="renew the credentials; ingestd tries again by itself, and reads those in"
-            " `[lake.storage_options]` when it starts",
+            remedy="renew the credentials; ingestd retries automatically, but reads those in"
+            " `[lake.storage_options]` only at a start",
         )
     if _NO_CREDENTIALS.search(text) and not _PASSES.search(text):
         return OperatorError(
             f"lake {uri}: no credentials: {said}",
-            remedy="give the store's keys, in `[lake.storage_options]` or in the environment",
+            remedy="set the store's keys, in `[lake.storage_options]` or in the environment",
         )
     return None
 
@@ -281,21 +281,21 @@ def _known(number: int, uri: str) -> IngestdError:
 
 @contextmanager
 def storage_faults(uri: str) -> Iterator[None]:
-    """Raise what goes wrong inside as `storage_fault` classifies it."""
+    """Raise errors of the block as `storage_fault` classifies them."""
     try:
         yield
     except (DeltaError, OSError) as error:
         raise storage_fault(error, uri) from error
     except pa.ArrowInvalid as error:
-        if not _DAMAGED.search(str(error)):  # what we asked for was wrong
+        if not _DAMAGED.search(str(error)):  # a fault of the caller
             raise
         raise storage_fault(error, uri) from error
 
 
 class FeatureError(FolderError):
-    """A table feature is in the way. `undo`: the statement for Spark that takes it away, or none.
+    """A table feature prevents an operation.
 
-    `undo` is given with ``{t}`` for the table.
+    `undo`: the statement for Spark that removes the feature, with ``{t}`` for the table; or empty.
     """
 
     def __init__(self, uri: str, what: str, undo: str) -> None:

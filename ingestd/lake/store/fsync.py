@@ -1,6 +1,6 @@
-"""Making files outlive a power failure (I1).
+"""Durable files: their content and names survive a power failure (I1).
 
-deltalake does no fsync of its own. Source: POSIX fsync; fsync(2): "calling fsync() does not
+deltalake itself never calls fsync. Source: POSIX fsync; fsync(2): "calling fsync() does not
 necessarily ensure that the entry in the directory containing the file has also reached disk".
 """
 
@@ -12,14 +12,14 @@ from typing import Protocol
 
 
 class Durability(Protocol):
-    """How files of a local lake are made durable; tests give one that takes notes."""
+    """Makes files of a local lake durable; tests pass one that records calls."""
 
     def file(self, path: Path) -> None:
-        """Return when the file's content is durable. Raises OSError."""
+        """Return when the file's content is durable. Raise OSError."""
         ...
 
     def folder(self, path: Path) -> None:
-        """Return when the folder's entries are durable. Raises OSError."""
+        """Return when the folder's entries are durable. Raise OSError."""
         ...
 
 
@@ -27,7 +27,7 @@ class Fsync:
     """fsync(2)."""
 
     def file(self, path: Path) -> None:
-        """Sync a file's content: of that file, and without waiting for what is none."""
+        """Sync a file's content; never follow a link or wait for a pipe."""
         _sync(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
 
     def folder(self, path: Path) -> None:
@@ -44,7 +44,7 @@ def _sync(path: Path, flags: int) -> None:
 
 
 def make_folder(path: Path, durability: Durability) -> None:
-    """Make a folder and its missing parents, durably. Raises OSError."""
+    """Create a folder and its missing parents, durably. Raise OSError."""
     missing: list[Path] = []
     at = path
     while not at.exists():

@@ -1,7 +1,7 @@
-"""Which calls of the lake's storage have not come back, and since when.
+"""The calls to the lake's storage that have not returned, and since when.
 
-A thread that waits for a file system whose server is away can't be ended, nor asked. So each call
-is noted where it is made, and whoever wants to know looks at the oldest.
+A thread that waits for a file system whose server is unreachable can be neither ended nor queried.
+So each call is recorded where it is made, and observers check the oldest one.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 from ingestd.observe.status import StorageWait
 
 PATIENCE_S = 15.0
-"""A call that takes longer is told of. A slow object store takes seconds at most: a request that is
-not answered is given up, and sent again, after 30 s by the libraries."""
+"""A call that takes longer is reported. A slow object store takes seconds at most: the libraries
+abandon an unanswered request after 30 s and send it again."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class HasCalls(Protocol):
-    """A store: what is noted of it, and how it names a path."""
+    """A store: its record of calls, and how it names a path."""
 
     calls: StorageCalls
 
     def uri(self, path: str) -> str:
-        """Return the whole name of a path."""
+        """Return the full name of a path."""
         ...
 
 
@@ -36,9 +36,9 @@ S = TypeVar("S", bound=HasCalls)
 
 
 class StorageCalls:
-    """The calls of one source's stores that are under way, from any thread.
+    """The calls of one source's stores that are in flight, from any thread.
 
-    `monotonic`: seconds of a clock that only goes forward.
+    `monotonic`: seconds of a clock that never goes backwards.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -46,18 +46,18 @@ class StorageCalls:
         self._under_way: dict[object, tuple[HasCalls, str, float]] = {}
 
     def begin(self, store: HasCalls, path: str) -> object:
-        """Note a call; give what ends the note."""
+        """Record a call; return the key with which `end` removes it."""
         call = object()
         self._under_way[call] = (store, path, self._monotonic())
         return call
 
     def end(self, call: object) -> None:
-        """Record that a call came back, with whatever."""
+        """Record that a call returned, with or without an error."""
         self._under_way.pop(call, None)
 
     @contextmanager
     def during(self, store: HasCalls, path: str) -> Iterator[None]:
-        """Note what is done inside as one call."""
+        """Record the block as one call."""
         call = self.begin(store, path)
         try:
             yield
@@ -65,7 +65,7 @@ class StorageCalls:
             self.end(call)
 
     def waiting(self, patience_s: float | None = None) -> StorageWait | None:
-        """Return the oldest call that has taken longer, than PATIENCE_S without; None if none."""
+        """Return the oldest call if it took `patience_s` (default PATIENCE_S) or more."""
         patience_s = PATIENCE_S if patience_s is None else patience_s
         calls = list(self._under_way.values())
         if not calls:
@@ -76,7 +76,7 @@ class StorageCalls:
 
 
 def timed(method: Callable[Concatenate[S, str, P], T]) -> Callable[Concatenate[S, str, P], T]:
-    """Have calls of a store's method be noted, by the path that is its first argument."""
+    """Wrap a store's method so that its calls are recorded, by the path, its first argument."""
 
     @wraps(method)
     def call(store: S, path: str, /, *args: P.args, **kwargs: P.kwargs) -> T:

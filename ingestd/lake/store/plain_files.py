@@ -1,10 +1,10 @@
-"""Local files opened by links of trusted users alone, and without waiting for what is no file.
+"""Safe opening of local files: only through links of trusted users, and only regular files.
 
-A lake's root is where the operator put it, by links too. Below it, the folders that lead to a table
-(the source's, the schema's, its own) may be links that root or the user of this process made, as
-with the sysctl fs.protected_symlinks; inside a table's folder nothing may. Whoever can write into
-the lake could otherwise have files read, written and removed that are elsewhere. A descriptor of
-the folder holds it while a name in it is used, so that nothing comes of exchanging one of the two.
+The operator chooses a lake's root, which may contain links. Below it, the folders that lead to a
+table (the source's, the schema's, its own) may be links made by root or by the user of this
+process, as with the sysctl fs.protected_symlinks. Inside a table's folder no links are allowed.
+Otherwise, anyone who can write to the lake could have files elsewhere read, written and removed. A
+name is used relative to a descriptor of its folder, so exchanging either meanwhile has no effect.
 
 Source: open(2), O_NOFOLLOW, O_PATH and O_NONBLOCK; openat(2); readlink(2); symlink(7).
 """
@@ -28,13 +28,13 @@ LOG = "_delta_log"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _ITSELF = getattr(os, "O_PATH", 0) | os.O_NOFOLLOW | os.O_CLOEXEC
-"""A link's own descriptor; without O_PATH (Linux) there is none, and no link is followed."""
+"""Flags to open a link itself; without O_PATH (only on Linux) no link is followed."""
 _LINKED = frozenset({errno.ELOOP, errno.ENOTDIR})
 _REFERENCES = "_ref"
 
 
 class OddFileError(OSError):
-    """Something else stands at `path` than a file of the lake: `why` says what."""
+    """Something other than a regular file of the lake is at `path`; `why` says what."""
 
     def __init__(self, path: Path | str, why: str) -> None:
         super().__init__(errno.EINVAL, why, str(path))
@@ -42,7 +42,7 @@ class OddFileError(OSError):
 
 
 class OthersLinkError(OddFileError):
-    """A symbolic link stands at `path` that another user made."""
+    """A symbolic link made by another user is at `path`."""
 
     def __init__(self, path: Path | str, owner: int) -> None:
         super().__init__(path, f"is a symbolic link that another user made ({_name_of(owner)})")
@@ -56,18 +56,18 @@ def _name_of(owner: int) -> str:
 
 
 def kind_of(mode: int) -> str | None:
-    """Say what is no regular file; None if it is one."""
+    """Return what a file is if it is not regular, else None."""
     if stat.S_ISREG(mode):
         return None
     if stat.S_ISLNK(mode):
         return "is a symbolic link"
-    return "is a folder" if stat.S_ISDIR(mode) else "is no regular file"
+    return "is a folder" if stat.S_ISDIR(mode) else "is not a regular file"
 
 
 def table_depth(parts: Sequence[str]) -> int:
-    """Return how many parts of a path in the lake lead to the folder that it is in, or its table's.
+    """Return how many parts of a path in the lake lead to its folder, or to that of its table.
 
-    As `ingestd.lake.layout.Layout` has them.
+    The layout is that of `ingestd.lake.layout.Layout`.
     """
     folders = parts[:-1]
     depth = len(folders)
@@ -79,10 +79,11 @@ def table_depth(parts: Sequence[str]) -> int:
 
 @contextmanager
 def place_of(root: Path, path: str, depth: int | None = None) -> Iterator[tuple[int | None, str]]:
-    """Return a descriptor of the folder that a path ends in, and the name there.
+    """Yield a descriptor of a path's folder, and the name in it.
 
-    For a name in the root itself None, and the whole path. `depth`: how many parts may be links of
-    root or of this user; those that lead to a table's folder without it. Raises OddFileError.
+    For a name in the root itself, yield None and the full path. `depth`: how many parts may be
+    links of root or of this user; by default those that lead to a table's folder. Raise
+    OddFileError.
     """
     *folders, name = path.split("/")
     if not any(folders):
@@ -96,9 +97,9 @@ def place_of(root: Path, path: str, depth: int | None = None) -> Iterator[tuple[
 
 
 def open_folder(root: Path, folders: Sequence[str], depth: int) -> int:
-    """Return a descriptor of the folder behind one or more names, one in the other.
+    """Return a descriptor of the folder at a path of one or more names.
 
-    `depth`: as of `place_of`. Raises OddFileError.
+    `depth`: see `place_of`. Raise OddFileError.
     """
     folder = _opened(root, folders[:1], None, may_link=depth > 0)
     for count in range(2, len(folders) + 1):
@@ -111,7 +112,7 @@ def open_folder(root: Path, folders: Sequence[str], depth: int) -> int:
 
 
 def make_folders(root: Path, path: str, durability: Durability) -> None:
-    """Make a folder with its missing parents, durably, by no link that `place_of` would refuse."""
+    """Create a folder and its missing parents, durably; refuse links as `place_of` does."""
     make_folder(root, durability)
     folders = path.split("/") if path else []
     above: int | None = None
@@ -139,7 +140,7 @@ def _made(root: Path, folders: Sequence[str], above: int | None, durability: Dur
 
 
 def _opened(root: Path, folders: Sequence[str], above: int | None, *, may_link: bool) -> int:
-    """Open the last of these folders, in that above it; the first one by the root's path."""
+    """Open the last of these folders, relative to `above`; the first one by the root's path."""
     name = f"{root}/{folders[0]}" if above is None else folders[-1]
     try:
         return os.open(name, _FOLDER, dir_fd=above)
@@ -149,12 +150,12 @@ def _opened(root: Path, folders: Sequence[str], above: int | None, *, may_link: 
         path = root.joinpath(*folders)
         found = os.stat(name, dir_fd=above, follow_symlinks=False)
         if not may_link or not stat.S_ISLNK(found.st_mode):
-            raise OddFileError(path, kind_of(found.st_mode) or "is no folder") from error
+            raise OddFileError(path, kind_of(found.st_mode) or "is not a folder") from error
     return _followed(path, name, above)
 
 
 def _followed(path: Path, name: str, above: int | None) -> int:
-    """Open what a link leads to, by the text of the very link whose owner was looked at."""
+    """Open a link's target, read from the same link whose owner was checked."""
     link = os.open(name, _ITSELF, dir_fd=above)
     try:
         owner = os.fstat(link).st_uid
@@ -169,7 +170,7 @@ def _followed(path: Path, name: str, above: int | None) -> int:
 
 
 def open_plain(root: Path, path: str, depth: int | None = None) -> int:
-    """Open a regular file for reading; give its descriptor. Raises OddFileError for others."""
+    """Open a regular file and return its descriptor. Raise OddFileError for anything else."""
     with place_of(root, path, depth) as (folder, name):
         try:
             descriptor = os.open(name, _FILE, dir_fd=folder)
@@ -177,7 +178,7 @@ def open_plain(root: Path, path: str, depth: int | None = None) -> int:
             if error.errno == errno.ELOOP:
                 raise OddFileError(root / path, "is a symbolic link") from error
             if error.errno == errno.ENXIO:
-                raise OddFileError(root / path, "is no regular file") from error
+                raise OddFileError(root / path, "is not a regular file") from error
             raise
     what = kind_of(os.fstat(descriptor).st_mode)
     if what is not None:
@@ -187,7 +188,7 @@ def open_plain(root: Path, path: str, depth: int | None = None) -> int:
 
 
 def open_native(root: Path, path: str, depth: int | None = None) -> pa.NativeFile:
-    """Open a regular file as `open_plain` does, for pyarrow."""
+    """Open a regular file for pyarrow; see `open_plain`."""
     descriptor = open_plain(root, path, depth)
     try:
         return pa.OSFile(f"/proc/self/fd/{descriptor}", "rb")
@@ -198,7 +199,7 @@ def open_native(root: Path, path: str, depth: int | None = None) -> pa.NativeFil
 
 
 def read_plain(root: Path, path: str, most_bytes: int) -> bytes:
-    """Read a regular file of no more than so many bytes. Raises OddFileError for others."""
+    """Read a regular file of at most `most_bytes`. Raise OddFileError for anything else."""
     descriptor = open_plain(root, path)
     try:
         size = os.fstat(descriptor).st_size
@@ -212,19 +213,19 @@ def read_plain(root: Path, path: str, most_bytes: int) -> bytes:
 
 
 def ensure_size(path: Path | str, nbytes: int, most_bytes: int) -> None:
-    """Raise OddFileError for a file that is too large to be what its name says."""
+    """Raise OddFileError for a file that is larger than any file of its kind."""
     if nbytes > most_bytes:
         raise OddFileError(path, f"has {nbytes} bytes, more than {most_bytes}")
 
 
 def create_plain(name: str, folder: int | None) -> int:
-    """Return the descriptor of a file that was not there yet, for writing."""
+    """Create a file that does not exist yet; return a descriptor for writing."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.open(name, flags, 0o666, dir_fd=folder)
 
 
 def write_new(name: str, folder: int | None, content: bytes) -> None:
-    """Write a file that is not there yet."""
+    """Write a file that does not exist yet."""
     descriptor = create_plain(name, folder)
     try:
         left = memoryview(content)

@@ -1,11 +1,11 @@
-"""New objects in an S3 store, by one request each (obstore).
+"""A client that creates objects in an S3 store with one request each (obstore).
 
-deltalake's own file system sends every object in parts, three requests at least, and cannot refuse
-to overwrite one; its commits can, but list and read the log around that. obstore is made of the
-same object_store as deltalake, but what is around that differs: deltalake asks the AWS SDK for
-credentials (profiles, roles), and takes options from variables however they are written. So obstore
-is used only where nothing is said by which the two could reach different stores, or one by
-different rights; else `s3_objects` says why not.
+deltalake's own file system sends every object in parts, at least three requests, and can't refuse
+to overwrite one. Its commits can refuse that, but list and read the log as well. obstore is based
+on the same object_store as deltalake, but is configured differently: deltalake asks the AWS SDK for
+credentials (profiles, roles), and reads options from variables in any spelling. So obstore is used
+only if no setting could make the two reach different stores, or use different credentials;
+otherwise `s3_objects` gives the reason.
 
 Source: AWS documentation, "Conditional requests"; object_store's `PutMode::Create`,
 `AmazonS3ConfigKey` and `ClientConfigKey`.
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
 
 PART_BYTES = 5 << 20
-"""Larger objects are sent in parts of this size, the least that S3 takes."""
+"""Larger objects are sent in parts of this size, the smallest that S3 accepts."""
 PARTS_AT_ONCE = 2
-"""Of an object, which are in memory until they are sent."""
+"""Parts of an object that are in memory until they are sent."""
 _NEEDED = ("access_key_id", "secret_access_key", "region")
 _ALIASES = {"default_region": "region", "endpoint": "endpoint_url", "token": "session_token"}
 _CONFIG = frozenset(
@@ -47,7 +47,7 @@ _CONFIG = frozenset(
     }
 )
 _HOW = frozenset({"allow_http", "timeout", "connect_timeout", "max_retries", "retry_timeout"})
-"""Options that obstore is given besides; in both, without the `AWS_` that may be before them."""
+"""Further options that obstore gets; both sets without the optional prefix `AWS_`."""
 _VARIABLES = _CONFIG | {"allow_http"}
 _MEANT_BY_DELTALAKE = re.compile(
     r"bucket(_name)?|endpoint_url_(s3|sts)|metadata_endpoint|imdsv1_fallback|unsigned_payload"
@@ -57,7 +57,7 @@ _MEANT_BY_DELTALAKE = re.compile(
     r"|(connect_|read_|pool_idle_)?timeout|default_content_type|http1_only|http2_\w+"
     r"|pool_max_idle_per_host|proxy_(url|ca_certificate|excludes)|randomize_addresses|user_agent"
 )
-"""Names, in any case and without `AWS_`, of variables that it may take as options."""
+"""Names, in any case and without `AWS_`, of variables that deltalake may read as options."""
 _OF_OTHER_PROGRAMS = frozenset(
     {
         *("profile", "default_profile", "config_file", "shared_credentials_file"),
@@ -65,7 +65,7 @@ _OF_OTHER_PROGRAMS = frozenset(
         *("retry_mode", "max_attempts", "sts_regional_endpoints", "ca_bundle"),
     }
 )
-"""Variables (`AWS_...`) of which nothing comes where the keys and the region are given."""
+"""Variables (`AWS_...`) that have no effect if the keys and the region are set."""
 _YES = frozenset({"1", "true", "on", "yes", "y"})
 _BUCKET = re.compile(r"[a-z0-9.-]+")
 _PATH = re.compile(r"(?:/[\w-][\w.-]*)*/?", re.ASCII)
@@ -73,26 +73,26 @@ _ENDPOINT = re.compile(r"https?://[\w.:\[\]-]+(?:/[\w./-]*)?", re.ASCII)
 _VALUE = re.compile(r"[ -~]+")
 _NO_UPLOAD = "NoSuchUpload"
 _DETAILS = "\n\nDebug source:"
-"""What of an error's text is for obstore's own developers."""
+"""Beginning of the part of an error's text that is meant for obstore's developers."""
 
 
 class NotSureError(Exception):
-    """deltalake might reach another store. The text says why."""
+    """Deltalake might reach another store. The text says why."""
 
 
 def s3_objects(uri: str, options: Mapping[str, str], environment: Mapping[str, str]) -> S3Objects:
-    """Return what puts objects below `uri`. Raises NotSureError."""
+    """Return a client that puts objects below `uri`. Raise NotSureError."""
     parts = urlsplit(uri)
     if parts.scheme not in {"s3", "s3a"}:
         raise NotSureError(f"{parts.scheme}:// is not S3")
     is_plain = parts.geturl() == f"{parts.scheme}://{parts.netloc}{parts.path}"
     if not (is_plain and _BUCKET.fullmatch(parts.netloc) and _PATH.fullmatch(parts.path)):
-        raise NotSureError("there are unusual characters in the URI")
+        raise NotSureError("the URI has unusual characters")
     given = _options(options)
     config = _variables(environment, given, {_short(option) for option in options}) | given
     for name in _NEEDED:
         if name not in config:
-            raise NotSureError(f"AWS_{name.upper()} is not given")
+            raise NotSureError(f"AWS_{name.upper()} is not set")
     if "endpoint_url" in config and not _ENDPOINT.fullmatch(config["endpoint_url"]):
         raise NotSureError("AWS_ENDPOINT_URL is not a plain URL")
     if config.get("conditional_put", "etag").lower() != "etag":
@@ -111,7 +111,7 @@ def s3_objects(uri: str, options: Mapping[str, str], environment: Mapping[str, s
 
 
 def _client(config: Mapping[str, str]) -> ClientConfig:
-    """Return what the options say about connections. Raises ValueError."""
+    """Return the connection settings among the options. Raise ValueError."""
     found: ClientConfig = {"allow_http": config.get("allow_http", "").lower() in _YES}
     if "timeout" in config:
         found["timeout"] = _time(config["timeout"])
@@ -121,7 +121,7 @@ def _client(config: Mapping[str, str]) -> ClientConfig:
 
 
 def _retry(config: Mapping[str, str]) -> RetryConfig:
-    """Return what the options say about trying again. Raises ValueError."""
+    """Return the retry settings among the options. Raise ValueError."""
     found: RetryConfig = {}
     if "retry_timeout" in config:
         found["retry_timeout"] = _time(config["retry_timeout"])
@@ -139,7 +139,7 @@ def _options(options: Mapping[str, str]) -> dict[str, str]:
     for option, value in options.items():
         name = _name(option)
         if name not in _CONFIG | _HOW:
-            raise NotSureError(f"obstore is not given the option {option}")
+            raise NotSureError(f"obstore does not support the option {option}")
         _add(found, name, option, value)
     return found
 
@@ -153,10 +153,10 @@ def _variables(
         is_plain = variable.startswith("AWS_") and variable.isupper()
         if is_plain and name in _VARIABLES:
             if _short(variable) in said:
-                continue  # an option of the same name goes before it
+                continue  # an option of the same name takes precedence
             _add(found, name, variable, value)
             if given.get(name, value) != value:
-                raise NotSureError(f"the variable {variable} says otherwise than an option")
+                raise NotSureError(f"the variable {variable} contradicts an option")
         elif is_plain and name in _OF_OTHER_PROGRAMS:
             continue
         elif is_plain or name in _VARIABLES or _MEANT_BY_DELTALAKE.fullmatch(name):
@@ -165,10 +165,10 @@ def _variables(
 
 
 def _add(found: dict[str, str], name: str, said: str, value: str) -> None:
-    if not _VALUE.fullmatch(value):  # obstore panics at some
+    if not _VALUE.fullmatch(value):  # obstore panics on some
         raise NotSureError(f"{said} is empty, or has unusual characters")
     if found.setdefault(name, value) != value:
-        raise NotSureError(f"{said} is given twice, by different names")
+        raise NotSureError(f"{said} is set twice, by different names")
 
 
 def _short(option: str) -> str:
@@ -180,13 +180,13 @@ def _name(option: str) -> str:
 
 
 class S3Objects:
-    """Puts and reads objects. All calls block, and let other threads run. Raises OSError."""
+    """Puts and reads objects. All calls block, but let other threads run. Raises OSError."""
 
     def __init__(self, store: S3Store) -> None:
         self._store = store
 
     def put_if_absent(self, path: str, content: bytes) -> bool:
-        """Put an object; False if there is one, perhaps this, as an answer may have been lost."""
+        """Put an object; return False if one exists, perhaps from a put whose answer was lost."""
         try:
             with _as_os_error():
                 obstore.put(self._store, path, content, mode="create", use_multipart=False)
@@ -195,7 +195,7 @@ class S3Objects:
         return True
 
     def open(self, path: str) -> S3Object:
-        """Begin a new object."""
+        """Begin to write a new object."""
         with _as_os_error():
             opened = obstore.open_writer(
                 self._store, path, buffer_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE
@@ -203,7 +203,7 @@ class S3Objects:
         return S3Object(opened, partial(self.size, path))
 
     def read(self, path: str, ensure: Callable[[int], None]) -> bytes:
-        """Read an object, unless `ensure` raises at its size. Raises FileNotFoundError."""
+        """Read an object, unless `ensure` raises for its size. Raise FileNotFoundError."""
         try:
             with _as_os_error(keeps_missing=True):
                 found = obstore.get(self._store, path)
@@ -214,14 +214,14 @@ class S3Objects:
             return bytes(found.bytes())
 
     def size(self, path: str) -> int | None:
-        """Return the size of an object, None if there is none."""
+        """Return the size of an object, None if it does not exist."""
         with _as_os_error(), suppress(FileNotFoundError):
             return obstore.head(self._store, path)["size"]
         return None
 
 
 class S3Object:
-    """An object that is written; it appears when it is closed. Raises OSError."""
+    """An object being written, which appears when it is closed. Raises OSError."""
 
     def __init__(self, opened: WritableFile, size: Callable[[], int | None]) -> None:
         self._opened = opened
@@ -229,16 +229,16 @@ class S3Object:
         self._nbytes = 0
 
     def write(self, data: bytes) -> None:
-        """Take more of it. obstore keeps `data` as it is, so it may not change after."""
+        """Append to the object. obstore keeps `data` without a copy, so it must not change."""
         with _as_os_error():
             self._opened.write(data)
         self._nbytes += len(data)
 
     def close(self) -> None:
-        """Send what is left.
+        """Send the rest.
 
-        If the answer to the last request is lost, it is sent again, and S3 may have forgotten the
-        upload that it has completed by then.
+        If the answer to the last request is lost, the request is repeated. By then S3 has completed
+        the upload and may no longer know it.
         """
         try:
             with _as_os_error():
@@ -258,7 +258,7 @@ def _as_os_error(*, keeps_missing: bool = False) -> Iterator[None]:
         if keeps_missing:
             raise
         raise OSError(_told(error)) from error
-    except (BaseError, OSError) as error:  # FileNotFoundError where there is no bucket
+    except (BaseError, OSError) as error:  # also FileNotFoundError for a missing bucket
         raise OSError(_told(error)) from error
 
 

@@ -1,4 +1,4 @@
-"""Files of a lake, wherever it lies: on a local file system or in an object store."""
+"""Access to the lake's files, on a local file system or in an object store."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ if TYPE_CHECKING:
     from deltalake._internal import ObjectOutputStream
 
 MARKER = "_ingestd.json"
-"""The lake's marker (ingestd.lake.marker). No source's folder has this name: a leading `_` is
-mapped."""
+"""The lake's marker (ingestd.lake.marker). No source's folder has this name, as a leading `_` is
+escaped."""
 SET_ASIDE = ".torn"
-"""How the names of files end that were set aside."""
+"""Suffix of the names of files that were set aside."""
 _PIECE_BYTES = 128 << 10
-"""What is gathered of a new object before its client is given it; each open one holds so much."""
+"""Buffer of a new object before its data is passed to the client; each open object has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class FolderEntry:
-    """What a folder has under a name; `odd`: what it is if it is no regular file."""
+    """An entry of a folder; `odd`: its kind if it is not a regular file."""
 
     name: str
     size_bytes: int
@@ -64,34 +64,34 @@ class FolderEntry:
 class Store(Protocol):
     """The lake's files, by path relative to its root. All calls block: not for the event loop.
 
-    Raises OSError, or deltalake's errors from an object store.
+    Methods raise OSError, or deltalake's errors from an object store.
     """
 
     @property
     def remark(self) -> str:
-        """What whoever asks about it may want to know; mostly nothing."""
+        """A remark for `ingestd check`; usually empty."""
         ...
 
     calls: StorageCalls
-    """Those of it, and of others of the same source, that are under way."""
+    """The calls in flight, of this store and of others of the same source."""
 
     needs_marker: bool
-    """Whether folders are made only where the lake's marker is: its user has seen it there."""
+    """Whether folders are created only if the lake's marker exists; set once it was seen."""
 
     @property
     def storage_options(self) -> dict[str, str] | None:
-        """What deltalake needs to reach it."""
+        """The options with which deltalake reaches the store."""
         ...
 
     def uri(self, path: str) -> str:
-        """Return what deltalake opens `path` by."""
+        """Return the URI or path with which deltalake opens `path`."""
         ...
 
     def make_folder(self, path: str) -> None:
-        """Make a folder with its parents, durably, where there are folders.
+        """Create a folder and its parents, durably, if the store has folders.
 
-        Raises OperatorError where the lake's own can't be; LakeLostError where the marker is needed
-        and is not there: the folder of a volume that is not mounted is not filled.
+        Raise OperatorError if the lake's own folder can't be created. Raise LakeLostError if the
+        marker is needed but missing, so that the mount point of an unmounted volume is not filled.
         """
         ...
 
@@ -101,80 +101,80 @@ class Store(Protocol):
 
     @property
     def part_bytes(self) -> int:
-        """About what is sent of a new file at a time, in memory until then; 0: it is written."""
+        """About how much of a new file is buffered until it is sent; 0: it is written at once."""
         ...
 
     @property
     def supports_conditional_put(self) -> bool:
-        """Whether `put_if_absent` is there."""
+        """Return whether the store has `put_if_absent`."""
         ...
 
     def put_if_absent(self, path: str, content: bytes) -> bool:
-        """Write a file, whole or not at all; False if it is there already.
+        """Write a file atomically; return False if it exists already.
 
-        Of an object store that does not say that it is another's: an answer may have been lost.
-        Its content is durable, its entry in the folder after `sync`.
+        In an object store, False does not mean that another process wrote it: an answer may have
+        been lost. The content is durable on return, the folder's entry after `sync`.
         """
         ...
 
     def open(self, path: str) -> pa.NativeFile:
-        """Open a file for reading. Raises OddFileError for what is none, or behind a link."""
+        """Open a regular file for reading. Raise OddFileError for others, or behind a link."""
         ...
 
     def read(self, path: str, most_bytes: int) -> bytes:
-        """Read a file. Raises OddFileError as `open`, and before it is read if it is larger."""
+        """Read a file. Raise OddFileError as `open` does, or without reading it if too large."""
         ...
 
     def size(self, path: str) -> int | None:
-        """Size of a file, None if there is none. Raises OddFileError for a folder, pipe, link."""
+        """Return a file's size, None if missing. Raise OddFileError for a folder, pipe or link."""
         ...
 
     def is_link(self, path: str) -> bool:
-        """Return whether a symbolic link stands there."""
+        """Return whether a symbolic link is at this path."""
         ...
 
     def entries(self, path: str, above: str) -> list[FolderEntry]:
-        """List what has a name above this one in a local folder, whatever it is; else nothing.
+        """Return the entries of a local folder whose names sort above `above`, of any kind.
 
-        An object store has no pipes and no links, and a log there takes a request for each 1,000
-        commits.
+        In an object store return nothing: it has no pipes and no links, and to list a log there
+        takes a request for each 1,000 commits.
         """
         ...
 
     def remove(self, path: str) -> None:
-        """Remove a file; nothing if there is none."""
+        """Remove a file; do nothing if it is missing."""
         ...
 
     def folders(self, path: str) -> list[str]:
-        """Names of the folders in a folder; empty if there is none."""
+        """Return the names of the folders in a folder; empty if it is missing."""
         ...
 
     def files(self, path: str) -> list[str]:
-        """Names of the files in a folder; empty if there is none."""
+        """Return the names of the files in a folder; empty if it is missing."""
         ...
 
     def written(self, path: str) -> dict[str, float]:
-        """When each of the files in a folder was last written (Unix seconds), by name."""
+        """Return when each file in a folder was last written (Unix seconds), by name."""
         ...
 
     def remove_folder(self, path: str) -> None:
-        """Remove a folder with all that is in it; nothing if there is none."""
+        """Remove a folder with all content; do nothing if it is missing."""
         ...
 
     def set_aside(self, path: str) -> None:
-        """Give a file a name by which nobody takes it for what it was, durably (where `syncs`).
+        """Rename a file so that no reader uses it any more, durably (where `syncs`).
 
-        It begins with a dot and ends with `SET_ASIDE`.
+        The new name begins with a dot and ends with `SET_ASIDE`.
         """
         ...
 
     @property
     def syncs(self) -> bool:
-        """Whether `sync` does anything: False where what is written is durable at once."""
+        """Return whether `sync` has an effect: False if all writes are durable at once."""
         ...
 
     def sync(self, folder: str, names: Sequence[str]) -> None:
-        """Make files of a folder durable, and their entries in it."""
+        """Make files of a folder, and their entries in it, durable."""
         ...
 
 
@@ -199,8 +199,8 @@ class LocalStore:
         """Make a folder with its parents."""
         if self.needs_marker and not (self.root / MARKER).exists():
             raise LakeLostError(
-                f"lake {self.root}: {MARKER} is not there: the lake is not mounted, or was removed",
-                remedy="mount the lake, or put it back; ingestd tries again within 60 s",
+                f"lake {self.root}: {MARKER} is missing: the lake is not mounted, or was removed",
+                remedy="mount the lake, or put it back; ingestd retries within 60 s",
             )
         try:
             make_folders(self.root, path, self._durability)
@@ -208,8 +208,8 @@ class LocalStore:
             if self.root.exists():
                 raise
             raise OperatorError(
-                f"lake {self.root}: no folder can be made there",
-                remedy="set `lake.uri` to a folder of a file system that can be written to",
+                f"lake {self.root}: no folder can be created there",
+                remedy="set `lake.uri` to a folder on a writable file system",
             ) from error
 
     @timed
@@ -223,7 +223,7 @@ class LocalStore:
 
     @timed
     def put_if_absent(self, path: str, content: bytes) -> bool:
-        """Link a file of another name, that is whole and durable, to this one."""
+        """Write a temporary file durably, then hard-link it to the path."""
         with place_of(self.root, path) as (folder, target):
             at = target.rpartition("/")
             made = f"{at[0]}{at[1]}.{at[2]}.{uuid.uuid4().hex}"
@@ -242,7 +242,7 @@ class LocalStore:
 
     @timed
     def open(self, path: str) -> pa.NativeFile:
-        """Open a file for reading: the one that was looked at, by its descriptor."""
+        """Open a file for reading, by the descriptor that was checked."""
         return open_native(self.root, path)
 
     @timed
@@ -252,7 +252,7 @@ class LocalStore:
 
     @timed
     def size(self, path: str) -> int | None:
-        """Size of a file."""
+        """Return the size of a file."""
         try:
             with place_of(self.root, path) as (folder, name):
                 found = os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -264,7 +264,7 @@ class LocalStore:
 
     @timed
     def is_link(self, path: str) -> bool:
-        """Return whether a symbolic link stands there."""
+        """Return whether a symbolic link is at this path."""
         try:
             with place_of(self.root, path) as (folder, name):
                 return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
@@ -273,13 +273,13 @@ class LocalStore:
 
     @timed
     def entries(self, path: str, above: str) -> list[FolderEntry]:
-        """List what has a name above this one in a folder."""
+        """Return the entries of a folder whose names sort above `above`."""
         found = []
         with contextlib.suppress(FileNotFoundError), self._scanned(path) as entries:
             for entry in entries:
                 if entry.name <= above:
                     continue
-                with contextlib.suppress(FileNotFoundError):  # it went meanwhile
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                     status = entry.stat(follow_symlinks=False)
                     found.append(FolderEntry(entry.name, status.st_size, kind_of(status.st_mode)))
         return found
@@ -295,7 +295,7 @@ class LocalStore:
 
     @timed
     def folders(self, path: str) -> list[str]:
-        """Names of the folders in a folder."""
+        """Return the names of the folders in a folder."""
         try:
             with self._scanned(path) as entries:
                 return sorted(entry.name for entry in entries if entry.is_dir())
@@ -304,7 +304,7 @@ class LocalStore:
 
     @timed
     def files(self, path: str) -> list[str]:
-        """Names of the files in a folder."""
+        """Return the names of the files in a folder."""
         try:
             with self._scanned(path) as entries:
                 return sorted(e.name for e in entries if e.is_file(follow_symlinks=False))
@@ -313,11 +313,11 @@ class LocalStore:
 
     @timed
     def written(self, path: str) -> dict[str, float]:
-        """When each of the files in a folder was last written, by name."""
+        """Return when each file in a folder was last written, by name."""
         found = {}
         with contextlib.suppress(FileNotFoundError), self._scanned(path) as entries:
             for entry in entries:
-                with contextlib.suppress(FileNotFoundError):  # it went meanwhile
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                     if entry.is_file(follow_symlinks=False):
                         found[entry.name] = entry.stat().st_mtime
         return found
@@ -333,7 +333,7 @@ class LocalStore:
 
     @timed
     def set_aside(self, path: str) -> None:
-        """Let its name begin with a dot, which all readers of Delta pass over."""
+        """Rename the file to a name with a leading dot, which all readers of Delta skip."""
         with place_of(self.root, path) as (folder, target):
             at = target.rpartition("/")
             name = f"{at[0]}{at[1]}.{at[2]}.{uuid.uuid4().hex[:8]}{SET_ASIDE}"
@@ -354,7 +354,7 @@ class LocalStore:
 
     @contextmanager
     def _scanned(self, path: str) -> Iterator[Iterator[os.DirEntry[str]]]:
-        """Return the entries of a folder, which stays open meanwhile."""
+        """Yield the entries of a folder, which stays open meanwhile."""
         with (
             place_of(self.root, f"{path}/") as (folder, _),
             os.scandir(self.root if folder is None else folder) as entries,
@@ -363,10 +363,10 @@ class LocalStore:
 
 
 class ObjectStore:
-    """S3, GCS, Azure and the like, by deltalake's own file system: one set of options for both.
+    """S3, GCS, Azure and others, through deltalake's own file system and the same options.
 
-    New objects are put by fewer requests where that is sure to reach the same store (`s3_objects`).
-    A put that returned is durable there.
+    New objects are put with fewer requests if that is certain to reach the same store
+    (`s3_objects`). A put is durable when it returns.
     """
 
     def __init__(self, uri: str, storage_options: Mapping[str, str] | None) -> None:
@@ -388,7 +388,7 @@ class ObjectStore:
         return f"{self._uri}/{path}"
 
     def make_folder(self, path: str) -> None:
-        """Do nothing: there are no folders."""
+        """Do nothing: an object store has no folders."""
 
     def create(self, path: str) -> IO[bytes]:
         """Open a new object for writing; it appears when closed."""
@@ -401,12 +401,12 @@ class ObjectStore:
 
     @property
     def supports_conditional_put(self) -> bool:
-        """Whether obstore reaches it; what deltalake offers can't, though its own commits can."""
+        """Return whether obstore reaches it; deltalake's file system has no conditional put."""
         return self._objects is not None
 
     @timed
     def put_if_absent(self, path: str, content: bytes) -> bool:
-        """Put an object by a conditional put."""
+        """Put an object with a conditional put."""
         if self._objects is None:
             raise NotImplementedError(path, len(content))
         reach("sink.commit_put.before")
@@ -421,7 +421,7 @@ class ObjectStore:
 
     @timed
     def read(self, path: str, most_bytes: int) -> bytes:
-        """Read an object. deltalake's file system lets no other thread run until it answers."""
+        """Read an object. deltalake's file system blocks all other threads until it returns."""
         if self._objects is not None:
             return self._objects.read(path, partial(self._ensure_size, path, most_bytes))
         with self._files.open_input_file(path) as file:
@@ -433,17 +433,17 @@ class ObjectStore:
 
     @timed
     def size(self, path: str) -> int | None:
-        """Size of an object."""
+        """Return the size of an object."""
         if self._objects is not None:
             return self._objects.size(path)
         (info,) = self._files.get_file_info([path])
         return int(info.size) if info.type == pafs.FileType.File else None
 
-    def is_link(self, path: str) -> bool:  # noqa: ARG002 - as of all stores
-        """Return False: there are no links."""
+    def is_link(self, path: str) -> bool:  # noqa: ARG002 - of the port
+        """Return False: an object store has no links."""
         return False
 
-    def entries(self, path: str, above: str) -> list[FolderEntry]:  # noqa: ARG002 - as of all stores
+    def entries(self, path: str, above: str) -> list[FolderEntry]:  # noqa: ARG002 - of the port
         """Return nothing."""
         return []
 
@@ -455,19 +455,19 @@ class ObjectStore:
 
     @timed
     def folders(self, path: str) -> list[str]:
-        """Names of the prefixes below a prefix."""
+        """Return the names of the prefixes below a prefix."""
         found = self._files.get_file_info(pafs.FileSelector(path, allow_not_found=True))
         return sorted(info.base_name for info in found if info.type == pafs.FileType.Directory)
 
     @timed
     def files(self, path: str) -> list[str]:
-        """Names of the objects directly below a prefix."""
+        """Return the names of the objects directly below a prefix."""
         found = self._files.get_file_info(pafs.FileSelector(path, allow_not_found=True))
         return sorted(info.base_name for info in found if info.type == pafs.FileType.File)
 
     @timed
     def written(self, path: str) -> dict[str, float]:
-        """When each of the objects directly below a prefix was last written, by name."""
+        """Return when each object directly below a prefix was last written, by name."""
         found = self._files.get_file_info(pafs.FileSelector(path, allow_not_found=True))
         files = (info for info in found if info.type == pafs.FileType.File)
         return {info.base_name: info.mtime_ns / 1e9 for info in files}
@@ -481,20 +481,20 @@ class ObjectStore:
                 self._files.delete_file(info.path)
 
     def set_aside(self, path: str) -> None:
-        """Never needed: what was put is whole."""
+        """Raise NotImplementedError: an object is never incomplete."""
         raise NotImplementedError(path)
 
     part_bytes = PART_BYTES
     syncs = False
 
     def sync(self, folder: str, names: Sequence[str]) -> None:
-        """Do nothing: what was put is durable."""
+        """Do nothing: an object is durable when its put returns."""
 
 
 class _Upload(io.RawIOBase):
-    """Gives a stream `bytes`, where Parquet writers, and `BufferedWriter`, give buffers.
+    """A file that passes `bytes` to a stream; Parquet writers and `BufferedWriter` pass buffers.
 
-    Those are written to again, or freed, while obstore still has what it was given.
+    Those buffers are overwritten or freed while obstore still uses them.
     """
 
     def __init__(
@@ -529,7 +529,7 @@ _OVERWRITING = {
     "allow_unsafe_rename": ("true", "1", "yes", "on"),
     "conditional_put": ("disabled",),
 }
-"""Options (of `AWS_...`) and their values."""
+"""Options (after `AWS_`) that allow overwriting, and their values."""
 
 
 def _refuse_overwriting(uri: str, options: Mapping[str, str]) -> None:
@@ -538,20 +538,20 @@ def _refuse_overwriting(uri: str, options: Mapping[str, str]) -> None:
         if value.strip().lower() in _OVERWRITING.get(short, ()):
             raise OperatorError(
                 f"lake {uri}: {key} = {value}: two writers could overwrite each other's commits",
-                remedy="leave it out: a commit has to be refused if there is one already",
+                remedy="leave it out: the store must refuse a commit whose version exists",
             )
 
 
 def ensure_own_links(store: Store, folder: str) -> None:
-    """Raise OthersLinkError where a link of another user leads to a table's folder.
+    """Raise OthersLinkError if a link of another user leads to a table's folder.
 
-    For what opens the folder by its path (deltalake).
+    Call it before code that opens the folder by its path (deltalake).
     """
     store.is_link(f"{folder}/{LOG}")
 
 
 def linked(store: Store, folder: str) -> str | None:
-    """Name the first of the folders that lead to a table, below its source's, that is a link."""
+    """Return the first folder on the path to a table, below its source's, that is a link."""
     parts = folder.split("/")
     found = ("/".join(parts[:count]) for count in range(2, len(parts) + 1))
     return next((path for path in found if store.is_link(path)), None)
@@ -563,12 +563,12 @@ def open_store(
     durability: Durability | None = None,
     calls: StorageCalls | None = None,
 ) -> Store:
-    """Return the store at `uri`: a path, relative or not, file://, or what deltalake knows.
+    """Return the store at `uri`: a path, relative or absolute, file://, or a URI of deltalake.
 
-    `calls`: where its calls are noted, of its own without.
+    `calls`: records the calls; by default a new one.
 
-    Raises OperatorError for a local path with a percent sign, and for options that can't be read or
-    by which two writers overwrite each other's commits (I5).
+    Raise OperatorError for a local path with a percent sign, and for options that can't be read or
+    that let two writers overwrite each other's commits (I5).
     """
     parts = urlsplit(uri)
     if "://" in uri and parts.scheme != "file":
@@ -580,7 +580,7 @@ def open_store(
     path = unquote(parts.path) if parts.scheme == "file" else uri
     if "%" in str(Path(path).absolute()):
         raise OperatorError(
-            f"lake {uri}: a percent sign in a local path",
+            f"lake {uri}: the local path has a percent sign",
             remedy="choose another folder for `lake.uri`: Delta decodes percent signs in paths",
         )
     local = LocalStore(Path(path), durability or Fsync())

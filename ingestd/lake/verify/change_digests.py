@@ -1,4 +1,4 @@
-"""Changes of a raw table as numbers, from which `ingestd.pipeline.verify.fold` folds its rows."""
+"""Changes of a raw table as numbers, the input of the fold in `ingestd.pipeline.verify.fold`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NOT_UNSENT = np.uint64(1)
 
 
 class ChangeBatch:
-    """Some changes: what is known of each of their columns, now and before."""
+    """A batch of changes: the digests of each column's values, now and before."""
 
     def __init__(self, batch: pa.RecordBatch, columns: Sequence[ComparedColumn]) -> None:
         self.batch = batch
@@ -54,12 +54,12 @@ class ChangeBatch:
         return self._columns[number].type
 
     def unsent(self, number: int) -> Flags | None:
-        """Say which rows were sent without a column; None: none."""
+        """Return which rows were sent without a column; None: none."""
         found = [self._unsent[n] for n in self._columns[number].stored if n in self._unsent]
         return np.logical_or.reduce(found) if found else None
 
     def own(self, number: int) -> Hashes:
-        """Hash the values of a column; of one that was not sent, what the old row has of it."""
+        """Return hashes of a column's values; for one that was not sent, of the old row's value."""
         found = self._with_missing(number, self._hashes(number, given_by(self.batch), ""))
         unsent = self.unsent(number)
         if unsent is not None and self._is_in_before(number):
@@ -67,23 +67,23 @@ class ChangeBatch:
         return found
 
     def lacks(self, number: int) -> Flags | None:
-        """Say which rows' values of a column are only in the row before; None: none."""
+        """Return the rows whose value of a column is only in an earlier row; None: none."""
         unsent = self.unsent(number)
         if unsent is not None and self._is_in_before(number):
             unsent &= ~self._has_old(number)
         return unsent if unsent is not None and unsent.any() else None
 
     def _has_old(self, number: int) -> Flags:
-        """Say which old rows were sent with a column, of those whose new row was not.
+        """Return which old rows were sent with a column that the new row lacks.
 
-        Its field in the struct says nothing: a joined file has the table's, which is as wide as old
-        rows ever were. The value does: what is TOASTed is never null.
+        The struct's field proves nothing: a joined file has the table's struct type, with all
+        fields that old rows ever had. The value does: a TOASTed value is never null.
         """
         found: Flags = self.has_before & (self.before(number) != NULL)
         return found
 
     def before(self, number: int) -> Hashes:
-        """Hash the old rows' values of a column."""
+        """Return hashes of the old rows' values of a column."""
         found = self._hashes(number, self._given_before, OF_BEFORE)
         return self._with_missing(number, found)
 
@@ -107,7 +107,7 @@ class ChangeBatch:
 
 
 def digest_changes(batch: pa.RecordBatch, digested: Digested) -> Matrix:
-    """Return the numbers of changes; an update that takes its row away from another key is two."""
+    """Return changes as numbers; an update that moves a row to another key yields two."""
     changes = ChangeBatch(batch, digested.columns)
     return _of_keyed(changes, digested) if digested.key else _of_multiset(changes, digested)
 
@@ -115,7 +115,7 @@ def digest_changes(batch: pa.RecordBatch, digested: Digested) -> Matrix:
 def linked_keys(
     batch: pa.RecordBatch, columns: Sequence[ComparedColumn], key: Sequence[int]
 ) -> Matrix:
-    """Return the keys of rows that take unsent values along to another: old ones, then new ones."""
+    """Return the old and new keys of rows that kept unsent values when their key changed."""
     changes = ChangeBatch(batch, columns)
     lacking = [changes.lacks(i) for i in range(len(columns)) if i not in key]
     found = [flags for flags in lacking if flags is not None]
@@ -127,14 +127,14 @@ def linked_keys(
 
 
 def reached(keys: Hashes, links: Matrix) -> Hashes:
-    """Return these keys and all that are linked with them, over however many others."""
+    """Return these keys and all that are linked with them, directly or through others."""
     ends = np.concatenate([links, links[::-1]], axis=1)
     ends = ends[:, np.argsort(ends[0])]
     found = newest = np.unique(keys)
     while len(newest):
         firsts = np.searchsorted(ends[0], newest)
         counts = np.searchsorted(ends[0], newest, side="right") - firsts
-        # The places of all their links: those of each one after the other.
+        # The indices of all their links, one key after another.
         steps = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         newest = np.setdiff1d(ends[1, np.repeat(firsts, counts) + steps], found)
         found = np.union1d(found, newest)
@@ -142,9 +142,9 @@ def reached(keys: Hashes, links: Matrix) -> Hashes:
 
 
 def change_keys(batch: pa.RecordBatch, digested: Digested) -> tuple[Hashes, Hashes]:
-    """Return the keys of the rows that changes put there, and of those that they take away.
+    """Return the keys of the rows that changes add, and of those that they remove.
 
-    Of a multiset: the rows' own numbers.
+    For a multiset: the rows' own numbers.
     """
     changes = ChangeBatch(batch, digested.columns)
     if digested.key:
@@ -158,7 +158,7 @@ def change_keys(batch: pa.RecordBatch, digested: Digested) -> tuple[Hashes, Hash
 
 
 def lazy_columns(unchanged: pa.Array, columns: Sequence[ComparedColumn]) -> set[int]:
-    """Return the places of the columns that some of these changes were sent without."""
+    """Return the indices of the columns that some of these changes were sent without."""
     names = _unsent(unchanged)
     return {i for i, c in enumerate(columns) if any(n in names for n in c.stored)}
 
@@ -194,7 +194,7 @@ def _of_keyed(changes: ChangeBatch, digested: Digested) -> Matrix:
 
 
 def _gone(moved: Matrix, old: Hashes, digested: Digested) -> Matrix:
-    """Return what takes rows away from their old keys."""
+    """Return the changes that remove rows from their old keys."""
     gone = np.zeros_like(moved)
     gone[:, KEY] = old
     gone[:, LSN], gone[:, SEQ] = moved[:, LSN], moved[:, SEQ]
@@ -233,7 +233,7 @@ def _old_keys(changes: ChangeBatch, key: Sequence[int]) -> Hashes:
 
 
 def _unsent(unchanged: pa.Array | None) -> dict[str, Flags]:
-    """Say by lake column which rows were sent without it."""
+    """Return which rows were sent without a lake column, by its name."""
     if unchanged is None or unchanged.null_count == len(unchanged):
         return {}
     names = np.array(pc.list_flatten(unchanged).to_pylist(), object)

@@ -1,4 +1,4 @@
-"""Changes as values, for the fold that goes row by row (`ingestd.lake.fold.plain`)."""
+"""Changes as plain values, for the fold row by row (`ingestd.lake.fold.plain`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ingestd.ports.verify import Digested, Rows
 
 
 def values_of_changes(batch: pa.RecordBatch, digested: Digested) -> Rows:
-    """Return changes as `ingestd.lake.fold.plain` takes them, by the source's column names."""
+    """Return changes as `ingestd.lake.fold.plain` expects them, with the source's column names."""
     count = batch.num_rows
     raw = RawTexts(batch.column("_cdc_raw"))
     given = given_by(batch)

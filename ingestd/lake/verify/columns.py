@@ -1,4 +1,4 @@
-"""Which lake columns are compared with a source's, by what `_tables` says (design section 2)."""
+"""The choice of lake columns to compare with a source's, from `_tables` (design section 2)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from ingestd.model.schema import Column, Table, delta_type
 Event = Mapping[str, Any]
 """A row of `_tables`."""
 _STRUCT = "struct<"
-"""In types that have all the fields that their columns ever had."""
+"""Struct types may contain every field that their column ever had."""
 
 
 def ensure_comparable(source: str, table: Table, events: Sequence[Event]) -> None:
-    """Raise TableError unless the lake has the table whole, with the key that it has now."""
+    """Raise TableError unless the lake has the complete table, with its current key."""
     if not events:
         raise TableChangedError(
             table.id, "is not in the lake yet", remedy="compare it when it is live"
@@ -34,7 +34,7 @@ def ensure_comparable(source: str, table: Table, events: Sequence[Event]) -> Non
     last = events[-1]
     if last["state"] == TableState.STOPPED:
         raise TableError(
-            table.id, f"is stopped: {last['reason']}", remedy="ingestd check names what to do"
+            table.id, f"is stopped: {last['reason']}", remedy="`ingestd check` says what to do"
         )
     if last["state"] != TableState.LIVE:
         raise TableChangedError(
@@ -47,13 +47,13 @@ def ensure_comparable(source: str, table: Table, events: Sequence[Event]) -> Non
     if last["snapshot_lsn"] is None:
         raise TableError(
             table.id,
-            'its rows were never read (snapshot = "never"): the lake has its changes only',
-            remedy=f"have it read: {reading_anew(source, table.id)}",
+            'its rows were never read (snapshot = "never"): the lake has only its changes',
+            remedy=f"read them: {reading_anew(source, table.id)}",
         )
 
 
 def ensure_own_types(uri: str, schema: pa.Schema, events: Sequence[Event]) -> None:
-    """Raise FolderError where a column has a type that `_tables` never had it with."""
+    """Raise FolderError if a column has a type that `_tables` never recorded for it."""
     written: dict[str, set[str]] = defaultdict(set)
     for column in itertools.chain.from_iterable(e["columns"] or () for e in events):
         written[column["name"]].add(column["delta_type"])
@@ -71,37 +71,37 @@ def ensure_own_types(uri: str, schema: pa.Schema, events: Sequence[Event]) -> No
 def _delta_type(kind: pa.DataType) -> str:
     try:
         return delta_type(kind)
-    except TypeError:  # no raw table has it
+    except TypeError:  # a type that no raw table has
         return str(kind)
 
 
 def ensure_known_key(table: Table, events: Sequence[Event]) -> None:
-    """Raise TableChangedError where the lake knows the table by other columns."""
+    """Raise TableChangedError if the lake knows the table by other key columns."""
     names = {c.name: c.lake_name for c in table.columns}
     if {names[n] for n in table.identifying} != _key(_described(events)[-1]):
         raise TableChangedError(
             table.id,
-            "has another key or replica identity than the lake knows of yet",
+            "has another key or replica identity than the lake has recorded so far",
             remedy="compare it again",
         )
 
 
 def ensure_one_key(source: str, table: Table, events: Sequence[Event], void_lsn: int) -> None:
-    """Raise TableError where changes above `void_lsn` tell rows apart by other columns."""
+    """Raise TableError if changes above `void_lsn` identify rows by other columns."""
     pairs = itertools.pairwise(_described(events))
     changed = [b["at_lsn"] for a, b in pairs if _key(a) != _key(b)]
     if changed and changed[-1] > void_lsn:
         raise TableError(
             table.id,
             "has another key or replica identity than when its rows were read",
-            remedy=f"have it read anew: {reading_anew(source, table.id)}",
+            remedy=f"re-read it: {reading_anew(source, table.id)}",
         )
 
 
 def compared_columns(
     table: Table, events: Sequence[Event]
 ) -> tuple[tuple[ComparedColumn, ...], str | None]:
-    """Return the columns to compare, and a note of those that the lake has not heard of."""
+    """Return the columns to compare, and a note of those that the lake does not know yet."""
     described = _described(events)
     found, new = [], []
     for column in table.columns:
@@ -112,7 +112,7 @@ def compared_columns(
             new.append(column.name)
     note = None
     if new:
-        note = f"not compared, because the lake has not heard of them yet: {', '.join(new)}"
+        note = f"not compared, as the lake does not know them yet: {', '.join(new)}"
     return tuple(found), note
 
 
@@ -134,13 +134,13 @@ def _compared(column: Column, stored: Sequence[str], described: Sequence[Event])
 
 
 def _stored(column: Column, described: Sequence[Event]) -> list[str]:
-    """Return the lake columns that a source column ever had, the oldest first."""
+    """Return all lake columns that a source column ever had, oldest first."""
     every = (c for event in described for c in event["columns"] if _source(c) == column.name)
     return list(dict.fromkeys(c["name"] for c in every))
 
 
 def _since(name: str, described: Sequence[Event]) -> tuple[int, str | None]:
-    """Say since when the source has this column without a break (0: always); what it had before."""
+    """Return the LSN since which the column exists (0: always), and its value in older rows."""
     since, missing, was_there = 0, None, True
     for event in described:
         column = next((c for c in event["columns"] if _source(c) == name), None)

@@ -1,4 +1,4 @@
-"""What the lake has of a source, for a verification: read only, beside a running daemon or not."""
+"""The lake's side of a verification: read-only, with or without a running daemon."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ from ingestd.model.schema import Table, TableId
 from ingestd.ports.verify import Digested, Matrix, Rows, VerifyPoint
 
 _RELEASED_EVERY = 8
-"""Batches: what was allocated for them and freed elsewhere is given back to the system."""
+"""Batches after which memory that was allocated for them and freed is returned to the system."""
 
 
 class DeltaVerifiedLake:
-    """See `ingestd.ports.verify.VerifiedLake`. What a survey pinned is kept until the next one."""
+    """See `ingestd.ports.verify.VerifiedLake`. Pinned files are kept until the next survey."""
 
     def __init__(
         self, uri: str, source: str, *, storage_options: Mapping[str, str] | None = None
@@ -78,42 +78,42 @@ class DeltaVerifiedLake:
         self._looked: dict[TableId, PinnedChanges] = {}
 
     async def known(self) -> Mapping[TableId, RegisteredTable]:
-        """Return what the lake has of the tables, and remember how they stood."""
+        """Return the recorded state of the tables, and remember it."""
         return await self._jobs.run(self._known)
 
     async def position(self) -> Lsn | None:
-        """Ask the app transaction of `_epochs`, which an idle source's daemon moves too."""
+        """Return the app transaction of `_epochs`, which also advances while a source is idle."""
         return await self._jobs.run(self._position)
 
     async def describe(self, table: Table) -> Digested:
-        """Go by `_tables`, and by how many rows the files have."""
+        """Describe a table from `_tables` and the row counts of its files."""
         return await self._jobs.run(self._describe, table)
 
     async def survey(
         self, described: Digested, point: VerifyPoint, *, most_linked: int
     ) -> Digested:
-        """Pin the table's files, and go through their changes once."""
+        """Pin the table's files, and read their changes once."""
         return await self._jobs.run(self._survey, described, point, most_linked)
 
     async def changes(self, digested: Digested) -> AsyncGenerator[Matrix, None]:
-        """Go through the changes that count once more."""
+        """Read the relevant changes again."""
         async for found in ahead(self._matrices(digested)):
             yield found
 
     async def rows_of(self, digested: Digested, keys: Collection[int]) -> Rows:
-        """Fold the changes of these keys row by row."""
+        """Fold the changes of these keys, row by row."""
         with self._faults_of(digested.table):
             return await self._jobs.run(self._rows_of, digested, keys)
 
     async def ensure_whole(self, table: Table) -> None:
-        """Look at `_tables` again."""
+        """Check `_tables` again."""
         await self._jobs.run(self._ensure_whole, table)
 
     async def close(self) -> None:
-        """Wait for what is being read."""
+        """Wait until the current read has ended."""
         await self._jobs.settle()
 
-    # --- what the lake says of itself (blocking) -----------------------------------------------
+    # --- the lake's own tables (blocking) ------------------------------------------------------
 
     def _position(self) -> Lsn | None:
         self._epochs.load()
@@ -128,7 +128,7 @@ class DeltaVerifiedLake:
         return {t.table: t for t in registry.tables().values()}
 
     def _read_events(self) -> Mapping[str, Sequence[Event]]:
-        """Read `_tables` at the version that was loaded, if it is another than the last."""
+        """Read `_tables` at the loaded version, unless that was read before."""
         if self._read[0] == self._tables.version:
             return self._read[1]
         found: dict[str, list[Event]] = defaultdict(list)
@@ -148,7 +148,7 @@ class DeltaVerifiedLake:
         if any(e["state"] != TableState.LIVE for e in since):
             raise TableChangedError(
                 table.id,
-                "was read anew, or stopped, while it was compared",
+                "was re-read, or stopped, while it was compared",
                 remedy="compare it when it is live",
             )
 
@@ -197,7 +197,7 @@ class DeltaVerifiedLake:
 
     @contextmanager
     def _faults_of(self, table: Table) -> Iterator[None]:
-        """Raise a fault at a raw table's folder as that table's."""
+        """Raise a fault of a raw table's folder as that table's."""
         try:
             yield
         except FolderError as error:
@@ -226,7 +226,7 @@ class DeltaVerifiedLake:
         return replace(found, linked=np.unique(np.concatenate(pairs, axis=1))) if pairs else found
 
     def _links(self, digested: Digested, most: int | None = None) -> list[Hashes]:
-        """Return the keys, old and new, of rows that took unsent values along; `most` of them."""
+        """Return the old and new keys of rows that kept unsent values; fail above `most`."""
         if not digested.lazy:
             return []
         names = names_of(digested, sorted({*digested.lazy, *digested.key}))
@@ -237,9 +237,9 @@ class DeltaVerifiedLake:
             if most is not None and count > most:
                 raise TableError(
                     digested.table.id,
-                    f"more than {most:,} keys are of rows whose key changed and that took along"
-                    " values which were not sent: folding these does not fit --memory",
-                    remedy="give it more: --memory",
+                    f"more than {most:,} keys are of rows whose key changed while values were not"
+                    " sent: folding these does not fit into --memory",
+                    remedy="raise --memory",
                 )
             if pairs.size:
                 found.append(pairs)
@@ -280,7 +280,7 @@ def _described(table: Table, events: Sequence[Event]) -> Digested:
 
 
 def _shape(digested: Digested) -> tuple[object, ...]:
-    """Return what is compared by what; of what rows had before the hash: NaN is not like itself."""
+    """Return what determines the comparison; a missing value as its hash, as NaN is not equal."""
     columns = ((replace(c, missing=None), c.missing_hash) for c in digested.columns)
     return digested.key, *columns
 
@@ -288,7 +288,7 @@ def _shape(digested: Digested) -> tuple[object, ...]:
 def _touches(
     batch: pa.RecordBatch, digested: Digested, wanted: NDArray[np.uint64]
 ) -> NDArray[np.bool_]:
-    """Say which changes put a row of these keys there, or take one away."""
+    """Return which changes add or remove a row with one of these keys."""
     own, old = change_keys(batch, digested)
     found: NDArray[np.bool_] = np.isin(own, wanted) | np.isin(old, wanted)
     return found

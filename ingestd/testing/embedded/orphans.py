@@ -1,4 +1,4 @@
-"""No process outlives the one that started it, however that one ends (SIGKILL included)."""
+"""A guard that ends a child process with its parent, however the parent ends (even by SIGKILL)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import subprocess
 class Guard:
     """A small shell that waits for this process to end and then signals `pid`.
 
-    It holds the reading end of a pipe whose only writing end is here: the kernel closes that at any
-    kind of end. `release` it when `pid` has ended by itself, before the pid can be given out again.
+    It reads from a pipe whose only writing end is in this process; the kernel closes that however
+    the process ends. Call `release` when `pid` has ended, before the pid can be reused.
     """
 
     def __init__(self, pid: int, signum: signal.Signals) -> None:
@@ -24,7 +24,7 @@ class Guard:
         )
 
     def release(self) -> None:
-        """End the guard without a signal to anyone. Twice is fine."""
+        """End the guard without sending a signal. May be called twice."""
         self._process.kill()
         self._process.wait()
         if self._process.stdin is not None:

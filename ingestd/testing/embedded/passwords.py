@@ -1,4 +1,4 @@
-"""Passwords of a private server, as libpq and the server read them."""
+"""Passwords of a private server, in the formats of libpq and of the server."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def passfile_text(password: str) -> str:
 
 
 def passfile_password(text: str) -> str:
-    """Return the password of such a file."""
+    """Return the password in such a file."""
     return re.sub(r"\\(.)", r"\1", text.removeprefix("*:*:*:*:").removesuffix("\n"))
 
 
 def scram_verifier(password: str, *, iterations: int) -> str:
-    """Return what the server stores of an ASCII `password` (RFC 5803, SCRAM-SHA-256).
+    """Return the server's stored form of an ASCII `password` (RFC 5803, SCRAM-SHA-256).
 
-    `CREATE ROLE`, `ALTER ROLE` and ``initdb --pwfile`` take it in the place of the password.
+    `CREATE ROLE`, `ALTER ROLE` and ``initdb --pwfile`` accept it instead of the password.
     """
     salt = secrets.token_bytes(_SALT_BYTES)
     salted = hashlib.pbkdf2_hmac("sha256", password.encode("ascii"), salt, iterations)

@@ -1,4 +1,4 @@
-"""Free TCP ports on 127.0.0.1."""
+"""A finder of free TCP ports on 127.0.0.1."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A private Postgres server, for the demo, the tests and the benchmarks.
 
-It listens on 127.0.0.1 and on a unix socket only, accepts nobody without the password, and is set
-up for logical replication.
+It listens only on 127.0.0.1 and on a unix socket, requires the password, and is set up for logical
+replication.
 """
 
 from __future__ import annotations
@@ -64,17 +64,17 @@ _STOP_SIGNALS = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 
 
 class PostgresServer:
-    """A server in `data_dir`, made there at the first `start`.
+    """A server in `data_dir`, which the first `start` creates.
 
-    `bindir`: folder of initdb and postgres, the first of `find_bindirs` if None. `settings`: go on
-    top of `DEFAULTS` into postgresql.conf at every start, and may be changed between two.
+    `bindir`: folder of initdb and postgres, by default the first of `find_bindirs`. `settings`:
+    override `DEFAULTS` in postgresql.conf at every start, and may be changed between two starts.
     `password`: of the superuser. If None it is random, and every DSN names the file in `data_dir`
-    that has it (``passfile``), which only the account that the server runs as may read (and root):
-    the password is in no DSN, argument or log. A base backup has that file as well.
+    that contains it (``passfile``). Only root and the account that runs the server may read that
+    file, and no DSN, argument or log contains the password. A base backup has that file as well.
 
-    Postgres refuses to run as root: then the server runs as another account, and the folders are
-    made so that it reaches them. Use it as a context manager, or `start` and `close` it; it ends
-    with this process in any case. Raises OperatorError with the end of the server's log.
+    Postgres refuses to run as root; then the server runs as another account, and the folders are
+    created so that it can reach them. Use the server as a context manager, or call `start` and
+    `close`; it always ends with this process. Methods raise OperatorError with the end of the log.
     """
 
     def __init__(
@@ -120,24 +120,24 @@ class PostgresServer:
 
     @property
     def is_running(self) -> bool:
-        """Whether the postmaster lives."""
+        """Return whether the postmaster is running."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def pid(self) -> int:
-        """The postmaster's. Raises OperatorError if it does not run."""
+        """The postmaster's process id. Raises OperatorError if it does not run."""
         if self._process is None:
             raise _failure(self, "does not run")
         return self._process.pid
 
     @property
     def major(self) -> int:
-        """Major version of the server."""
+        """The major version of the server."""
         return int((self.data_dir / "PG_VERSION").read_text(encoding="ascii"))
 
     @property
     def log_path(self) -> Path:
-        """The server's log."""
+        """The path of the server's log."""
         return self.data_dir / "server.log"
 
     def program(self, name: str) -> Path:
@@ -149,12 +149,12 @@ class PostgresServer:
 
     @property
     def passfile(self) -> Path:
-        """The file with the password, as libpq reads it."""
+        """The path of the file with the password, in libpq's format."""
         return self.data_dir / "passfile"
 
     @property
     def password(self) -> str:
-        """The superuser's."""
+        """The superuser's password."""
         return passfile_password(self.passfile.read_text(encoding="utf-8"))
 
     def dsn(
@@ -162,9 +162,9 @@ class PostgresServer:
     ) -> str:
         """Return the connection string: TCP on 127.0.0.1, or the unix `socket`.
 
-        The socket also where the server has no TCP. It names the `passfile`; see `share_password`
-        for users other than the superuser. A password that was chosen is in the DSN of the
-        superuser, and in no other.
+        Without TCP it is always the socket. The string names the `passfile`; see `share_password`
+        for users other than the superuser. A chosen password is in the superuser's DSN and in no
+        other.
         """
         name = user or SUPERUSER
         secret = self._chosen_password
@@ -185,12 +185,12 @@ class PostgresServer:
         return psycopg.connect(self.dsn(dbname), autocommit=autocommit, connect_timeout=10)
 
     def share_password(self) -> None:
-        """Give the superuser's password to every role that may log in and has none."""
+        """Set the superuser's password for every role that may log in and has none."""
         with self.connect() as connection:
             connection.execute(_SHARE_VERIFIER)
 
     def psql(self, sql: str, dbname: str = "postgres") -> str:
-        """Run `sql` with psql, return what it prints unaligned. Raises OperatorError."""
+        """Run `sql` with psql; return its unaligned output. Raise OperatorError."""
         dsn = make_conninfo(self.dsn(dbname), password=None, passfile=str(self.passfile))
         command = [self.program("psql"), "-XAtq", "-v", "ON_ERROR_STOP=1", "-d", dsn]
         done = subprocess.run(  # noqa: S603 - our own program
@@ -203,7 +203,7 @@ class PostgresServer:
     # --- running -----------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the server, making it first if need be; return when it takes connections."""
+        """Start the server, created first if necessary; return when it accepts connections."""
         if self.is_running:
             return
         if not (self.data_dir / "PG_VERSION").exists():
@@ -226,7 +226,7 @@ class PostgresServer:
     def stop(
         self, mode: Literal["fast", "immediate"] = "fast", *, limit_s: float = STOP_LIMIT_S
     ) -> None:
-        """Stop the server; ``immediate`` skips the checkpoint. It is killed after `limit_s`."""
+        """Stop the server; ``immediate`` skips the checkpoint. Kill it after `limit_s`."""
         process = self._process
         if process is None:
             return
@@ -239,7 +239,7 @@ class PostgresServer:
         self._forget()
 
     def kill(self) -> None:
-        """End postmaster and children by SIGKILL, as a crash of the machine would."""
+        """Kill the postmaster and its children with SIGKILL, as in a crash of the machine."""
         process = self._process
         if process is None:
             return
@@ -257,18 +257,18 @@ class PostgresServer:
         self._forget()
 
     def restart(self, mode: Literal["fast", "immediate"] = "fast") -> None:
-        """Stop and start on the same port, with `settings` as they are now."""
+        """Stop and start on the same port, with the current `settings`."""
         self.stop(mode)
         self.start()
 
     def close(self) -> None:
-        """Stop the server and remove its socket folder; the data stays. Twice is fine."""
+        """Stop the server and remove its socket folder; keep the data. May be called twice."""
         atexit.unregister(self.close)
         self.stop("immediate", limit_s=5.0)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def remove(self) -> None:
-        """Close, and remove the data too."""
+        """Close the server and remove its data."""
         self.close()
         shutil.rmtree(self.data_dir, ignore_errors=True)
 
@@ -282,8 +282,8 @@ class PostgresServer:
         command: list[str | Path] = [self._bindir / "initdb", "-D", self.data_dir, "-U", SUPERUSER]
         command += ["-E", "UTF8", "--locale=C", "--no-sync", "--auth=scram-sha-256"]
         password = self._chosen_password or random_password()
-        # A random password can't be found by trying: no slow verifier need be computed, which each
-        # connection would pay for.
+        # A random password can't be guessed, so it needs no slow verifier, which would delay each
+        # connection.
         known = self._chosen_password or scram_verifier(password, iterations=1)
         command += ["--pwfile", self._write_secret(self._scratch / "password", known + "\n")]
         done = self._run(command)
@@ -292,14 +292,14 @@ class PostgresServer:
         self._write_secret(self.passfile, passfile_text(password))
 
     def _write_secret(self, path: Path, text: str) -> Path:
-        """Make a file that the server's account alone may read (and root)."""
+        """Create a file that only root and the server's account may read."""
         create(path, text)
         if self._account is not None:
             self._account.own(path)
         return path
 
     def _configure(self) -> None:
-        """Write postgresql.conf again; not by -c, so that ALTER SYSTEM can override it."""
+        """Write postgresql.conf again; unlike options (-c), ALTER SYSTEM can override it."""
         settings = {
             **DEFAULTS,
             "port": str(self.port),
@@ -316,7 +316,7 @@ class PostgresServer:
     def _launch(self) -> None:
         self._configure()
         with append(self.log_path) as log:
-            if self._account is not None:  # a base backup reads it as well
+            if self._account is not None:  # a base backup reads it too
                 os.fchown(log.fileno(), self._account.uid, self._account.gid)
             offset = log.tell()
             self._process = subprocess.Popen(  # noqa: S603 - our own program

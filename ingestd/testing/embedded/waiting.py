@@ -1,4 +1,4 @@
-"""Waiting for a condition, with a limit."""
+"""A bounded wait for a condition."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def await_until(
     *,
     poll_s: float = 0.05,
 ) -> T:
-    """Ask `condition` until it gives something true, and return that.
+    """Poll `condition` until it returns a true value, and return that.
 
-    Raises TimeoutError, naming `what` (called only then, if it is a function), after `limit_s`.
+    Raise TimeoutError after `limit_s`, with `what` (called only then, if it is a function).
     """
     deadline = time.monotonic() + limit_s
     while True:

@@ -1,1 +1,1 @@
-"""In-memory implementations of the ports, held to the same contract suites as the real ones."""
+"""In-memory implementations of the ports; the same contract suites test the real ones."""

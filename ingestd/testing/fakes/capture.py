@@ -1,4 +1,4 @@
-"""A capture of an in-memory source that keeps the whole contract."""
+"""A capture of an in-memory source that fulfils the complete contract."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ __all__ = ["FakeCapture", "FakeChange", "FakeDatabase", "FakeTransaction"]
 class FakeCapture:
     """A ChangeCapture of a `FakeDatabase`.
 
-    `rows_per_chunk`: transactions with more changes come in several, open chunks. `in_chunks`:
-    tables are read in chunks. `reach`: how. `make_snapshot`: makes a `FakeSnapshot`.
+    `rows_per_chunk`: larger transactions are delivered in several, open chunks. `in_chunks`: tables
+    are read incrementally. `reach`: the sizes of splits. `make_snapshot`: creates a `FakeSnapshot`.
     """
 
     supports_replay = True
@@ -57,13 +57,13 @@ class FakeCapture:
         self._delivered = ZERO
 
     async def claim(self) -> None:
-        """Take the database's only place."""
+        """Take the database's only claim."""
         if self._database.holder not in {None, self}:
             raise TransientError("another daemon works on the fake", reason="claimed")
         self._database.holder = self
 
     async def hold(self) -> None:
-        """Wait until another has its place."""
+        """Wait until another capture has the claim."""
         while self._database.holder is self:
             await self._database.growth.wait()
         self._check_claim()
@@ -86,7 +86,7 @@ class FakeCapture:
         )
 
     async def tables_changed(self) -> None:
-        """Compare, whenever something is written, with what was last discovered."""
+        """Return when the tables differ from those last discovered; check after every write."""
         while self._seen() == self._discovered:
             await self._database.growth.wait()
 
@@ -106,7 +106,7 @@ class FakeCapture:
     async def prepare(
         self, tables: Sequence[Table], *, renew: bool = False, read_to: Lsn | None = None
     ) -> Prepared:
-        """Make the slot."""
+        """Create the slot."""
         del read_to
         locked = frozenset(t.id for t in tables if t.id in self._database.locked)
         self._tables = {t.id: t for t in tables if t.id not in locked}
@@ -115,7 +115,7 @@ class FakeCapture:
         return Prepared(locked)
 
     async def chunked(self, tables: Sequence[Table], *, initial: bool) -> frozenset[TableId]:
-        """All that have a key, or none."""
+        """Return all tables with a key, or none."""
         del initial
         return frozenset(t.id for t in tables if t.identifying and self._in_chunks)
 
@@ -128,7 +128,7 @@ class FakeCapture:
         left: str = "",
         where: str | None = None,
     ) -> Snapshot:
-        """Read at the present end of the log, or from there on."""
+        """Read at the current end of the log, or from there on."""
         base = self._database
         if chunked:
             await self._wait_for_commits(tables, are_new=are_new)
@@ -143,7 +143,7 @@ class FakeCapture:
         )
 
     async def _wait_for_commits(self, tables: Sequence[Table], *, are_new: bool) -> None:
-        """An earlier run may have had them from the stream; nobody sees them yet."""
+        """Wait for transactions that an earlier run may have streamed but that are not visible."""
         base = self._database
         if are_new:
             await base.ended(base.running)
@@ -151,11 +151,11 @@ class FakeCapture:
             await base.ended(base.writers(table.id))
 
     async def seen(self) -> PgSnapshot:
-        """Ask the database."""
+        """Return the database's current visibility."""
         return self._database.visibility()
 
     async def live(self, after: Lsn | None) -> AsyncGenerator[Chunk, None]:
-        """Yield one transaction a chunk, or several open ones of a large one."""
+        """Yield one chunk for each transaction, or several open ones for a large one."""
         base = self._database
         self._check_claim()
         assert base.slot is not None
@@ -175,11 +175,11 @@ class FakeCapture:
             await growth.wait()
 
     def checkpoint_requested(self) -> bool:
-        """Return whether the test asked for it."""
+        """Return whether the test requested one."""
         return self._database.asks_for_checkpoint
 
     async def confirm(self, position: Lsn) -> None:
-        """Move the slot."""
+        """Advance the slot."""
         if position > self._delivered:
             msg = f"{position} was not delivered"
             raise ValueError(msg)
@@ -194,11 +194,11 @@ class FakeCapture:
         return CaptureLag(base.current, base.slot, behind, behind, None)
 
     async def health(self) -> None:
-        """Look whether the claim is still ours."""
+        """Check that the claim is still held."""
         self._check_claim()
 
     async def close(self) -> None:
-        """Give the place back."""
+        """Release the claim."""
         if self._database.holder is self:
             self._database.holder = None
 

@@ -1,4 +1,4 @@
-"""An in-memory connector and its factory: the other fakes, found by a kind of their own."""
+"""An in-memory connector and its factory, which make the other fakes available as a kind."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FakeSettings(BaseModel):
 
 
 class FakeConnector:
-    """One `FakeDatabase` and the `FakeTables` beside it; see `ingestd.ports.Connector`."""
+    """One `FakeDatabase` with its `FakeTables`; see `ingestd.ports.Connector`."""
 
     def __init__(
         self, source: str, settings: FakeSettings, database: FakeDatabase, tables: FakeTables
@@ -55,19 +55,19 @@ class FakeConnector:
     async def coverage(
         self, known: Mapping[TableId, RegisteredTable], timeout_s: float = 10.0
     ) -> Coverage:
-        """Return what the database offers."""
+        """Return the database's tables."""
         del known, timeout_s
         return Coverage(tuple(self._database.tables), tuple(self._database.refused))
 
     def capture(self, log: ChangeLog | None = None) -> ChangeCapture:
-        """Make a capture, which looks back at nothing."""
+        """Return a capture; it ignores the change log."""
         del log
         made = FakeCapture(self._database, reach=self._reach)
         self._captures.append(made)
         return made
 
     def splits(self, *, resumable: bool = False) -> SplitManager:
-        """Cut by numbers of rows, whatever is asked for."""
+        """Return a manager that cuts by numbers of rows, resumable or not."""
         del resumable
         return FakeSplitManager(self._tables)
 
@@ -77,11 +77,11 @@ class FakeConnector:
         columns: Sequence[str] | None = None,
         predicates: Sequence[Predicate] = (),
     ) -> PageSource:
-        """Read a split."""
+        """Return a reader of a split."""
         return FakePageSource(self._tables, split, columns, predicates)
 
     async def check(self) -> Sequence[CheckLine]:
-        """Find nothing wrong but tables that are refused."""
+        """Report only refused tables as faults."""
         found = [CheckLine(self._source, "connection", "ok", "in memory")]
         for refused in self._database.refused:
             subject, error = f"table {refused.table.id}", refused.error
@@ -89,17 +89,17 @@ class FakeConnector:
         return found
 
     async def demand(self) -> ServerDemand:
-        """Need nothing."""
+        """Return an empty demand."""
         return ServerDemand("in memory")
 
     async def close(self) -> None:
-        """Close the captures it gave."""
+        """Close the captures that were created."""
         for capture in self._captures:
             await capture.close()
 
 
 class FakeFactory:
-    """Kind `fake`: every connector it makes is of the same database."""
+    """The factory of kind `fake`; all its connectors share the same database."""
 
     name = "fake"
     config_model: type[BaseModel] = FakeSettings
@@ -109,7 +109,7 @@ class FakeFactory:
         self._tables = tables or FakeTables()
 
     def create(self, source: str, config: BaseModel, *, memory_bytes: int) -> Connector:
-        """Make a connector; nothing is buffered."""
+        """Return a connector; it buffers nothing."""
         del memory_bytes
         if not isinstance(config, FakeSettings):
             msg = f"kind fake can't take {type(config).__name__}"

@@ -1,8 +1,8 @@
-"""An in-memory source: a log of transactions, and what of it is seen by whom.
+"""An in-memory source: a log of transactions and their visibility.
 
-As in Postgres, a transaction is in the log before others see it, and transactions may come to be
-seen in another order than they are logged in. Everything else follows from the log: a table's rows
-at a position or for a snapshot, and the blocks they lie in.
+As in Postgres, a transaction is in the log before others see it, and transactions may become
+visible in another order than that of the log. Everything else follows from the log: a table's rows
+at a position or for a snapshot, and the blocks that contain them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ingestd.ports import Refused
 UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 RECORD_BYTES = 16
 BLOCK_ROWS = 2
-"""Row versions in a block, where a change does not say which block it goes to."""
+"""Row versions in a block, for changes that do not set the block."""
 REWRITE = "rewrite"
-"""`op` of what VACUUM FULL leaves in the log; no change, not streamed."""
+"""`op` of a log record of VACUUM FULL, which is not a change and is not streamed."""
 _FIRST_XID = 700
 
 
@@ -35,9 +35,9 @@ _FIRST_XID = 700
 class FakeChange:
     """One change: `op` c, u, d or t.
 
-    `row` has the columns' values as they are in the source then. `before`: the old key, where an
+    `row` has the values that the columns then have in the source. `before`: the old key if an
     update changed it. `unchanged`: columns whose values the stream does not send (TOAST). `block`:
-    where the new version of the row goes; None: to the end.
+    the block of the row's new version; None appends it.
     """
 
     table: TableId
@@ -61,7 +61,7 @@ class FakeTransaction:
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A row as someone sees it, and the block it lies in."""
+    """A row as a snapshot sees it, and its block."""
 
     row: Mapping[str, object]
     block: int
@@ -75,7 +75,7 @@ def _every(_row: Mapping[str, object]) -> bool:
 
 
 class FakeDatabase:
-    """Tables with keys, a log of transactions, one slot. Lives as long as the test wants."""
+    """Tables with keys, a log of transactions and one slot. The test determines its lifetime."""
 
     def __init__(self, tables: Sequence[Table], origin: str = "fake-1") -> None:
         self.tables = list(tables)
@@ -97,20 +97,20 @@ class FakeDatabase:
     # --- writing ------------------------------------------------------------------------------
 
     def commit(self, *changes: FakeChange) -> FakeTransaction:
-        """Commit a transaction that all see at once."""
+        """Commit a transaction that is visible at once."""
         xid = self.begin()
         made = self.write_commit(xid, *changes)
         self.end(xid)
         return made
 
     def begin(self) -> int:
-        """Begin a transaction; gives its id."""
+        """Begin a transaction; return its id."""
         xid, self._next_xid = self._next_xid, self._next_xid + 1
         self._running.add(xid)
         return xid
 
     def write_commit(self, xid: int, *changes: FakeChange) -> FakeTransaction:
-        """Write a transaction and its commit to the log: streamed from now on, and not seen yet."""
+        """Write a transaction and its commit to the log: streamed from now on, not yet visible."""
         commit_lsn = self.current
         self.current = Lsn(self.current + RECORD_BYTES * (1 + len(changes)))
         now_us = (datetime.now(UTC) - UNIX_EPOCH) // timedelta(microseconds=1)
@@ -121,7 +121,7 @@ class FakeDatabase:
         return made
 
     def _place(self, change: FakeChange) -> FakeChange:
-        """Return the block, which is the same for whoever sees the row."""
+        """Return the change with its block, which is the same for all snapshots."""
         if change.op == TRUNCATE:
             self._ends[change.table] = 0
         if change.op in {TRUNCATE, DELETE, REWRITE} or change.block is not None:
@@ -130,33 +130,33 @@ class FakeDatabase:
         return replace(change, block=(self._ends[change.table] - 1) // BLOCK_ROWS)
 
     def end(self, xid: int) -> None:
-        """Let others see a transaction; one that was not logged is aborted."""
+        """Make a transaction visible; one that was not logged is aborted."""
         self._running.remove(xid)
         self._wake()
 
     def rewrite(self, table: TableId) -> None:
-        """Put the table's rows into other blocks of another file, as VACUUM FULL does."""
+        """Move the table's rows to other blocks of another file, as VACUUM FULL does."""
         self.commit(FakeChange(table, REWRITE))
 
     def write_elsewhere(self, nbytes: int) -> None:
-        """Write WAL that has nothing captured."""
+        """Write WAL without captured changes."""
         self.current = Lsn(self.current + nbytes)
         self._wake()
 
     # --- reading ------------------------------------------------------------------------------
 
     def visibility(self) -> PgSnapshot:
-        """What a snapshot taken now sees."""
+        """Return the visibility of a snapshot taken now."""
         oldest = min(self._running, default=self._next_xid)
         return PgSnapshot(oldest, self._next_xid, frozenset(self._running))
 
     @property
     def running(self) -> frozenset[int]:
-        """The transactions that are not seen yet."""
+        """The transactions that are not visible yet."""
         return frozenset(self._running)
 
     def writers(self, table: TableId) -> frozenset[int]:
-        """The transactions in the log that changed a table and are not seen yet."""
+        """Return the logged transactions that changed a table and are not visible yet."""
         logged = {
             transaction.xid
             for transaction in self.log
@@ -165,41 +165,41 @@ class FakeDatabase:
         return frozenset(self._running & logged)
 
     async def ended(self, xids: Collection[int]) -> None:
-        """Return when none of these transactions runs any more."""
+        """Return when none of these transactions is running."""
         while self._running & set(xids):
             await self._grown.wait()
 
     def rows(self, table: Table, point: Lsn | None = None) -> list[dict[str, object]]:
-        """The table's rows after the transactions with commit_lsn below `point` (None: all)."""
+        """Return the table's rows after all transactions below `point` (None: all of them)."""
         return [dict(version.row) for version in self.versions(table, point)]
 
     def versions(self, table: Table, point: Lsn | None = None) -> list[Version]:
-        """The same, and where they lie."""
+        """Return the same rows with their blocks."""
         return _versions([t for t in self.log if point is None or t.commit_lsn < point], table)
 
     def seen_rows(self, table: Table, seen_by: PgSnapshot) -> list[Version]:
-        """The table's rows for a snapshot."""
+        """Return the table's rows for a snapshot."""
         if not self.log:
             return []
         seen = seen_by.sees(np.array([t.xid for t in self.log], np.int64)).tolist()
         return _versions([t for t, is_seen in zip(self.log, seen, strict=True) if is_seen], table)
 
     def condition(self, where: str | None) -> Condition:
-        """Return what an SQL condition means: one of `conditions`. None: every row."""
+        """Return the meaning of an SQL condition, from `conditions`; None: every row."""
         return _every if where is None else self.conditions[where]
 
     def blocks(self, table: Table) -> int:
-        """How many blocks the table's file has."""
+        """Return how many blocks the table's file has."""
         return 1 + max((version.block for version in _versions(self.log, table)), default=-1)
 
     def filenode(self, table: TableId) -> int:
-        """Name the table's file: rewriting and truncating give it another."""
+        """Return the number of the table's file, which a rewrite or TRUNCATE replaces."""
         ops = [c.op for t in self.log for c in t.changes if c.table == table]
         return 1 + sum(op in {REWRITE, TRUNCATE} for op in ops)
 
     @property
     def growth(self) -> asyncio.Event:
-        """Set when something is written after this was asked for."""
+        """An event that the next write sets."""
         return self._grown
 
     def _wake(self) -> None:
@@ -208,7 +208,7 @@ class FakeDatabase:
 
 
 def _versions(log: Sequence[FakeTransaction], table: Table) -> list[Version]:
-    """Play these transactions."""
+    """Return the row versions after these transactions."""
     held: dict[tuple[object, ...], Version] = {}
     for transaction in log:
         for change in transaction.changes:
@@ -222,7 +222,7 @@ def _apply(held: dict[tuple[object, ...], Version], table: Table, change: FakeCh
     if change.op == TRUNCATE:
         held.clear()
     elif change.op == REWRITE:
-        # Its lock was waited for: who sees it sees all that was before.
+        # VACUUM FULL holds an exclusive lock: a snapshot that sees it sees all earlier changes.
         for place, found in enumerate(reversed(held)):
             held[found] = Version(held[found].row, place // BLOCK_ROWS)
     elif change.op == DELETE:

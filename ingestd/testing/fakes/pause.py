@@ -15,18 +15,18 @@ class FakePauseMark:
         self.error: IngestdError | None = None
 
     async def since(self) -> datetime | None:
-        """Return what was put."""
+        """Return when the mark was set."""
         self._fail()
         return self.at
 
     async def put(self, now: datetime) -> datetime:
-        """Keep the first."""
+        """Set the mark unless it is set."""
         self._fail()
         self.at = self.at or now
         return self.at
 
     async def clear(self) -> bool:
-        """Forget it."""
+        """Clear the mark; return whether it was set."""
         self._fail()
         was_there, self.at = self.at is not None, None
         return was_there

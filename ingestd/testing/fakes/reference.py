@@ -1,4 +1,4 @@
-"""In-memory reference tables: what their rows are read from, and where they go."""
+"""In-memory reference tables, with their sources and sinks."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Row = Mapping[str, object]
 
 
 class FakeReferenceTable:
-    """A keyed table with the log of what was done to it.
+    """A keyed table with the log of its changes.
 
-    `faults`: what the next polls of a snapshot raise, once each.
+    `faults`: errors that the next polls of a snapshot raise, one each.
     """
 
     def __init__(self, table: Table) -> None:
@@ -79,16 +79,16 @@ class FakeReferenceTableSource:
 
     @property
     def position(self) -> int:
-        """The place in the log."""
+        """The position in the log."""
         return self._version or 0
 
     async def poll_snapshot(self) -> pa.RecordBatch | None:
-        """Return some rows; the first poll settles which."""
+        """Return a part of the rows; the first poll determines the version."""
         if self._is_complete:
             return None
         if self._reference.faults:
             raise self._reference.faults.pop(0)
-        if self._version is None:  # what a real source does while the server prepares
+        if self._version is None:  # a real source also does this while the server prepares
             self._version = len(self._reference.log)
             return _batch(self._row_schema, [])
         rows = self._reference.rows(self._version)[self._given :][: self._rows_per_poll]
@@ -97,11 +97,11 @@ class FakeReferenceTableSource:
         return _batch(self._row_schema, rows) if rows else None
 
     def is_snapshot_complete(self) -> bool:
-        """Return whether `poll_snapshot` gave None."""
+        """Return whether `poll_snapshot` has returned None."""
         return self._is_complete
 
     async def poll_changes(self) -> pa.RecordBatch | None:
-        """Return what was logged since."""
+        """Return the changes logged since."""
         if not self._is_complete:
             return None
         if "t" in {op for op, _ in self._reference.log[self._version or 0 :]}:
@@ -119,20 +119,20 @@ class FakeReferenceTableSource:
         return _batch(self._change_schema, rows)
 
     def checkpoint(self) -> bytes:
-        """Return the place in the log and in the snapshot."""
+        """Return the positions in the log and in the snapshot."""
         return json.dumps([self._version, self._given, self._is_complete]).encode()
 
     def restore(self, checkpoint: bytes) -> bool:
-        """Go on there."""
+        """Resume at that position."""
         self._version, self._given, self._is_complete = json.loads(checkpoint)
         return True
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 class FakeReferenceLake:
-    """What a `FakeReferenceSink` leaves behind. `versions`: the rows of each, by key or place."""
+    """The durable state of a `FakeReferenceSink`. `versions`: the rows of each version."""
 
     def __init__(self) -> None:
         self.versions: list[list[dict[str, Any]]] = []
@@ -140,7 +140,7 @@ class FakeReferenceLake:
         self.position: int | None = None
 
     def state(self) -> ReferenceState | None:
-        """Return what it has."""
+        """Return the current state."""
         if self.schema is None:
             return None
         version = len(self.versions) - 1
@@ -161,13 +161,13 @@ class FakeReferenceSink:
         self._lake = lake
 
     async def open(self) -> ReferenceState | None:
-        """Return what there is."""
+        """Return the current state."""
         return self._lake.state()
 
     async def replace(
         self, batches: AsyncIterator[pa.RecordBatch], *, position: int | None = None
     ) -> ReferenceState:
-        """Take all rows."""
+        """Replace all rows."""
         rows: list[dict[str, Any]] = []
         schema: pa.Schema | None = None
         async for batch in batches:
@@ -209,13 +209,13 @@ class FakeReferenceSink:
                 old = change.get("_cdc_before") or {}
                 base = before.get(tuple(old[n] for n in key) if old else own)
                 if base is None:
-                    raise TransientError("a row that changed is not there", reason="row_missing")
+                    raise TransientError("a row that changed is missing", reason="row_missing")
                 row[name] = base[name]
             after[own] = row
         return self._lake._commit(list(after.values()), position)  # noqa: SLF001 - its own
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 def _batch(schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
@@ -232,7 +232,7 @@ def _sorted(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _by_name(value: object) -> object:
-    """Return structs as lists of their fields in the order of their names."""
+    """Return structs as lists of their fields, ordered by name."""
     if isinstance(value, dict):
         return sorted((name, _by_name(own)) for name, own in value.items())
     return [_by_name(own) for own in value] if isinstance(value, list) else value

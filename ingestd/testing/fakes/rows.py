@@ -1,4 +1,4 @@
-"""Change rows of what an in-memory source has."""
+"""Conversion of an in-memory source's changes and rows to change rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def numbered(transaction: FakeTransaction, tables: Iterable[TableId]) -> list[Nu
 def stream_batches(
     transaction: FakeTransaction, changes: Sequence[Numbered], tables: Mapping[TableId, Table]
 ) -> list[TableBatch]:
-    """Return these changes of a transaction as the stream brings them, a batch a table."""
+    """Return these changes of a transaction as the stream delivers them, one batch a table."""
     found: dict[TableId, list[dict[str, Any]]] = {}
     for seq, change in changes:
         row = {
@@ -62,7 +62,7 @@ def _sent(change: FakeChange, table: Table) -> dict[str, object]:
 def read_batch(
     table: Table, rows: Iterable[Mapping[str, object]], position: Lsn, at: datetime
 ) -> TableBatch:
-    """Return rows of a table as a snapshot at `position` gives them."""
+    """Return rows of a table as a snapshot at `position` delivers them."""
     system = {
         "_cdc_op": SNAPSHOT,
         "_cdc_lsn": int(position),

@@ -1,4 +1,4 @@
-"""The sink in memory: what it keeps outlives it in a `MemoryDisk`, as a lake does (ports.Sink)."""
+"""The sink in memory; its state outlives it in a `MemoryDisk`, as in a lake (ports.Sink)."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from ingestd.ports import EpochWriter, Fragment, StoppedTables
 
 @dataclass(slots=True)
 class MemoryTable:
-    """A raw table: rows of every version, the watermark, and where its capture goes on.
+    """A raw table: rows of every version, the watermark, and where its capture resumes.
 
-    Version 0 is the table as it was made, without rows.
+    Version 0 is the new table, without rows.
     """
 
     versions: list[pa.Table] = field(default_factory=list)
@@ -56,7 +56,7 @@ class MemoryTable:
 
 @dataclass(slots=True)
 class MemoryDisk:
-    """What is durable of one source. `lake`: the id in the marker."""
+    """The durable state of one source. `lake`: the id in the marker."""
 
     tables: dict[TableId, MemoryTable] = field(default_factory=dict)
     epochs: list[CommittedEpoch] = field(default_factory=list)
@@ -66,7 +66,7 @@ class MemoryDisk:
     origin: str | None = None
     lake: str | None = None
     commits: int = 0
-    """Who has not seen the last one loses the next."""
+    """Number of commits; a writer that has not seen the last one can't make the next."""
     fences: int = 0
     damage: set[TableId] = field(default_factory=set)
     """Raw tables that can be neither read nor written."""
@@ -77,7 +77,7 @@ def _go_on(_step: str) -> None:
 
 
 class MemoryLake:
-    """ports.Sink on a `MemoryDisk`; `before_commit` as in `ingestd.lake.delta_lake.DeltaLake`."""
+    """ports.Sink on a `MemoryDisk`; `before_commit`: see `ingestd.lake.delta_lake.DeltaLake`."""
 
     look_every_s = 5.0
 
@@ -99,7 +99,7 @@ class MemoryLake:
         self._is_open = False
 
     async def open(self) -> LakeState:
-        """Read what the disk holds."""
+        """Return the state of the disk."""
         await self.close()
         disk = self.disk
         last = disk.epochs[-1] if disk.epochs else None
@@ -142,15 +142,15 @@ class MemoryLake:
         return replace(entry, resume=held.resume) if held is not None and is_usable else entry
 
     async def mark(self, lake: str | None = None) -> str:
-        """Return the disk an id, if it has none."""
+        """Assign the disk an id, unless it has one."""
         self.disk.lake = self.disk.lake or lake or str(uuid.uuid4())
         return self.disk.lake
 
     async def ensure_there(self) -> None:
-        """Nothing can take the disk away."""
+        """Do nothing: the disk can't disappear."""
 
     async def fence(self) -> Mapping[TableId, TableError]:
-        """Have all others see a commit that they had not, also if this one has not seen theirs."""
+        """Make all other writers' commits fail; raise if this one has missed a commit."""
         is_stale = self.disk.commits != self._seen or self.disk.fences != self._fences
         self.disk.fences = self._fences = self.disk.fences + 1
         self.disk.commits = self._seen = self.disk.commits + 1
@@ -163,7 +163,7 @@ class MemoryLake:
         self.disk.origin = origin
 
     def begin(self) -> EpochWriter:
-        """Start to fill the next epoch."""
+        """Begin the next epoch."""
         if not self._is_open:
             msg = "the sink is not open"
             raise RuntimeError(msg)
@@ -186,7 +186,7 @@ class MemoryLake:
             self.disk.registered[name] = registered(event, self.disk.registered.get(name))
 
     async def unsent(self, table: Table, since: Lsn) -> Sequence[pa.RecordBatch]:
-        """Look through the rows."""
+        """Search the rows."""
         self.require_usable(table.id)
         held = self.disk.tables.get(table.id)
         if held is None:
@@ -198,7 +198,7 @@ class MemoryLake:
         return list(rows.select(columns).combine_chunks().to_batches())
 
     async def has_marker(self, table: Table, point: Lsn) -> bool:
-        """Look through the rows."""
+        """Search the rows."""
         self.require_usable(table.id)
         held = self.disk.tables.get(table.id)
         if held is None:
@@ -215,7 +215,7 @@ class MemoryLake:
     async def changes(
         self, table: TableId, columns: Sequence[str]
     ) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Yield the rows as they are now, epoch by epoch."""
+        """Yield the current rows, epoch by epoch."""
         held = self.disk.tables.get(table)
         if held is not None:
             rows = held.rows()
@@ -223,14 +223,14 @@ class MemoryLake:
                 yield batch
 
     async def close(self) -> None:
-        """Forget what was not committed."""
+        """Discard everything uncommitted."""
         self._is_open = False
         writers, self._writers = self._writers, []
         for writer in writers:
             await writer.abort()
 
     def swap(self, step: str) -> None:
-        """Compare and swap: refuse if another has committed since `open`."""
+        """Compare and swap: raise if another writer has committed since `open`."""
         self.before_commit(step)
         if self.disk.fences != self._fences:
             raise _claimed(step)
@@ -262,16 +262,16 @@ class MemoryEpochWriter:
 
     @property
     def rows(self) -> int:
-        """Rows taken so far."""
+        """Rows accepted so far."""
         return sum(self._taken.values())
 
     @property
     def is_over(self) -> bool:
-        """Whether it is committed, failed or aborted."""
+        """Return whether it is committed, failed or aborted."""
         return self._over.is_set()
 
     async def append(self, batch: TableBatch, *, is_read: bool = False) -> None:
-        """Take rows."""
+        """Accept rows."""
         self._refuse_if_closed()
         self._lake.require_usable(batch.table.id)
         table, rows = batch.table.id, pa.Table.from_batches([batch.rows])
@@ -288,7 +288,7 @@ class MemoryEpochWriter:
             self._resumes[table] = batch.resume
 
     async def discard(self, table: TableId) -> None:
-        """Forget a table's rows."""
+        """Discard a table's rows."""
         self._taken.pop(table, None)
         self._batches.pop(table, None)
         self._resumes.pop(table, None)
@@ -296,7 +296,7 @@ class MemoryEpochWriter:
     async def commit(
         self, summary: EpochSummary, stop: StoppedTables | None = None
     ) -> CommittedEpoch:
-        """Put the rows on the disk, table by table, then the epoch."""
+        """Write the rows to the disk, table by table, then the epoch."""
         self._refuse_if_closed()
         if self.rows == 0 and not self._lake.held:
             msg = "an epoch without rows is not committed: use Sink.advance"
@@ -316,7 +316,7 @@ class MemoryEpochWriter:
         return committed
 
     async def abort(self) -> None:
-        """Drop the epoch."""
+        """Discard the epoch."""
         if not self.is_committing:
             self._over.set()
             self._batches, self._taken, self._resumes = {}, {}, {}
@@ -340,9 +340,9 @@ class MemoryEpochWriter:
     async def _wait_for_previous(self) -> None:
         previous, self._previous = self._previous, None
         if previous is not None:
-            await previous._over.wait()  # noqa: SLF001 - one of its own kind
+            await previous._over.wait()  # noqa: SLF001 - the same class
             if not previous.is_committed:
-                raise TransientError("the epoch before failed", reason="storage")
+                raise TransientError("the previous epoch failed", reason="storage")
 
     def _commit_tables(self, summary: EpochSummary) -> tuple[dict[TableId, int], list[TableError]]:
         lake, disk = self._lake, self._lake.disk
@@ -383,7 +383,7 @@ class MemoryPageSink:
         self._is_over = False
 
     async def append(self, rows: pa.RecordBatch) -> None:
-        """Take rows."""
+        """Accept rows."""
         self._refuse_if_over()
         if rows.num_rows:
             self.pages.append(rows)
@@ -401,7 +401,7 @@ class MemoryPageSink:
         return [_fragment(index, run) for index, run in enumerate(runs)]
 
     async def abort(self) -> None:
-        """Forget the rows."""
+        """Discard the rows."""
         self._is_over = True
         self.pages = []
 
@@ -413,7 +413,7 @@ class MemoryPageSink:
 
 def damaged_table(table: TableId) -> TableError:
     """Return the fault of a raw table that can't be used."""
-    return TableError(table, "its raw table is damaged", remedy="put it right")
+    return TableError(table, "its raw table is damaged", remedy="repair it")
 
 
 def _claimed(step: str) -> TransientError:

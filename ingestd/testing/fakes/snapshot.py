@@ -1,4 +1,4 @@
-"""Snapshots of an in-memory source: at one point, or in chunks."""
+"""Snapshots of an in-memory source: at a consistent point, or incremental."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from ingestd.testing.fakes.rows import read_batch
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How a fake reads: `blocks` of a split; `splits` that are read before any is given.
+    """The sizes of a fake's reads: `blocks` of a split; `splits` read before any is returned.
 
-    Those are given backwards, the youngest first, as workers may.
+    Those are returned in reverse order, the latest first, as with several workers.
     """
 
     blocks: int = 1000
@@ -34,25 +34,25 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What a snapshot at `point` left of a table: blocks of one file, as numbers of splits."""
+    """The rest of a table after a snapshot at `point`: blocks of one file, as splits."""
 
     point: Lsn
     file: int
     splits: tuple[str, ...]
 
     def __str__(self) -> str:
-        """Write it for `_tables`."""
+        """Return the text for `_tables`."""
         return json.dumps([int(self.point), self.file, self.splits])
 
     @classmethod
     def parse(cls, text: str) -> Left:
-        """Read what `str` wrote."""
+        """Parse the text of `str`."""
         point, file, splits = json.loads(text)
         return cls(Lsn(point), file, tuple(splits))
 
 
 class FakeSnapshot:
-    """See `ingestd.ports.Snapshot`. `left`: of one table, what must be read of it."""
+    """See `ingestd.ports.Snapshot`. `left`: of one table, the rest that must be read."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class FakeSnapshot:
     async def rows_of(
         self, table: Table, keys: Collection[Key]
     ) -> AsyncGenerator[SnapshotPage, None]:
-        """Look at all rows."""
+        """Search all rows."""
         seen, rows = self._look(table)
         self._taken = self._taken[:-1]
         page = self._page(table, rows, seen, self._own_position())
@@ -113,35 +113,35 @@ class FakeSnapshot:
         yield replace(page, batch=TableBatch(table, found, RECORD_BYTES * found.num_rows))
 
     def oldest(self) -> PgSnapshot | None:
-        """Of the pages that were read and not given, or the newest."""
+        """Return the oldest visibility of pages read but not returned, or the newest."""
         return min([*self._taken, self._newest], key=lambda s: s.age) if self.is_chunked else None
 
     def abandon(self, table: TableId) -> None:
-        """Give nothing more of a table."""
+        """Stop returning pages of a table."""
         self._left_out.add(table)
 
     def progress(self, table: TableId) -> float:
-        """By the number of splits."""
+        """Return the share of splits that were returned."""
         return self._given[table] / max(1, len(self._splits.get(table, ())))
 
     def left(self, table: TableId, done: Collection[str]) -> str:
-        """Name the splits that are not done; nothing of a partial snapshot."""
+        """Return the splits that are not done; empty for a partial snapshot."""
         if self._where is not None or table not in self._splits:
             return ""
         splits = tuple(split for split in self._splits[table] if split not in done)
         return str(Left(self.point, self._files[table], splits))
 
     async def move_on(self) -> None:
-        """Write something."""
+        """Write WAL."""
         self._database.write_elsewhere(RECORD_BYTES)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
     # --- reading ------------------------------------------------------------------------------
 
     def _cut(self, table: Table) -> list[str]:
-        """Cut it into splits ``first:end``; the last one has no end."""
+        """Return the table's splits ``first:end``; the last one has no end."""
         failed = self._database.unreadable.get(table.id)
         if failed is not None:
             raise failed
@@ -167,7 +167,7 @@ class FakeSnapshot:
         return self._page(table, inside, seen, position)
 
     def _own_position(self) -> Lsn:
-        """Write something, and give a position inside it."""
+        """Write WAL, and return a position inside it."""
         self._database.write_elsewhere(RECORD_BYTES)
         return Lsn(self._database.current - 1)
 
@@ -194,7 +194,7 @@ class FakeSnapshot:
 
 
 def left_of(database: FakeDatabase, table: Table, text: str) -> Left:
-    """Read what a snapshot left. Raises TableReplacedError where that does not hold any more."""
+    """Parse the rest of a snapshot. Raise TableReplacedError if it is no longer valid."""
     left = Left.parse(text)
     if left.file != database.filenode(table.id):
         raise TableReplacedError(table.id, "was rewritten or truncated since")

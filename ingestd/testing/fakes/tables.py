@@ -1,4 +1,4 @@
-"""In-memory tables, and what reads them."""
+"""In-memory tables with their catalog, splits and readers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ingestd.ports import Split, TableInfo
 Row = Mapping[str, object]
 
 ROW_BYTES = 100
-"""What a fake says that a row weighs."""
+"""The size of a row that a fake reports."""
 
 
 class FakeMetadata:
-    """The catalog of a database that never was.
+    """An in-memory catalog.
 
-    `answers`: unset it, and every question runs into the time limit.
+    `answers`: while this event is cleared, every call runs into the time limit.
     """
 
     def __init__(self, tables: Sequence[TableInfo], *, timeout_s: float = 10.0) -> None:
@@ -59,7 +59,7 @@ class FakeTables:
         self._snapshots: dict[str, dict[TableId, tuple[Row, ...]]] = {}
 
     def insert(self, table: TableId, rows: Sequence[Row]) -> None:
-        """Add rows: a value for each column, as pyarrow takes it for the column's type."""
+        """Add rows: a value for each column, as pyarrow accepts it for the column's type."""
         self._rows.setdefault(table, []).extend(rows)
 
     def delete_all(self, table: TableId) -> None:
@@ -67,32 +67,33 @@ class FakeTables:
         self._rows.pop(table, None)
 
     def export_snapshot(self) -> str:
-        """Keep the tables as they are now, under a name."""
+        """Store the current tables under a new name."""
         name = f"fake-{len(self._snapshots) + 1}"
         self._snapshots[name] = {table: tuple(rows) for table, rows in self._rows.items()}
         return name
 
     def end_snapshot(self, name: str) -> None:
-        """Forget a snapshot."""
+        """Remove a snapshot."""
         del self._snapshots[name]
 
     def seen_by(self, snapshot: str, table: TableId) -> tuple[Row, ...]:
         """Return a table's rows under a snapshot. Raises TransientError (``snapshot_gone``)."""
         if snapshot not in self._snapshots:
             raise TransientError(
-                f"snapshot {snapshot}: whoever exported it has ended", reason="snapshot_gone"
+                f"snapshot {snapshot}: the session that exported it has ended",
+                reason="snapshot_gone",
             )
         return self._snapshots[snapshot].get(table, ())
 
 
 class FakeSplitManager:
-    """Cuts by numbers of rows."""
+    """Cuts tables by numbers of rows."""
 
     def __init__(self, tables: FakeTables) -> None:
         self._tables = tables
 
     async def splits(self, table: Table, snapshot: str, target_bytes: int) -> Sequence[Split]:
-        """Cut into runs of rows."""
+        """Cut a table into runs of rows."""
         if target_bytes <= 0:
             msg = f"target_bytes must be above 0, not {target_bytes}"
             raise ValueError(msg)
@@ -105,7 +106,7 @@ class FakeSplitManager:
 
 
 class FakePageSource:
-    """Reads a split of a `FakeTables`, some rows a batch."""
+    """Reads a split of a `FakeTables`, in batches of `rows_per_batch` rows."""
 
     def __init__(
         self,
@@ -144,7 +145,7 @@ class FakePageSource:
             await asyncio.sleep(0)
 
     async def close(self) -> None:
-        """Give no more."""
+        """Stop returning rows."""
         self._is_closed = True
 
 

@@ -1,1 +1,1 @@
-"""An independent fold and comparison; shares no code with the lake's."""
+"""An independent fold and comparison, which share no code with the lake's."""

@@ -1,4 +1,4 @@
-"""The source compared to the folded lake, row by row, by the server's own texts."""
+"""The comparison of a source with the folded lake, row by row, by the server's own texts."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ _POSITION = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE sl
 
 @dataclass(frozen=True, slots=True)
 class LakeComparison:
-    """A table in the source against its folded raw table.
+    """The result of comparing a table in the source with its folded raw table.
 
     `rows`: in the source. `changes`: rows of the raw table. `lost`: rows of the source that the
-    lake lacks. `doubled`: rows that the lake has beyond the source's, or at a position twice.
-    `faults`: what can't be in a right change log, and the first rows that differ.
+    lake lacks. `doubled`: rows that the lake has beyond the source's, or twice at a position.
+    `faults`: contradictions in the change log, and the first rows that differ.
     """
 
     table: TableId
@@ -82,38 +82,38 @@ class LakeComparison:
 
     @property
     def is_equal(self) -> bool:
-        """Whether nothing at all is wrong."""
+        """Return whether the table has no difference and no fault."""
         return not (self.lost or self.doubled or self.faults)
 
 
 def source_tables(connection: Connection) -> list[TableId]:
-    """List the user tables of the database, sorted."""
+    """Return the user tables of the database, sorted."""
     return [TableId(*row) for row in connection.execute(_TABLES).fetchall()]
 
 
 def source_columns(connection: Connection, table: TableId) -> list[str]:
-    """List the captured columns: all but generated ones, in the table's order."""
+    """Return the captured columns: all but generated ones, in the table's order."""
     return [row[0] for row in connection.execute(_COLUMNS, [_quoted(connection, table)])]
 
 
 def source_key(connection: Connection, table: TableId) -> list[str]:
-    """List the columns rows are told apart by, in key order: replica identity index or key.
+    """Return the columns that identify rows, in key order: of the replica identity index or key.
 
-    A deferrable key tells them apart at the end of a transaction only.
+    A deferrable key is left out: it is unique only at the end of a transaction.
     """
     return [row[0] for row in connection.execute(_KEY, [_quoted(connection, table)])]
 
 
 def source_rows(connection: Connection, table: TableId, columns: Sequence[str]) -> Counter[Texts]:
-    """Read the table as texts of the types' output functions, and how often each row is there."""
-    # concat, because a plain cast to text is not the output function for char(n), inet and bool
+    """Return the rows as texts of the types' output functions, with the count of equal rows."""
+    # concat, as a plain cast to text is not the output function for char(n), inet and bool
     each = sql.SQL(", ").join(
         sql.SQL("CASE WHEN {0} IS NOT DISTINCT FROM NULL THEN NULL ELSE concat({0}) END").format(
             sql.Identifier(name)
         )
         for name in columns
     )
-    # What inherits from a table is a table beside it; a partitioned table has its partitions' rows.
+    # Rows of an inheriting table are not the table's own; those of its partitions are.
     is_partitioned = _one(connection, _IS_PARTITIONED, _quoted(connection, table))
     only = sql.SQL("" if is_partitioned else "ONLY ")
     query = sql.SQL("SELECT {} FROM {}{}").format(
@@ -129,7 +129,7 @@ def source_rows(connection: Connection, table: TableId, columns: Sequence[str]) 
 def _float_functions(
     connection: Connection, table: TableId, columns: Sequence[str]
 ) -> dict[int, Callable[[str], str]]:
-    """Map the places of the float columns to what makes their texts canonical."""
+    """Return for each index of a float column the function that makes its texts canonical."""
     found = connection.execute(_FLOATS, [_quoted(connection, table)]).fetchall()
     types: dict[str, int] = dict(found)
     return {i: _CANONICAL[types[name]] for i, name in enumerate(columns) if name in types}
@@ -149,7 +149,7 @@ def _canonical(
 def folded_lake(
     uri: str, source: str, table: TableId, columns: Sequence[str], key: Sequence[str]
 ) -> FoldedTable:
-    """Fold the raw table by what `_tables` says; a table that is not there is empty."""
+    """Fold the raw table using its schemas in `_tables`; a missing table is empty."""
     try:
         raw = read_raw(uri, source, table)
     except TableNotFoundError:
@@ -158,7 +158,7 @@ def folded_lake(
 
 
 def read_registry(uri: str, source: str) -> list[dict[str, Any]]:
-    """Read the rows of `_tables`, in any order; none if it is not there."""
+    """Return the rows of `_tables`, in any order; empty if it is missing."""
     store = open_store(uri, None)
     folder = Layout(source).tables
     try:
@@ -172,9 +172,9 @@ def read_registry(uri: str, source: str) -> list[dict[str, Any]]:
 def compare_table(
     connection: Connection, uri: str, source: str, table: TableId, hidden: Collection[str] = ()
 ) -> LakeComparison:
-    """Compare one table. The writers must rest and the lake must have caught up.
+    """Compare one table. The writers must be idle and the lake must have caught up.
 
-    `hidden`: columns that are left out, because the lake has them not, or masked.
+    `hidden`: columns that are left out, as the lake has no values or masked values for them.
     """
     columns = [name for name in source_columns(connection, table) if name not in hidden]
     there = source_rows(connection, table, columns)
@@ -195,15 +195,15 @@ def compare_table(
 def compare_source(
     connection: Connection, uri: str, source: str, tables: Iterable[TableId] | None = None
 ) -> list[LakeComparison]:
-    """Compare these tables, or all of the database's."""
+    """Compare these tables, or all tables of the database."""
     chosen = source_tables(connection) if tables is None else tables
     return [compare_table(connection, uri, source, table) for table in chosen]
 
 
 def await_caught_up(connection: Connection, slot: str, limit_s: float = CATCH_UP_LIMIT_S) -> None:
-    """Wait until the slot is confirmed up to what is written now, so that the lake holds it.
+    """Wait until the slot is confirmed up to the current end of WAL, so that the lake holds it.
 
-    Raises TimeoutError. (I1: the slot is confirmed only up to what is durable.)
+    Raise TimeoutError. (I1: the slot is confirmed only up to durable changes.)
     """
     target = _one(connection, "SELECT pg_current_wal_flush_lsn()::text")
     await_until(

@@ -1,7 +1,7 @@
-"""A raw table folded to its current rows: slowly, row by row, and obviously right.
+"""A fold of a raw table to its current rows: slow, row by row, and obviously correct.
 
-The reference that the lake is judged by, so it shares no code with what writes it. Source: design
-section 2, "the newest row per key by (`_cdc_lsn`, `_cdc_seq`) is the current row".
+It is the reference for the lake, so it shares no code with the writer. Source: design section 2,
+"the newest row per key by (`_cdc_lsn`, `_cdc_seq`) is the current row".
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _FAULTS_KEPT = 10
 
 @dataclass(slots=True)
 class FoldedTable:
-    """The current rows with how often each is there, and what can't be in a right change log.
+    """The current rows with their counts, and contradictions found in the change log.
 
-    `changes`: rows of the raw table. `repeated`: rows whose position another row has already.
+    `changes`: rows of the raw table. `repeated`: rows at the position of another row.
     """
 
     rows: Counter[Texts] = field(default_factory=Counter)
@@ -40,19 +40,19 @@ class FoldedTable:
     _sound: int | None = None
 
     def fault(self, row: Mapping[str, Any], what: str) -> None:
-        """Note a fault; the first few are enough.
+        """Record a fault, up to a maximum number.
 
-        While a snapshot is read in chunks, rows may have been changed before they are read.
+        During an incremental snapshot, rows may be changed before they are read.
         """
         if row["_cdc_lsn"] > self.reading_until and len(self.faults) < _FAULTS_KEPT:
             self.faults.append(f"{_where(row)}: {what}")
 
     def truncate(self, row: Mapping[str, Any]) -> None:
-        """Take a `t`: a snapshot's voids what came before, sound or not.
+        """Handle a `t`. That of a snapshot clears all earlier faults.
 
-        (Rows of a snapshot that a kill cut short have no `t` of their own.) The first one that is
-        streamed after it excuses faults between: TRUNCATE is not MVCC-safe, a snapshot read after
-        it sees none of the rows that were there at its point, though changes of them follow, until
+        (Rows of a snapshot that a kill interrupted have no `t`.) The first streamed `t` after it
+        clears the faults between the two: TRUNCATE is not MVCC-safe. A snapshot read after it sees
+        none of the rows that existed at its point, though their changes follow in the stream until
         the TRUNCATE itself.
         """
         if row["_cdc_seq"] < 0:
@@ -71,9 +71,9 @@ def fold(
 ) -> FoldedTable:
     """Fold a raw table (any row order) to the current rows of `columns`, texts as the server's.
 
-    `columns` and `key` are the source's now. Without `key` the table is a multiset of whole rows
-    (REPLICA IDENTITY FULL). `history`: which lake columns they are, and were told apart by; without
-    it they are those of the same name.
+    `columns` and `key` are the source's current ones. Without `key` the table is a multiset of
+    complete rows (REPLICA IDENTITY FULL). `history`: the lake columns of each column, and the
+    identities over time; without it they have the same names.
     """
     folded = FoldedTable(changes=raw.num_rows)
     history = history or SchemaHistory()
@@ -100,9 +100,9 @@ def _is_marker(row: Mapping[str, Any]) -> bool:
 
 
 def _read_until(rows: Sequence[Mapping[str, Any]], history: SchemaHistory) -> list[int]:
-    """Return, for each marker, where the reading after it ended: its last row, or what is known.
+    """Return for each marker where the read after it ended: its last row, or the recorded end.
 
-    (Where chunks found nothing, no row tells. One read at one point has all its rows there.)
+    (If chunks were empty, no row shows the end. A read at a consistent point has all rows there.)
     """
     markers: list[tuple[int, list[int]]] = []
     for row in rows:
@@ -128,7 +128,7 @@ def _take(
     told_apart: Sequence[Sequence[int]],
     folded: FoldedTable,
 ) -> None:
-    """Take one row. `told_apart`: the places of the columns its old row may be found by."""
+    """Apply one row. `told_apart`: indices of the columns by which its old row may be found."""
     op = row["_cdc_op"]
     if op == "t":
         state.clear()
@@ -138,7 +138,7 @@ def _take(
     texts = reader.texts(row)
     if op in "rc":
         if not state.add(texts):
-            folded.fault(row, "its key is there already")
+            folded.fault(row, "its key exists already")
         return
     before = texts if op == "d" else reader.before(row)
     old = texts if before is None else before
@@ -160,7 +160,7 @@ def _where(row: Mapping[str, Any]) -> str:
 
 
 class _FoldState:
-    """The current rows, found by the texts in some places: a key, or (no places) whole rows."""
+    """The current rows, indexed by the texts of some columns: a key, or (none) complete rows."""
 
     def __init__(self, width: int) -> None:
         self._every = tuple(range(width))
@@ -181,7 +181,7 @@ class _FoldState:
                 self.add(texts)
 
     def add(self, texts: Texts) -> bool:
-        """Put a row in; says whether it may be there beside those that are."""
+        """Add a row; return False if another row has its key."""
         found = self._found.setdefault(self._at(texts), [])
         is_alone = not (found and self._places)
         if not is_alone:
@@ -190,7 +190,7 @@ class _FoldState:
         return is_alone
 
     def remove(self, texts: Texts) -> Texts | None:
-        """Take the row (one of the equal rows) out; None if there is none."""
+        """Remove the row (or one of several equal rows) and return it; None if it is missing."""
         at = self._at(texts)
         found = self._found.get(at)
         if not found:
@@ -205,7 +205,7 @@ class _FoldState:
 
 
 class _RowReader:
-    """Gives the texts of a raw row's columns, those of `_cdc_raw` in the place of nulls."""
+    """Returns the texts of a raw row's columns, with those of `_cdc_raw` instead of nulls."""
 
     def __init__(self, schema: pa.Schema, columns: Sequence[str], history: SchemaHistory) -> None:
         self._columns = tuple(columns)
@@ -220,7 +220,7 @@ class _RowReader:
         self.faults: list[str] = []
 
     def texts(self, row: Mapping[str, Any]) -> Texts:
-        """Return the row's texts; of columns it was written before, what such rows have."""
+        """Return the row's texts; for columns added later, the value that older rows have."""
         return self._all(row, row, "")
 
     def before(self, row: Mapping[str, Any]) -> Texts | None:
@@ -228,7 +228,7 @@ class _RowReader:
         return None if old is None else self._all(row, old, "_cdc_before.")
 
     def filled(self, row: Mapping[str, Any], texts: Texts, previous: Texts | None) -> Texts:
-        """Return `texts` with what the server did not send from the old row, else `previous`."""
+        """Return `texts` with unsent values taken from the old row, or else from `previous`."""
         unchanged = set(row["_cdc_unchanged"] or ())
         if not unchanged:
             return texts

@@ -1,6 +1,6 @@
-"""What `_tables` says of a table's schemas, as a reader of the lake has to understand it.
+"""The history of a table's schemas in `_tables`, as a reader of the lake must interpret it.
 
-Part of the reference fold: made from design section 2 alone, row by row, without the code that
+Part of the reference fold: it follows design section 2 alone, row by row, without the code that
 writes `_tables`.
 """
 
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """Since when a column is there: rows with `_cdc_lsn` below `lsn` have the text `missing`."""
+    """The start of a column: rows with `_cdc_lsn` below `lsn` have the text `missing`."""
 
     lsn: int
     missing: str | None
 
 
 class SchemaHistory:
-    """The events of one table, in the order they were recorded; none at all: nothing is known."""
+    """The events of one table, in the order they were recorded; empty if nothing is known."""
 
     def __init__(self, events: Sequence[Mapping[str, Any]] = ()) -> None:
         self._events = [e for e in events if e["columns"]]
 
     @classmethod
     def of(cls, events: Sequence[Mapping[str, Any]], table: TableId) -> SchemaHistory:
-        """Take the table's own of all rows of `_tables`, in any order."""
+        """Return the history of one table from all rows of `_tables`, in any order."""
         own = (e for e in events if e["table"] == str(table))
         return cls(sorted(own, key=lambda e: e["at"]))
 
     def lake_columns(self, name: str) -> list[str]:
-        """Name the lake's columns that ever took values of a source column; one has each value."""
+        """Return the lake's columns that ever held a source column; one of them has each value."""
         found = {
             column["name"]: None
             for event in self._events
@@ -46,9 +46,9 @@ class SchemaHistory:
         return list(found) or [name]
 
     def beginning(self, name: str) -> Beginning:
-        """Say since when the source has this column without a break.
+        """Return since when the source has this column without a break.
 
-        What rows before have under its name is another column's, dropped since.
+        Earlier rows may have another column with its name, which was dropped since.
         """
         since, missing = 0, None
         was_there = True
@@ -63,10 +63,10 @@ class SchemaHistory:
         return Beginning(since, missing)
 
     def identities(self, lsn: int) -> list[tuple[str, ...]]:
-        """Name the columns that tell apart the rows which change in the transaction at `lsn`.
+        """Return the columns that identify the rows changed in the transaction at `lsn`.
 
-        Several, newest first, if that very transaction changed them. An empty one: the server sent
-        whole old rows, or none. No one: nothing is known.
+        There are several sets, newest first, if that transaction itself changed them. An empty set:
+        the server sent complete old rows, or none. An empty list: nothing is known.
         """
         found: list[tuple[str, ...]] = []
         for event in self._events:
@@ -78,15 +78,15 @@ class SchemaHistory:
         return found
 
     def read_until(self, point: int) -> int:
-        """Say up to where the snapshot whose marker lies at `point` was read; 0 if not known.
+        """Return the end of the snapshot whose marker is at `point`; 0 if unknown.
 
-        (From its rows that can't be told where chunks found none.)
+        (Its rows don't show it if chunks were empty.)
         """
         live = (e for e in self._events if e["state"] == "live" and e["snapshot_lsn"] == point)
         return next((e["at_lsn"] for e in live), 0)
 
     def identity_columns(self) -> list[str]:
-        """Name every source column that ever told rows apart."""
+        """Return every source column that ever identified rows."""
         return list(dict.fromkeys(name for event in self._events for name in _identity(event)))
 
 

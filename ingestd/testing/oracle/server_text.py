@@ -1,8 +1,8 @@
-"""The text that Postgres' output functions give for a value of the lake.
+"""The text of a lake's value as Postgres' output functions write it.
 
-Under the settings that every reader pins: DateStyle ISO, TimeZone UTC, bytea_output hex. Floats are
-the exception: the server's text of a float is not always the shortest (PostgreSQL,
-src/common/d2s.c), so both sides' are made canonical.
+The settings are those that every reader pins: DateStyle ISO, TimeZone UTC, bytea_output hex. Floats
+are an exception: the server's text of a float is not always the shortest (PostgreSQL,
+src/common/d2s.c), so both texts are made canonical.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def canonical_float8(value: float | str) -> str:
 _TO_QUOTE = re.compile(r'["\\{},\s]', re.ASCII)
 
 FLOAT_TEXTS = (canonical_float4, canonical_float8)
-"""Those that take the server's text as well as the value."""
+"""Functions that accept the server's text as well as the value."""
 
 
 def _array(element: Callable[[Any], str]) -> Callable[[Any], str]:
-    """Write a one-dimensional array. Source: src/backend/utils/adt/arrayfuncs.c, array_out."""
+    """Return a writer of one-dimensional arrays (array_out in src/backend/utils/adt/arrayfuncs.c)."""
 
     def text(values: Sequence[Any]) -> str:
         items = ("NULL" if v is None else _quoted(element(v)) for v in values)
@@ -57,7 +57,7 @@ def _quoted(item: str) -> str:
     return '"' + re.sub(r'(["\\])', r"\\\1", item) + '"'
 
 
-def _timestamp(value: Any) -> str:  # noqa: ANN401 - a datetime, or what to_pylist gives for it
+def _timestamp(value: Any) -> str:  # noqa: ANN401 - a datetime, or its value from to_pylist
     text = str(value.replace(tzinfo=None))
     if "." in text:
         text = text.rstrip("0")

@@ -77,7 +77,7 @@ def test_doubled_and_lost_changes_are_found_though_the_rows_look_right() -> None
     doubled = [("c", 1, 1, row(1, "1.00", "a"))] * 2
     found = fold(raw(KEYED, doubled), COLUMNS, ["id"])
     assert found.repeated == 1
-    assert "its key is there already" in found.faults[0]
+    assert "its key exists already" in found.faults[0]
     lost = fold(raw(KEYED, [("u", 2, 1, row(1, "1.00", "a"))]), COLUMNS, ["id"])
     assert "no row has its old key" in lost.faults[0]
 

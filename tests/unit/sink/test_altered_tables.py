@@ -96,7 +96,7 @@ async def test_isolated_a_column_that_another_program_added_with_another_type(
     assert not epochs.stopped
     await epochs.append(300, MORE)
     [error] = epochs.stopped.values()
-    assert "column later is date in the lake and its rows are now string" in error.reason
+    assert "column later is date in the lake, but its rows are now string" in error.reason
     await epochs.sink.close()
 
 

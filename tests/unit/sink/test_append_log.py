@@ -372,7 +372,7 @@ def test_one_writer_a_change_of_the_schema_passes_nobodys_rows(tmp_path: Path, c
 async def test_a_file_in_the_place_of_the_lake_is_an_operator_error(tmp_path: Path) -> None:
     (tmp_path / "lake").write_text("")
     lake = DeltaLake(str(tmp_path / "lake"), "shop")
-    with pytest.raises(OperatorError, match="a file stands"):
+    with pytest.raises(OperatorError, match="a file exists"):
         await lake.open()
 
 

@@ -33,7 +33,7 @@ def test_new_columns_and_fields_are_added_in_place() -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (pa.schema([("id", pa.int64())]), "integer in the lake and its rows are now long"),
+        (pa.schema([("id", pa.int64())]), "integer in the lake, but its rows are now long"),
         (pa.schema([("ID", pa.int32())]), "only by case"),
         (pa.schema([("t", pa.time64("us"))]), "no Delta type"),
         (pa.schema([("_cdc_before", pa.struct([("id", pa.string())]))]), "_cdc_before.id"),

@@ -350,10 +350,10 @@ def _huge(path: Path) -> None:
 
 
 ODD = {
-    "pipe": (_fifo, "is no regular file"),
+    "pipe": (_fifo, "is not a regular file"),
     "link": (_link, "is a symbolic link"),
     "folder": (_folder, "is a folder"),
-    "socket": (_socket, "is no regular file"),
+    "socket": (_socket, "is not a regular file"),
     "huge": (_huge, f"has {8 << 30} bytes, more than "),
 }
 NEXT = EPOCHS + 1

@@ -281,8 +281,8 @@ async def test_a_folder_of_another_table_is_that_tables_fault(lake: Path) -> Non
     found = DeltaLake(str(lake), "shop")
     damaged = (await found.open()).damaged
     assert set(damaged) == {A.id}
-    assert "commits are those of ingestd/shop/public.b" in damaged[A.id].what
-    assert "not of ingestd/shop/public.a" in damaged[A.id].what
+    assert "commits belong to ingestd/shop/public.b" in damaged[A.id].what
+    assert "not to ingestd/shop/public.a" in damaged[A.id].what
     before = content(lake / "shop/public/a")
     assert {fault.table for fault in await deliver(found, 1000)} == {A.id}
     await found.close()

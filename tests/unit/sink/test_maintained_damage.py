@@ -69,7 +69,7 @@ async def test_isolated_a_damaged_table_is_reported_and_the_others_are_maintaine
         if line is None or "error" not in line:
             continue
         assert str(root / kind) in line["error"], line
-        assert f"put {root / kind} right, or move that folder away" in line["remedy"], line
+        assert f"repair {root / kind}, or move that folder away" in line["remedy"], line
         assert line["remedy"].endswith(f"ingestd snapshot shop public.{kind}"), line
     assert {"files_removed", "files_cut", "garbage", "other_rows"} <= {
         table.removeprefix("public.") for table, line in told.items() if "error" in line

@@ -57,7 +57,7 @@ async def test_isolated_a_damaged_table_is_told_of_and_the_others_go_on(tmp_path
 async def test_a_lake_that_can_not_be_listed_is_told_in_its_own_words(tmp_path: Path) -> None:
     (tmp_path / "shop").touch()
     made = MaintenanceProcess(str(tmp_path), "shop", POLICY)
-    with pytest.raises(TransientError, match=r"code 1: lake .*/shop is no folder"):
+    with pytest.raises(TransientError, match=r"code 1: lake .*/shop is not a folder"):
         _ = [told async for told in made.run(joins=True, cleans=True)]
 
 

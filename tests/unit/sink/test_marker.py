@@ -47,7 +47,7 @@ def test_the_id_that_a_lake_had_is_kept(store: Store) -> None:
 
 
 def test_a_marker_that_is_missing_is_a_lost_lake(store: Store) -> None:
-    with pytest.raises(LakeLostError, match="not there"):
+    with pytest.raises(LakeLostError, match="is missing"):
         require_marker(store)
 
 

@@ -25,7 +25,7 @@ def test_a_place_where_no_folder_can_be_made_is_told() -> None:
     found = probe("/proc/nope/lake")
     assert (found.level, found.detail) == (
         "fail",
-        "lake /proc/nope/lake: no folder can be made there",
+        "lake /proc/nope/lake: no folder can be created there",
     )
     assert "set `lake.uri` to a folder" in str(found.remedy)
 
@@ -49,7 +49,7 @@ def test_what_stands_in_the_way_is_named(tmp_path: Path) -> None:
     found = probe(str(tmp_path / "file" / "lake"))
 
     assert found.level == "fail"
-    assert "a file stands where a folder should be" in found.detail
+    assert "a file exists where a folder should be" in found.detail
     assert found.remedy
 
 

@@ -65,7 +65,7 @@ def test_a_commit_that_another_put_in_its_place_meanwhile_stays(written: Path) -
         commit_file(written, 3).write_bytes(whole)
 
     log = log_of(written)
-    with pytest.raises(TransientError, match="changed while it was looked at"):
+    with pytest.raises(TransientError, match="changed while it was checked"):
         log.load(put_back)
     assert commit_file(written, 3).read_bytes() == whole
     log.load(nothing_rests_on_it)
@@ -132,12 +132,12 @@ async def test_who_holds_no_claim_sets_nothing_aside(tmp_path: Path, folder: str
     cut = torn.read_bytes()
     looking = DeltaLake(str(tmp_path), "shop", is_claimed=False)
     if folder == "shop/_epochs":
-        with pytest.raises(OperatorError, match=r"is cut short: [^<\n]*\n") as caught:
+        with pytest.raises(OperatorError, match=r"is truncated: [^<\n]*\n") as caught:
             await looking.open()
         assert "ingestd run" in (caught.value.remedy or "")
     else:
         told = (await looking.open()).damaged[A.id]
-        assert "is cut short" in told.reason
+        assert "is truncated" in told.reason
         assert "ingestd snapshot shop public.a" in (told.remedy or "")
     assert torn.read_bytes() == cut
     torn.write_bytes(whole)
@@ -159,7 +159,7 @@ async def test_a_cut_version_of_a_reference_table_is_made_again(tmp_path: Path) 
     await table.close()
     halve(commit_file(tmp_path, 1, Layout("shop").reference(A.id)))
     looking = DeltaReferenceTable(str(tmp_path), "shop", A.id, is_claimed=False)
-    with pytest.raises(OperatorError, match=r"is cut short: [^<\n]*\n"):
+    with pytest.raises(OperatorError, match=r"is truncated: [^<\n]*\n"):
         await looking.open()
     await looking.close()
     table = DeltaReferenceTable(str(tmp_path), "shop", A.id)

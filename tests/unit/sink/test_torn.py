@@ -168,7 +168,7 @@ async def test_a_commit_cut_short_that_was_acknowledged_is_never_passed_over(
     cut(newest(tmp_path, RAW), share)
     for _ in range(2):  # the first look changes nothing
         told = await found(tmp_path)
-        assert f"{RAW}: commit 2 is not whole" in told.damaged[A.id].what
+        assert f"{RAW}: commit 2 is incomplete" in told.damaged[A.id].what
         assert told.watermarks == {}
         assert "ingestd snapshot shop public.a" in (told.damaged[A.id].remedy or "")
     newest(tmp_path, RAW).write_bytes(kept)
@@ -198,7 +198,7 @@ async def test_what_epochs_may_rest_on_is_never_passed_over_in_the_registry(tmp_
     await commit(lake, 100, 1)
     await lake.close()
     cut(newest(tmp_path, "shop/_tables"), 0)
-    with pytest.raises(OperatorError, match="_tables: commit 1 is not whole"):
+    with pytest.raises(OperatorError, match="_tables: commit 1 is incomplete"):
         await found(tmp_path)
 
 
@@ -239,7 +239,7 @@ async def test_one_of_the_sources_own_tables_that_is_gone_is_told(
     await commit(lake, 100, 1)
     await lake.close()
     (tmp_path / "shop" / name).rename(tmp_path / "away")
-    with pytest.raises(OperatorError, match=f"shop/{name}: the table is gone") as caught:
+    with pytest.raises(OperatorError, match=f"shop/{name}: the table is missing") as caught:
         await found(tmp_path)
     assert "put it back" in (caught.value.remedy or "")
     (tmp_path / "away").rename(tmp_path / "shop" / name)
@@ -260,7 +260,7 @@ async def test_a_raw_table_that_goes_while_it_is_written_stops_alone(tmp_path: P
     await writer.commit(summary(200, 205), stop)
     [error] = told
     assert error.table == A.id
-    assert "that was there is gone" in error.what
+    assert "that existed is missing" in error.what
     await lake.close()
     assert not (tmp_path / RAW).exists()
 
@@ -272,7 +272,7 @@ async def test_a_table_that_goes_while_it_is_written_is_not_made_anew(
     lake = await opened(tmp_path)
     await commit(lake, 100, 1)
     (tmp_path / "shop" / name).rename(tmp_path / "away")
-    with pytest.raises(OperatorError, match="that was there is gone"):
+    with pytest.raises(OperatorError, match="that existed is missing"):
         await (is_live(lake) if name == "_tables" else commit(lake, 200, 2))
     await lake.close()
     assert not (tmp_path / "shop" / name).exists()
