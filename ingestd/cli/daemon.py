@@ -67,4 +67,4 @@ def daemon_status(config: Path) -> tuple[dict[str, Any] | None, str]:
     if found is None:
         return None, f"no daemon answers on {listen}"
     why = meant_daemon(loaded).difference(found)
-    return (found, "") if why is None else (None, f"the daemon on {listen} is another: {why}")
+    return (found, "") if why is None else (None, f"another daemon listens on {listen}: {why}")

@@ -470,7 +470,7 @@ async def test_another_daemon_on_the_port_is_named(tmp_path: Path) -> None:
         config = config_at(tmp_path, str(address), source="crm")
         result = await invoke("crm", "public.orders", "-c", config)
     assert (result.exit_code, shop.asked) == (1, [])
-    assert f"the daemon on {address} is another: its sources are shop" in result.stderr
+    assert f"another daemon listens on {address}: its sources are shop" in result.stderr
 
 
 def test_a_daemon_that_listens_nowhere_cannot_be_asked(tmp_path: Path) -> None:
