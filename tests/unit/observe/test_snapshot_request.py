@@ -295,7 +295,7 @@ async def test_ask_for_some_rows_then_cancel() -> None:
         assert names == [A]
         with pytest.raises(OperatorError, match="was cancelled"):
             await asyncio.to_thread(follow, at.address, asked, 15.0, Seen())
-        with pytest.raises(OperatorError, match="is another"):
+        with pytest.raises(OperatorError, match="another daemon"):
             await asyncio.to_thread(ask_to_cancel, at.address, "crm", [A], meant=CRM)
 
 
@@ -303,7 +303,7 @@ async def test_a_limit_ends_the_waiting_only() -> None:
     daemon = Daemon()
     async with server(daemon) as at:
         asked = await asyncio.to_thread(ask_for_snapshot, at.address, "shop", [A])
-        with pytest.raises(TransientError, match=r"not live within the limit: public\.a") as caught:
+        with pytest.raises(TransientError, match=r"not live within the time limit: public\.a") as caught:
             await asyncio.to_thread(follow, at.address, asked, 0.001, Seen())
     assert caught.value.remedy == "the daemon continues; follow it with `ingestd status`"
 
