@@ -70,7 +70,7 @@ def test_status_says_whose_word_it_is(daemon: Daemon, tmp_path: Path, lake: Path
     assert ": its lake is" in shown
     assert daemon.sigterm() == 0
     shown = run_command(daemon.config_path, "status").stdout.splitlines()[0]
-    assert shown == f"no daemon answers on {daemon.listen}. What slot and lake tell:"
+    assert shown == f"no daemon answers on {daemon.listen}. From slot and lake:"
     told = json.loads(run_command(daemon.config_path, "status", "--json").stdout)
     why = f"no daemon answers on {daemon.listen}"
     assert (told["offline"], told["ready"], told["not_ready_because"]) == (why, False, [why])

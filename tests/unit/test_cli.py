@@ -429,7 +429,7 @@ async def test_ctrl_c_leaves_the_snapshot_running_and_says_how_to_cancel(tmp_pat
         assert process.stdout is not None
         asked = await process.stdout.readline()
         assert asked == b"source shop: requested a new snapshot of public.orders\n"
-        assert await process.stdout.readline() == b"  public.orders: waits for its snapshot\n"
+        assert await process.stdout.readline() == b"  public.orders: waiting for its snapshot\n"
         process.send_signal(signal.SIGINT)
         rest, errors = await process.communicate()
     assert (process.returncode, errors) == (130, b"")
@@ -515,6 +515,6 @@ def test_snapshots_under_way_are_shown(capsys: pytest.CaptureFixture[str]) -> No
     status_table.print_status(to_json(DaemonStatus("0", T0, {"shop": shop})))
     text = capsys.readouterr().out
     assert "source shop, table public.orders is snapshotting: 42% read\n" in text
-    assert "source shop, table public.items is live: a new snapshot is asked for\n" in text
+    assert "source shop, table public.items is live: a new snapshot is requested\n" in text
     last = "source shop, table public.notes is live: its last snapshot failed: no column x\n"
     assert f"{last}  remedy: look at \\d notes\n" in text

@@ -87,7 +87,7 @@ def test_columns_stand_below_their_table() -> None:
         "public.orders",
         "  column  type    null      key  nulls  distinct  in the lake                     comment",
         "  id      bigint  not null    1  12.5%       123  id__v2 string, masked (sha256)  a  [31m",
-        "  note    bigint                     -         -  left out",
+        "  note    bigint                     -         -  excluded",
     ]
 
 
