@@ -127,9 +127,7 @@ def follow(
         if following.is_over:
             return
         if now - heard > SILENT_LIMIT_S:
-            raise TransientError(
-                f"the daemon on {address} no longer responds", reason="no_answer"
-            )
+            raise TransientError(f"the daemon on {address} no longer responds", reason="no_answer")
         if now > end:
             raise TransientError(
                 f"not live within the time limit: {', '.join(following.left)}",

@@ -197,7 +197,9 @@ def test_a_daemon_that_has_gone_is_told_and_found_again(page: Page, served: Page
     find.fill("pay")
     served.__exit__(None, None, None)
     try:
-        expect(overall(page)).to_have_text("No connection to the daemon: the data below is out of date")
+        expect(overall(page)).to_have_text(
+            "No connection to the daemon: the data below is out of date"
+        )
         expect(page.locator("#connection")).to_contain_text("No connection since")
         assert page.title().startswith("! No connection")
     finally:

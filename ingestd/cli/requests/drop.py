@@ -35,9 +35,7 @@ class DropCommand:
         """
         settings = self.config.sources[self.source]
         if not isinstance(settings, WalSettings):
-            typer.echo(
-                f"source {self.source} is polled: it has no slot or publication to drop"
-            )
+            typer.echo(f"source {self.source} is polled: it has no slot or publication to drop")
             self._tell_of_the_lake()
             return 0
         place, found = asyncio.run(self._look(settings))

@@ -338,7 +338,9 @@ def test_root_does_not_believe_a_file_that_any_account_can_have_made(kind: str) 
             received: list[bytes] = []
             answering = threading.Thread(target=_answer, args=(squatter, named, received))
             answering.start()
-            with pytest.raises(OperatorError, match="is not trusted: it belongs to another account"):
+            with pytest.raises(
+                OperatorError, match="is not trusted: it belongs to another account"
+            ):
                 request_snapshot(Address("127.0.0.1", port), "shop", ["a.b"], "note = 'canary'")
             squatter.shutdown(socket.SHUT_RDWR)
             answering.join(10)

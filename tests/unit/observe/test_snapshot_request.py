@@ -303,7 +303,9 @@ async def test_a_limit_ends_the_waiting_only() -> None:
     daemon = Daemon()
     async with server(daemon) as at:
         asked = await asyncio.to_thread(ask_for_snapshot, at.address, "shop", [A])
-        with pytest.raises(TransientError, match=r"not live within the time limit: public\.a") as caught:
+        with pytest.raises(
+            TransientError, match=r"not live within the time limit: public\.a"
+        ) as caught:
             await asyncio.to_thread(follow, at.address, asked, 0.001, Seen())
     assert caught.value.remedy == "the daemon continues; follow it with `ingestd status`"
 
@@ -326,7 +328,7 @@ async def test_a_daemon_that_answers_no_more_ends_the_waiting(
 async def test_another_daemon_is_not_asked() -> None:
     daemon = Daemon()
     async with server(daemon) as at:
-        with pytest.raises(OperatorError, match="another daemon .*: its sources are shop"):
+        with pytest.raises(OperatorError, match=r"another daemon .*: its sources are shop"):
             await asyncio.to_thread(ask_for_snapshot, at.address, "crm", [A], meant=CRM)
     assert not daemon.shop.tables[A].snapshot_requested
 
