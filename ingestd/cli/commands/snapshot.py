@@ -47,7 +47,7 @@ def snapshot(
     ] = "1d",
     debug: Debug = False,
 ) -> None:
-    """Take a new snapshot of tables, by the running daemon.
+    """Ask the running daemon for a new snapshot of tables.
 
     The old rows stay valid until the new ones are in the lake.
     """
