@@ -50,7 +50,7 @@ def status(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Show the daemon's status or, if none runs, that of slot and lake.
+    """Show the daemon's status or, offline, that of slot and lake.
 
     With --watch and --json, each status is printed on one line.
     """
