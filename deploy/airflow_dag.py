@@ -1,9 +1,10 @@
 # ruff: noqa: INP001 - Airflow loads it by its path
-"""Airflow: mirrors every ten minutes, history after them, held against the source every night.
+"""Airflow DAGs: mirrors and history every ten minutes, a comparison with the source every night.
 
-Airflow 3 with apache-airflow-providers-apache-spark; a connection `spark_default` to the cluster;
-the image or environment of deploy/spark-submit.md on it. A job's exit code 75 is a transient fault:
-Airflow's retries are for that. 1 is for a person, and fails the task after the retries, too.
+They need Airflow 3 with apache-airflow-providers-apache-spark, a connection `spark_default` to the
+cluster, and the image or environment of deploy/spark-submit.md there. A job's exit code 75 is a
+transient error, for which Airflow retries. Exit code 1 needs an operator; the task fails after the
+retries.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ with DAG(
     description="Move the mirrors and histories of source shop to the lake's last epoch",
     schedule=timedelta(minutes=10),
     start_date=START,
-    catchup=False,  # a run takes all there is
-    max_active_runs=1,  # a second one would find the checkpoint in use
+    catchup=False,  # one run processes everything that is available
+    max_active_runs=1,  # a second run would find the checkpoint in use
     default_args=RETRIES,
     tags=["ingestd"],
 ):
@@ -49,7 +50,7 @@ with DAG(
 
 with DAG(
     dag_id="ingestd_shop_reconcile",
-    description="Hold the mirrors of source shop against the source, row by row",
+    description="Compare the mirrors of source shop with the source, row by row",
     schedule="30 2 * * *",
     start_date=START,
     catchup=False,
@@ -57,7 +58,7 @@ with DAG(
     default_args=RETRIES,
     tags=["ingestd"],
 ):
-    # It waits for the mirrors to reach the source: runs of the other DAG bring them there.
+    # Waits until the mirrors have caught up with the source, by runs of the other DAG.
     SparkSubmitOperator(
         task_id="reconcile",
         application=f"{JOBS}/reconcile.py",

@@ -1,19 +1,19 @@
--- ddl_log = "event_trigger": logs DDL in the WAL at its exact position, for ingestd to read.
--- Run it in the captured database as a role that may create event triggers (a superuser; on managed
--- services the administrator role). Run it again for a newer version, or if `ingestd check` says so.
--- It can be run again at any time. To remove it: see the end.
+-- ddl_log = "event_trigger": event triggers that write DDL into the WAL, in order with the changes.
+-- Run this script in the captured database as a role that can create event triggers (a superuser; on
+-- managed services the administrator's role). Run it again for a newer version, or if `ingestd check`
+-- asks for it; it is safe to run at any time. To remove everything, see the end.
 --
---   ingestd check --config FILE      -- prints it if it is missing
+--   ingestd check --config FILE      -- prints the script if it is missing
 --   psql -d shop -f ddl_log.sql
 --
 -- It creates, all in the schema ingestd_ddl:
 --   command_end, dropped, rewritten   functions of event triggers, ENABLE ALWAYS
 --   truncating                        function of a statement trigger, ENABLE ALWAYS, on the root and the
---                                     partitions of each published partitioned table. command_end adds
---                                     it to later partitions, as the role that creates them
+--                                     partitions of each partitioned table in a publication. For later
+--                                     ones command_end creates the trigger, as the role that creates them
 -- Each event is one transactional logical message with the prefix 'ingestd.ddl'. A rolled back command
--- leaves none. The functions run with the privileges of the role whose command fires them, need none on
--- this schema, and log every error in the server's log: the command continues.
+-- leaves none. The functions run with the privileges of the role whose command fires them, and need no
+-- privilege on this schema. Every error in them is caught and logged by the server: the command continues.
 BEGIN;
 SET LOCAL search_path = pg_catalog, pg_temp;
 SET LOCAL lock_timeout = '2s';
@@ -22,7 +22,7 @@ DO $ingestd$
 DECLARE
   other text;
 BEGIN
-  -- The owner of the schema or of a function in it controls code that runs in commands of all roles.
+  -- The owner of the schema or of a function in it controls code that runs in the commands of all roles.
   SELECT pg_catalog.pg_get_userbyid(owner) INTO other
     FROM (SELECT nspowner FROM pg_catalog.pg_namespace WHERE nspname = 'ingestd_ddl'
           UNION ALL
@@ -204,8 +204,8 @@ EXCEPTION WHEN OTHERS THEN
   RAISE LOG 'ingestd_ddl.rewritten: %', SQLERRM;
 END $ingestd$;
 
--- If the root is truncated, the stream contains that, and its partitions write nothing: between the
--- root's BEFORE and AFTER triggers a setting identifies it.
+-- The stream already contains a TRUNCATE of the root, so its partitions must not write a message: a
+-- setting names the root from its BEFORE trigger until its AFTER trigger.
 CREATE OR REPLACE FUNCTION ingestd_ddl.truncating() RETURNS trigger
 LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp AS $ingestd$
 DECLARE
@@ -240,8 +240,8 @@ CREATE EVENT TRIGGER ingestd_ddl_rewritten ON table_rewrite EXECUTE FUNCTION ing
 ALTER EVENT TRIGGER ingestd_ddl_rewritten ENABLE ALWAYS;
 COMMIT;
 
--- Triggers on existing tables. Writes to these tables wait until this is done, so it does not wait
--- long for any lock: a table that stays locked is skipped with a warning.
+-- Triggers on existing tables. Writes to a table wait while its trigger is created. So the script waits
+-- only briefly for locks: a table that stays locked is skipped with a warning.
 DO $ingestd$
 DECLARE
   relation record;
@@ -296,5 +296,5 @@ BEGIN
   END LOOP;
 END $ingestd$;
 
--- To remove everything, including the triggers (waits for sessions that use the tables):
+-- To remove everything, with the triggers (this waits for sessions that use the tables):
 --   DROP SCHEMA ingestd_ddl CASCADE;

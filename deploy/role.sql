@@ -1,25 +1,26 @@
--- The role that ingestd connects as: what it needs on one database, and nothing else.
--- Run it in that database as a superuser; again for more tables, which are added to those that it was
--- run for before. To take one out: ALTER PUBLICATION ... DROP TABLE, and REVOKE SELECT ON ... FROM role.
+-- Creates the role that ingestd connects as, with the least privileges for one database.
+-- Run it in that database as a superuser. Run it again to add tables to those of earlier runs. To remove
+-- a table: ALTER PUBLICATION ... DROP TABLE, and REVOKE SELECT ON ... FROM role.
 --
 --   psql -d shop -v tables='public.orders, public.customers' -f deploy/role.sql
 --   psql -d shop -c '\password ingestd'
 --
--- Variables, by -v NAME=VALUE:
---   tables       which it may read: names as in SQL with their schemas, separated by commas (none of
---                theirs has one).
---                With manage=false none is published whose own UPDATE and DELETE that would make
---                fail: one without replica identity. The script then says which, and does nothing
---   role         its name; ingestd
---   kind         of the source: wal, or polling, which needs SELECT alone; wal
---   manage       as in the config. false: publication and slot are made here, and ingestd alters
---                neither; its config says so, too. true: ingestd makes and alters them. PostgreSQL
---                lets only owners put tables into a publication, so it then has what `owner` has; false
---   owner        with manage=true: the role that owns the tables, which is no superuser
---   publication, slot   with manage=false: their names; ingestd_shop
+-- Variables, set by -v NAME=VALUE:
+--   tables       the tables to read: names as in SQL, with their schemas, separated by commas (names
+--                that contain a comma are not supported).
+--                With manage=false, a table without replica identity is not published, because the
+--                server would then refuse its UPDATE and DELETE: the script names it and changes nothing
+--   role         the role's name; default ingestd
+--   kind         the source's kind: wal, or polling, which needs only SELECT; default wal
+--   manage       as in the config. false: the script creates publication and slot, and ingestd alters
+--                neither; set manage = false in its config too. true: ingestd creates and alters them.
+--                Only a table's owner can add it to a publication, so the role then becomes a member of
+--                `owner`; default false
+--   owner        with manage=true: the role that owns the tables; not a superuser
+--   publication, slot   with manage=false: their names; default ingestd_shop
 \set ON_ERROR_STOP on
--- First of all: a role that may create functions or types in a schema of the path must not decide what the
--- statements below call, as the superuser who runs them.
+-- Must come first: otherwise a role that can create functions or types in a schema of the search path
+-- could make the statements below call them, with the privileges of the superuser.
 SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false) AS path \gset
 \if :{?role}
 \else
@@ -73,9 +74,9 @@ GRANT :"owner" TO :"role";
 \endif
 
 \if :publishes
--- The server refuses UPDATE and DELETE of a published table without replica identity, as its identity
--- is all that is sent of the old row. Of a partitioned table that is a matter of its partitions; tables
--- that inherit are published with their parent.
+-- The server refuses UPDATE and DELETE of a published table without replica identity, as only the
+-- identity of the old row is sent. For a partitioned table its partitions count; tables that inherit are
+-- published with their parent.
 WITH RECURSIVE named(oid) AS (
   SELECT trim(name)::regclass::oid FROM string_to_table(:'tables', ',') AS t(name)
 ), published(oid) AS (
@@ -93,12 +94,12 @@ WITH RECURSIVE named(oid) AS (
 SELECT format('DO $do$ BEGIN RAISE EXCEPTION USING MESSAGE = %L, HINT = %L; END $do$',
          'without replica identity, publishing would make their UPDATE and DELETE fail: '
            || string_agg(name, ', ' ORDER BY name),
-         'leave them out of `tables`, or first, for each: '
+         'remove them from `tables`, or first, for each: '
            || string_agg(format('ALTER TABLE %s REPLICA IDENTITY FULL;', name), ' ' ORDER BY name)
            || ' (or add a primary key that is not deferrable, then REPLICA IDENTITY DEFAULT)')
   FROM broken HAVING count(*) > 0 \gexec
 
--- What it has already stays as it is: row filters and lists of columns, too.
+-- Tables already in the publication are not changed, nor are their row filters and column lists.
 SELECT format(
          CASE WHEN p.oid IS NOT NULL THEN 'ALTER PUBLICATION %I ADD TABLE %s'
               ELSE 'CREATE PUBLICATION %I FOR TABLE %s WITH ('
@@ -115,7 +116,7 @@ SELECT format(
 COMMIT;
 
 \if :publishes
--- Not in the transaction: a slot begins after what is being written.
+-- Outside the transaction: PostgreSQL refuses to create a logical slot in one that has written.
 SELECT pg_catalog.pg_create_logical_replication_slot(:'slot', 'pgoutput')
  WHERE NOT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = :'slot');
 \endif

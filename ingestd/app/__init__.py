@@ -1,4 +1,4 @@
 """The composition root: builds everything from a config, and runs it.
 
-A command's module is imported by that command alone: the daemon starts sooner.
+Each command imports only its own module, so that the daemon starts faster.
 """

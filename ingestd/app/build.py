@@ -1,4 +1,4 @@
-"""Sources as the daemon runs them."""
+"""The daemon's sources, built from the config."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ from ingestd.process.memory import Trimming
 
 
 class SourceBuilder:
-    """Builds sources, those at the start and those of a reload (reloading.Begin)."""
+    """Builds sources, at the start and for a reload (`ingestd.app.reload.SourceFactory`)."""
 
     def __init__(
         self,
@@ -77,12 +77,12 @@ class SourceBuilder:
         self._known = {name: KnownLake(is_accepted=True) for name in accepted}
 
     def log(self, config: Config) -> None:
-        """Have the log as the config says; what was a secret stays one."""
+        """Configure logging from the config; secrets of earlier configs stay redacted."""
         self._redactor.learn(config.redactor)
         logs.configure(config.log, self._redactor, sys.stderr)
 
     def source(self, config: Config, name: str) -> None:
-        """Build a source and run it. What is shown of it goes on, if it is there already."""
+        """Build a source and run it. A rebuilt source keeps its status."""
         settings = config.sources[name]
         _warn_of_weak_tls(name, settings)
         known = self._status.sources.get(name)
@@ -115,7 +115,7 @@ class SourceBuilder:
         self.supervisor.begin(name, built)
 
     def under_way(self) -> list[str]:
-        """Say what has not ended of the sources, for a log. From any thread."""
+        """Return what has not ended in the sources, for a log. Callable from any thread."""
         sources = list(self._status.sources.items())
         found = [
             f"source {name} is {source.state}"
@@ -126,7 +126,7 @@ class SourceBuilder:
         return found + [str(wait) for wait in waits if wait is not None]
 
     def forget(self, name: str) -> None:
-        """Show nothing of a source any more."""
+        """Remove a source from the status and the metrics."""
         self._status.sources.pop(name, None)
         self._writers.pop(name, None)
         self._known.pop(name, None)
@@ -136,11 +136,11 @@ class SourceBuilder:
 
 
 def _warn_of_weak_tls(name: str, settings: SourceSettings) -> None:
-    """Say if the source's server could be anyone, because its DSN says so."""
+    """Log a warning if the DSN lets the connection skip verification of the server."""
     try:
         found = transport_of(settings.dsn.get_secret_value())
     except OperatorError:
-        return  # the source itself says so
+        return  # the source reports it
     if found.is_weak:
         structlog.get_logger("ingestd").warning(
             "tls.weak",

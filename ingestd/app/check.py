@@ -1,4 +1,4 @@
-"""`ingestd check`."""
+"""`ingestd check`: a preflight of server, slot, lake and HTTP."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ingestd.postgres.server_capacity import room_lines
 
 
 def check(config_path: Path) -> list[CheckLine]:
-    """Look for everything that would make a run fail. Raises ConfigError."""
+    """Return everything that would make a run fail, and warnings. Raises ConfigError."""
     config = load(config_path)
     lake = probe(config.lake.uri, storage_options(config))
     marker = None if lake.level == "fail" else check_marker(config)
@@ -42,7 +42,7 @@ async def _check_writers(config: Config) -> list[CheckLine | None]:
 
 
 async def _check_writer(config: Config, name: str, settings: SourceSettings) -> CheckLine | None:
-    """Say if another ingestd wrote the source's lake last, one that may live."""
+    """Return a warning if another ingestd, which may still run, wrote the source's lake last."""
     subject = f"lake {config.lake.uri}"
     lake = lake_of(config, name, WriterIdentity(signature_of(settings)), is_claimed=False)
     try:
@@ -53,8 +53,8 @@ async def _check_writer(config: Config, name: str, settings: SourceSettings) -> 
         await lake.close()
     if other is None:
         return None
-    detail = f"last written by {other}, which is not this config's; `ingestd run` takes it over"
-    remedy = f"if that one is to go on, {SEPARATE}{drop_of(other)}"
+    detail = f"last written by {other}, not by this config; `ingestd run` takes over"
+    remedy = f"if both must run, {SEPARATE}{drop_of(other)}"
     return CheckLine(name, subject, "warn", detail, remedy)
 
 
@@ -74,7 +74,7 @@ async def _check_sources(config: Config, *, has_lake: bool) -> list[CheckLine]:
     finally:
         for connector in connectors.values():
             await connector.close()
-    # What all need together says more than what one needs alone.
+    # The combined need of all sources replaces the line about a single source's need.
     together = {(line.source, line.subject) for line in room}
     alone = [line for lines in found.values() for line in lines]
     return [line for line in alone if (line.source, line.subject) not in together] + room
@@ -91,7 +91,7 @@ async def _check_source(
 
 
 async def _rehearsed(config: Config, name: str, connector: Connector) -> list[CheckLine]:
-    """Return what a start would be refused, by the steps of a start."""
+    """Return what would make a start fail, from a rehearsal of its steps."""
     lake = lake_of(config, name, is_claimed=False)
     capture = connector.capture(lake)
     try:
@@ -114,23 +114,23 @@ async def _rehearsed(config: Config, name: str, connector: Connector) -> list[Ch
 
 
 async def _check_room(connectors: Mapping[str, Connector]) -> list[CheckLine]:
-    """Return what sources that share a server need of it together, and it has not."""
-    if len(connectors) < 2:  # noqa: PLR2004 - the preflight of one has said it
+    """Return which capacity a server lacks for all the sources that share it."""
+    if len(connectors) < 2:  # noqa: PLR2004 - for one source, its own preflight reports this
         return []
     try:
         demands = {name: await connector.demand() for name, connector in connectors.items()}
     except IngestdError:
-        return []  # the source that does not answer any more has a line of its own at the next try
+        return []  # a source that no longer responds is reported by the next check
     return room_lines(demands)
 
 
 def _answers(lines: Sequence[CheckLine]) -> bool:
-    """Return whether the source's server can be asked for more."""
+    """Return whether the source's server responds, so that more can be checked."""
     return not any(x.level == "fail" and x.subject in {"connection", "server"} for x in lines)
 
 
 def _merged(found: Sequence[CheckLine], rehearsed: Sequence[CheckLine]) -> list[CheckLine]:
-    """Return each thing once; a table that a start refuses is not called captured as well."""
+    """Return both without duplicates; a table that a start refuses is not listed as captured."""
     refused = {line.subject for line in rehearsed if line.level == "fail"}
     kept = [line for line in found if line.level == "fail" or line.subject not in refused]
     said = {(line.detail, line.remedy) for line in kept}

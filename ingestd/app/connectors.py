@@ -1,4 +1,4 @@
-"""The kinds of capture, by the config's `kind`. A new one is a module and a line here."""
+"""The kinds of capture by the config's `kind`. A new kind needs a module and a line here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _polling() -> ConnectorFactory:
 
 
 class _Factories(Mapping[str, ConnectorFactory]):
-    """Imports a kind's modules when it is asked for: a daemon starts with those it needs."""
+    """Imports a kind's modules on first use, so that a daemon loads only what it needs."""
 
     def __init__(self, **makers: Callable[[], ConnectorFactory]) -> None:
         self._makers = makers

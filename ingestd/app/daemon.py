@@ -1,4 +1,4 @@
-"""The daemon: what `ingestd run` is."""
+"""The daemon that `ingestd run` runs."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from ingestd.observe.systemd import telling_service_manager
 from ingestd.pipeline.telemetry.storage import StorageTelemetry
 
 EXIT_WITHIN_S = 9.5
-"""A stop that takes longer ends the process: what is not committed is read again at the start."""
+"""Limit of a stop. Then the process exits; what is not committed is re-read at the next start."""
 
 CUT_OFF = 75
-"""Exit code of a stop that did not wait for what was under way: as of a fault that passes."""
+"""Exit code of a stop that abandoned unfinished work: the same as of a transient error."""
 
 
 def run(config_path: Path, accepted: Collection[str] = ()) -> int:
     """Run the daemon until SIGTERM or SIGINT. Raises ConfigError, OperatorError.
 
-    `accepted`: sources that may begin, once, in another lake than they were written to.
+    `accepted`: sources that may start, once, in another lake than the one they were written to.
     """
     config = load(config_path)
     for name in accepted:
@@ -113,12 +113,13 @@ async def _run(config: Config, load: Callable[[], Config], accepted: Collection[
 def _react_to_signals(
     stop: asyncio.Event, hangups: asyncio.Event, under_way: Callable[[], Sequence[str]]
 ) -> None:
-    """SIGTERM, SIGINT: stop within the limit, exit code 0; a second one: end at once.
+    """Install the signal handlers.
 
-    What is still `under_way` at the limit is cut off, and the exit code is CUT_OFF.
+    SIGTERM, SIGINT: stop within the limit, exit code 0; a second one exits immediately. Work that
+    is still `under_way` at the limit is abandoned, and the exit code is CUT_OFF.
 
-    SIGHUP: read the config again. But if the terminal is gone that the daemon was started on, it
-    says that, and is as SIGTERM: nobody left it running on purpose.
+    SIGHUP: re-read the config. If the daemon was started on a terminal that has closed, SIGHUP
+    reports just that, and acts as SIGTERM: the daemon was not detached on purpose.
     """
     loop = asyncio.get_running_loop()
     had_terminal = os.isatty(2)
@@ -143,7 +144,7 @@ def _react_to_signals(
 
 
 def _cut_off(under_way: Callable[[], Sequence[str]]) -> None:
-    """End the process, in a thread of its own: the loop, or another thread, waits for something."""
+    """End the process, from a separate thread: the loop or another thread is blocked."""
     left = under_way()
     if left:
         log = structlog.get_logger("ingestd")

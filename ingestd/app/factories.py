@@ -1,4 +1,4 @@
-"""What everything is built of: the config's connectors, lakes and tables."""
+"""Factories for connectors, lakes and tables from a config."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def require_source(config: Config, source: str) -> None:
 
 
 def storage_options(config: Config) -> Mapping[str, str] | None:
-    """Return the lake's options as deltalake takes them."""
+    """Return the lake's storage options for deltalake; None if there are none."""
     options = {k: v.get_secret_value() for k, v in config.lake.storage_options.items()}
     return options or None
 
 
 def connector_bytes(config: Config) -> int:
-    """Return how much memory what reads a source may read ahead with."""
+    """Return the bytes that a source's connector may read ahead."""
     return share_bytes(config) // READING_PART
 
 
 def connector_of(config: Config, name: str, settings: SourceSettings) -> Connector:
-    """Return what reads a source."""
+    """Return the connector of a source."""
     factory = FACTORIES[settings.kind]
     return factory.create(name, settings, memory_bytes=connector_bytes(config))
 
@@ -63,12 +63,12 @@ def lake_of(
     is_claimed: bool = True,
     calls: StorageCalls | None = None,
 ) -> DeltaLake:
-    """Return a source's raw tables. `is_claimed`: whoever uses it holds the source's claim."""
+    """Return a source's lake. `is_claimed`: the caller holds the source's claim."""
     return DeltaLake(
         config.lake.uri,
         source,
         storage_options=storage_options(config),
-        # And for open files half of it, in an object store 1.5 times.
+        # Open files use half as much in addition, in an object store 1.5 times as much.
         buffer_bytes=share_bytes(config) // 6,
         trimming=trimming,
         writer=writer,
@@ -85,7 +85,7 @@ def reference_table_of(
     is_claimed: bool = True,
     calls: StorageCalls | None = None,
 ) -> DeltaReferenceTable:
-    """Return the table that is kept equal to a table of a source."""
+    """Return the reference table of a source's table."""
     return DeltaReferenceTable(
         config.lake.uri,
         source,
@@ -101,7 +101,7 @@ def reference_table_of(
 def raw_source_of(
     config: Config, source: str, table: TableId, calls: StorageCalls, position: int | None
 ) -> ReferenceTableSource:
-    """Return a table as its raw table has it, from `position` on."""
+    """Return a reference table's source that reads the raw table from `position` on."""
     made = RawReferenceSource(
         config.lake.uri,
         source,
@@ -116,7 +116,7 @@ def raw_source_of(
 
 
 def policy_of(config: Config, settings: SourceSettings) -> PipelinePolicy:
-    """Return what the config says about a source's pipeline."""
+    """Return the config's policy for a source's pipeline."""
     return PipelinePolicy(
         epoch=EpochPolicy(config.epoch.max_delay, config.epoch.max_bytes),
         snapshot=getattr(settings, "snapshot", "initial") == "initial",
@@ -127,7 +127,7 @@ def policy_of(config: Config, settings: SourceSettings) -> PipelinePolicy:
 
 
 def pause_mark_of(config: Config, name: str, calls: StorageCalls | None = None) -> PauseMark:
-    """Return what keeps in the lake that a source is paused."""
+    """Return the mark in the lake that records that a source is paused."""
     options = storage_options(config)
     return LakePauseMark(
         config.lake.uri, name, storage_options=options, needs_lake=True, calls=calls
@@ -135,7 +135,7 @@ def pause_mark_of(config: Config, name: str, calls: StorageCalls | None = None) 
 
 
 def pause_mark(config_path: Path, source: str) -> PauseMark:
-    """Return the same of a config file's source. Raises ConfigError."""
+    """Return the pause mark of a source in a config file. Raises ConfigError."""
     config = load(config_path)
     require_source(config, source)
     return pause_mark_of(config, source)

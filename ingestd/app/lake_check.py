@@ -1,4 +1,4 @@
-"""What `ingestd check` says of the lake and its sources: whether `run` would begin there."""
+"""The part of `ingestd check` that finds out whether `run` could start with the lake."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ingestd.ports import LakeLost
 
 
 def check_marker(config: Config) -> CheckLine | None:
-    """Say if the lake's marker cannot be read, or is of a newer version. Blocks."""
+    """Return a failure if the lake's marker can't be read or has a newer version. Blocks."""
     try:
         read_marker(open_store(config.lake.uri, storage_options(config)))
     except IngestdError as error:
@@ -24,7 +24,7 @@ def check_marker(config: Config) -> CheckLine | None:
 
 
 async def check_lakes(config: Config) -> list[CheckLine | None]:
-    """Say of which sources the lake is lost. Changes nothing; beside a daemon too."""
+    """Return a line for each source whose lake is lost. Read-only; safe while a daemon runs."""
     return await asyncio.gather(*(_check(config, n, s) for n, s in config.sources.items()))
 
 
@@ -35,7 +35,7 @@ async def _check(config: Config, name: str, settings: SourceSettings) -> CheckLi
     try:
         _, verdict = await look(lake, capture)
     except IngestdError:
-        return None  # the lines of the connection, the server, the slot and the lake say so
+        return None  # reported by the lines about connection, server, slot and lake
     finally:
         await lake.close()
         await capture.close()
@@ -46,5 +46,5 @@ async def _check(config: Config, name: str, settings: SourceSettings) -> CheckLi
     subject = f"lake {config.lake.uri}"
     if getattr(settings, "lake_lost", "stop") == "stop":
         return CheckLine(name, subject, "fail", error.what, error.remedy)
-    detail = f'{error.what}; lake_lost = "resnapshot": all tables are read again'
+    detail = f'{error.what}; lake_lost = "resnapshot": all tables are re-snapshotted'
     return CheckLine(name, subject, "warn", detail, error.remedy)

@@ -1,4 +1,4 @@
-"""`ingestd status` where no daemon can be asked."""
+"""The status from slot and lake for `ingestd status` while no daemon responds."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from ingestd.postgres.connection.advisory_locks import claim_of
 
 
 def status(config_path: Path, why: str) -> dict[str, Any]:
-    """Tell what slot and lake know where no daemon can be asked: the same shape as /status.
+    """Return what is known from slot and lake, in the format of /status.
 
-    `why` it can't be: `offline` there, and why nothing is ready.
+    `why`: why no daemon can be asked; it becomes `offline` and the reason of `not_ready_because`.
     """
     return asyncio.run(_status(load(config_path), why))
 

@@ -1,6 +1,6 @@
-"""What a source's lake says of its last epochs and changes: the data of `epochs` and `peek`.
+"""The last epochs and changes in a source's lake: the data of `ingestd epochs` and `peek`.
 
-It only reads, beside a daemon or without one.
+Read-only; works with and without a running daemon.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def last_changes(config: Config, source: str, table: str, limit: int) -> dict[st
     """Return the document of `ingestd peek --json`: the last changes by position, newest first.
 
     ``{"source", "table", "changes": [{"op", "lsn", "seq", "xid", "ts", "epoch", "columns",
-    "before", "unchanged", "raw"}]}``, columns by the lake's names. What the config masks or leaves
-    out is never shown plainly, even where older rows have it so. Raises ConfigError for a table
-    that the lake has not, OperatorError where it has none.
+    "before", "unchanged", "raw"}]}``, columns by the lake's names. Columns that the config masks or
+    excludes are never shown in the clear, even if older rows contain them. Raises ConfigError for
+    a table that is not in the lake, OperatorError if the source has no tables there.
     """
     try:
         name = TableId.parse(table)
@@ -90,7 +90,7 @@ def _change(row: Mapping[str, Any], controls: TableSettings) -> dict[str, Any]:
 
 
 def hidden(name: str, value: object, controls: TableSettings) -> object:
-    """Return a lake column's value as it may be shown: rows may be older than their mask."""
+    """Return a lake column's value, hidden if the config masks it: rows may predate the mask."""
     plain = _VERSION.sub("", name.removeprefix(_BEFORE)).casefold()
     kinds = {column.casefold(): kind for column, kind in controls.mask_columns.items()}
     kinds |= dict.fromkeys(map(str.casefold, controls.exclude_columns), "null")
@@ -105,7 +105,7 @@ def _unknown(store: Store, layout: Layout, table: TableId, uri: str) -> ConfigEr
     if not there:
         return OperatorError(
             f"the lake {uri} has no changes of source {layout.source} yet",
-            remedy="ingestd run reads its tables; ingestd status tells how far it is",
+            remedy="ingestd run reads its tables; ingestd status shows the progress",
         )
     hint = did_you_mean_table(table, there) or f"there is {', '.join(map(str, there[:5]))}"
     return ConfigError(f"{table}: the lake has no changes of it; {hint.rstrip()}")
@@ -119,7 +119,7 @@ def _store(config: Config) -> Store:
 
 
 def _plain(value: object) -> object:
-    """Return a value as JSON has it: numbers that it can't hold, times and bytes as text."""
+    """Return a value for JSON: unsupported numbers, times and bytes become text."""
     if isinstance(value, Mapping):
         return {str(name): _plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):

@@ -1,19 +1,20 @@
-"""Reading the config again while the daemon runs, on SIGHUP.
+"""Reload of the config on SIGHUP while the daemon runs.
 
 =====================================  =========================================================
-what differs                           what is done
+difference                             effect
 =====================================  =========================================================
-`[log]`                                holds at once
-a source's own section, `[epoch]`,     that source is stopped in order, as by SIGTERM, and begun
-`[maintenance]`                        again with the new settings; of the last two every source
-a source that is new                   is begun; the others too if their memory becomes less
-a source that is not there any more    is stopped in order; slot, publication and tables stay
-`[lake]`, `[limits]`, `[http]`         named in the log as needing a restart; the old ones hold
-the file is refused                    nothing; the log says what is wrong, by key
+`[log]`                                applies immediately
+a source's section                     the source restarts with the new settings, after an orderly
+                                       stop as on SIGTERM
+`[epoch]`, `[maintenance]`             every source restarts likewise
+a new source                           starts; the others restart if their memory share shrinks
+a removed source                       stops in order; slot, publication and tables stay
+`[lake]`, `[limits]`, `[http]`         logged as needing a restart; the old values stay in effect
+an invalid file                        none; the problems are logged by key
 =====================================  =========================================================
 
-A source of which nothing differs is not touched. Exactly once needs nothing of its own here: a
-source that is begun again goes on where the lake ends, as after any stop.
+Sources without a difference are not touched. Exactly-once delivery needs no extra step here: a
+restarted source continues where the lake ends, as after any stop.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from ingestd.model.errors import ConfigError, IngestdError
 from ingestd.pipeline.supervisor import Supervisor
 
 FIXED = ("lake", "limits", "http")
-"""Sections that hold until the daemon ends."""
+"""Sections that change only with a restart of the daemon."""
 
 
 class SourceFactory(Protocol):
-    """What the composition root does for a reload."""
+    """What a reload needs of the composition root."""
 
     def log(self, config: Config) -> None:
-        """Have the log as the config says, without any of its secrets."""
+        """Configure logging from the config, and redact its secrets."""
         ...
 
     def source(self, config: Config, name: str) -> None:
@@ -45,13 +46,13 @@ class SourceFactory(Protocol):
         ...
 
     def forget(self, name: str) -> None:
-        """Show nothing of a source any more."""
+        """Remove a source from the status and the metrics."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigChanges:
-    """`config`: what holds from now on. `fixed`: keys that differ and wait for a restart."""
+    """`config`: in effect from now on. `fixed`: changed keys that need a restart."""
 
     config: Config
     added: tuple[str, ...]
@@ -61,7 +62,7 @@ class ConfigChanges:
 
 
 def changes(running: Config, wanted: Config, shares: Mapping[str, int]) -> ConfigChanges:
-    """Compare; `shares`: the bytes of memory that each source runs with."""
+    """Compare two configs; `shares`: by source, its current share of memory in bytes."""
     fixed = tuple(
         f"{section}.{key}"
         for section in FIXED
@@ -88,13 +89,13 @@ def changes(running: Config, wanted: Config, shares: Mapping[str, int]) -> Confi
 
 
 def share_bytes(config: Config) -> int:
-    """A source's share of `limits.memory`."""
+    """Return a source's share of `limits.memory`."""
     return config.limits.memory // len(config.sources)
 
 
 @dataclass
 class ConfigReload:
-    """Reads the config each time it is asked to. `load`: raises ConfigError."""
+    """Reloads the config on request. `load`: reads the file; raises ConfigError."""
 
     config: Config
     load: Callable[[], Config]
@@ -105,7 +106,7 @@ class ConfigReload:
     _shares: dict[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Take what runs already."""
+        """Record the memory shares of the running sources."""
         self._shares = dict.fromkeys(self.config.sources, share_bytes(self.config))
 
     async def run(self, asked: asyncio.Event) -> None:
@@ -121,26 +122,26 @@ class ConfigReload:
             if error is not None:
                 structlog.get_logger("ingestd").error(
                     "config.failed",
-                    remedy="start the daemon anew, and report this",
+                    remedy="restart the daemon, and report this",
                     exc_info=error,
                 )
 
     async def _tried(self) -> Exception | None:
         try:
             await self.reload()
-        except Exception as error:  # noqa: BLE001 - the sources go on, and the next SIGHUP counts
+        except Exception as error:  # noqa: BLE001 - the sources continue, and SIGHUP still works
             return error
         return None
 
     async def reload(self) -> None:
-        """Do what is told above; faults are logged."""
+        """Re-read the config and apply the differences; errors are logged."""
         log = structlog.get_logger("ingestd")
         wanted = self._wanted()
         if isinstance(wanted, ConfigError):
             log.error(
                 "config.refused",
                 problems=wanted.what.splitlines(),
-                remedy="mend the file and send SIGHUP again; what was there before holds",
+                remedy="fix the file and send SIGHUP again; the old config stays in effect",
             )
             return
         found = changes(self.config, wanted, self._shares)
@@ -156,7 +157,7 @@ class ConfigReload:
             log.warning(
                 "config.needs_restart",
                 keys=found.fixed,
-                remedy="what was there before holds until the daemon is started anew",
+                remedy="the old values stay in effect until the daemon is restarted",
             )
         await self._apply(found)
         try:
@@ -176,7 +177,7 @@ class ConfigReload:
                 group.create_task(self._replace(name, found.config))
             for name in found.removed:
                 group.create_task(self._remove(name))
-        for name in found.added:  # after those that may have had the same slot
+        for name in found.added:  # after the stops, which may free the same slot
             self._begin(name, found.config)
 
     async def _replace(self, name: str, config: Config) -> None:
@@ -190,8 +191,8 @@ class ConfigReload:
         structlog.get_logger("ingestd").warning(
             "source.removed",
             source=name,
-            reason="it is not in the config any more; its slot stays, and keeps WAL",
-            remedy="if it is not to come back, drop its slot and publication in the source",
+            reason="it was removed from the config; its slot still exists and retains WAL",
+            remedy="if the removal is final, drop its slot and publication in the database",
         )
 
     def _begin(self, name: str, config: Config) -> None:

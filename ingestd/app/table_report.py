@@ -1,4 +1,4 @@
-"""What there is in a source, and whether it is captured: the data of `ingestd tables`."""
+"""The tables of a source and whether they are captured: the data of `ingestd tables`."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from ingestd.postgres.captured.selection import why_left_out
 T = TypeVar("T")
 
 IDENTITIES = {"d": "default", "n": "nothing", "f": "full", "i": "index"}
-"""REPLICA IDENTITY as ALTER TABLE writes it, by pg_class.relreplident."""
+"""REPLICA IDENTITY in the words of ALTER TABLE, by pg_class.relreplident."""
 
 Told = Mapping[str, Mapping[str, Any]]
-"""Tables by name, as the `tables` of a source in /status have them."""
+"""Tables by name, each as in the `tables` of a source in /status."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceReport:
     """A source's tables as JSON values.
 
-    `faults`: what could not be found out, and why.
+    `faults`: why parts of the report could not be determined.
     """
 
     schemas: Sequence[str] = ()
@@ -59,7 +59,7 @@ def report_to_json(reports: Mapping[str, SourceReport]) -> dict[str, Any]:
 
 
 def require_schema(reports: Mapping[str, SourceReport], schema: str) -> None:
-    """Raise ConfigError if no source has tables in that schema, and all could be asked."""
+    """Raise ConfigError if no source has tables in that schema; not if a report has faults."""
     there = {name for report in reports.values() for name in report.schemas}
     is_missing = any(schema == table["schema"] for r in reports.values() for table in r.tables)
     if schema in there or is_missing or any(report.faults for report in reports.values()):
@@ -79,10 +79,10 @@ async def report_tables(
     told: Told | None,
     timeout_s: float,
 ) -> SourceReport:
-    """Ask database and lake; `told`: what the running daemon says, None if none does.
+    """Query database and lake; `told`: the running daemon's status of the tables, if any.
 
-    `timeout_s` is for each question to the database. What one of them can't answer is a fault of
-    the report; the others go on.
+    `timeout_s`: for each query of the database. A query that fails adds a fault to the report; the
+    others continue.
     """
     metadata = connector.metadata(timeout_s)
     committed, schemas, infos = await asyncio.gather(
@@ -92,7 +92,7 @@ async def report_tables(
     )
     for unanswered in (schemas, infos):
         if isinstance(unanswered, IngestdError):
-            return SourceReport(faults=[unanswered])  # nothing more is asked
+            return SourceReport(faults=[unanswered])  # no further queries
     assert not isinstance(schemas, IngestdError)
     assert not isinstance(infos, IngestdError)
     faults = []
@@ -118,12 +118,12 @@ async def _or_fault(asking: Awaitable[T]) -> T | IngestdError:
 
 
 def _recorded(source: str, known: Mapping[TableId, RegisteredTable]) -> Told:
-    """Return what the lake has recorded of the tables, in the form of /status."""
+    """Return the lake's records of the tables, in the format of /status."""
     return {
         str(name): {
             "state": str(table.state),
             "reason": table.reason,
-            "remedy": f"mend it; then, while the daemon runs: {reading_anew(source, name)}",
+            "remedy": f"fix the cause; then, with the daemon running: {reading_anew(source, name)}",
         }
         for name, table in known.items()
     }
@@ -131,10 +131,10 @@ def _recorded(source: str, known: Mapping[TableId, RegisteredTable]) -> Told:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a table is captured, and why not.
+    """A table's capture status, and its reason.
 
-    `captured` None: not known. `state`: what daemon or lake say of it, None if nothing.
-    `snapshot_progress`: how much of a snapshot under way is read, 0 to 1, if the daemon tells.
+    `captured` None: not known. `state`: from the daemon or the lake, None if neither has it.
+    `snapshot_progress`: the part of a running snapshot that is read, 0 to 1, if reported.
     """
 
     captured: bool | None
@@ -146,9 +146,9 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class SourceFindings:
-    """What was found out of a source: `infos` by the catalog, `coverage` by the capture.
+    """The findings about a source: `infos` from the catalog, `coverage` from the connector.
 
-    `coverage` None: it could not be found out.
+    `coverage` None: it could not be determined.
     """
 
     settings: SourceSettings
@@ -157,7 +157,7 @@ class SourceFindings:
     states: Told
 
     def tables(self, schema: str | None) -> list[dict[str, Any]]:
-        """Return every table of the schema, or of all; at the end those that are not there."""
+        """Return all tables of the schema, or of all schemas; missing tables come last."""
         coverage = self.coverage or Coverage((), ())
         captured = {t.id: t for t in coverage.tables}
         found = [
@@ -174,12 +174,12 @@ class SourceFindings:
         ]
 
     def verdict(self, table: TableId) -> Verdict:
-        """Judge one table: by the config, the catalog, then by what it has come to."""
+        """Judge one table: by the config, then the catalog, then the table's state."""
         left_out = why_left_out(self.settings, table)
         if left_out is not None:
             return Verdict(captured=False, reason=left_out)
         if self.coverage is None:
-            return Verdict(captured=None, reason="could not be found out")
+            return Verdict(captured=None, reason="could not be determined")
         refused = next((r for r in self.coverage.refused if r.table.id == table), None)
         if refused is not None:
             error = refused.error

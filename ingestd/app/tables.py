@@ -1,4 +1,4 @@
-"""`ingestd tables`."""
+"""`ingestd tables`: reads the reports of all sources."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ def tables(
     timeout_s: float,
     running: Mapping[str, Any] | None,
 ) -> tuple[dict[str, Any], list[IngestdError]]:
-    """Tell what there is in these sources, or all, what is captured, and what can't be told.
+    """Return the report of these sources, or of all, and its faults; see `report_to_json`.
 
-    See `report_to_json`. `running`: what the daemon says of itself, if it runs. Raises ConfigError
-    for an unknown source or schema.
+    `running`: the daemon's /status, if it runs. Raises ConfigError for an unknown source or schema.
     """
     config = load(config_path)
     for name in sources:

@@ -1,4 +1,4 @@
-"""`ingestd verify`."""
+"""`ingestd verify`: compares a source's tables with the lake."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ingestd.postgres.settings import PollingSettings, PostgresSettings
 from ingestd.postgres.verify_source import ReadThrottle, SourceAtPoint
 
 LOOK_LIMIT_S = 60.0
-"""How long a look at the catalog for a verification may take."""
+"""Timeout of the catalog query of a verification."""
 
 
 def verify(
@@ -46,7 +46,7 @@ def verify(
 ) -> VerifyReport:
     """Compare a source's tables (those that `patterns` name, or all) with the lake, row by row.
 
-    Raises ConfigError; OperatorError, TransientError if nothing was begun.
+    Raises ConfigError; OperatorError or TransientError if the comparison could not start.
     """
     config = load(config_path)
     require_source(config, source)
@@ -79,7 +79,7 @@ async def _verify(  # noqa: PLR0917 - of one source
     where = f"source {name}"
     if (since := await pause_mark_of(config, name).since()) is not None:
         raise OperatorError(
-            f"{where} is paused since {since:%Y-%m-%d %H:%M:%S} UTC: the lake stays behind it",
+            f"{where} has been paused since {since:%Y-%m-%d %H:%M:%S} UTC: the lake lags behind it",
             remedy=f"ingestd resume {name}, then verify",
         )
     connector = connector_of(config, name, settings)
@@ -98,7 +98,7 @@ async def _verify(  # noqa: PLR0917 - of one source
         stack.push_async_callback(connector.close)
         lake = DeltaVerifiedLake(config.lake.uri, name, storage_options=options)
         stack.push_async_callback(lake.close)
-        # A right that capture lacks (`coverage.faults`) does not keep tables from being read.
+        # Privileges that capture lacks (`coverage.faults`) don't prevent reading the tables.
         coverage = await connector.coverage(await lake.known(), LOOK_LIMIT_S)
         tables, outcomes = asked_for(coverage, settings, patterns)
         looks = {

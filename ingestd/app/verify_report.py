@@ -1,4 +1,4 @@
-"""What a verification found: for people, as JSON, as an exit code; and what was asked for."""
+"""The result of a verification as text, JSON and exit code; and the choice of its tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KINDS = (Kind.MISSING, Kind.EXTRA, Kind.DIFFERENT, Kind.DOUBLED)
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """`lsn`: when the source was; None if nothing was compared."""
+    """`lsn`: the source's position at the comparison; None if nothing was compared."""
 
     source: str
     lsn: Lsn | None
@@ -28,22 +28,22 @@ class VerifyReport:
 
     @property
     def exit_code(self) -> int:
-        """0: all that was compared is equal, and something was. 75: try again later."""
+        """0: tables were compared, and all are equal. 1: differences. 75: retry later."""
         states = {o.state for o in self.outcomes if not _is_left_out(o)}
         if VerifyState.NOT_REACHED in states and VerifyState.DIFFERENT not in states:
             return EXIT_NOT_REACHED
         return EXIT_EQUAL if states == {VerifyState.EQUAL} else EXIT_DIFFERENT
 
     def lines(self) -> list[str]:
-        """Write it for a person, each table on a line or more."""
+        """Return it as text, one line or more for each table."""
         found = [printable(line) for outcome in self.outcomes for line in _lines(outcome)]
         counts = {state: sum(o.state is state for o in self.outcomes) for state in VerifyState}
-        told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+        totals = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
         at = "" if self.lsn is None else f" at {self.lsn}"
-        return [*found, f"source {self.source}{at}: {told or 'no tables'}"]
+        return [*found, f"source {self.source}{at}: {totals or 'no tables'}"]
 
     def to_json(self) -> dict[str, Any]:
-        """Return it for machines. Values are there if they were asked for."""
+        """Return it for JSON. Values are included only if requested."""
         return {
             "source": self.source,
             "lsn": None if self.lsn is None else str(self.lsn),
@@ -55,7 +55,7 @@ class VerifyReport:
 def asked_for(
     coverage: Coverage, settings: SourceSettings, patterns: Sequence[str]
 ) -> tuple[list[Table], list[VerifyOutcome]]:
-    """Choose the tables; outcomes for those that can't be compared. Raises ConfigError."""
+    """Return the tables to compare, and outcomes for those that can't be. Raises ConfigError."""
 
     def is_chosen(table: TableId) -> bool:
         return not patterns or included(patterns, table.schema, table.name)
@@ -68,7 +68,7 @@ def asked_for(
     refused = [r for r in coverage.refused if is_chosen(r.table.id)]
     left_out = [
         VerifyOutcome(
-            str(t), VerifyState.NOT_COMPARED, note="only its current rows are kept, read whole"
+            str(t), VerifyState.NOT_COMPARED, note="a reference table without a change log"
         )
         for t in read_whole
         if is_chosen(t)
@@ -102,9 +102,9 @@ def _lines(outcome: VerifyOutcome) -> list[str]:
     if outcome.state is VerifyState.EQUAL:
         what += f", {outcome.source_rows:,} rows"
     elif outcome.state is VerifyState.DIFFERENT:
-        told = ", ".join(f"{outcome.counts[k]:,} {k}" for k in _KINDS if k in outcome.counts)
+        kinds = ", ".join(f"{outcome.counts[k]:,} {k}" for k in _KINDS if k in outcome.counts)
         what = (
-            f"{what}: {told} ({outcome.source_rows:,} rows in the source,"
+            f"{what}: {kinds} ({outcome.source_rows:,} rows in the source,"
             f" {outcome.lake_rows:,} in the lake)"
         )
     lines = [what, *(line for one in outcome.differences for line in _difference_lines(one))]

@@ -1,8 +1,7 @@
-"""The command line. Everything heavy is imported inside the commands: help comes at once.
+"""The command line. Commands import slow modules themselves, so that help is fast.
 
-Exit codes (design section 5): 0 done, 1 a fault that an operator must fix, 2 wrong usage or
-config, 75 a transient fault that was given up on. (130: Ctrl-C ended the watching of a snapshot,
-or a verification.)
+Exit codes (docs/internals/design.md): 0 success, 1 an error that an operator must fix, 2 wrong
+usage or config, 75 a transient error that persisted. (130: Ctrl-C ended `snapshot` or `verify`.)
 """
 
 from __future__ import annotations
@@ -50,9 +49,9 @@ app = typer.Typer(
 def main() -> None:
     """Run the command line: the console script `ingestd`."""
     sys.excepthook = report_unexpected
-    # deltalake's own warnings, pages long, would stand between ours; what matters it raises.
+    # Silences deltalake's long warnings; it raises what matters.
     os.environ.setdefault("RUST_LOG", "error")
-    # Past Typer.__call__, which has an excepthook of its own.
+    # Bypasses Typer.__call__, which installs its own excepthook.
     try:
         sys.exit(get_command(app).main(prog_name="ingestd", standalone_mode=False))
     except USAGE_ERROR as error:

@@ -1,6 +1,6 @@
-"""What the shell may complete: names of sources and tables, from the config and a local lake.
+"""Shell completion of source and table names, from the config and a local lake.
 
-A fault means that nothing is proposed. Nothing is asked of a database.
+On an error nothing is proposed. No database is queried.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from ingestd.cli.config_path import DEFAULT_CONFIG
 
 
 def sources(ctx: Any, incomplete: str) -> list[str]:  # noqa: ANN401 - click's context, or typer's
-    """Return the names of the sources."""
+    """Return the sources' names that begin with `incomplete`."""
     found = _sources(_document(ctx))
     return sorted(name for name in found if name.startswith(incomplete))
 
 
 def tables(ctx: Any, incomplete: str) -> list[str]:  # noqa: ANN401
-    """Return the tables of the source that is named: those in the lake, and those in the config."""
+    """Return the tables of the given source, from the lake and the config."""
     document = _document(ctx)
     source = str(ctx.params.get("source") or "")
     section = _sources(document).get(source, {})
@@ -52,7 +52,7 @@ def _texts(value: object) -> list[str]:
 
 
 def _in_lake(uri: str, source: str) -> set[str]:
-    """Return the tables that a local lake has."""
+    """Return the tables of a source in a local lake."""
     if not uri or "://" in uri:
         return set()
     from ingestd.lake.layout import OWN_FOLDERS, Layout  # noqa: PLC0415

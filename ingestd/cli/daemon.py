@@ -1,4 +1,4 @@
-"""Where the daemon is, and what it says of itself."""
+"""The daemon's address, identity and status, for commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def daemon_address(config: Path | None, url: str | None) -> Endpoint:
-    """Say where the daemon listens. Raises ConfigError, OperatorError."""
+    """Return the daemon's endpoint. Raises ConfigError, OperatorError."""
     from ingestd.http.client import endpoint_in, endpoint_of  # noqa: PLC0415
 
     if (config is None) == (url is None):
@@ -33,14 +33,14 @@ def daemon_address(config: Path | None, url: str | None) -> Endpoint:
     listen = endpoint_in(load(config).http)
     if listen is None:
         raise OperatorError(
-            f'http.listen is "off" in {config}: the daemon can\'t be asked for anything',
-            remedy='set listen = "127.0.0.1:9464" in [http] and start it anew',
+            f'http.listen is "off" in {config}: the daemon accepts no requests',
+            remedy='set listen = "127.0.0.1:9464" in [http] and restart the daemon',
         )
     return listen
 
 
 def meant_daemon(config: Config) -> DaemonIdentity:
-    """Say how the daemon of a config is known among others."""
+    """Return the identity of a config's daemon."""
     from ingestd.http.daemon_identity import DaemonIdentity  # noqa: PLC0415
     from ingestd.postgres.connection.advisory_locks import claim_of  # noqa: PLC0415
 
@@ -50,7 +50,7 @@ def meant_daemon(config: Config) -> DaemonIdentity:
 
 
 def daemon_status(config: Path) -> tuple[dict[str, Any] | None, str]:
-    """Ask the daemon that listens where the config says; else None, and why not.
+    """Return the status of the config's daemon; or None, and why there is none.
 
     Raises ConfigError, OperatorError.
     """
@@ -59,7 +59,7 @@ def daemon_status(config: Path) -> tuple[dict[str, Any] | None, str]:
     loaded = load(config)
     listen = endpoint_in(loaded.http)
     if listen is None:
-        return None, 'http.listen is "off": a daemon that runs can\'t be asked'
+        return None, 'http.listen is "off": a running daemon can\'t be asked'
     try:
         found = fetch_status(listen)
     except UnprovenError as error:
@@ -67,4 +67,4 @@ def daemon_status(config: Path) -> tuple[dict[str, Any] | None, str]:
     if found is None:
         return None, f"no daemon answers on {listen}"
     why = meant_daemon(loaded).difference(found)
-    return (found, "") if why is None else (None, f"the daemon on {listen} is another: {why}")
+    return (found, "") if why is None else (None, f"another daemon listens on {listen}: {why}")

@@ -1,4 +1,4 @@
-"""What a command's faults become: one to three lines on stderr, and the exit code."""
+"""Error reports of commands: one to three lines on stderr, and the exit code."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 EXIT_OPERATOR, EXIT_USAGE, EXIT_TRANSIENT = 1, 2, 75
 EXIT_INTERRUPTED = 130
 SEVERITY = (EXIT_TRANSIENT, EXIT_OPERATOR, EXIT_USAGE)
-"""Of several faults the last of these is told."""
+"""Exit codes by ascending severity: of several errors, the most severe decides."""
 USAGE_ERROR = cast("type[Exception]", typer.BadParameter.__base__)
-"""Click's; typer has a copy of its own."""
+"""Click's UsageError, from typer's bundled copy of click."""
 _PASTED = re.compile(r"^  remedy: .*(;|ingestd )|^   ")
 
 
 def report_unexpected(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Name a fault that is ours in two lines. Its text is left out: it may quote anything.
+    """Report a bug in two lines, without the exception's text, which may contain secrets.
 
-    With --debug the traceback is printed, without the secrets of the config.
+    With --debug, print the traceback with the config's secrets redacted.
     """
     if "--debug" in sys.argv[1:]:
         _print_trace(error, _config_named(sys.argv[1:]))
@@ -51,13 +51,13 @@ def report_unexpected(
         where = f" in {Path(code.co_filename).name}, line {trace.tb_lineno}"
         trace = trace.tb_next
     sys.stderr.write(f"ingestd: unexpected {kind.__name__}{where}; this is a bug\n")
-    sys.stderr.write("  remedy: run it again with --debug and report what it prints\n")
+    sys.stderr.write("  remedy: run the command again with --debug and report its output\n")
 
 
 def report_usage(error: Any) -> int:  # noqa: ANN401 - see USAGE_ERROR
-    """Say in two lines what is wrong with a command line; gives the exit code.
+    """Report a usage error in two lines; return the exit code.
 
-    One that names no command at all gets the help.
+    A command line without a command prints the help instead.
     """
     text, context = redactor_of(None).text(error.format_message()), error.ctx
     if context is not None and text == context.get_help():
@@ -72,14 +72,14 @@ def report_usage(error: Any) -> int:  # noqa: ANN401 - see USAGE_ERROR
 def reporting(*, debug: bool, config: Path | None = None, unasked: str = "--yes") -> Iterator[None]:
     """Turn our errors into one to three lines on stderr and the right exit code.
 
-    `unasked`: the options with which the command asks nothing.
+    `unasked`: the options with which the command prompts for nothing.
     """
     try:
         yield
     except typer.Abort as error:
         if not isinstance(error.__context__, EOFError):
             raise  # by Ctrl-C
-        sys.stderr.write("\ningestd: nobody answers what is asked: stdin is at its end\n")
+        sys.stderr.write("\ningestd: input is required, but stdin is closed\n")
         sys.stderr.write(f"  remedy: give {unasked}\n")
         raise typer.Exit(EXIT_USAGE) from None
     except IngestdError as error:
@@ -93,14 +93,14 @@ def reporting(*, debug: bool, config: Path | None = None, unasked: str = "--yes"
 
 
 def _readable(text: str) -> str:
-    """Return an error as it is, for a terminal wrapped between words."""
+    """Return an error's text, wrapped between words if stderr is a terminal."""
     if not sys.stderr.isatty():
         return text
     return wrapped(text, shutil.get_terminal_size().columns)
 
 
 def wrapped(text: str, width: int) -> str:
-    """Wrap what is for reading; what is there to be pasted, SQL and commands, stays whole."""
+    """Wrap prose; lines with SQL and commands are not wrapped, so that they can be pasted."""
     lines = []
     for line in text.splitlines():
         if _PASTED.search(line):
@@ -118,7 +118,7 @@ def wrapped(text: str, width: int) -> str:
 
 
 def _config_named(words: Sequence[str]) -> Path:
-    """Find the config in a command line that nobody else can be asked about any more."""
+    """Return the config named on the command line, for errors that escaped the parser."""
     for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
         if word in {"--config", "-c"} and following:
             return Path(following)
@@ -136,7 +136,7 @@ def _print_trace(error: BaseException, config: Path | None) -> None:
 
 
 def redactor_of(config: Path | None) -> Redactor:
-    """Return what takes the config's secrets out of text. Raises ConfigError."""
+    """Return the redactor of the config's secrets. Raises ConfigError."""
     if config is not None:
         return load(config).redactor
     from ingestd.config.redaction import Redactor  # noqa: PLC0415
@@ -153,7 +153,7 @@ def load(config: Path) -> Config:
 
 
 def exit_code(error: IngestdError) -> int:
-    """Return the exit code of a command that ended with this error."""
+    """Return the exit code for this error."""
     if isinstance(error, ConfigError):
         return EXIT_USAGE
     return EXIT_TRANSIENT if isinstance(error, TransientError) else EXIT_OPERATOR

@@ -1,4 +1,4 @@
-"""An example or two of each command, for the end of its help."""
+"""Examples of each command, for the end of its help."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
 
 
 def epilog(command: str) -> str | None:
-    """Write a command's examples as the end of its help, which is not wrapped."""
+    """Return a command's examples as the epilog of its help, which is not wrapped."""
     found = EXAMPLES.get(command)
     if found is None:
         return None

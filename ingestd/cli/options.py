@@ -1,4 +1,4 @@
-"""What the commands' options have in common, and how their values are read."""
+"""Options that commands share, and parsers of their values."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ DaemonUrl = Annotated[
     typer.Option(
         "--url",
         metavar="URL",
-        help="Or where it is, like http://127.0.0.1:9464; its token is in INGESTD_HTTP_TOKEN, "
-        "and goes to other machines by https only.",
+        help="The daemon's address instead, like http://127.0.0.1:9464. The token is read from "
+        "INGESTD_HTTP_TOKEN, and sent to other machines by https only.",
     ),
 ]
-"""One of the two says which daemon is asked, not both."""
+"""Names the daemon, as an alternative to --config; both together are an error."""
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 SourceName = Annotated[
@@ -62,7 +62,7 @@ TableNames = Annotated[
 
 
 def size_in(text: str, option: str) -> int:
-    """Read a size, in bytes. Raises BadParameter."""
+    """Return a size in bytes. Raises BadParameter."""
     from ingestd.config.units import size_bytes  # noqa: PLC0415
 
     try:
@@ -72,7 +72,7 @@ def size_in(text: str, option: str) -> int:
 
 
 def duration_in(text: str, option: str) -> float:
-    """Read a duration, in seconds. Raises BadParameter."""
+    """Return a duration in seconds. Raises BadParameter."""
     from ingestd.config.units import seconds  # noqa: PLC0415
 
     try:

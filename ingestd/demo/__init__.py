@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 def main(
     *, seconds: float = 30, path: Path | None = None, spark: bool = True, keep: bool = False
 ) -> int:
-    """Watch real Postgres changes arrive in Delta tables; 0 only if the lake equals the source.
+    """Run the demo; return the exit code, 0 only if the lake equals the source.
 
-    `seconds`: how long customers and daemon are watched; the daemon is killed in the middle.
-    `path`: the demo's folder (config, log, lake), ``demo-lake`` by default; what an earlier demo
-    left there is replaced. `spark`: whether PySpark reads the lake at the end, if it is there.
-    `keep`: leave Postgres running at the end, until Ctrl-C. Raises OperatorError.
+    `seconds`: how long customers and daemon run; the daemon is killed in the middle. `path`: the
+    demo's folder (config, log, lake), ``demo-lake`` by default; an earlier demo in it is replaced.
+    `spark`: read the lake with PySpark at the end, if installed. `keep`: leave Postgres running at
+    the end, until Ctrl-C. Raises OperatorError.
     """
-    from ingestd.demo.tour import run_demo  # noqa: PLC0415 - heavy
+    from ingestd.demo.tour import run_demo  # noqa: PLC0415 - slow
 
     return run_demo(seconds=seconds, path=path, spark=spark, keep=keep)

@@ -1,4 +1,4 @@
-"""What the lake's `_epochs` says of a source: how many rows, in how many epochs."""
+"""The number of epochs and rows of a source, from the lake's `_epochs`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ingestd.lake.store.store import open_store
 
 @dataclass(frozen=True, slots=True)
 class LakeView:
-    """`rows`: appended to each table so far, by "schema.table"."""
+    """`rows`: rows appended to each table so far, by "schema.table"."""
 
     epochs: int = 0
     rows: Counter[str] = field(default_factory=Counter)
 
 
 def view_lake(uri: str, source: str) -> LakeView:
-    """Count the epochs and rows that the lake holds; none while it is not there."""
+    """Return the epochs and rows in the lake; none until it is created."""
     store = open_store(uri, None)
     folder = Layout(source).epochs
     try:

@@ -1,4 +1,4 @@
-"""What the demo shows: a live table on a terminal, a line now and then elsewhere."""
+"""The demo's output: a live table on a terminal, a line every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LINE_EVERY_S = 5.0
 
 
 class Screen:
-    """Shows frames between entering and leaving; `say` prints a line above them at any time."""
+    """Shows frames while entered; `say` prints a line above them at any time."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -49,7 +49,7 @@ class Screen:
         self.console.print(Text(text, style=style), soft_wrap=True)
 
     def show(self, lake: LakeView, status: Mapping[str, Any] | None, source: str) -> None:
-        """Show what the lake holds and what the daemon (None: it does not answer) says."""
+        """Show the lake's content and the daemon's status; None: the daemon does not respond."""
         found = {} if status is None else status["sources"].get(source, {})
         if self.console.is_terminal:
             self._live.update(Group(_tables(lake, found), _daemon(lake, found)))
@@ -61,7 +61,7 @@ class Screen:
 
 
 def print_comparisons(console: Console, comparisons: Sequence[LakeComparison]) -> None:
-    """Print what was compared, and what is wrong if anything is."""
+    """Print the compared tables, and the faults that were found."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("table")
     for name in ("rows in source", "changes in lake", "lost", "doubled"):
@@ -96,13 +96,13 @@ def _tables(lake: LakeView, source: Mapping[str, Any]) -> Table:
 
 def _daemon(lake: LakeView, source: Mapping[str, Any]) -> Text:
     if not source:
-        return Text(f"daemon: not answering; epoch {lake.epochs} in the lake", style="yellow")
+        return Text(f"daemon: no response; epoch {lake.epochs} in the lake", style="yellow")
     parts = [
         f"daemon: {source.get('state', '?')}",
         f"epoch {lake.epochs}",
         f"{sum(lake.rows.values()):,} rows",
         f"lag {size(source.get('lag_bytes'))}",
-        f"fresh within {_seconds(source.get('freshness_p50_seconds'))} (p50)",
+        f"freshness {_seconds(source.get('freshness_p50_seconds'))} (p50)",
         f"{_seconds(source.get('freshness_p99_seconds'))} (p99)",
     ]
     return Text(", ".join(parts))

@@ -1,6 +1,6 @@
-"""PySpark stream-reads a raw table of the lake: `python -m ingestd.demo.spark TABLE_PATH KEY...`.
+"""A PySpark stream read of a raw table: `python -m ingestd.demo.spark TABLE_PATH KEY...`.
 
-A process of its own, so that no JVM is left whatever happens to the demo.
+It runs in a separate process, so that no JVM survives the demo.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def stream_read(session: SparkSession, table_path: str, folder: str) -> DataFrame:
-    """Read as a stream what the raw table has beyond the last call; give all rows read so far.
+    """Stream the raw table's rows since the last call; return all rows read so far.
 
-    `folder`: where the stream keeps its checkpoint and the rows.
+    `folder`: for the stream's checkpoint and the rows.
     """
     rows = f"{folder}/rows"
     stream = session.readStream.format("delta").load(table_path)
@@ -38,12 +38,12 @@ def stream_read(session: SparkSession, table_path: str, folder: str) -> DataFram
 
 
 def current_rows(changes: DataFrame, key: Sequence[str]) -> DataFrame:
-    """Return the current rows: the newest change per key by (_cdc_lsn, _cdc_seq), deletes left out.
+    """Return the current rows: the newest change per key by (_cdc_lsn, _cdc_seq), without deletes.
 
     Every row below the last `t` is void. (Columns that the server did not send, `_cdc_unchanged`,
-    are not looked up here.)
+    are not filled in here.)
     """
-    from pyspark.sql import functions as f  # noqa: PLC0415 - only where it is installed
+    from pyspark.sql import functions as f  # noqa: PLC0415 - optional dependency
 
     position = f.struct("_cdc_lsn", "_cdc_seq")
     void_below = changes.where("_cdc_op = 't'").agg(f.max(position).alias("void_below"))
@@ -59,11 +59,11 @@ def current_rows(changes: DataFrame, key: Sequence[str]) -> DataFrame:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Stream-read a table, print its newest rows and how many there are."""
+    """Stream a table, print its newest rows and their number; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m ingestd.demo.spark")
     parser.add_argument("table_path")
     parser.add_argument("key", nargs="+")
-    parser.add_argument("--expect", type=int, help="fail unless there are so many current rows")
+    parser.add_argument("--expect", type=int, help="fail unless this is the number of current rows")
     chosen = parser.parse_args(arguments)
     try:
         session = local_session("ingestd demo")

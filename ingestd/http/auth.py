@@ -1,15 +1,17 @@
-"""Who may read over HTTP: clients with the token or, without one, all that are on this machine.
+"""Read access over HTTP: for clients with the token or, if none is set, for this machine.
 
-Commands need a token in any case (`ingestd.http.command_token`).
+Commands always need a token (`ingestd.http.command_token`).
 
-/healthz is for everybody: it tells nothing, and probes have no secrets. So are the page's files
-where there is a token, which the page then asks for, and the proof that the server knows it
-(`ingestd.http.token_proof`). Without a token, a server that listens on
-loopback takes requests for loopback only: a name that a web page bound to it again names another
-Host. What pages of other origins ask for is refused (by `Origin` and, for images and scripts, which
-browsers ask for without one, `Sec-Fetch-Site`); a browser that sends neither is answered, but keeps
-the answer from the page (`Cross-Origin-Resource-Policy`). A link may lead a person here. Our page
-asks by GET alone, with which browsers send no Origin, but for its own modules.
+Three paths are open to every client. /healthz reveals nothing, and probes have no secrets. The
+page's files are open because the page asks for the token. So is the proof that the server knows the
+token (`ingestd.http.token_proof`).
+
+Without a token, a server that listens on loopback accepts only requests whose Host header names
+loopback: this stops DNS rebinding, where a web page points its own name at 127.0.0.1. Requests from
+pages of other origins are refused by `Origin` or, for images and scripts, which browsers request
+without it, by `Sec-Fetch-Site`. A browser that sends neither receives an answer but keeps it from
+the page (`Cross-Origin-Resource-Policy`). Links from other sites work. The status page itself sends
+only GET requests, for which browsers send no Origin, except for its own modules.
 """
 
 from __future__ import annotations
@@ -36,14 +38,14 @@ if TYPE_CHECKING:
 
 OPEN_PATHS = frozenset({"/healthz"})
 _OTHER_PAGES = {"cross-site", "same-site"}
-"""What browsers say of requests that pages of other origins make (W3C, Fetch Metadata)."""
+"""`Sec-Fetch-Site` of requests from pages of other origins (W3C, Fetch Metadata)."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """`token`: what requests have to bring; None: nothing. `tls`: what connections begin with."""
+    """`token`: required in requests; None: not required. `tls`: its context; None: plain HTTP."""
 
     token: str | None = None
     tls: ssl.SSLContext | None = None
@@ -52,9 +54,9 @@ class Protection:
         return f"Protection(token={self.token is not None}, tls={self.tls is not None})"
 
     def refusal(self, request: web.Request, listening: Sequence[str]) -> web.Response | None:
-        """Answer a request that may not be served; None if it may.
+        """Return the response that refuses a request; None if it may be served.
 
-        `listening`: the hosts that the server listens on.
+        `listening`: the hosts on which the server listens.
         """
         if request.path in OPEN_PATHS:
             return None
@@ -63,12 +65,12 @@ class Protection:
             is_open = is_page or request.path == PROOF_PATH
             return None if is_open or is_given(request, self.token) else _unauthorized()
         if not is_page and ("Origin" in request.headers or _is_of_other_page(request)):
-            return _forbidden("requests of web pages are not answered", "ask with a program")
+            return _forbidden("requests from web pages are refused", "use a program such as curl")
         is_narrow = listening and all(map(is_loopback, listening))
         if is_narrow and not is_loopback(host_of(request.headers.get("Host", ""))):
             return _forbidden(
-                "it is for this machine only, and the Host header names another",
-                "send it to 127.0.0.1, or set `token` in [http]",
+                "only this machine may connect, but the Host header names another",
+                "send the request to 127.0.0.1, or set `token` in [http]",
             )
         return None
 
@@ -77,7 +79,7 @@ OPEN = Protection()
 
 
 def protection_of(settings: HttpSettings) -> Protection:
-    """Read what `[http]` names. Raises OperatorError for a certificate that can't be used."""
+    """Load the token and certificate of `[http]`. Raises OperatorError for an unusable one."""
     token = None if settings.token is None else settings.token.get_secret_value()
     if settings.tls_cert is None or settings.tls_key is None:
         return Protection(token)
@@ -90,26 +92,26 @@ def protection_of(settings: HttpSettings) -> Protection:
         raise OperatorError(
             f"http.tls_cert {settings.tls_cert} and http.tls_key {settings.tls_key} can't be used: "
             f"{why}",
-            remedy="give two PEM files, the certificate (with those of CAs between) and its key, "
+            remedy="give two PEM files, the certificate (with any intermediate CAs) and its key, "
             "readable by this account and not encrypted",
         ) from error
     return Protection(token, context)
 
 
 def _no_password() -> str:
-    """Keep OpenSSL from asking for one on the terminal."""
+    """Keep OpenSSL from prompting for a password on the terminal."""
     msg = "the key is encrypted"
     raise ValueError(msg)
 
 
 def openness(listen: Address, protection: Protection) -> str | None:
-    """Say what others can do to a server that listens there; None if nothing."""
+    """Return how a server at this address is exposed to other machines; None if it is not."""
     if is_loopback(listen.host):
         return None
     if protection.token is None:
-        return "whoever reaches this address can read status and metrics: there is no token"
+        return "no token is set: any client that reaches this address can read status and metrics"
     if protection.tls is None:
-        return "whoever is between can read the token: there is no tls_cert"
+        return "no tls_cert is set: the token can be read on the network"
     return None
 
 
@@ -119,7 +121,7 @@ OPENNESS_REMEDY = (
 
 
 def check_http(settings: HttpSettings, environ: Mapping[str, str]) -> CheckLine | None:
-    """Return the line of `check` about `[http]`; None if there is nothing to say."""
+    """Return the line of `check` about `[http]`; None if there is nothing to report."""
     if settings.listen is None:
         return None
     try:
@@ -142,7 +144,7 @@ def host_of(header: str) -> str:
 
 
 def _is_of_other_page(request: web.Request) -> bool:
-    """Return whether a page makes it for itself; one that leads a person here reads nothing."""
+    """Return whether a page of another origin sent this request; links followed don't count."""
     site, mode = (request.headers.get(f"Sec-Fetch-{x}", "") for x in ("Site", "Mode"))
     return site in _OTHER_PAGES and mode != "navigate"
 
@@ -150,7 +152,7 @@ def _is_of_other_page(request: web.Request) -> bool:
 def _unauthorized() -> web.Response:
     return _answer(
         HTTPStatus.UNAUTHORIZED,
-        "a token is needed",
+        "a token is required",
         "send Authorization: Bearer with the `token` of [http]",
         {"WWW-Authenticate": "Bearer"},
     )

@@ -1,4 +1,4 @@
-"""Asking a running daemon: for its status, for a snapshot or its end, for a pause or its end."""
+"""Client of a running daemon: status, snapshots and their cancellation, pause and resume."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
 
 _LIMIT_S = 2.0
 _MARK_LIMIT_S = 20.0
-"""For what the daemon writes to the lake before it answers."""
+"""Timeout of commands for which the daemon writes to the lake before it responds."""
 _PORTS = {"http": 80, "https": 443}
 _FIRST = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----\n?", re.DOTALL)
-"""Of the certificates in a file the server's own comes first (RFC 8446, section 4.4.2)."""
+"""The first certificate in a file, the server's own (RFC 8446, section 4.4.2)."""
 _PROOF_BYTES = 4096
-"""More than any answer to a challenge has."""
+"""Larger than any response to a challenge."""
 _MOST_BYTES = 64 << 20
-"""More than the status of 10,000 tables has. Of a longer answer the rest is not read."""
+"""Larger than the status of 10,000 tables. The rest of a longer response is not read."""
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not listened on here
 
 
 _OF_COMMANDS = "commands need"
-"""How the refusal begins where only commands need a token; it has its remedy."""
+"""How a refusal begins where only commands need a token; such a refusal has its own remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint(Address):
-    """Where a daemon listens, and what it asks of its clients.
+    """The address of a daemon, with the credentials to connect to it.
 
-    `token`: that of its `[http]`, None for none. `tls`: how it is known, None for plain HTTP.
+    `token`: from `[http]`, None if not set. `tls`: verifies the daemon; None for plain HTTP.
     """
 
     token: str | None = field(default=None, repr=False)
@@ -57,15 +57,15 @@ class Endpoint(Address):
 
     @property
     def url(self) -> str:
-        """What a browser would call it."""
+        """The address as a URL."""
         return f"{'http' if self.tls is None else 'https'}://{self}"
 
 
 def endpoint_of(url: str, token: str | None = None) -> Endpoint:
-    """Read ``http://host:port`` or https, with its usual port if none is given. Raises ValueError.
+    """Parse an http or https URL; the port defaults to 80 or 443. Raises ValueError.
 
-    By https it is known as web sites are, by a CA of the system and its name. A token goes over
-    plain HTTP to this machine alone.
+    With https, the daemon is verified as web sites are: by a CA of the system and the host name.
+    Over plain HTTP a token is sent to this machine only.
     """
     found = urlsplit(url)
     if found.scheme not in _PORTS or not found.hostname or found.path not in {"", "/"}:
@@ -73,8 +73,8 @@ def endpoint_of(url: str, token: str | None = None) -> Endpoint:
         raise ValueError(msg)
     if token is not None and found.scheme == "http" and not is_loopback(found.hostname):
         msg = (
-            "the token would be sent for all between to read; ask by https://, or on that machine, "
-            "or through a tunnel, by http://127.0.0.1"
+            "the token would cross the network unencrypted; use https://, or connect to "
+            "http://127.0.0.1 on that machine or through a tunnel"
         )
         raise ValueError(msg)
     port = _PORTS[found.scheme] if found.port is None else found.port
@@ -83,9 +83,10 @@ def endpoint_of(url: str, token: str | None = None) -> Endpoint:
 
 
 def endpoint_in(settings: HttpSettings) -> Endpoint | None:
-    """Say where the daemon of a config is; None if it serves nothing. Raises OperatorError.
+    """Return the endpoint of a config's daemon; None if HTTP is off. Raises OperatorError.
 
-    By TLS it is known by its very certificate: no name has to be right, and no CA be trusted.
+    With TLS, the daemon must present exactly the configured certificate: the host name and the CA
+    are not checked.
     """
     if settings.listen is None:
         return None
@@ -100,7 +101,8 @@ def _known_by(certificate: Path) -> ssl.SSLContext:
     except (OSError, ValueError) as error:
         raise OperatorError(
             f"http.tls_cert {certificate} can't be read: {error}",
-            remedy="name the PEM file of the daemon's certificate, readable by this account",
+            remedy="name the PEM file of the daemon's certificate, and make it readable by this "
+            "account",
         ) from error
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -110,21 +112,21 @@ def _known_by(certificate: Path) -> ssl.SSLContext:
 
 def _first_in(pem: str) -> str:
     found = _FIRST.search(pem)
-    if found is None:  # an empty text would mean the CAs of the system
-        msg = "there is no certificate in it"
+    if found is None:  # with an empty string, ssl would trust the CAs of the system
+        msg = "it contains no certificate"
         raise ValueError(msg)
     return found[0]
 
 
 class UnprovenError(OperatorError):
-    """What listens on an address does not prove that it knows the daemon's token."""
+    """The server at an address did not prove that it knows the daemon's token."""
 
 
 def fetch_status(listen: Address) -> dict[str, Any] | None:
-    """GET /status of the daemon that listens there; None if nothing like one answers.
+    """Return /status of the daemon at `listen`; None if no daemon answers there.
 
-    Raises OperatorError if it asks for another token than that of `listen`, an `Endpoint`, or shows
-    another certificate; UnprovenError, and sends no token, if it does not know it.
+    Raises OperatorError if it rejects the token of `listen` (an `Endpoint`) or presents another
+    certificate. Raises UnprovenError, and sends no token, if it does not know the token.
     """
     connection = _connection(listen)
     try:
@@ -139,7 +141,7 @@ def fetch_status(listen: Address) -> dict[str, Any] | None:
     except ssl.SSLCertVerificationError as error:
         raise _unknown(listen) from error
     except (OSError, http.client.HTTPException, ValueError):
-        return None  # no daemon there, or something else: the caller looks elsewhere
+        return None  # no daemon, or another server: the caller tries other sources
     finally:
         connection.close()
     is_ours = isinstance(found, dict) and isinstance(found.get("sources"), dict)
@@ -149,11 +151,11 @@ def fetch_status(listen: Address) -> dict[str, Any] | None:
 def request_snapshot(
     listen: Address, source: str, tables: Sequence[str], where: str | None = None
 ) -> None:
-    """Ask the daemon that listens there to read tables of a source again.
+    """Ask the daemon at `listen` to re-snapshot tables of a source.
 
-    `where`: an SQL condition, if only the rows are wanted that it holds for.
-    Raises ConfigError for an unknown source, OperatorError for an unknown table or where it takes
-    no commands, TransientError while the source does not run or nothing answers in time.
+    `where`: an SQL condition that limits the snapshot to matching rows.
+    Raises ConfigError for an unknown source, OperatorError for an unknown table or if the daemon
+    accepts no commands, TransientError while the source is not running or on a timeout.
     """
     asked: dict[str, object] = {"tables": list(tables)}
     if where is not None:
@@ -162,25 +164,25 @@ def request_snapshot(
 
 
 def cancel_snapshot(listen: Address, source: str, tables: Sequence[str]) -> None:
-    """Ask the daemon that listens there to give up snapshots of tables of a source.
+    """Ask the daemon at `listen` to cancel snapshots of tables of a source.
 
-    Raises as `request_snapshot`, and OperatorError for a table that has none.
+    Raises as `request_snapshot`, and OperatorError for a table without a snapshot.
     """
     _command(listen, "DELETE", source, "snapshot", {"tables": list(tables)}, HTTPStatus.OK)
 
 
 def request_pause(listen: Address, source: str) -> datetime:
-    """Ask the daemon that listens there to pause a source: gives since when it is.
+    """Ask the daemon at `listen` to pause a source; return since when it is paused.
 
-    Raises ConfigError for an unknown source, OperatorError where it takes no commands or the lake
-    can't be written, TransientError if that passes or nothing answers in time.
+    Raises ConfigError for an unknown source, OperatorError if the daemon accepts no commands or
+    can't write the lake, TransientError for a temporary failure or on a timeout.
     """
     told = _command(listen, "POST", source, "pause", {}, HTTPStatus.ACCEPTED, _MARK_LIMIT_S)
     return datetime.fromisoformat(told["since"])
 
 
 def request_resume(listen: Address, source: str) -> bool:
-    """Ask the daemon that listens there to resume a source; False if it was not paused.
+    """Ask the daemon at `listen` to resume a source; return False if it was not paused.
 
     Raises as `request_pause`.
     """
@@ -215,9 +217,9 @@ def _command(  # noqa: PLR0917 - of one request
         raise _unknown(listen) from error
     except (OSError, http.client.HTTPException) as error:
         raise TransientError(
-            f"the daemon on {listen} gave no answer: {error or type(error).__name__}",
+            f"no response from the daemon on {listen}: {error or type(error).__name__}",
             reason="no_answer",
-            remedy="see with `ingestd status` whether it runs, and ask again",
+            remedy="check with `ingestd status` that it is running, and retry",
         ) from error
     finally:
         connection.close()
@@ -226,14 +228,14 @@ def _command(  # noqa: PLR0917 - of one request
     found = _parsed(body)
     if not isinstance(found, dict):
         raise OperatorError(
-            f"what listens on {listen} does not answer as ingestd does",
-            remedy="see with `ss -ltnp` which process listens there",
+            f"the server on {listen} does not respond as ingestd does",
+            remedy="check with `ss -ltnp` which process listens there",
         )
     return found
 
 
 def _parsed(body: bytes) -> Any:  # noqa: ANN401
-    """Return the JSON of an answer, None for anything else: whatever listens may have sent it."""
+    """Return the parsed JSON of a response; None if it is not JSON: any server may have sent it."""
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
@@ -241,37 +243,37 @@ def _parsed(body: bytes) -> Any:  # noqa: ANN401
 
 
 def _with_token(listen: Address) -> Address:
-    """Return the address with the token that the daemon there has made, where it has made one.
+    """Return the address with the token that the daemon generated, if it generated one.
 
-    Raises OperatorError where it takes no commands, or the token can't be read here.
+    Raises OperatorError if the daemon accepts no commands, or its token can't be read here.
     """
     if isinstance(listen, Endpoint) and listen.token is not None:
         return listen
-    told = (fetch_status(listen) or {}).get("commands")
-    if not isinstance(told, dict):
-        return listen  # it is not there, or it is an older one
-    if told.get("off") is not None:
+    commands = (fetch_status(listen) or {}).get("commands")
+    if not isinstance(commands, dict):
+        return listen  # no daemon, or an older version
+    if commands.get("off") is not None:
         raise OperatorError(
-            f"the daemon on {listen} takes no commands: {printable(str(told['off']))}",
+            f"the daemon on {listen} accepts no commands: {printable(str(commands['off']))}",
             remedy=OFF_REMEDY,
         )
-    if told.get("token_file") is None:
+    if commands.get("token_file") is None:
         return listen
     if not _is_on_this_machine(listen):
         raise OperatorError(
-            f"the daemon on {listen} takes commands from its own machine only, as it has no "
+            f"the daemon on {listen} accepts commands from its own machine only, as it has no "
             "`token` in [http]",
             remedy="run the command there, or set `token` in [http] and restart the daemon",
         )
     tls = listen.tls if isinstance(listen, Endpoint) else None
-    return Endpoint(listen.host, listen.port, read_token(told, listen.port), tls)
+    return Endpoint(listen.host, listen.port, read_token(commands, listen.port), tls)
 
 
 def _require_proof(connection: http.client.HTTPConnection, listen: Address) -> None:
-    """Have the server prove that it knows the token, where the token would go over plain HTTP.
+    """Require the server to prove that it knows the token, if the token would go over plain HTTP.
 
-    What is sent by `connection` afterwards goes to the server that has given the proof, or nowhere.
-    Raises UnprovenError, OSError, HTTPException.
+    `connection` never reconnects afterwards, so that requests reach only the server that gave the
+    proof. Raises UnprovenError, OSError, HTTPException.
     """
     token = listen.token if isinstance(listen, Endpoint) else None
     connection.connect()
@@ -287,28 +289,28 @@ def _require_proof(connection: http.client.HTTPConnection, listen: Address) -> N
     address, proof = (str(told.get(name)) for name in ("address", "proof"))
     if not key_of(token).is_proven(challenge, address, proof):
         raise UnprovenError(
-            f"what listens on {listen} is not this daemon: it does not prove that it knows the "
-            "token, so nothing was sent to it",
-            remedy="see with `ss -ltnp` which process listens there; if it is the daemon, give the "
-            "config that it was started with, or with --url set INGESTD_HTTP_TOKEN, or restart a "
-            "daemon of an older version",
+            f"the server on {listen} is not this daemon: it did not prove that it knows the "
+            "token, so the token was not sent",
+            remedy="check with `ss -ltnp` which process listens there; if it is the daemon, give "
+            "the config that it was started with, or set INGESTD_HTTP_TOKEN for --url, or restart "
+            "it if it is an older version",
         )
     if address != here:
         raise UnprovenError(
-            f"what listens on {listen} is not this daemon: it passes on to the one on port "
+            f"the server on {listen} is not this daemon: it forwards to the one on port "
             f"{address.partition(' ')[2]} of {address.partition(' ')[0]}, and could keep the token",
-            remedy="run the command where the daemon runs (docker exec, kubectl exec, ssh), or ask "
-            "it at its own address; through a forwarded port by https, or with curl",
+            remedy="run the command where the daemon runs (docker exec, kubectl exec, ssh), or use "
+            "the daemon's own address; through a forwarded port, use https or curl",
         )
 
 
 def _is_verified(listen: Address) -> bool:
-    """Return whether TLS tells who listens there."""
+    """Return whether TLS verifies the server."""
     return isinstance(listen, Endpoint) and listen.tls is not None
 
 
 def _is_on_this_machine(listen: Address) -> bool:
-    """Whether what listens there does so here: others get no token, whatever file they name."""
+    """Return whether the server runs on this machine; only then is a token file it names read."""
     connection = _connection(Address(listen.host, listen.port))
     try:
         connection.connect()
@@ -326,8 +328,8 @@ def _refusal(
     document = _parsed(body)
     if not (isinstance(document, dict) and isinstance(document.get("error"), str)):
         return OperatorError(
-            f"what listens on {listen} knows no such command (HTTP status {code})",
-            remedy="it may be an older ingestd: start the installed one",
+            f"the server on {listen} knows no such command (HTTP status {code})",
+            remedy="it may be an older ingestd: restart the daemon with the installed version",
         )
     what, remedy = document["error"], document.get("remedy")
     if code == HTTPStatus.UNAUTHORIZED and not what.startswith(_OF_COMMANDS):
@@ -341,23 +343,23 @@ def _refusal(
 
 def _no_daemon(listen: Address) -> OperatorError:
     return OperatorError(
-        f"what listens on {listen} knows no such command: it names no token",
-        remedy="see with `ss -ltnp` which process listens there; if it is an older ingestd, start "
-        "the installed one",
+        f"the server on {listen} knows no such command: its /status names no token file",
+        remedy="check with `ss -ltnp` which process listens there; if it is an older ingestd, "
+        "restart the daemon with the installed version",
     )
 
 
 def _unauthorized(listen: Address) -> OperatorError:
     return OperatorError(
-        f"the daemon on {listen} asks for another token",
-        remedy="give the config that it was started with, or with --url set INGESTD_HTTP_TOKEN",
+        f"the daemon on {listen} rejects the token",
+        remedy="give the config that it was started with, or set INGESTD_HTTP_TOKEN for --url",
     )
 
 
 def _unknown(listen: Address) -> OperatorError:
     return OperatorError(
-        f"what listens on {listen} shows a certificate that is not the daemon's",
-        remedy="if http.tls_cert was replaced, start the daemon anew",
+        f"the server on {listen} presents a certificate that is not the daemon's",
+        remedy="if http.tls_cert was replaced, restart the daemon",
     )
 
 

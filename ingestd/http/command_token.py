@@ -1,11 +1,12 @@
-"""The token of commands where `[http]` has none: made at each start, in a file of its user.
+"""The token for commands if `[http]` sets none: generated at each start, stored in a private file.
 
-The daemon writes the file and never reads it, so that a file which someone else puts in its place
-opens nothing. Clients on the same machine are told by /status where it is, and read it with the
-checks of `read_token`: what listens on the port may name any path. The token of an ended daemon is
-worthless, so a process that takes over the port gains nothing by the token that it is sent. Nor may
-it know the token: it would prove so, and be sent a condition. So the file is of an account that is
-trusted: root, the client's own, or for root the one to which root gave a folder `ingestd...`.
+The daemon writes the file and never reads it, so replacing the file gives no access. /status
+reports its path to clients on the same machine, which read it with the checks of `read_token`,
+because any server on the port could name any path. A token is worthless once its daemon has ended:
+a process that takes over the port gains nothing from receiving it. Such a process must not know
+the token either: it could then prove so, and would receive a command's SQL condition. So the file
+must belong to a trusted account: root, the client's own, or, for root, the one that owns a folder
+named `ingestd...` which root created.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ OFF_REMEDY = (
 
 
 class _UnusableError(Exception):
-    """A folder that no token may be put into."""
+    """A folder that must not hold a token."""
 
 
 class _OfAnotherError(_UnusableError):
-    """A file of an account that this one does not trust."""
+    """A file that belongs to an account which this one does not trust."""
 
     def __init__(self, owner: int) -> None:
         super().__init__(f"it belongs to another account, {_user(owner)}")
@@ -62,9 +63,9 @@ class _OfAnotherError(_UnusableError):
 
 @dataclass(slots=True)
 class CommandToken:
-    """The token that commands need. `path`: its file; None: there is none, see `off`.
+    """The token that commands need. `path`: its file; None: not written, see `off`.
 
-    `off`: why no command is accepted; None where they are.
+    `off`: why commands are not accepted; None if they are.
     """
 
     path: Path | None = None
@@ -73,7 +74,7 @@ class CommandToken:
     _inode: tuple[int, int] | None = None
 
     def write(self, port: int, environ: Mapping[str, str]) -> None:
-        """Make a token, and write its file into the first folder that can be used. Never raises."""
+        """Generate a token and write its file into the first usable folder. Never raises."""
         name = f"http-{_host_name()}-{port}.token"
         why: list[str] = []
         for open_folder in _folders(environ):
@@ -86,10 +87,10 @@ class CommandToken:
                 continue
             self.path, self.off, self._token = folder / name, None, token
             return
-        self.off = f"no folder for the file of their token: {'; '.join(why)}"
+        self.off = f"no usable folder for the token file: {'; '.join(why)}"
 
     def remove(self) -> None:
-        """Remove the file, if it is still the one that was written."""
+        """Remove the file, unless it was replaced."""
         if self.path is None:
             return
         with contextlib.suppress(OSError):
@@ -100,16 +101,16 @@ class CommandToken:
                 self.path.parent.rmdir()
 
     def value(self) -> str | None:
-        """Return the token; None while there is none."""
+        """Return the token; None until it is written."""
         return self._token
 
     def is_given(self, request: web.Request) -> bool:
-        """Return whether the request has the token."""
+        """Return whether the request carries the token."""
         return self._token is not None and is_given(request, self._token)
 
     @staticmethod
     def is_from_here(request: web.Request) -> bool:
-        """Whether the request comes from this machine: others could have read it on the way."""
+        """Return whether the request comes from this machine and so did not cross a network."""
         transport = request.transport
         if transport is None:
             return False
@@ -117,7 +118,7 @@ class CommandToken:
         return bool(peer) and bool(own) and is_same_machine(peer[0], own[0])
 
     def to_json(self) -> dict[str, str | None]:
-        """Return what /status says of it; both paths are None if the config has the token."""
+        """Return its part of /status; file and user are None if the config sets the token."""
         path = None if self.path is None else str(self.path)
         return {
             "token_file": path,
@@ -135,36 +136,36 @@ def why_off(environ: Mapping[str, str]) -> str | None:
 
 
 CONFIGURED = CommandToken(off=None)
-"""Where `[http] token` opens commands, too: there is no file."""
+"""Used if `[http] token` is set, which commands then need: no file is written."""
 
 
 def is_given(request: web.Request, token: str) -> bool:
-    """Return whether the Authorization header (RFC 6750) has the token; in constant time."""
+    """Return whether the Authorization header (RFC 6750) carries the token; in constant time."""
     header = request.headers.get("Authorization", "")
     given = header[len(_SCHEME) :].strip() if header.lower().startswith(_SCHEME) else ""
-    # aiohttp keeps bytes that are no UTF-8 as lone surrogates
+    # aiohttp keeps bytes that are not UTF-8 as lone surrogates
     return hmac.compare_digest(given.encode(errors="surrogateescape"), token.encode())
 
 
 def is_same_machine(peer: str, own: str) -> bool:
-    """Return whether both ends of a connection are on one machine, by their addresses."""
+    """Return whether the addresses show that both ends of a connection are on one machine."""
     return peer == own or is_loopback(peer)
 
 
 def read_token(told: Mapping[str, object], port: int) -> str:
-    """Return the token of the daemon on `port` of this machine, whose /status `told` where it is.
+    """Return the token of the daemon on `port` of this machine, from the file its /status names.
 
-    Only from a regular file with a name and content as `CommandToken` writes them, that belongs to
-    root or this account (or, for root, see `_is_by_root`, to its folder's owner) and that nobody
-    else can read. Raises OperatorError.
+    `told`: the part of /status. Only a regular file is read whose name and content are as
+    `CommandToken` writes them, which belongs to root or this account (for root, also to its
+    folder's owner, see `_is_by_root`) and which no other account can read. Raises OperatorError.
     """
     path, user = Path(str(told.get("token_file"))), str(told.get("user"))
     named = _NAME.fullmatch(path.name)
     if not path.is_absolute() or named is None or int(named[1]) != port:
         raise OperatorError(
-            f"what listens on port {port} names {_text(path)} as the file of its token, which is "
-            "not a name that a daemon on this port gives it",
-            remedy="see with `ss -ltnp` which process listens there",
+            f"the server on port {port} names {_text(path)} as its token file, which is not a name "
+            "that a daemon on this port uses",
+            remedy="check with `ss -ltnp` which process listens there",
         )
     try:
         with _folder(path.parent) as folder:
@@ -174,8 +175,8 @@ def read_token(told: Mapping[str, object], port: int) -> str:
             return _read_in(folder, path.name, owners)
     except FileNotFoundError as error:
         raise OperatorError(
-            f"the daemon's token is in {_text(path)}, which this machine or container does not "
-            "have",
+            f"the daemon's token is in {_text(path)}, which does not exist on this machine or in "
+            "this container",
             remedy="run the command where the daemon runs (docker exec, kubectl exec), or restart "
             "the daemon if the file was removed",
         ) from error
@@ -186,22 +187,22 @@ def read_token(told: Mapping[str, object], port: int) -> str:
         ) from error
     except _OfAnotherError as error:
         raise OperatorError(
-            f"the token in {_text(path)} is not used: {error}, who may have put it there",
-            remedy="run the command as the user that the daemon runs as, if that is this one: sudo"
-            f" -u {shlex.quote(_user(error.owner))} ...; else see with `ss -ltnp` which process"
+            f"the token in {_text(path)} is not trusted: {error}",
+            remedy="if the daemon runs as that user, run the command as it: sudo"
+            f" -u {shlex.quote(_user(error.owner))} ...; else check with `ss -ltnp` which process"
             f" listens on port {port}",
         ) from error
     except (_UnusableError, OSError) as error:
         raise OperatorError(
-            f"the token in {_text(path)} is not used: {_reason(error)}",
+            f"the token in {_text(path)} is not trusted: {_reason(error)}",
             remedy=f"stop the daemon, rm {shlex.quote(str(path))}, and start it again",
         ) from error
 
 
 def _is_by_root(path: Path) -> bool:
-    """Whether nobody but root can have made this folder, and made it for ingestd by its name.
+    """Return whether only root can have created this folder, and its name says for ingestd.
 
-    As systemd makes /var/lib/ingestd (`StateDirectory=`) for the daemon's user.
+    systemd creates /var/lib/ingestd (`StateDirectory=`) like this for the daemon's user.
     """
     above = [parent.lstat() for parent in path.parents]
     return path.name.startswith(_OWN_NAME) and all(
@@ -216,10 +217,10 @@ _TEMPORARY = "ingestd-http-"
 
 
 def _folders(environ: Mapping[str, str]) -> Iterator[Callable[[], Path]]:
-    """Yield what opens the folders that may have the file, the best one first.
+    """Yield a function for each folder that may hold the file, the best first; it returns the path.
 
-    That of the service manager, else the user's own for such state (XDG Base Directory), else a new
-    one. None is in a lake.
+    First the service manager's, then the user's state folder (XDG Base Directory), then a new
+    temporary one. None is in a lake.
     """
     given = environ.get("STATE_DIRECTORY", "").partition(":")[0]
     if given:
@@ -241,18 +242,18 @@ def _state_folder(environ: Mapping[str, str]) -> Path:
 
 @contextlib.contextmanager
 def _folder(path: Path) -> Iterator[int]:
-    """Open a folder that not everybody can write; raises _UnusableError for another one."""
+    """Open a folder. Raises _UnusableError if it is world-writable."""
     descriptor = os.open(path, _FOLDER_FLAGS)
     try:
         if stat.S_IMODE(os.fstat(descriptor).st_mode) & _WRITTEN_BY_ANYBODY:
-            raise _UnusableError(f"everybody may write its folder {_text(path)}")
+            raise _UnusableError(f"its folder {_text(path)} is world-writable")
         yield descriptor
     finally:
         os.close(descriptor)
 
 
 def _write_in(path: Path, name: str, token: str) -> tuple[int, int]:
-    """Put the file into its place, over whatever is there; return its device and inode."""
+    """Write the file, replacing an existing one; return its device and inode."""
     with _folder(path) as folder:
         if os.fstat(folder).st_uid != os.geteuid():
             raise _UnusableError(f"{_text(path)} belongs to another account")
@@ -264,7 +265,7 @@ def _write_in(path: Path, name: str, token: str) -> tuple[int, int]:
                 os.fchmod(descriptor, 0o600)
                 found = os.fstat(descriptor)
                 if stat.S_IMODE(found.st_mode) & _OTHERS:
-                    raise _UnusableError(f"a file in {_text(path)} can't be kept from others")
+                    raise _UnusableError(f"a file in {_text(path)} can't be made private")
                 os.write(descriptor, f"{token}\n".encode())
             finally:
                 os.close(descriptor)
@@ -282,11 +283,11 @@ def _read_in(folder: int, name: str, owners: set[int]) -> str:
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-            raise _UnusableError("it is not a regular file with one name")
+            raise _UnusableError("it is not a regular file with a single link")
         if found.st_uid not in owners:
             raise _OfAnotherError(found.st_uid)
         if stat.S_IMODE(found.st_mode) & _OTHERS:
-            raise _UnusableError("others can read or write it")
+            raise _UnusableError("other accounts can read or write it")
         content = os.read(descriptor, 2 * _TOKEN_BYTES + 2)
     finally:
         os.close(descriptor)
@@ -309,7 +310,7 @@ def _text(name: object) -> str:
 
 
 def _host_name() -> str:
-    """Return a part of a file's name: homes may be shared by machines."""
+    """Return the host's part of the file name: machines may share a home folder."""
     return re.sub(r"[^A-Za-z0-9.-]", "", os.uname().nodename)[:64] or "host"
 
 
@@ -317,4 +318,4 @@ def _user(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
-        return f"#{uid}"  # as sudo takes it
+        return f"#{uid}"  # as sudo accepts it

@@ -1,4 +1,4 @@
-"""The requests that change something: by token only, and from no web page."""
+"""The requests that change something: they need a token, and web pages can't send them."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ _MAY_HAVE_WHERE = ', with or without "where": "id < 1000"'
 
 
 class SnapshotControl(Protocol):
-    """Who acts on the commands. Raises OperatorError, and TransientError while it can't."""
+    """Carries out snapshot commands. Raises OperatorError, or TransientError to retry later."""
 
     def request_snapshot(
         self, source: str, tables: Sequence[TableId], where: str | None = None
     ) -> None:
-        """Have tables of a source re-read, or the rows that `where` (SQL) holds for."""
+        """Request a snapshot of tables of a source, or of the rows that match `where` (SQL)."""
         ...
 
     def cancel_snapshot(self, source: str, tables: Sequence[TableId]) -> None:
-        """Give up the snapshots of these tables, asked for or under way."""
+        """Cancel the snapshots of these tables, requested or running."""
         ...
 
 
 class RefusedError(IngestdError):
-    """A request that is answered with `code`."""
+    """A request that is refused with the HTTP status `code`."""
 
     def __init__(self, code: HTTPStatus, what: str, *, remedy: str | None = None) -> None:
         super().__init__(what, remedy=remedy)
@@ -50,14 +50,14 @@ class RefusedError(IngestdError):
 
 
 class SourceCommands:
-    """What commands about a source have in common: who may give them, and how they are answered.
+    """Authorization and responses common to all commands about a source.
 
-    Answers are JSON: what was done, and ``source``; else ``{"error": ..., "remedy": ...}`` with 400
-    (not that), 401 (no token, or another one), 403 (`ingestd.http.auth`, and by the made
+    Responses are JSON: what was done, and ``source``; else ``{"error": ..., "remedy": ...}`` with
+    400 (malformed body), 401 (no token, or another one), 403 (`ingestd.http.auth`, or a generated
     token from another machine), 404 (no such source), 409 (not now), 415 (not sent as JSON), 422
-    (refused), 503 (there is no token). Browsers send application/json to another site only where
-    that site allows it, which this one never does. `token`: what requests must bring; None: they
-    have shown that of the config.
+    (refused), 503 (commands are off). Browsers send application/json to another site only if that
+    site allows it, which this one never does. `token`: the generated token that requests need;
+    None: `ingestd.http.auth` has checked the one in the config.
     """
 
     def __init__(
@@ -73,7 +73,10 @@ class SourceCommands:
         act: Callable[[str, bytes], Awaitable[dict[str, Any]]],
         done: HTTPStatus,
     ) -> web.Response:
-        """Act on a request that may be acted on."""
+        """Carry out a request if it is allowed, and return the response.
+
+        `act`: carries it out, given source and body. `done`: the HTTP status of success.
+        """
         source = request.match_info["source"]
         try:
             if self._token is not None:
@@ -100,12 +103,12 @@ class SourceCommands:
 
 
 class SnapshotCommands(SourceCommands):
-    """``/sources/{source}/snapshot``: POST asks for a snapshot of tables, DELETE cancels it.
+    """``/sources/{source}/snapshot``: POST requests a snapshot of tables, DELETE cancels it.
 
-    Body and answer are JSON: ``{"tables": ["public.orders"]}``, and for POST ``"where"`` with an
-    SQL condition, if only the rows are wanted that it holds for. The answer, 202 to POST and 200 to
-    DELETE, is the same with ``source``. Refused, beside what `SourceCommands` says, with 409 (not
-    running now) and 422 (no such table, no snapshot of it, the source is paused).
+    The body is JSON: ``{"tables": ["public.orders"]}``. For POST, an optional ``"where"`` limits
+    the snapshot to the rows that match an SQL condition. The response repeats the body and adds
+    ``source``: 202 for POST, 200 for DELETE. Errors, besides those of `SourceCommands`: 409 (the
+    source is not running), 422 (no such table, no snapshot of it, the source is paused).
     """
 
     def __init__(
@@ -140,7 +143,7 @@ class SnapshotCommands(SourceCommands):
 
 
 async def _refuse_without_token(request: web.Request, token: CommandToken) -> None:
-    """Refuse a request that does not have the token of the daemon's user, with what would work."""
+    """Refuse a request without the generated token; the remedy is a request that would work."""
     if token.off is not None:
         raise RefusedError(
             HTTPStatus.SERVICE_UNAVAILABLE,
@@ -169,7 +172,7 @@ def _command_of(request: web.Request) -> str:
 
 
 async def _as_curl(request: web.Request, path: str) -> str:
-    """Return the request with the token, for a shell; TLS by the daemon's certificate."""
+    """Return the request as a curl command that reads the token from its file."""
     try:
         body = json.dumps(json.loads(await request.read()))
     except (ValueError, RecursionError):
@@ -196,7 +199,7 @@ def _refuse_unless_declared(request: web.Request) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a body asks for."""
+    """The parsed body of a snapshot request."""
 
     tables: Sequence[TableId]
     where: str | None

@@ -1,7 +1,7 @@
-"""The connections of the HTTP server: how many there may be, and what each begins with.
+"""The connections of the HTTP server: their limit, and the TLS handshake.
 
-They count from the moment they are accepted, those that have not shaken hands (TLS) too: each has a
-file of the process, and whoever reaches the port can open one silently.
+Connections count from the moment they are accepted, before the TLS handshake: each uses a file
+descriptor, and any client that reaches the port can open one without sending anything.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import cast
 from ingestd.config.units import Address
 
 MAX_CONNECTIONS = 128
-"""Above, the oldest ends: who holds many open must not leave the daemon without files to open."""
+"""Above this the oldest is closed: idle clients must not use up the daemon's file descriptors."""
 _HANDSHAKE_S = 5.0
 
 
 class Connections:
-    """Accepts connections and hands each to a protocol of its own, behind TLS where there is any.
+    """Accepts connections, does the TLS handshake if configured, and hands each to a protocol.
 
-    `make_protocol` gives what then speaks on a connection.
+    `make_protocol`: returns a new protocol for each connection.
     """
 
     def __init__(
@@ -34,19 +34,19 @@ class Connections:
         self._shaking: set[asyncio.Task[None]] = set()
 
     async def listen(self, address: Address) -> asyncio.Server:
-        """Begin to accept. Raises OSError if it can't listen there."""
+        """Begin to accept connections. Raises OSError if it can't listen there."""
         loop = asyncio.get_running_loop()
         return await loop.create_server(lambda: _Entry(self._admit), address.host, address.port)
 
     def end(self) -> None:
-        """End them all, whatever they are doing."""
+        """Close all connections, also during a handshake or a response."""
         for task in self._shaking:
             task.cancel()
         for transport in self._open:
             transport.abort()
 
     def _admit(self, entry: _Entry, transport: asyncio.Transport) -> None:
-        """Take a connection that was accepted; end the oldest if there are too many."""
+        """Register an accepted connection; close the oldest ones above the limit."""
         self._open = [known for known in self._open if _has_file(known)]
         for oldest in self._open[: 1 - MAX_CONNECTIONS]:
             oldest.abort()
@@ -54,7 +54,7 @@ class Connections:
         if self._tls is None:
             entry.hand_over(transport, self._make_protocol())
             return
-        transport.pause_reading()  # what comes is for TLS, which begins with the task
+        transport.pause_reading()  # the data is for TLS, which starts in the task
         task = asyncio.create_task(self._shake_hands(entry, transport, self._tls))
         self._shaking.add(task)
         task.add_done_callback(self._shaking.discard)
@@ -63,7 +63,7 @@ class Connections:
         self, entry: _Entry, transport: asyncio.Transport, tls: ssl.SSLContext
     ) -> None:
         loop = asyncio.get_running_loop()
-        # Whoever gives up, or speaks no TLS, is nobody's fault here, and could fill a log.
+        # Not logged: clients that disconnect or don't speak TLS could fill the log.
         with contextlib.suppress(OSError):
             encrypted = await loop.start_tls(
                 transport,
@@ -77,7 +77,7 @@ class Connections:
 
 
 class _Entry(asyncio.Protocol):
-    """Speaks on a connection until another protocol does: keeps what comes before that."""
+    """The first protocol of a connection: buffers data until another protocol takes over."""
 
     def __init__(self, admit: Callable[[_Entry, asyncio.Transport], None]) -> None:
         self._admit = admit
@@ -95,7 +95,7 @@ class _Entry(asyncio.Protocol):
         self._is_lost = True
 
     def hand_over(self, transport: asyncio.Transport, protocol: asyncio.Protocol) -> None:
-        """Have `protocol` speak from now on, and give it what came meanwhile."""
+        """Hand the connection, and the data buffered so far, to `protocol`."""
         if self._is_lost:
             return
         transport.set_protocol(protocol)
@@ -105,5 +105,5 @@ class _Entry(asyncio.Protocol):
 
 
 def _has_file(transport: asyncio.Transport) -> bool:
-    """Whether its socket is still open: one that is closing may be for long, while it sends."""
+    """Return whether the socket is open; a closing one stays open while it sends its buffer."""
     return bool(transport.get_extra_info("socket").fileno() != -1)

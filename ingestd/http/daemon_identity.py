@@ -1,4 +1,4 @@
-"""Which daemon is meant, of those that may listen where a config says."""
+"""A check that the daemon at a config's address is the one of that config."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DaemonIdentity:
-    """The daemon of a config, told without secrets, as /status does.
+    """The identity of a config's daemon, without secrets, as in /status.
 
-    `lake`: its URI as written, `claims`: what each source works by.
+    `lake`: its URI as written. `claims`: by source, its slot or polled database.
     """
 
     lake: str
     claims: Mapping[str, str]
 
     def difference(self, status: Mapping[str, Any]) -> str | None:
-        """Say why the daemon that gave this /status is another; None if it is the one."""
+        """Return how the daemon with this /status differs; None if it is the same."""
         sources = status["sources"]
         if set(sources) != set(self.claims):
             return f"its sources are {', '.join(sources)}"
@@ -32,14 +32,14 @@ class DaemonIdentity:
             return f"its lake is {lake}, not {self.lake}"
         for name, claim in self.claims.items():
             if (other := sources[name].get("claim", claim)) != claim:
-                return f"its source {name} works by {other}, not {claim}"
+                return f"its source {name} uses {other}, not {claim}"
         return None
 
     def require(self, listen: Address, status: Mapping[str, Any]) -> None:
-        """Raise OperatorError if the daemon that gave this /status is another."""
+        """Raise OperatorError if the daemon with this /status is another."""
         why = self.difference(status)
         if why is not None:
             raise OperatorError(
-                f"the daemon on {listen} is another: {why}",
-                remedy="give the config that it runs with, or --url",
+                f"another daemon listens on {listen}: {why}",
+                remedy="give the config that it was started with, or --url",
             )

@@ -1,7 +1,8 @@
-"""The page at `/`: its files, which are the same for everybody, and what they may do.
+"""The files of the status page at `/`, and their content security policy.
 
-They hold nothing of the daemon, so they are given without a token; what the page shows it asks for
-itself (`ingestd.http.sse`). Browsers are told to run and load its own files only.
+The files contain no data of the daemon, so they are served without a token; the page requests its
+data separately (`ingestd.http.sse`). The policy lets browsers run and load only the page's own
+files.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ PAGE_PATHS = frozenset(("/", *(f"/page/{name}" for name in _FILES if name != "pa
 
 
 def add_page(app: web.Application) -> None:
-    """Serve the page's files, which are read now."""
+    """Add a route for each file of the page; the files are read once, here."""
     folder = files("ingestd.http") / "page"
     for name in _FILES:
         body = (folder / name).read_bytes()

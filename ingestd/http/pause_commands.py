@@ -1,4 +1,4 @@
-"""The requests that pause a source and have it go on: protected as all commands are."""
+"""The requests that pause and resume a source; they need a token, as all commands do."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 
 class PauseControl(Protocol):
-    """Who acts on the commands. Raises OperatorError, TransientError if the lake can't be written.
+    """Pauses and resumes. Raises OperatorError or TransientError if the lake can't be written.
 
-    Both are idempotent, and hold for good when they return.
+    Both methods are idempotent and durable when they return.
     """
 
     async def pause(self, source: str) -> datetime:
-        """Have a source deliver nothing until it is resumed: gives since when."""
+        """Pause a source until it is resumed; return since when it is paused."""
         ...
 
     async def resume(self, source: str) -> bool:
-        """Have a source go on where it was; False if it was not paused."""
+        """Resume a source where it stopped; return False if it was not paused."""
         ...
 
 
 class PauseCommands(SourceCommands):
     """``/sources/{source}/pause``: POST pauses, DELETE resumes; the body is ``{}``.
 
-    The answer to POST, 202, has ``since`` (ISO 8601): /status says when nothing is delivered any
-    more. That to DELETE, 200, has ``was_paused``.
+    The response to POST is 202 with ``since`` (ISO 8601); deliveries may still be finishing, and
+    /status shows when they have ended. The response to DELETE is 200 with ``was_paused``.
     """
 
     def __init__(

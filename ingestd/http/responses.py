@@ -1,4 +1,4 @@
-"""What every answer over HTTP carries, also those that aiohttp gives before it asks us."""
+"""The headers of every HTTP response, including those that aiohttp generates itself."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ HEADERS = {
 
 
 def add_headers(response: web.StreamResponse) -> None:
-    """Add `HEADERS`, but for those that the answer has of its own."""
+    """Add `HEADERS`, except those that the response already sets."""
     for name, value in HEADERS.items():
-        if name == "Server" or name not in response.headers:  # aiohttp names itself there
+        if name == "Server" or name not in response.headers:  # aiohttp sets Server to its name
             response.headers[name] = value
 
 
 class RequestHandler(web.RequestHandler):
-    """Aiohttp's end of a connection: its answer to what is no request has our headers too.
+    """Aiohttp's protocol, with our headers in its responses to malformed requests as well.
 
-    The application's signals are not asked then: there is nothing that could be looked up.
+    No route is resolved for those, so the application's signals don't run.
     """
 
     __slots__ = ()
@@ -37,7 +37,7 @@ class RequestHandler(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer what can't be read, or what a handler failed at."""
+        """Respond to a malformed request, or to one whose handler failed."""
         response = super().handle_error(request, status, exc, message)
         add_headers(response)
         return response

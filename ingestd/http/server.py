@@ -1,4 +1,4 @@
-"""The HTTP side: the page, /metrics, /healthz, /readyz, /status, commands."""
+"""The HTTP server: the status page, /metrics, /healthz, /readyz, /status, commands."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 
 _CLOSE_WITHIN_S = 1.0
 _TELL_EVERY_S = 60.0
-"""How often requests that are not HTTP are logged: whoever reaches the port could fill a disk."""
+"""Least time between log lines about malformed requests, which could fill the disk otherwise."""
 
 
 class HttpServer:
-    """Serves what `metrics` and `status` hold at the time of the request; passes on commands.
+    """Serves the current `metrics` and `status`, and passes commands on to `control`.
 
     Used as ``async with HttpServer(...)``: entering raises OperatorError if it can't listen there.
-    `commands`: the token that they need, if not that of `protection`; its file is there while it
-    listens.
+    `commands`: the generated token for commands, if `protection` has none; its file exists while
+    the server listens.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class HttpServer:
 
     @property
     def address(self) -> Address:
-        """Where it listens: the real port where the config said 0."""
+        """The address on which it listens; for port 0, with the port that was assigned."""
         if self._listener is None or not self._listener.sockets:
             return self._listen
         host, port = self._listener.sockets[0].getsockname()[:2]
@@ -112,14 +112,14 @@ class HttpServer:
             await self._runner.cleanup()
             raise _cannot_listen(self._listen, error) from error
         if self.commands is not CONFIGURED:
-            # Not before it listens: another daemon may have the port, and its clients its file.
+            # Only once it listens: until then the port, and so the file, may be another daemon's.
             self.commands.write(self.address.port, os.environ)
         self._feeding = asyncio.create_task(self._feed.run())
         self._feeding.add_done_callback(_tell_failed)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop, leaving open requests a second."""
+        """Stop; open requests have a second to finish."""
         self.commands.remove()
         self._feed.close()
         if self._feeding is not None:
@@ -143,7 +143,7 @@ class HttpServer:
             return refusal
         try:
             return await handler(request)
-        except web.RequestPayloadError:  # as one that says it is gzip and is not
+        except web.RequestPayloadError:  # such as a body declared as gzip that is not
             return web.Response(status=400, text="the body can't be read\n")
 
     async def _get_metrics(self, _: web.Request) -> web.Response:
@@ -152,7 +152,7 @@ class HttpServer:
         )
 
     async def _get_health(self, _: web.Request) -> web.Response:
-        # that this runs at all is the answer: the process and its loop live
+        # running at all is the check: the process and its event loop are alive
         return web.Response(text="ok\n")
 
     async def _get_ready(self, _: web.Request) -> web.Response:
@@ -168,15 +168,15 @@ class HttpServer:
 
     @property
     def _listening(self) -> list[str]:
-        """The hosts that it listens on."""
+        """The hosts on which it listens."""
         sockets = () if self._listener is None else self._listener.sockets
         return [str(socket.getsockname()[0]) for socket in sockets]
 
 
 class _BadRequests(logging.Filter):
-    """Tells of requests that are not HTTP in a line a minute, without a traceback.
+    """Logs malformed requests at most once a minute, without traceback and content.
 
-    Nor what they say: it may be a token. What else aiohttp logs is a fault of ours, and passes.
+    The content may include a token. All other records of aiohttp report bugs of ours, and pass.
     """
 
     def __init__(self) -> None:
@@ -185,7 +185,7 @@ class _BadRequests(logging.Filter):
         self._untold = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Hold back what is told here."""
+        """Return False for a record about a malformed request, which is counted instead."""
         error = None if record.exc_info is None else record.exc_info[1]
         if not isinstance(error, HttpProcessingError | web.RequestPayloadError):
             return True
@@ -203,8 +203,8 @@ class _BadRequests(logging.Filter):
 
 
 def _server_log() -> logging.Logger:
-    """Return what aiohttp's server logs to: one of our own for each server, below the root."""
-    log = logging.Logger("ingestd.http")  # noqa: LOG001 - by name it would be shared, and kept
+    """Return a new logger for aiohttp's server; its parent is the root logger."""
+    log = logging.Logger("ingestd.http")  # noqa: LOG001 - getLogger would share it between servers
     log.parent = logging.getLogger()
     log.addFilter(_BadRequests())
     return log
@@ -215,13 +215,13 @@ async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
 
 
 def _one_line(reason: str, remedy: str | None) -> str:
-    """Return them on one line, as a probe's message or a script takes them."""
+    """Return reason and remedy on one line, for a probe's message or a script."""
     text = reason if remedy is None else f"{reason}; remedy: {remedy}"
     return one_line(text)
 
 
 def _tell_failed(feeding: asyncio.Task[None]) -> None:
-    """Say that the page is told nothing any more; the rest goes on."""
+    """Log that the page no longer receives updates; replication continues."""
     if not feeding.cancelled() and (error := feeding.exception()) is not None:
         structlog.get_logger("ingestd").error("page.failed", exc_info=error)
 
@@ -230,5 +230,5 @@ def _cannot_listen(listen: Address, error: OSError) -> OperatorError:
     why = "is in use" if error.errno == errno.EADDRINUSE else f"can't be used: {error.strerror}"
     return OperatorError(
         f"http.listen: {listen} {why}",
-        remedy="end the process that has it, or set another address (or 'off') in [http] listen",
+        remedy="stop the process that uses it, or set another address (or 'off') in [http] listen",
     )

@@ -1,4 +1,4 @@
-"""Asking a daemon for a snapshot, and following it from one /status to the next."""
+"""Requests to a daemon for snapshots, and their progress by polling /status."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from ingestd.http.daemon_identity import DaemonIdentity
 
     Status = Mapping[str, Any]
-    """As `ingestd.observe.status_json.to_json` gives it."""
+    """As returned by `ingestd.observe.status_json.to_json`."""
 
 LOOK_EVERY_S = 0.5
 SILENT_LIMIT_S = 30.0
-"""How long a daemon that is being followed may not answer."""
+"""How long the followed daemon may fail to respond."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableProgress:
-    """How far the snapshot of a table is.
+    """The progress of a table's snapshot.
 
-    `state`: the table's, or ``waiting`` until the snapshot begins. `ratio`: how much is read, 0 to
-    1. `total_bytes` is an estimate, `eta_s` the seconds that are left; None while they can't be
-    told. `is_over`: all rows are in the lake.
+    `state`: the table's, or ``waiting`` until the snapshot begins. `ratio`: the part that is read,
+    0 to 1. `total_bytes` is an estimate, `eta_s` the estimated seconds left; None while unknown.
+    `is_over`: all rows are in the lake.
     """
 
     table: str
@@ -43,14 +43,14 @@ class TableProgress:
 
 
 class SnapshotDisplay(Protocol):
-    """Shows a person how far snapshots are."""
+    """Displays the progress of snapshots. Called after each poll of /status."""
 
     def source(self, line: str) -> None:
-        """Take what keeps the source from going on; empty while it does. At each look."""
+        """Show why the source does not progress; empty while it does."""
         ...
 
     def table(self, progress: TableProgress) -> None:
-        """Take how far a table is: at each look, the last time when it is over."""
+        """Show a table's progress; not called again once the snapshot is over."""
         ...
 
 
@@ -62,11 +62,11 @@ def ask_for_snapshot(
     where: str | None = None,
     meant: DaemonIdentity | None = None,
 ) -> Following:
-    """Ask the daemon there to read tables again, or the rows that `where` (SQL) holds for.
+    """Ask the daemon for a snapshot of tables, or of the rows that match `where` (SQL).
 
-    `meant`: which one it must be. Raises ConfigError for names that can't be, OperatorError for
-    those that are not captured or if no daemon takes the request, TransientError while the source
-    does not run.
+    `meant`: the daemon that must answer; None: any. Raises ConfigError for invalid names,
+    OperatorError for tables that are not captured or if no daemon accepts the request,
+    TransientError while the source is not running.
     """
     names = table_names(tables)
     before = _status_of(address, meant)
@@ -81,9 +81,9 @@ def ask_to_cancel(
     *,
     meant: DaemonIdentity | None = None,
 ) -> Sequence[str]:
-    """Ask the daemon there to give up snapshots of tables; gives their names.
+    """Ask the daemon to cancel snapshots of tables; return the tables' names.
 
-    Raises as `ask_for_snapshot`, and OperatorError for a table that has none.
+    Raises as `ask_for_snapshot`, and OperatorError for a table without a snapshot.
     """
     names = table_names(tables)
     _status_of(address, meant)
@@ -92,7 +92,7 @@ def ask_to_cancel(
 
 
 def table_names(tables: Sequence[str]) -> list[str]:
-    """Return each table once, as /status names it. Raises ConfigError."""
+    """Return each table's name once, as in /status. Raises ConfigError."""
     try:
         return list(dict.fromkeys(str(TableId.parse(table)) for table in tables))
     except ValueError as error:
@@ -104,7 +104,7 @@ def _status_of(address: Address, meant: DaemonIdentity | None) -> Status:
     if found is None:
         raise OperatorError(
             f"no ingestd daemon answers on {address}",
-            remedy="start it with `ingestd run`, or say with --url where it listens",
+            remedy="start it with `ingestd run`, or give its address with --url",
         )
     if meant is not None:
         meant.require(address, found)
@@ -127,22 +127,22 @@ def follow(
         if following.is_over:
             return
         if now - heard > SILENT_LIMIT_S:
-            raise TransientError(f"the daemon on {address} answers no more", reason="no_answer")
+            raise TransientError(f"the daemon on {address} no longer responds", reason="no_answer")
         if now > end:
             raise TransientError(
-                f"not live within the limit: {', '.join(following.left)}",
+                f"not live within the time limit: {', '.join(following.left)}",
                 reason="timeout",
-                remedy="the daemon goes on all the same: see `ingestd status`",
+                remedy="the daemon continues; follow it with `ingestd status`",
             )
         time.sleep(min(LOOK_EVERY_S, max(0.0, end - now)))
 
 
 @dataclass(slots=True)
 class Following:
-    """Tables of a source until the rows that were asked for are in the lake.
+    """The tables of a snapshot request until their rows are in the lake.
 
-    `before`: a status from before the request. `is_partial`: only some rows were asked for; the
-    table is live all the while.
+    `before`: a status from before the request. `is_partial`: only some rows were requested; the
+    table stays live meanwhile.
     """
 
     source: str
@@ -152,37 +152,37 @@ class Following:
     _left: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Begin with all of them."""
+        """Start with all tables."""
         self._left = list(self.tables)
 
     @property
     def is_over(self) -> bool:
-        """Whether all rows are in the lake."""
+        """True once all requested rows are in the lake."""
         return not self._left
 
     @property
     def left(self) -> Sequence[str]:
-        """The tables of which they are not."""
+        """The tables whose rows are not all in the lake yet."""
         return self._left
 
     def source_line(self, status: Status) -> str:
-        """Say what keeps the whole source from going on; empty while it does."""
+        """Return why the source does not progress; empty while it does."""
         source = status["sources"].get(self.source)
         if source is None or source["state"] in {"streaming", "snapshotting"}:
             return ""
         return f"{source['state']}: {source['reason']}" if source["reason"] else source["state"]
 
     def look(self, status: Status) -> list[TableProgress]:
-        """Take a later status; give how far those tables are that were not over.
+        """Evaluate a later status; return the progress of the tables that were not over before.
 
-        Raises OperatorError if a table is stopped or dropped instead, its snapshot cancelled, or
-        the source gone from the config; TransientError if the request went with the daemon or the
-        pipeline that had taken it.
+        Raises OperatorError if a table is stopped or dropped, its snapshot cancelled, or the
+        source removed from the config; TransientError if the request was lost because the daemon
+        or the source restarted.
         """
         if self.source not in status["sources"]:
             raise OperatorError(
-                f"source {self.source} is not in the daemon's config any more",
-                remedy="put it back, send SIGHUP, and ask again",
+                f"source {self.source} was removed from the daemon's config",
+                remedy="add it again, send SIGHUP, and repeat the request",
             )
         found = []
         for name in list(self._left):
@@ -198,7 +198,7 @@ class Following:
         return found
 
     def _is_read(self, then: Status | None, now: Status) -> bool:
-        """Return whether it is live by a snapshot that was not there before."""
+        """Return whether the table is live with a snapshot newer than the request."""
         if now["state"] != "live" or now["snapshot_requested"] or now["snapshot"] is not None:
             return False
         if _ended(then, now) == "done":
@@ -224,14 +224,14 @@ class Following:
         if state == "live":
             who = "source" if is_same else "daemon"
             raise TransientError(
-                f"table {name}: the {who} began anew before the snapshot was read",
+                f"table {name}: the {who} restarted before the snapshot was read",
                 reason="request_lost",
                 remedy=reading_anew(self.source, name),
             )
 
 
 def _ended(then: Status | None, now: Status) -> str | None:
-    """Say how a snapshot has ended since; None if none has."""
+    """Return the outcome of a snapshot that ended since `then`; None if none has."""
     last = now["last_snapshot"]
     if last is None or (then is not None and then["last_snapshot"] == last):
         return None

@@ -1,8 +1,8 @@
-"""The status as server-sent events (HTML standard, section 9.2), to a bounded number of readers.
+"""The status as server-sent events (HTML standard, section 9.2), for a bounded number of readers.
 
-``state`` is all there is, ``change`` what is new since: see `ingestd.http.status_diff`. What is new
-is put together once, whoever reads. A reader that takes too little is cut off, and gets a ``state``
-when it comes back: nothing is kept for it.
+A ``state`` event holds the complete status, a ``change`` event what is new since the last one: see
+`ingestd.http.status_diff`. Each change is built once for all readers. A reader that falls behind is
+disconnected, and receives a new ``state`` when it reconnects: nothing is kept for it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MAX_READERS = 16
 _WAITING = 8
-"""Events that a reader may be behind, besides what the sockets hold."""
+"""Events that are queued for a reader, besides those in socket buffers."""
 _TICK_S = 1.0
 
 
@@ -35,7 +35,7 @@ def _now() -> datetime:
 
 
 class _Reader:
-    """One stream: what waits to be sent, and how to cut it off. None ends it."""
+    """One stream: its queue of events, where None ends it, and how to disconnect it."""
 
     def __init__(self, request: web.Request) -> None:
         self.events: asyncio.Queue[bytes | None] = asyncio.Queue(_WAITING)
@@ -43,22 +43,22 @@ class _Reader:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the other side has closed: nobody else says so until something is written."""
+        """True once the client has closed; aiohttp reports this only at the next write."""
         return self._request.transport is None or self._request.transport.is_closing()
 
     def put(self, event: bytes | None) -> bool:
-        """Return it an event; False if it is cut off because too many wait."""
+        """Queue an event; return False if the queue is full and the reader was disconnected."""
         try:
             self.events.put_nowait(event)
         except asyncio.QueueFull:
             if self._request.transport is not None:
-                self._request.transport.abort()  # a `write` that waits for it fails
+                self._request.transport.abort()  # makes a pending `write` fail
             return False
         return True
 
 
 class EventsFeed:
-    """Samples the history all the time; tells readers each second what is new."""
+    """Samples the history continuously, and sends readers what is new every second."""
 
     def __init__(
         self,
@@ -79,20 +79,20 @@ class EventsFeed:
 
     @property
     def readers(self) -> int:
-        """How many streams there are."""
+        """The number of open streams."""
         return len(self._readers)
 
     async def run(self) -> None:
-        """Go on until cancelled."""
+        """Run until cancelled."""
         try:
             while True:
                 self.tick()
                 await asyncio.sleep(_TICK_S)
         finally:
-            self.close()  # a page that is told nothing more has to say so
+            self.close()  # so that the page shows that it receives no more updates
 
     def tick(self) -> None:
-        """Do what is due now."""
+        """Sample the history if due, drop closed readers, and send changes to the others."""
         if self._monotonic() >= self._sample_at:
             self._sample_at = self._monotonic() + INTERVAL_S
             self.history.observe(self._status.sources, self._now())
@@ -109,11 +109,11 @@ class EventsFeed:
                 self._readers.discard(reader)
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
-        """Answer with events until one of both sides ends it."""
+        """Respond with events until the client or the server ends the stream."""
         if len(self._readers) >= MAX_READERS:
             return _too_many()
         if self._readers:
-            self._tell()  # so that what comes next is new to all of them
+            self._tell()  # so that the next change is the same for all readers
         else:
             self._shown = StatusDiff(self._redacted)
             self._update(self._shown)
@@ -126,7 +126,7 @@ class EventsFeed:
             while (event := await reader.events.get()) is not None:
                 await response.write(event)
         except ConnectionResetError:
-            pass  # the reader has gone, or was cut off
+            pass  # the client disconnected, or was disconnected
         finally:
             self._readers.discard(reader)
         return response
@@ -143,14 +143,14 @@ class EventsFeed:
 
 
 def _event(name: str, data: dict[str, object]) -> bytes:
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)  # which has no line ends
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)  # without line breaks
     return f"event: {name}\ndata: {text}\n\n".encode()
 
 
 def _too_many() -> web.Response:
     told = {
-        "error": f"{MAX_READERS} pages are open already",
-        "remedy": "close some; /status has the same",
+        "error": f"{MAX_READERS} status pages are open already",
+        "remedy": "close some; /status shows the same",
     }
     return web.json_response(
         told, status=HTTPStatus.SERVICE_UNAVAILABLE, headers={"Retry-After": "10"}

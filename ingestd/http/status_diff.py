@@ -1,4 +1,4 @@
-"""What a page shows of a daemon, and what of that is new since it was last told."""
+"""The status that the page shows, as differences to what was sent before."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
     from ingestd.observe.status import DaemonStatus, SourceStatus, TableStatus
 
 _UNSHOWN = {"since", "snapshot_lsn", "snapshot_progress"}
-"""Of tables; what the page does not show is not sent for hundreds of them."""
+"""Facts of tables that the page does not show, so they are not sent for hundreds of tables."""
 _REMEMBERED = 8192
 
 
 class RedactionCache:
-    """Takes secrets out of what is told; the same names and times come again every second."""
+    """Removes secrets from what is sent; caches, as the same names and times recur each second."""
 
     def __init__(self, redactor: Redactor) -> None:
         self.tree = redactor.tree
         self.text: Callable[[str], str] = lru_cache(_REMEMBERED)(redactor.text)
 
     def flat(self, facts: dict[str, Any]) -> dict[str, Any]:
-        """Do so with a dict of which few values are nested."""
+        """Redact a dict with few nested values."""
         return {k: self.text(v) if isinstance(v, str) else self.tree(v) for k, v in facts.items()}
 
 
 class StatusDiff:
-    """What was told so far. A new one was told nothing: its first `update` is all there is.
+    """What was sent so far. A new instance has sent nothing: its first `update` is complete.
 
-    What an update has of a source replaces, fact by fact, what was told before. Of a table it is
-    all that is neither null nor false. Most tables don't change between two updates: they cost a
-    comparison, and only what is told goes through the redactor.
+    The facts of a source in an update replace those sent before, one by one. A table in an update
+    is complete, without values that are null or false. Most tables don't change between two
+    updates: they cost one comparison, and only what is sent goes through the redactor.
     """
 
     def __init__(self, redacted: RedactionCache) -> None:
@@ -50,9 +50,9 @@ class StatusDiff:
     def update(
         self, status: DaemonStatus, history: SourceHistories, now: datetime
     ) -> dict[str, Any]:
-        """Return what is new, for JSON: ``sources`` has those only that have something new.
+        """Return what is new, for JSON; ``sources`` holds only those with something new.
 
-        ``removed``: those that are gone.
+        ``removed``: the names of removed sources.
         """
         found: dict[str, Any] = {}
         is_ready, _ = ready(status)
@@ -113,7 +113,7 @@ class _ShownSource:
 
 
 def _seen(table: TableStatus) -> Hashable:
-    """Return what differs as soon as anything does that is shown."""
+    """Return a key that changes whenever a fact that is shown changes."""
     read = table.snapshot
     return (
         table.state,

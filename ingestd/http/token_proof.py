@@ -1,14 +1,14 @@
-"""Proof that what listens on a port knows the token, before the token is sent to it.
+"""Proof that a server knows the token, before the token is sent to it.
 
-While the daemon is down, any account of the machine may listen on its port. So over plain HTTP a
-client sends a random challenge first, and the server answers with an HMAC of it. The HMAC covers
-the address at which the server accepted the connection: one that relays from another port or
-machine proves that one's address, which is not where the client has connected to. (One that relays
-from the same address and port of another machine, whose daemon has the same token, is not noticed.)
+While the daemon is down, any account of the machine can listen on its port. So over plain HTTP a
+client first sends a random challenge, and the server responds with an HMAC of it. The HMAC covers
+the address at which the server accepted the connection. A server that relays to the daemon on
+another port or machine thus returns the daemon's address, which differs from the one to which the
+client connected. (A relay to the same address and port of another machine, whose daemon has the
+same token, is not detected.)
 
-A challenge is no oracle: the HMAC covers a distinct purpose, and its key is derived from the
-token by PBKDF2, so that a token that a person made up is not tried quickly. Source: RFC 2104,
-RFC 8018.
+The server is no oracle: the HMAC covers a distinct purpose string. Its key is derived from the
+token by PBKDF2, which slows down guessing of weak tokens. Source: RFC 2104, RFC 8018.
 """
 
 from __future__ import annotations
@@ -34,48 +34,48 @@ PARAMETER = "challenge"
 _CHALLENGE = re.compile(r"[0-9a-f]{64}")
 _PURPOSE = b"ingestd: a server proves that it knows the token, version 1\n"
 _ROUNDS = 100_000
-"""Of PBKDF2: some 40 ms."""
+"""Iterations of PBKDF2: about 40 ms."""
 
 
 class ProofKey:
-    """Proves, or checks proofs of, one token."""
+    """Computes and checks proofs of one token."""
 
     def __init__(self, token: str) -> None:
         self._key = hashlib.pbkdf2_hmac("sha256", token.encode(), _PURPOSE, _ROUNDS)
 
     def proof(self, challenge: str, address: str) -> str:
-        """Return the HMAC of a challenge at an address, as `written_address` writes it."""
+        """Return the HMAC of a challenge and an address in the form of `written_address`."""
         message = _PURPOSE + f"{challenge}\n{address}".encode(errors="replace")
         return hmac.new(self._key, message, hashlib.sha256).hexdigest()
 
     def is_proven(self, challenge: str, address: str, proof: str) -> bool:
-        """Return whether it is the proof of a challenge at this address. In constant time."""
+        """Return whether `proof` matches this challenge and address; in constant time."""
         expected = self.proof(challenge, address).encode()
         return hmac.compare_digest(expected, proof.encode(errors="replace"))
 
 
 @functools.lru_cache(maxsize=4)
 def key_of(token: str) -> ProofKey:
-    """Return the key of a token, which is derived once."""
+    """Return the key of a token; it is derived once and cached."""
     return ProofKey(token)
 
 
 def new_challenge() -> str:
-    """Return a challenge that was never used."""
+    """Return a new random challenge."""
     return secrets.token_hex(32)
 
 
 def written_address(socket_name: Sequence[object]) -> str:
-    """Return an end of a connection, as getsockname and getpeername have it, in one spelling."""
+    """Return an address from getsockname or getpeername in canonical form: IP, space, port."""
     found = ipaddress.ip_address(str(socket_name[0]).partition("%")[0])
     mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
     return f"{mapped or found} {socket_name[1]}"
 
 
 class Proofs:
-    """Answers GET /proof: by whom it is asked does not matter.
+    """Answers GET /proof from any client.
 
-    `token`: returns what commands need; None while there is none, and always the same afterwards.
+    `token`: returns the token; None until there is one, and the same one from then on.
     """
 
     def __init__(self, token: Callable[[], str | None]) -> None:
@@ -84,7 +84,7 @@ class Proofs:
         self._deriving = asyncio.Lock()
 
     async def answer(self, request: web.Request) -> web.Response:
-        """Answer a challenge: 400 for none, 404 where there is no token to be proven."""
+        """Respond to a challenge; 400 if it is malformed, 404 if there is no token to prove."""
         challenge = request.query.get(PARAMETER, "")
         if _CHALLENGE.fullmatch(challenge) is None:
             return _answer({"error": "a challenge has 64 hexadecimal digits"}, 400)

@@ -1,1 +1,1 @@
-"""What commands print."""
+"""The text output of commands."""

@@ -1,4 +1,4 @@
-"""What a preflight found, for a person to read, or as JSON."""
+"""The results of a preflight, as text or JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STYLES = {"ok": typer.colors.GREEN, "warn": typer.colors.YELLOW, "fail": typer.
 
 
 def print_checks(lines: Sequence[CheckLine], redactor: Redactor) -> None:
-    """Print each line; a remedy stands below it, unwrapped, so that it can be pasted."""
+    """Print each line, with its remedy below, unwrapped, so that it can be pasted."""
     columns = [line.source for line in lines], [printable(line.subject) for line in lines]
     widths = [max((len(text) for text in column), default=0) for column in columns]
     for line, subject in zip(lines, columns[1], strict=True):

@@ -1,4 +1,4 @@
-"""The last epochs and changes, for a person to read."""
+"""The last epochs and changes, as text."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 _NAMED = 2
 _WIDTH = 80
 _LONGEST = 60
-"""Characters of a value that are shown; --json has it whole."""
+"""Characters of a value that are shown; --json shows all."""
 _STYLES = {"c": "green", "u": "yellow", "d": "red", "t": "bold red"}
 _OPS = {"r": "read", "c": "insert", "u": "update", "d": "delete", "t": "void"}
 
 
 def print_epochs(document: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print a document as `ingestd.app.peek.last_epochs` gives it."""
+    """Print a document of `ingestd.app.peek.last_epochs`."""
     out = console or Console(highlight=False, emoji=False)
     if not document["epochs"]:
         out.print("no epochs yet")
@@ -47,7 +47,7 @@ def print_epochs(document: Mapping[str, Any], console: Console | None = None) ->
     if not out.is_terminal:
         grid.print(out)
         return
-    for line in grid.lines():  # what is too long is the names at the end: cut, not folded
+    for line in grid.lines():  # the names at the end may be too long: cut, not folded
         out.print(Text(line), no_wrap=True, overflow="ellipsis")
 
 
@@ -57,7 +57,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def print_changes(document: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print a document as `ingestd.app.peek.last_changes` gives it."""
+    """Print a document of `ingestd.app.peek.last_changes`."""
     out = console or Console(highlight=False, emoji=False)
     if not document["changes"]:
         out.print("no changes yet")
@@ -72,10 +72,7 @@ def print_changes(document: Mapping[str, Any], console: Console | None = None) -
 
 
 def _moment(text: str | None, precision: str = "milliseconds") -> str:
-    """Return a time of the document, in UTC, with as many digits whether it has a fraction or not.
-
-    "-" for none.
-    """
+    """Return a time of the document, in UTC, with a fixed number of digits; "-" for none."""
     if text is None:
         return "-"
     moment = datetime.fromisoformat(text).replace(tzinfo=None)
@@ -83,7 +80,7 @@ def _moment(text: str | None, precision: str = "milliseconds") -> str:
 
 
 def _lines(change: Mapping[str, Any], width: int) -> Iterator[str]:
-    """Yield a change's values, wrapped between them where they are short enough."""
+    """Yield lines of a change's values, wrapped only between values."""
     parts = [f"{name} {_value(change, name, value)}" for name, value in _told(change)]
     before = [f"{name} {_shown(value)}" for name, value in (change["before"] or {}).items()]
     for label, found in (("", parts), ("before: ", before)):
@@ -99,7 +96,7 @@ def _lines(change: Mapping[str, Any], width: int) -> Iterator[str]:
 
 
 def _told(change: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the columns that say something: of deleted rows only the identity is there."""
+    """Yield the columns with a value; deleted rows have only their identity."""
     for name, value in change["columns"].items():
         is_said = name in change["unchanged"] or name in change["raw"]
         if value is not None or is_said or change["op"] not in {"d", "t"}:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """`rows` have a text for each heading. `numeric` headings stand to the right.
+    """`rows`: a text for each heading. `numeric`: headings of right-aligned columns.
 
     `styles`: a cell's style by its text.
     """
@@ -31,7 +31,7 @@ class Grid:
     styles: dict[str, str] = field(default_factory=dict)
 
     def print(self, out: Console, indent: int = 0) -> None:
-        """Print it. Plain columns are never cut or wrapped, so that they can be searched."""
+        """Print the grid. Plain columns are never cut or wrapped, so that they can be searched."""
         if out.is_terminal:
             out.print(Padding.indent(self._table(), indent))
             return

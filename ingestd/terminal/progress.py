@@ -20,9 +20,9 @@ from ingestd.model.printable_text import printable
 
 
 class TableBars:
-    """A bar for each name: how much of it is done, and the `fields` as texts beside it.
+    """A progress bar for each name, with the columns `fields` beside it.
 
-    Drawn between entering and leaving; `transient`: nothing is left of them then.
+    Drawn while the context is entered; `transient`: erased on exit.
     """
 
     def __init__(self, console: Console, *fields: ProgressColumn, transient: bool = False) -> None:
@@ -38,7 +38,7 @@ class TableBars:
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
-        """Begin to draw."""
+        """Start drawing."""
         self._bars.start()
         return self
 
@@ -48,19 +48,19 @@ class TableBars:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Leave the bars as they are."""
+        """Stop drawing."""
         self._bars.stop()
 
     def update(self, name: str, ratio: float, *, visible: bool = True, **fields: Any) -> None:  # noqa: ANN401 - rich takes any
-        """Draw a bar, `ratio` (0 to 1) of it filled."""
+        """Draw a bar that is filled to `ratio` (0 to 1)."""
         if name not in self._tasks:
-            # A name may look like markup.
+            # Escapes names that look like markup.
             self._tasks[name] = self._bars.add_task(
                 Text(printable(name)).markup, total=1.0, **fields
             )
         self._bars.update(self._tasks[name], completed=ratio, visible=visible, **fields)
 
     def keep_only(self, name: str) -> None:
-        """Take away all others."""
+        """Remove all other bars."""
         for other in [n for n in self._tasks if n != name]:
             self._bars.remove_task(self._tasks.pop(other))

@@ -1,4 +1,4 @@
-"""How far snapshots are, for a person to watch: bars on a terminal, lines elsewhere."""
+"""The progress of snapshots: bars on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from ingestd.http.snapshot_client import TableProgress
 
 _MANY = 12
-"""With more tables than this the bars of those that are over go."""
+"""With more tables than this, finished bars are removed."""
 _SPEED_WINDOW = 12
 _STEPS = 10
 
 
 class SnapshotLines:
-    """A line for each change of state, and for each tenth of a table. See `Display`."""
+    """Prints a line for each change of state and tenth of a table (a `SnapshotDisplay`)."""
 
     def __init__(self, source: str, tell: Callable[[str], None]) -> None:
         self._source = source
@@ -38,16 +38,16 @@ class SnapshotLines:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End: nothing is open."""
+        """Do nothing: nothing is open."""
 
     def source(self, line: str) -> None:
-        """Tell what keeps the source from going on, and that it goes on again."""
+        """Print why the source does not progress, and when it continues."""
         if self._told.get("", "") != line:
             self._told[""] = line
-            self._tell(f"source {self._source}: {line or 'goes on'}")
+            self._tell(f"source {self._source}: {line or 'continues'}")
 
     def table(self, progress: TableProgress) -> None:
-        """Tell a table's state, and how much is read."""
+        """Print a table's state and progress."""
         news = (progress.state, int(progress.ratio * _STEPS), progress.is_over)
         if self._told.get(progress.table) != news:
             self._told[progress.table] = news
@@ -56,7 +56,7 @@ class SnapshotLines:
 
 def _line(progress: TableProgress) -> str:
     if progress.state == "waiting":
-        return "waits for its snapshot"
+        return "waiting for its snapshot"
     if progress.is_over or not progress.ratio:
         return progress.state
     parts = [progress.state, f"{progress.ratio:.0%} read"]
@@ -74,7 +74,7 @@ def _time_left(progress: TableProgress) -> str:
 
 
 class SnapshotBars(TableBars):
-    """A bar for each of `count` tables: how much is read, how fast, how long yet. See `Display`."""
+    """Draws a bar for each of `count` tables: progress, speed, time left (a `SnapshotDisplay`)."""
 
     def __init__(
         self,
@@ -96,10 +96,10 @@ class SnapshotBars(TableBars):
         self._told = ""
 
     def source(self, line: str) -> None:
-        """Tell above the bars what keeps the source from going on."""
+        """Print above the bars why the source does not progress."""
         if self._told != line:
             self._told = line
-            self.console.print(Text(f"  source {self._source}: {line or 'goes on'}"))
+            self.console.print(Text(f"  source {self._source}: {line or 'continues'}"))
 
     def table(self, progress: TableProgress) -> None:
         """Draw a table's bar."""
@@ -114,10 +114,10 @@ class SnapshotBars(TableBars):
             self.console.print(Text(printable(f"  {progress.table}: {progress.state}")))
 
     def _speed(self, progress: TableProgress) -> str:
-        """Return the bytes a second of the last few looks."""
+        """Return the bytes per second over the last few polls."""
         seen = self._speeds.setdefault(progress.table, deque(maxlen=_SPEED_WINDOW))
         if seen and progress.nbytes < seen[-1][1]:
-            seen.clear()  # it began again
+            seen.clear()  # the snapshot restarted
         seen.append((self._monotonic(), progress.nbytes))
         (began, had), (ended, has) = seen[0], seen[-1]
         if progress.is_over or has == had or ended <= began:
@@ -128,4 +128,4 @@ class SnapshotBars(TableBars):
 def _left(progress: TableProgress) -> str:
     if progress.is_over:
         return progress.state
-    return "waits" if progress.state == "waiting" else _time_left(progress)
+    return "waiting" if progress.state == "waiting" else _time_left(progress)

@@ -1,4 +1,4 @@
-"""A status as tables for a person to read."""
+"""A status as text tables."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _PIPE_WIDTH = 200
 
 
 def print_status(status: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print a status as `ingestd.observe.status_json.to_json` gives it."""
+    """Print a status of `ingestd.observe.status_json.to_json`."""
     out = console or Console(highlight=False)
     if not out.is_terminal:
         out.width = _PIPE_WIDTH
     if status.get("offline"):
-        _print(out, f"{status['offline']}. What slot and lake tell:")
+        _print(out, f"{status['offline']}. From slot and lake:")
     else:
         out.print(f"ingestd {status.get('version', '')}, since {_text(status.get('started_at'))}")
     out.print(_sources(status["sources"]))
@@ -67,9 +67,9 @@ def _print_pause(out: Console, name: str, source: Mapping[str, Any]) -> None:
         return
     since = _text(source["since"])[:19].replace("T", " ")
     kept = source["retained_bytes"]
-    wal = "" if kept is None else f"; {size(kept)} of WAL are kept for it"
-    out.print(Text(f"source {name} is paused since {since} UTC{wal}"), soft_wrap=True)
-    out.print(Text(f"  go on with: ingestd resume {name}"), soft_wrap=True)
+    wal = "" if kept is None else f"; its slot retains {size(kept)} of WAL"
+    out.print(Text(f"source {name} has been paused since {since} UTC{wal}"), soft_wrap=True)
+    out.print(Text(f"  resume with: ingestd resume {name}"), soft_wrap=True)
 
 
 def _print_faults(out: Console, name: str, source: Mapping[str, Any]) -> None:
@@ -92,7 +92,7 @@ def _print_faults(out: Console, name: str, source: Mapping[str, Any]) -> None:
 
 
 def _print(out: Console, text: str) -> None:
-    """Print it unwrapped and without markup: a remedy is there to be pasted."""
+    """Print unwrapped and without markup, so that a remedy can be pasted."""
     out.print(Text(printable_lines(text)), soft_wrap=True)
 
 
@@ -100,7 +100,7 @@ def _print_snapshots(out: Console, name: str, source: Mapping[str, Any]) -> None
     for table in source["tables"]:
         where = f"source {name}, table {printable(table['table'])} is {table['state']}"
         if table["snapshot_requested"]:
-            _print(out, f"{where}: a new snapshot is asked for")
+            _print(out, f"{where}: a new snapshot is requested")
         elif table["snapshot"] is not None:
             why = f"; {table['reason']}" if table["reason"] else ""
             _print(out, f"{where}: {_read(table['snapshot'])}{why}")
@@ -118,7 +118,7 @@ def _read(snapshot: Mapping[str, Any]) -> str:
 
 
 def size(nbytes: float | None) -> str:
-    """Write bytes as a person reads them (decimal units)."""
+    """Return bytes as text with a decimal unit; "-" for None."""
     if nbytes is None:
         return "-"
     for unit in _UNITS:
@@ -129,7 +129,7 @@ def size(nbytes: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Write a duration as a person reads it: its two largest units."""
+    """Return a duration as text, in its two largest units."""
     whole = round(seconds)
     if whole < _MINUTE:
         return f"{whole} s"

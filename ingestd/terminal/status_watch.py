@@ -1,4 +1,4 @@
-"""`ingestd status --watch`: the status again and again, in its place on a terminal."""
+"""`ingestd status --watch`: the status repeatedly, redrawn in place on a terminal."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 def watch_status(
     ask: Callable[[], Mapping[str, Any]], interval_s: float, console: Console | None = None
 ) -> None:
-    """Show what `ask` gives every `interval_s`, until Ctrl-C.
+    """Show the status that `ask` returns every `interval_s`, until Ctrl-C.
 
-    On a terminal it is drawn again in its place, elsewhere one block follows the other.
+    On a terminal it is redrawn in place, elsewhere the blocks follow each other.
     """
     out = console or Console(highlight=False, emoji=False)
     with suppress(KeyboardInterrupt):
@@ -46,7 +46,7 @@ def _redraw(ask: Callable[[], Mapping[str, Any]], interval_s: float, out: Consol
 
 
 def _drawn(status: Mapping[str, Any], out: Console, interval_s: float) -> Text:
-    """Return the printed form as something that can be drawn over itself."""
+    """Return the printed status as a text that can be redrawn."""
     buffer = io.StringIO()
     inner = Console(
         file=buffer,
@@ -58,12 +58,12 @@ def _drawn(status: Mapping[str, Any], out: Console, interval_s: float) -> Text:
     )
     print_status(status, inner)
     now = datetime.now().astimezone()
-    inner.print(f"every {interval_s:g} s, last at {now:%H:%M:%S}; Ctrl-C ends it")
+    inner.print(f"every {interval_s:g} s, last at {now:%H:%M:%S}; Ctrl-C to stop")
     return Text.from_ansi(buffer.getvalue())
 
 
 def watch_lines(ask: Callable[[], Mapping[str, Any]], interval_s: float) -> None:
-    """Print what `ask` gives as a line of JSON every `interval_s`, until Ctrl-C."""
+    """Print the status that `ask` returns as a line of JSON every `interval_s`, until Ctrl-C."""
     with suppress(KeyboardInterrupt):
         while True:
             typer.echo(json.dumps(ask()))

@@ -1,4 +1,4 @@
-"""What there is in a source and what is captured of it, for a person to read."""
+"""The tables of a source and whether they are captured, as text."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 _STYLES = {"live": "green", "stopped": "red", "snapshotting": "yellow"}
 _NAMED = 5
-"""So many tables are named that share a reason."""
+"""How many tables with the same reason are named."""
 
 
 def print_tables(
     document: Mapping[str, Any], *, columns: bool, console: Console | None = None
 ) -> None:
-    """Print a document as `ingestd.app.table_report.report_to_json` gives it."""
+    """Print a document of `ingestd.app.table_report.report_to_json`."""
     out = console or Console(highlight=False, emoji=False)
     sources = document["sources"]
     for number, (name, source) in enumerate(sources.items()):
@@ -59,7 +59,7 @@ def _tables(tables: Sequence[Mapping[str, Any]]) -> Grid:
 
 
 def _captured(table: Mapping[str, Any]) -> str:
-    """Say in a word or two what becomes of a table; the reason stands below."""
+    """Return a table's capture state in a few words; its reason is printed below the table."""
     if table["captured"]:
         progress = table["snapshot_progress"]
         read = "" if progress is None else f" {progress:.0%}"
@@ -70,7 +70,7 @@ def _captured(table: Mapping[str, Any]) -> str:
 
 
 def _print_reasons(out: Console, tables: Iterable[Mapping[str, Any]]) -> None:
-    """Say why tables are not captured: once for all that share a reason and its remedy."""
+    """Print why tables are not captured, once for all tables with the same reason and remedy."""
     shared: dict[tuple[str, str, str | None], list[str]] = {}
     for table in tables:
         if table["reason"] is not None:
@@ -79,7 +79,7 @@ def _print_reasons(out: Console, tables: Iterable[Mapping[str, Any]]) -> None:
     for (what, reason, remedy), names in shared.items():
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         listed = printable(", ".join(names[:_NAMED])) + more
-        # unwrapped and without markup: a remedy is there to be pasted
+        # unwrapped and without markup, so that a remedy can be pasted
         out.print(Text(printable(f"{what}: {listed}: {reason}")), soft_wrap=True)
         if remedy:
             out.print(Text(printable_lines(f"  remedy: {remedy}")), soft_wrap=True)
@@ -116,9 +116,9 @@ def _columns(table: Mapping[str, Any]) -> Grid:
 
 
 def _in_the_lake(column: Mapping[str, Any]) -> str:
-    """Say how a column of a captured table is stored."""
+    """Return how a column of a captured table is stored."""
     if column["lake_name"] is None:
-        return "left out"
+        return "excluded"
     is_renamed = column["lake_name"] != column["name"]
     name = f"{column['lake_name']} " if is_renamed else ""
     mask = "" if column["mask"] is None else f", masked ({column['mask']})"

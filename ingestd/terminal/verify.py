@@ -1,4 +1,4 @@
-"""How far a verification is, on a terminal; elsewhere nothing is told until the end."""
+"""The progress of a verification, shown only on a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WAITING = "the lake"
 
 
 class Untold:
-    """Tells nothing. See `ingestd.ports.verify.VerifyProgress`."""
+    """Shows nothing (an `ingestd.ports.verify.VerifyProgress`)."""
 
     def __enter__(self) -> Self:
         return self
@@ -23,26 +23,26 @@ class Untold:
         pass
 
     def waiting(self, lake: Lsn | None, until: Lsn) -> None:
-        """Tell nothing."""
+        """Do nothing."""
 
     def table(self, name: str, ratio: float) -> None:
-        """Tell nothing."""
+        """Do nothing."""
 
 
 class VerifyBars(TableBars):
-    """A bar for the table that is read, and what is waited for. See the same."""
+    """Draws a bar for the current table, or the wait for the lake (a `VerifyProgress`)."""
 
     def __init__(self, console: Console) -> None:
-        super().__init__(console, TextColumn("{task.fields[told]}"), transient=True)
+        super().__init__(console, TextColumn("{task.fields[note]}"), transient=True)
 
     def waiting(self, lake: Lsn | None, until: Lsn) -> None:
-        """Say where the lake is, and where the source was."""
-        self.update(_WAITING, 0.0, told=f"is at {lake}, the source at {until}")
+        """Show the positions of lake and source."""
+        self.update(_WAITING, 0.0, note=f"is at {lake}, the source at {until}")
 
     def table(self, name: str, ratio: float) -> None:
-        """Draw how much of a table has been read; of those before nothing is left."""
+        """Draw the progress of a table, and remove earlier bars."""
         self.keep_only(name)
-        self.update(name, ratio, told="read" if ratio < 1 else "comparing")
+        self.update(name, ratio, note="reading" if ratio < 1 else "comparing")
 
 
 def verify_progress() -> Untold | VerifyBars:

@@ -36,7 +36,7 @@ def test_rows_are_seen_to_arrive_and_a_table_to_stop(
     orders = page.locator("tbody").filter(has_text="public.orders")
     expect(orders.locator("td.number").first).to_have_text("2")  # with the `t` of the snapshot
     expect(page.locator("tbody").filter(has_text="public.<b>bold</b>")).to_contain_text("Live")
-    slot = page.locator(".card").filter(has_text="Slot head-room")
+    slot = page.locator(".card").filter(has_text="Slot headroom")
     expect(slot).to_contain_text("reserved")
     database.execute(
         "INSERT INTO orders SELECT n, 'a-value-of-a-row' FROM generate_series(2, 40) n"
@@ -45,7 +45,7 @@ def test_rows_are_seen_to_arrive_and_a_table_to_stop(
     epochs = page.locator("table.epochs tbody tr")
     expect(epochs.first).to_contain_text("39")
     database.execute("ALTER TABLE orders DROP CONSTRAINT orders_pkey")
-    expect(page.locator("#overall")).to_have_text("1 thing needs you")
+    expect(page.locator("#overall")).to_have_text("1 problem needs attention")
     expect(orders).to_contain_text("Stopped")
     expect(orders.locator(".remedy")).to_contain_text("REPLICA IDENTITY")
     assert "a-value-of-a-row" not in page.content()

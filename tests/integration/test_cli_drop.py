@@ -84,8 +84,8 @@ def test_a_source_is_dropped_and_read_anew_by_the_next_run(
         assert declined.exit_code == 1
         assert f"drop slot {shop.name} (it holds back" in declined.stdout
         assert f"drop publication {shop.name} (1 tables)" in declined.stdout
-        assert f"the lake stays as it is: {lake}/shop" in declined.stdout
-        assert "reads all tables anew" in declined.stdout
+        assert f"the lake is not changed: {lake}/shop" in declined.stdout
+        assert "re-snapshots all tables" in declined.stdout
     assert (shop.slots(), publications(shop)) == ([shop.name], [shop.name])
 
     done = drop(path, asked="y\n")
@@ -94,7 +94,7 @@ def test_a_source_is_dropped_and_read_anew_by_the_next_run(
     assert (shop.slots(), publications(shop)) == ([], [])
     again = drop(path)
     assert again.exit_code == 0
-    assert "nothing to drop" in again.stdout
+    assert "no slot or publication to drop" in again.stdout
 
     shop.execute("UPDATE orders SET note = 'unseen'", "DELETE FROM orders WHERE id > 90")
     daemon.start()
@@ -174,7 +174,7 @@ def test_a_polled_source_has_nothing_to_drop(shop: Database, tmp_path: Path, lak
     path = written(tmp_path, polling_config(lake=lake, dsn=shop.dsn))
     done = drop(path)
     assert done.exit_code == 0
-    assert "neither slot nor publication, nothing to drop" in done.stdout
+    assert "no slot or publication to drop" in done.stdout
     assert drop(path, source="shpo").exit_code == 2
 
 
@@ -182,7 +182,7 @@ def test_one_that_stops_at_a_loss_says_so(shop: Database, tmp_path: Path, lake: 
     make(shop)
     done = drop(written(tmp_path, config(shop, lake, 'slot_lost = "stop"')), "--yes")
     assert done.exit_code == 0, done.output
-    assert 'stops, as slot_lost = "stop" says' in done.stdout
+    assert 'stops because of slot_lost = "stop"' in done.stdout
 
 
 def test_a_session_that_takes_a_moment_to_end_is_not_taken_for_a_daemon(

@@ -122,7 +122,7 @@ def test_nothing_is_replaced_unless_told_to(shop: Database, tmp_path: Path) -> N
     path.write_text("mine")
     done = init(shop, shop.name, "--yes")
     assert (done.exit_code, path.read_text()) == (2, "mine")
-    assert "ingestd.toml is there already" in done.stderr
+    assert "ingestd.toml exists already" in done.stderr
     secret = tmp_path / f"{shop.name}.dsn"
     secret.write_text("mine")
     secret.chmod(0o644)
@@ -149,7 +149,7 @@ def test_nothing_is_written_through_a_link(
     dsn = make_conninfo(shop.dsn, password=shop.server.password)
     done = init(shop, shop.name, "--yes", dsn=dsn)
     assert done.exit_code == 2, done.output
-    assert f"{link.name} is there already" in done.stderr
+    assert f"{link.name} exists already" in done.stderr
     assert [path.name for path in tmp_path.iterdir() if path != target] == [link.name]
     done = init(shop, shop.name, "--yes", "--force", dsn=dsn)
     assert done.exit_code == 0, done.output
@@ -214,7 +214,7 @@ def test_polling_is_taken_where_the_wal_can_not_be_read(
     # what was asked for is written all the same, and what it lacks is said
     done = init(shop, shop.name, "--yes", "--force", "--kind", "wal", dsn=dsn)
     assert done.exit_code == 0, done.output
-    assert "mend what is named above" in done.stdout
+    assert "fix the problems above" in done.stdout
     assert 'kind = "wal"' in (tmp_path / "ingestd.toml").read_text()
 
 
@@ -269,7 +269,7 @@ def test_a_lake_in_a_store_has_a_section_to_fill_in(
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["--tables", "public.ordres"], 2, "there is no table public.ordres"),
+        (["--tables", "public.ordres"], 2, "no table public.ordres is visible"),
         (["--tables", "orders"], 2, "--tables 'orders': write it as schema.table"),
         (["--dsn", "env:NOT_SET_AT_ALL"], 2, "environment variable NOT_SET_AT_ALL is not set"),
         (["--dsn", "postgresql://u:hunter2@[x"], 2, "--dsn: not a connection string"),
@@ -308,7 +308,7 @@ def test_a_password_is_asked_for_and_a_server_as_it_is_installed_is_polled(
     assert "remedy: ALTER SYSTEM SET wal_level = 'logical'; then restart" in told.stdout
     text = (tmp_path / "ingestd.toml").read_text()
     assert 'kind = "polling"' in text
-    assert '# not kind = "wal", because: server: wal_level is' in text
+    assert '# kind = "wal" is not possible: server: wal_level is' in text
     assert checked.exit_code == 0, checked.output
     assert refused.exit_code == 1
     assert "no password supplied" in refused.stderr

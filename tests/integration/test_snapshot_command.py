@@ -79,7 +79,7 @@ def test_snapshot_boundary_a_live_table_is_read_anew_while_it_changes(
     done = snapshot(daemon, "shop", "public.t")
     assert (done.returncode, done.stderr) == (0, ""), daemon.tail()
     lines = done.stdout.splitlines()
-    assert lines[0] == "source shop: asked for a new snapshot of public.t"
+    assert lines[0] == "source shop: requested a new snapshot of public.t"
     assert lines[-1] == "  public.t: live"
     assert shown(daemon, "public.t")["snapshot_lsn"] != before
     assert (markers(lake, "t"), markers(lake, "other")) == (2, 1)
@@ -142,7 +142,7 @@ def test_snapshot_boundary_a_cancelled_snapshot_leaves_the_old_rows(
         assert snapshot(daemon, "shop", "public.t", "--no-wait").returncode == 0
         done = snapshot(daemon, "shop", "public.t", "--cancel")
         assert (done.returncode, done.stderr) == (0, ""), daemon.tail()
-        assert done.stdout == "source shop: gave up the snapshot of public.t\n"
+        assert done.stdout == "source shop: cancelled the snapshot of public.t\n"
         holding.rollback()
     await_until(lambda: shown(daemon, "public.t")["state"] == "live", LIMIT_S, daemon.tail)
     now = shown(daemon, "public.t")

@@ -142,7 +142,7 @@ def test_the_demo_is_open_to_who_started_it_alone(
         try:
 
             def kept() -> str | None:
-                found = re.search(r"(?m)^Postgres stays until Ctrl-C: (.*)$", log.read_text())
+                found = re.search(r"(?m)^Postgres runs until Ctrl-C: (.*)$", log.read_text())
                 assert demo.poll() is None, log.read_text()
                 return None if found is None else found.group(1)
 

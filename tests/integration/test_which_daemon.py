@@ -47,7 +47,7 @@ def test_no_command_goes_to_a_daemon_with_another_lake(
     tables = ["public.t"] if command == "snapshot" else []
     found = run_command(config, command, "shop", *tables)
     assert (found.returncode, found.stdout) == (1, "")
-    assert f"is another: its lake is {lake}, not {tmp_path / 'other'}" in found.stderr
+    assert f": its lake is {lake}, not {tmp_path / 'other'}" in found.stderr
     assert not (tmp_path / "other").exists()
     shop = (daemon.status() or {})["sources"]["shop"]
     assert (shop["state"], shop["tables"][0]["snapshot_requested"]) == ("streaming", False)
@@ -58,7 +58,7 @@ def test_nor_to_one_with_another_slot(daemon: Daemon, database: Database) -> Non
     found = run_command(config, "pause", "shop")
     assert found.returncode == 1
     assert "not slot 'other', database" in found.stderr
-    assert f"works by slot '{database.name}', database {database.name}" in found.stderr
+    assert f"uses slot '{database.name}', database {database.name}" in found.stderr
 
 
 @pytest.mark.thorough
@@ -67,10 +67,10 @@ def test_status_says_whose_word_it_is(daemon: Daemon, tmp_path: Path, lake: Path
     assert (told["offline"], told["ready"], told["lake"]) == (None, True, str(lake))
     config = other_config(daemon, f'"{lake}"', f'"{tmp_path / "other"}"')
     shown = run_command(config, "status").stdout.splitlines()[0]
-    assert "is another: its lake is" in shown
+    assert ": its lake is" in shown
     assert daemon.sigterm() == 0
     shown = run_command(daemon.config_path, "status").stdout.splitlines()[0]
-    assert shown == f"no daemon answers on {daemon.listen}. What slot and lake tell:"
+    assert shown == f"no daemon answers on {daemon.listen}. From slot and lake:"
     told = json.loads(run_command(daemon.config_path, "status", "--json").stdout)
     why = f"no daemon answers on {daemon.listen}"
     assert (told["offline"], told["ready"], told["not_ready_because"]) == (why, False, [why])

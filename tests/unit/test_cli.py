@@ -100,7 +100,7 @@ def test_wrong_usage_is_2(args: list[str]) -> None:
             "Missing argument 'TABLE'.\n  remedy: see `{} peek",
         ),
         (["check", "postgresql://u:hunter2@h/x"], "Got unexpected extra argument(s) (postgresql:"),
-        (["init"], "nobody answers what is asked: stdin is at its end\n  remedy: give --dsn, and"),
+        (["init"], "input is required, but stdin is closed\n  remedy: give --dsn, and"),
     ],
 )
 def test_wrong_usage_is_told_in_two_lines_cause_first(words: list[str], said: str) -> None:
@@ -373,7 +373,7 @@ async def test_a_snapshot_is_asked_for_at_a_url(tmp_path: Path) -> None:
         result = await invoke("shop", "public.orders", "--url", url, "--no-wait")
         assert (result.exit_code, result.stderr) == (0, "")
         assert result.stdout == (
-            "source shop: asked for a new snapshot of public.orders\n"
+            "source shop: requested a new snapshot of public.orders\n"
             f"  follow it with: curl {url}/status\n"
         )
         config = config_at(tmp_path, str(server.address))
@@ -393,7 +393,7 @@ async def test_only_some_rows_are_asked_for() -> None:
         result = await invoke("shop", "public.orders", "--url", url, "--where", "id > 7")
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.splitlines() == [
-        "source shop: asked for the rows where id > 7 of public.orders",
+        "source shop: requested the rows where id > 7 of public.orders",
         "  public.orders: live",
     ]
     assert shop.asked == ["shop public.orders id > 7"]
@@ -405,7 +405,7 @@ async def test_a_snapshot_is_cancelled() -> None:
         url = f"http://{server.address}"
         result = await invoke("shop", "public.orders", "--url", url, "--cancel")
         assert (result.exit_code, result.stderr) == (0, "")
-        assert result.stdout == "source shop: gave up the snapshot of public.orders\n"
+        assert result.stdout == "source shop: cancelled the snapshot of public.orders\n"
         assert (shop.asked, shop.cancelled) == ([], ["shop public.orders"])
         shop.error = OperatorError("table public.orders: no snapshot is under way")
         result = await invoke("shop", "public.orders", "--url", url, "--cancel")
@@ -428,13 +428,13 @@ async def test_ctrl_c_leaves_the_snapshot_running_and_says_how_to_cancel(tmp_pat
         )
         assert process.stdout is not None
         asked = await process.stdout.readline()
-        assert asked == b"source shop: asked for a new snapshot of public.orders\n"
-        assert await process.stdout.readline() == b"  public.orders: waits for its snapshot\n"
+        assert asked == b"source shop: requested a new snapshot of public.orders\n"
+        assert await process.stdout.readline() == b"  public.orders: waiting for its snapshot\n"
         process.send_signal(signal.SIGINT)
         rest, errors = await process.communicate()
     assert (process.returncode, errors) == (130, b"")
     assert rest.decode().splitlines() == [
-        f"the daemon goes on with it; follow it with: ingestd status -c {config}",
+        f"the daemon continues the snapshot; follow it with: ingestd status -c {config}",
         f"  or cancel it with: ingestd snapshot --cancel shop public.orders -c {config}",
     ]
     assert (shop.asked, shop.cancelled) == (["shop public.orders"], [])
@@ -470,7 +470,7 @@ async def test_another_daemon_on_the_port_is_named(tmp_path: Path) -> None:
         config = config_at(tmp_path, str(address), source="crm")
         result = await invoke("crm", "public.orders", "-c", config)
     assert (result.exit_code, shop.asked) == (1, [])
-    assert f"the daemon on {address} is another: its sources are shop" in result.stderr
+    assert f"another daemon listens on {address}: its sources are shop" in result.stderr
 
 
 def test_a_daemon_that_listens_nowhere_cannot_be_asked(tmp_path: Path) -> None:
@@ -515,6 +515,6 @@ def test_snapshots_under_way_are_shown(capsys: pytest.CaptureFixture[str]) -> No
     status_table.print_status(to_json(DaemonStatus("0", T0, {"shop": shop})))
     text = capsys.readouterr().out
     assert "source shop, table public.orders is snapshotting: 42% read\n" in text
-    assert "source shop, table public.items is live: a new snapshot is asked for\n" in text
+    assert "source shop, table public.items is live: a new snapshot is requested\n" in text
     last = "source shop, table public.notes is live: its last snapshot failed: no column x\n"
     assert f"{last}  remedy: look at \\d notes\n" in text

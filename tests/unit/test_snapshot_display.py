@@ -42,13 +42,13 @@ def test_a_line_for_each_state_and_each_tenth() -> None:
         lines.table(progress(1.0, nbytes=10**8, eta_s=0.0))
         lines.table(progress(1.0, "live", is_over=True))
     assert told == [
-        f"{A}: waits for its snapshot",
+        f"{A}: waiting for its snapshot",
         f"{A}: snapshotting",
         f"{A}: snapshotting, 10% read, 10.0 MB of about 100.0 MB, 1 m 30 s left",
         f"{A}: snapshotting, 20% read, 20.0 MB of about 100.0 MB, 1 m 20 s left",
         f"{A}: snapshotting, 30% read, 30.0 MB of about 100.0 MB, 1 m 10 s left",
         "source shop: backing_off: lost",
-        "source shop: goes on",
+        "source shop: continues",
         f"{A}: snapshotting, 100% read, 100.0 MB of about 100.0 MB, being committed",
         f"{A}: live",
     ]
@@ -100,7 +100,7 @@ def test_a_bar_that_is_over_says_so() -> None:
         bars.table(progress(1.0, "live", is_over=True))
     lines = terminal.drawn()
     assert any(A in line and line.endswith("100%  live") for line in lines)
-    assert any("public.b" in line and line.endswith("waits") for line in lines)
+    assert any("public.b" in line and line.endswith("waiting") for line in lines)
     assert "source shop: backing_off: lost" in terminal.told()
 
 

@@ -72,12 +72,12 @@ def test_tables_that_share_a_reason_are_told_once_with_the_remedy_unwrapped() ->
     remedy = "ALTER TABLE " + "long " * 60 + ";"
     no = {"captured": False, "state": None, "reason": "no [key]", "remedy": remedy}
     tables = [table(f"t{n}", **no) for n in range(7)]
-    tables.append(table("u", captured=None, reason="could not be found out"))
+    tables.append(table("u", captured=None, reason="could not be determined"))
     lines = printed(of(*tables))[9:]
     assert lines == [
         "not captured: t0, t1, t2, t3, t4 and 2 more: no [key]",
         f"  remedy: {remedy}",
-        "not known: u: could not be found out",
+        "not known: u: could not be determined",
     ]
 
 
@@ -87,7 +87,7 @@ def test_columns_stand_below_their_table() -> None:
         "public.orders",
         "  column  type    null      key  nulls  distinct  in the lake                     comment",
         "  id      bigint  not null    1  12.5%       123  id__v2 string, masked (sha256)  a  [31m",
-        "  note    bigint                     -         -  left out",
+        "  note    bigint                     -         -  excluded",
     ]
 
 

@@ -233,7 +233,7 @@ async def test_tables_are_shown_where_it_is_not_known_what_is_captured() -> None
     found = await report(shop(lost))
     assert found.faults == [lost]
     told = verdicts(found)
-    assert told["public.orders"] == (None, None, "could not be found out", None)
+    assert told["public.orders"] == (None, None, "could not be determined", None)
     assert told["public.audit_x"][0] is False
 
 

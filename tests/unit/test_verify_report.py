@@ -16,7 +16,7 @@ from tests.unit.sink.rows import make_table
 ORDERS = TableId("public", "orders")
 EQUAL = VerifyOutcome("public.a", VerifyState.EQUAL, 1000, 1000)
 LEFT_OUT = VerifyOutcome(
-    "public.b", VerifyState.NOT_COMPARED, note="only its current rows are kept"
+    "public.b", VerifyState.NOT_COMPARED, note="a reference table without a change log"
 )
 REFUSED = VerifyOutcome(
     "public.c", VerifyState.NOT_COMPARED, fault=TableError(ORDERS, "is stopped")

@@ -11,7 +11,7 @@ from ingestd.cli.options import AsJson, ConfigFile, Debug
 
 
 def check(config: ConfigFile, *, as_json: AsJson = False, debug: Debug = False) -> None:
-    """Tell what would fail before it fails, each with its remedy."""
+    """Report what would fail in a run, each problem with its remedy."""
     with reporting(debug=debug, config=config):
         from ingestd.app import check as checking  # noqa: PLC0415
 

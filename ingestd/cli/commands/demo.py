@@ -15,13 +15,13 @@ def demo(
     *,
     seconds: Annotated[int, typer.Option(min=5, help="How long to watch the daemon.")] = 30,
     path: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where to put it: ./demo-lake if not given.")
+        Path | None, typer.Option(metavar="DIR", help="The lake's folder; default: ./demo-lake.")
     ] = None,
-    spark: Annotated[bool, typer.Option(help="End with a look through PySpark.")] = True,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave it running until Ctrl-C.")] = False,
+    spark: Annotated[bool, typer.Option(help="Read the lake with PySpark at the end.")] = True,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep running until Ctrl-C.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Watch changes arrive in Delta tables, on a Postgres of its own."""
+    """Watch changes arrive in Delta tables, with a temporary Postgres."""
     with reporting(debug=debug):
         from ingestd import demo as shop_demo  # noqa: PLC0415
 

@@ -14,13 +14,13 @@ def drop(
     source: SourceName,
     *,
     config: ConfigFile,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")] = False,
     debug: Debug = False,
 ) -> None:
     """Drop a source's slot and publication; ask first. The lake stays.
 
-    A slot that nobody reads keeps WAL until the server's disk is full. What ingestd does not
-    manage is left, and the SQL for it printed.
+    An unused slot retains WAL until the server's disk is full. A slot or publication that ingestd
+    does not manage is kept; the SQL to drop it is printed.
     """
     with reporting(debug=debug, config=config):
         from ingestd.cli.requests.drop import DropCommand  # noqa: PLC0415

@@ -10,7 +10,7 @@ import typer
 from ingestd.cli.errors import load, reporting
 from ingestd.cli.options import AsJson, ConfigFile, Debug, SourceName, known_source
 
-Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="How many at most.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="Maximum number to show.")]
 
 
 def epochs(

@@ -17,7 +17,7 @@ _KINDS = ("wal", "polling")
 def init(
     source: Annotated[
         str | None,
-        typer.Argument(metavar="SOURCE", help="What it is called; like the database if not set."),
+        typer.Argument(metavar="SOURCE", help="The source's name; default: the database's."),
     ] = None,
     *,
     dsn: Annotated[
@@ -25,46 +25,46 @@ def init(
         typer.Option(
             "--dsn",
             metavar="DSN",
-            help="A connection string, or env:NAME or file:PATH of one. Its password goes to a "
-            "file of its own, SOURCE.dsn, never into the config.",
+            help="A connection string, or env:NAME or file:PATH of one. A password is written to "
+            "a separate file, SOURCE.dsn, never into the config.",
         ),
     ] = None,
     lake: Annotated[
         str | None,
-        typer.Option("--lake", metavar="URI", help="Where the Delta tables go; ./lake if not set."),
+        typer.Option("--lake", metavar="URI", help="Where the Delta tables go; default: ./lake."),
     ] = None,
     tables: Annotated[
         list[str] | None,
         typer.Option(
             "--tables",
             metavar="PATTERN",
-            help="What to capture, like 'public.*' or '!public.audit_*'; may be repeated. "
-            "Everything if not set.",
+            help="Tables to capture, like 'public.*' or '!public.audit_*'; may be repeated. "
+            "Default: all.",
         ),
     ] = None,
     kind: Annotated[
         str | None,
-        typer.Option("--kind", metavar="KIND", help="wal or polling; the best if not set."),
+        typer.Option("--kind", metavar="KIND", help="wal or polling; default: the best possible."),
     ] = None,
     role: Annotated[
-        str, typer.Option("--role", metavar="NAME", help="The role of the SQL that is printed.")
+        str, typer.Option("--role", metavar="NAME", help="The role in the SQL that is printed.")
     ] = "ingestd",
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="The config to write.")
     ] = DEFAULT_CONFIG,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing; take defaults.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't prompt; use defaults.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Look at a database and write a first config for it.
+    """Inspect a database and write a first config for it.
 
-    Asks for what is not given. Tells which tables can be captured, and the SQL for a role that may
-    do that and nothing else. Changes nothing in the database.
+    Prompts for missing options. Shows which tables can be captured, and the SQL for a role with
+    the least privileges for that. Changes nothing in the database.
     """
     if kind not in {None, *_KINDS}:
         msg = f"must be {' or '.join(_KINDS)}"
         raise typer.BadParameter(msg, param_hint="--kind")
-    with reporting(debug=debug, unasked="--dsn, and --yes for defaults of the rest"):
+    with reporting(debug=debug, unasked="--dsn, and --yes to use defaults for the rest"):
         from ingestd.cli.init.wizard import InitCommand  # noqa: PLC0415
 
         InitCommand(source, dsn, lake, tables or [], kind, role, output, yes, force).do()

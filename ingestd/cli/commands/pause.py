@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ingestd.ports import PauseMark
 
 Limit = Annotated[
-    str, typer.Option("--limit", metavar="DURATION", help="How long the daemon may take.")
+    str, typer.Option("--limit", metavar="DURATION", help="How long to wait for the daemon.")
 ]
 
 
@@ -31,7 +31,7 @@ def pause(
     limit: Limit = "30s",
     debug: Debug = False,
 ) -> None:
-    """Deliver nothing of a source until it is resumed. Its slot keeps the WAL."""
+    """Pause a source until it is resumed. Its slot retains the WAL."""
     limit_s = duration_in(limit, "--limit")
     config = daemon_config(config, url)
     with reporting(debug=debug, config=config):
@@ -46,7 +46,7 @@ def resume(
     limit: Limit = "30s",
     debug: Debug = False,
 ) -> None:
-    """Have a paused source go on where it was."""
+    """Resume a paused source where it stopped."""
     limit_s = duration_in(limit, "--limit")
     config = daemon_config(config, url)
     with reporting(debug=debug, config=config):
@@ -54,7 +54,7 @@ def resume(
 
 
 def _command(source: str, config: Path | None, url: str | None) -> PauseCommand:
-    """Say what is asked of whom. Raises ConfigError, OperatorError."""
+    """Return the command for the named daemon. Raises ConfigError, OperatorError."""
     from ingestd.cli.requests.pause import PauseCommand  # noqa: PLC0415
 
     if config is None or url is not None:
@@ -63,7 +63,7 @@ def _command(source: str, config: Path | None, url: str | None) -> PauseCommand:
     loaded = load(config)
 
     def open_mark() -> PauseMark:
-        from ingestd.app.factories import pause_mark  # noqa: PLC0415 - heavy, and a daemon does without
+        from ingestd.app.factories import pause_mark  # noqa: PLC0415 - slow; unused with a daemon
 
         return pause_mark(config, source)
 

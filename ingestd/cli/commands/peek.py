@@ -10,7 +10,7 @@ import typer
 from ingestd.cli.errors import load, reporting
 from ingestd.cli.options import AsJson, ConfigFile, Debug, SourceName, TableName, known_source
 
-Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="How many at most.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="Maximum number to show.")]
 
 
 def peek(
@@ -24,7 +24,7 @@ def peek(
 ) -> None:
     """Show a table's last changes in the lake, newest first.
 
-    Masked columns stay masked; with --json all values are whole.
+    Masked columns stay masked. Long values are shortened, except with --json.
     """
     with reporting(debug=debug, config=config):
         from ingestd.app.peek import last_changes  # noqa: PLC0415

@@ -23,16 +23,16 @@ def run(
         typer.Option(
             "--accept-empty-lake",
             metavar="SOURCE",
-            help="Begin this source in the lake that is there, though it was written to another "
-            "one, and read all its tables again; may be repeated. For one start only.",
+            help="Start this source in the current lake, although it was written to another one, "
+            "and re-snapshot all its tables. For one start only; may be repeated.",
             autocompletion=completion.sources,
         ),
     ] = None,
     debug: Debug = False,
 ) -> None:
     """Capture all configured sources until SIGTERM or SIGINT."""
-    # Until the daemon's own handlers are there, nothing is open that would need closing. SIGHUP
-    # asks for a config to be read that has not been read yet, if no terminal was closed.
+    # Until the daemon installs its own handlers, nothing is open that would need closing. SIGHUP
+    # without a closed terminal requests a reload: ignored, as the config is not read yet.
     had_terminal = os.isatty(2)
     signal.signal(
         signal.SIGHUP, lambda *_: os._exit(0) if had_terminal and not os.isatty(2) else None

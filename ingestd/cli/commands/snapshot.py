@@ -32,31 +32,34 @@ def snapshot(
         typer.Option(
             "--where",
             metavar="SQL",
-            help="Read only the rows that this holds for; name what is not in pg_catalog with its "
-            "schema.",
+            help="Read only the rows that match this condition; write the schema of names that "
+            "are not in pg_catalog.",
         ),
     ] = None,
     cancel: Annotated[
-        bool, typer.Option("--cancel", help="Give up their snapshots instead; the old rows stay.")
+        bool, typer.Option("--cancel", help="Cancel their snapshots instead; the old rows stay.")
     ] = False,
     wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Watch until the rows are in the lake.")
+        bool, typer.Option("--wait/--no-wait", help="Show progress until the rows are in the lake.")
     ] = True,
     limit: Annotated[
-        str, typer.Option("--limit", metavar="DURATION", help="How long to watch at most.")
+        str, typer.Option("--limit", metavar="DURATION", help="How long to wait at most.")
     ] = "1d",
     debug: Debug = False,
 ) -> None:
-    """Have the running daemon read tables anew. Meanwhile the old rows serve."""
+    """Ask the running daemon for a new snapshot of tables.
+
+    The old rows stay valid until the new ones are in the lake.
+    """
     limit_s = duration_in(limit, "--limit")
     if cancel and where is not None:
-        msg = "a snapshot is cancelled whole: leave --where out"
+        msg = "a snapshot can't be cancelled in part: omit --where"
         raise typer.BadParameter(msg, param_hint="--cancel")
     config = daemon_config(config, url)
     with reporting(debug=debug, config=config):
         loaded = None if config is None else load(config)
         if loaded is not None:
-            known_source(loaded, source)  # that is so whether the daemon runs or not
+            known_source(loaded, source)  # an error whether or not the daemon runs
         address = daemon_address(config, url)
         from ingestd.cli.requests.snapshot import SnapshotCommand  # noqa: PLC0415
 

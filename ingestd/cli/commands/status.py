@@ -1,4 +1,4 @@
-"""The command `status`."""
+"""`ingestd status`."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _DEFAULT_INTERVAL = "2s"
 
 
 class StatusCommand(TyperCommand):
-    """A command whose `--watch` may have a value, or none."""
+    """A command whose `--watch` has an optional value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - click's or typer's
-        """Return `--watch` its usual value where it has none."""
+        """Parse `args`, with the default value for a `--watch` without one."""
         return super().parse_args(ctx, with_value(args, "--watch", _DEFAULT_INTERVAL))
 
 
 def with_value(words: Sequence[str], option: str, value: str) -> list[str]:
-    """Write the option with a value, wherever it stands alone."""
+    """Return the words with `value` added to the option where it has none."""
     return [
         f"{word}={value}" if word == option and after.startswith("-") else word
         for word, after in pairwise([*words, "-"])
@@ -44,15 +44,15 @@ def status(
         typer.Option(
             "--watch",
             metavar="[SECONDS]",
-            help="Show it again and again, every 2 seconds if not said, until Ctrl-C.",
+            help="Repeat until Ctrl-C, every 2 seconds by default.",
         ),
     ] = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Show the running daemon or, if none, what slot and lake tell.
+    """Show the daemon's status or, offline, that of slot and lake.
 
-    With --watch and --json each status is a line.
+    With --watch and --json, each status is printed on one line.
     """
     interval_s = None if watch is None else _interval(watch)
     with reporting(debug=debug, config=config):

@@ -21,21 +21,21 @@ def tables(
         str | None,
         typer.Argument(
             metavar="SOURCE",
-            help="One source; all if not given.",
+            help="One source; default: all.",
             autocompletion=completion.sources,
         ),
     ] = None,
     schema: Annotated[
-        str | None, typer.Option("--schema", metavar="NAME", help="The tables of one schema.")
+        str | None, typer.Option("--schema", metavar="NAME", help="Only tables of this schema.")
     ] = None,
     columns: Annotated[bool, typer.Option("--columns", help="Show the columns too.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, columns and all.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with columns.")] = False,
     timeout: Annotated[
         str, typer.Option("--timeout", metavar="DURATION", help="How long to wait for a database.")
     ] = "10s",
     debug: Debug = False,
 ) -> None:
-    """Show tables and columns: what is captured, or why not."""
+    """Show tables and columns, and which are captured or why not."""
     timeout_s = duration_in(timeout, "--timeout")
     with reporting(debug=debug, config=config):
         from ingestd.app import tables as listing  # noqa: PLC0415

@@ -19,28 +19,30 @@ def verify(
         list[str] | None,
         typer.Argument(
             metavar="TABLE",
-            help="As schema.table, or patterns; all if not given.",
+            help="As schema.table, or patterns; default: all.",
             autocompletion=completion.tables,
         ),
     ] = None,
     *,
     config: ConfigFile,
     wait: Annotated[
-        str, typer.Option("--wait", metavar="DURATION", help="How long the lake may take.")
+        str, typer.Option("--wait", metavar="DURATION", help="How long to wait for the lake.")
     ] = "5m",
     limit_rate: Annotated[
         str | None,
-        typer.Option("--limit-rate", metavar="SIZE/s", help="Read no faster from the source."),
+        typer.Option("--limit-rate", metavar="SIZE/s", help="Maximum rate of reads of the source."),
     ] = None,
     memory: Annotated[
         str | None,
-        typer.Option("--memory", metavar="SIZE", help="For what is compared; or limits.memory."),
+        typer.Option(
+            "--memory", metavar="SIZE", help="Memory for comparing; default: limits.memory."
+        ),
     ] = None,
     show: Annotated[
-        int, typer.Option("--show", min=0, help="How many differences of a table to print.")
+        int, typer.Option("--show", min=0, help="Differences to print for each table, at most.")
     ] = 20,
     values: Annotated[
-        bool, typer.Option("--values", help="Print the values that differ, too.")
+        bool, typer.Option("--values", help="Also print the values that differ.")
     ] = False,
     as_json: AsJson = False,
     debug: Debug = False,

@@ -1,1 +1,1 @@
-"""`ingestd init`: asks a database what it is, and writes a first config for it."""
+"""`ingestd init`: inspects a database and writes a first config for it."""

@@ -1,4 +1,4 @@
-"""The text of a first config: what was chosen, and what may be wanted next, each with its why."""
+"""The text of a first config: the chosen settings, and likely next ones as comments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EXAMPLE = "public.orders"
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A table that can't be captured as it is: the `pattern` that excludes it, why, what to do."""
+    """A table that can't be captured yet: the `pattern` that excludes it, reason and remedy."""
 
     pattern: str
     reason: str
@@ -30,11 +30,11 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class FirstConfig:
-    """What a first config says.
+    """The content of a first config.
 
-    `database`: what it is for, in words. `dsn`: as it is written. `manage` None: for polling.
-    `why_not_wal`: what keeps a database from being read by its WAL, and the remedies. `table`: one
-    that is captured, for examples. `cursors`: for polling.
+    `database`: its description. `dsn`: as written into the config. `manage`: None for polling.
+    `why_not_wal`: reasons why the database can't be captured from its WAL, with remedies. `table`:
+    a captured table, for examples. `cursors`: for polling.
     """
 
     source: str
@@ -50,13 +50,13 @@ class FirstConfig:
     cursors: Sequence[ProposedCursor] = ()
 
     def text(self) -> str:
-        """Write the TOML."""
+        """Return the TOML text."""
         cursors = [self._cursor(cursor) for cursor in self.cursors]
         parts = [self._head(), self._lake(), _RIM, self._source(), *cursors, self._table()]
         return "\n\n".join("\n".join(part) for part in parts) + "\n"
 
     def _head(self) -> Iterator[str]:
-        yield from _comment(f"Made by `ingestd init` for {self.database}.")
+        yield from _comment(f"Written by `ingestd init` for {self.database}.")
         yield from _comment("All keys: docs/reference/configuration.md")
 
     def _lake(self) -> Iterator[str]:
@@ -71,18 +71,18 @@ class FirstConfig:
         else:
             yield from _comment("Changes are found by ordinary queries: docs/polling.md")
         for what, remedy in self.why_not_wal:
-            yield from _comment(f'not kind = "wal", because: {what}')
+            yield from _comment(f'kind = "wal" is not possible: {what}')
             yield from _remedy(remedy)
         yield f"kind = {toml(self.kind)}"
         if self.dsn.startswith("file:"):
-            yield from _comment('The file is for this account alone; "env:NAME" does as well.')
+            yield from _comment('Only this account can read the file; "env:NAME" works too.')
         yield f"dsn = {toml(self.dsn)}"
         yield from self._patterns()
         if self.manage is None:
             yield 'interval = "10s"'
         else:
             yield from self._slot()
-        yield 'snapshot = "initial"      # first what the tables hold; "never": changes only'
+        yield 'snapshot = "initial"      # existing rows first; "never": changes only'
 
     def _patterns(self) -> Iterator[str]:
         yield "tables = ["
@@ -101,37 +101,37 @@ class FirstConfig:
         yield f"slot = {name}"
         yield f"publication = {name}"
         if self.manage:
-            yield "manage = true             # ingestd makes and alters slot and publication"
+            yield "manage = true             # ingestd creates and alters slot and publication"
         else:
-            yield "manage = false            # they are there; ingestd alters neither"
-        yield '# ddl_log = "event_trigger" # DDL at its own place in the WAL: docs/ddl.md'
+            yield "manage = false            # both exist; ingestd alters neither"
+        yield '# ddl_log = "event_trigger" # write DDL into the WAL: docs/ddl.md'
 
     def _cursor(self, cursor: ProposedCursor) -> Iterator[str]:
         mark = ""
         if cursor.index is not None:
-            yield from _comment("By an index it could be polled without a look at the whole table:")
+            yield from _comment("With this index, a poll need not scan the complete table:")
             yield from _remedy(cursor.index)
             mark = "# "
         yield f"{mark}[sources.{self.source}.table.{toml(str(cursor.table))}]"
-        yield f"{mark}cursor = {toml(cursor.column)}     # does it grow with every write?"
-        yield '# detect_deletes = "1h"     # how often to look for rows that are gone'
+        yield f"{mark}cursor = {toml(cursor.column)}     # does it increase with every write?"
+        yield '# detect_deletes = "1h"     # how often to search for deleted rows'
 
     def _table(self) -> Iterator[str]:
         if self.cursors:
-            yield from _comment("What else the section of a table may say:")
+            yield from _comment("Other options of a table:")
         else:
-            yield from _comment("What is special about a table:")
+            yield from _comment("Options of a table:")
             yield f"# [sources.{self.source}.table.{toml(self.table or _EXAMPLE)}]"
         if self.manage is None and not self.cursors:
-            yield '# cursor = "updated_at"     # a column that grows with every write, indexed'
-            yield '# detect_deletes = "1h"     # how often to look for rows that are gone'
+            yield '# cursor = "updated_at"     # an indexed column that increases with every write'
+            yield '# detect_deletes = "1h"     # how often to search for deleted rows'
         yield '# exclude_columns = ["note"]'
-        yield '# mask_columns = { email = "sha256" }   # and mask_key in the source'
+        yield '# mask_columns = { email = "sha256" }   # needs mask_key in the source'
 
 
 _RIM = (
     "[epoch]",
-    'max_delay = "5s"          # rows are in the lake so long after their commit',
+    'max_delay = "5s"          # how long after their commit rows are in the lake',
     "",
     "[http]",
     'listen = "127.0.0.1:9464" # status page, /metrics, /readyz',
@@ -139,7 +139,7 @@ _RIM = (
 
 
 def toml(text: str) -> str:
-    """Write a TOML basic string: JSON's, but that DEL is escaped too."""
+    """Return a TOML basic string: JSON's syntax, with DEL escaped as well."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")
 
 
@@ -149,5 +149,5 @@ def _comment(text: str) -> Iterator[str]:
 
 
 def _remedy(remedy: str | None) -> Iterator[str]:
-    """Write what must be done, unwrapped: it is there to be pasted."""
+    """Yield a remedy as comments, unwrapped, so that it can be pasted."""
     return (f"#   {printable(line)}" for line in (remedy or "").splitlines())

@@ -1,4 +1,4 @@
-"""Which column of a polled table can say where to look for changes."""
+"""Proposals of cursor columns for polled tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ProposedCursor:
-    """A table's column that seems to grow with every write; `index`: the SQL of what it lacks."""
+    """A column that seems to increase with every write; `index`: SQL to create a missing index."""
 
     table: TableId
     column: str
@@ -33,10 +33,9 @@ class ProposedCursor:
 async def proposed_cursors(
     settings: PostgresSettings, tables: Collection[TableId]
 ) -> Sequence[ProposedCursor]:
-    """Return those of these tables that have one, by name and type; an indexed one first.
+    """Return a cursor for each table with a likely column, by name and type; indexed ones first.
 
-    One that does not grow costs time and loses nothing (docs/polling.md). Raises what `classify`
-    makes of a fault.
+    A wrong cursor costs time but loses nothing (docs/polling.md). Raises the errors of `classify`.
     """
     try:
         catalog = await read_catalog(settings)

@@ -1,4 +1,4 @@
-"""The connection string that `ingestd init` is given, and where its password goes."""
+"""The connection string given to `ingestd init`, and the file for its password."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GivenDsn:
-    """A connection string, `value`, as it is given (`text`): itself, ``env:NAME``, ``file:PATH``.
+    """A connection string, `value`; `text`: as given, also as ``env:NAME`` or ``file:PATH``.
 
-    `folder`: that of the config, which relative paths are relative to.
+    `folder`: the config's folder, the base of relative paths.
     """
 
     text: str
@@ -33,33 +33,33 @@ class GivenDsn:
 
     @property
     def is_reference(self) -> bool:
-        """Whether the config can have it as it is given."""
+        """True for ``env:NAME`` and ``file:PATH``, which the config can contain as given."""
         return self.text != self.value
 
     @property
     def has_secret(self) -> bool:
-        """Whether it holds a password that nobody is to find in a config."""
+        """True if it contains a password, which must not go into the config."""
         return not self.is_reference and bool(
             set(SECRET_PARTS) & conninfo_to_dict(self.value).keys()
         )
 
     def with_password(self, password: str) -> GivenDsn:
-        """Return it with a password that was asked for."""
+        """Return the connection string with this password added."""
         value = make_conninfo(self.value, password=password)
         return GivenDsn(value, value, self.folder)
 
     def secret_path(self, source: str) -> Path | None:
-        """Name the file that takes it, beside the config; None where it goes into the config."""
+        """Return the path of the secret file beside the config; None if none is needed."""
         return self.folder / f"{source}.dsn" if self.has_secret else None
 
     def in_config(self, source: str) -> str:
-        """Return what the config says."""
+        """Return the value of `dsn` in the config."""
         path = self.secret_path(source)
         return self.text if path is None else f"file:{path.name}"
 
 
 def given_dsn(text: str, folder: Path, environ: Mapping[str, str]) -> GivenDsn:
-    """Resolve it. Raises ConfigError, which never quotes it."""
+    """Resolve a connection string. Raises ConfigError, which never quotes it."""
     resolver = Interpolator(folder, environ)
     value = str(resolver.resolve(text, ("--dsn",)))
     for why in resolver.errors.values():
@@ -67,7 +67,7 @@ def given_dsn(text: str, folder: Path, environ: Mapping[str, str]) -> GivenDsn:
     try:
         conninfo_to_dict(value)
     except psycopg.ProgrammingError:
-        # libpq's words quote parts of the string, and they may be the password
+        # libpq's message quotes parts of the string, possibly the password
         raise ConfigError(
             "--dsn: not a connection string; write postgresql://user@host:5432/dbname, or"
             " env:NAME or file:PATH of one"

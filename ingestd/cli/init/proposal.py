@@ -1,4 +1,4 @@
-"""How a database can best be captured: what `check` would say of each way, and which one passes."""
+"""The best way to capture a database: the first that passes the checks of `ingestd check`."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ WAYS: tuple[Mapping[str, Any], ...] = (
     {"kind": "wal", "manage": False},
     {"kind": "polling"},
 )
-"""The best first: what a section says of how its source is captured."""
+"""Settings of a source's section for each way to capture it, the best first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """What answers to a DSN. `tables`: all that there are."""
+    """The database that a DSN connects to. `tables`: all its tables."""
 
     name: str
     role: str
@@ -51,11 +51,11 @@ class Database:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One way to capture a source, and what stands against it or against better ones.
+    """A way to capture a source, with the failed checks of this way and of better ones.
 
-    `patterns`: the config's `tables`, with an exclusion for each of `refused`, which can't be
-    captured as they are. `tables`: what is captured. `document`: of `ingestd tables`. `blockers`:
-    what fails still. `better`: for each better way what fails there.
+    `patterns`: the config's `tables`, with an exclusion for each of `refused`, the tables that
+    can't be captured yet. `tables`: the captured ones. `document`: as of `ingestd tables`.
+    `blockers`: the checks that fail. `better`: for each better way, its failed checks.
     """
 
     settings: PostgresSettings
@@ -69,12 +69,12 @@ class Proposal:
 
     @property
     def why_not_wal(self) -> Sequence[CheckLine]:
-        """What keeps kind `wal` from being taken, if it is not."""
+        """The failed checks of kind `wal`, if polling is proposed instead."""
         return self.better[0] if self.way["kind"] == "polling" and self.better else ()
 
 
 async def look_at(dsn: str, where: str) -> Database:
-    """Ask what there is. Raises what `classify` makes of a fault; `where` begins its text."""
+    """Return the database of a DSN. Raises the errors of `classify`; `where` begins their text."""
     try:
         async with await connect(dsn) as connection:
             info = connection.info
@@ -98,11 +98,11 @@ async def look_at(dsn: str, where: str) -> Database:
 async def propose(
     source: str, dsn: str, patterns: Sequence[str], database: Database, kind: str | None = None
 ) -> Proposal:
-    """Choose how to capture the tables of these patterns: the best way with nothing against it.
+    """Return the best way without blockers to capture the tables that match the patterns.
 
-    Of none such, the first of the `kind` that is asked for, with what stands against it. Raises
-    ConfigError for patterns that are none, or name a table that is not there; OperatorError where
-    no kind is asked for and none can be taken.
+    If every way has blockers, return the first way of the requested `kind`. Raises ConfigError for
+    an invalid pattern or a table that does not exist; OperatorError if no kind is requested and
+    none is possible.
     """
     ways = WAYS
     if await _is_of_others(dsn, f"ingestd_{source}"):
@@ -121,7 +121,7 @@ async def propose(
 
 
 async def _is_of_others(dsn: str, publication: str) -> bool:
-    """Return whether there is such a publication already, which this role may not alter."""
+    """Return whether this publication exists, and the role may not alter it."""
     try:
         async with await connect(dsn) as connection:
             found = await find_publication(connection, publication)
@@ -133,7 +133,7 @@ async def _is_of_others(dsn: str, publication: str) -> bool:
 async def _tried(
     source: str, dsn: str, patterns: Sequence[str], database: Database, way: Mapping[str, Any]
 ) -> Proposal:
-    """Say what `ingestd check` would, of a config without the tables that can't be captured."""
+    """Return a proposal, with the failures of `ingestd check` for the tables it can capture."""
     asked = _settings(source, dsn, patterns, way)
     connector = _connector(source, asked)
     try:
@@ -142,7 +142,7 @@ async def _tried(
         await connector.close()
     missing = [r.table.id for r in coverage.refused if r.table.oid == 0]
     if missing:
-        raise ConfigError(f"--tables: there is no table {missing[0]} that this role can see")
+        raise ConfigError(f"--tables: no table {missing[0]} is visible to this role")
     excluded = [f"!{pattern_of(r.table.id)}" for r in coverage.refused]
     settings = _settings(source, dsn, [*patterns, *excluded], way)
     connector = _connector(source, settings)
@@ -184,7 +184,7 @@ def _settings(
 
 
 def pattern_of(table: TableId, *, any_name: bool = False) -> str:
-    """Write the pattern that matches this table alone, or `any_name` in its schema."""
+    """Return the pattern that matches only this table or, with `any_name`, all of its schema."""
     schema = _SPECIAL.sub(r"[\g<0>]", table.schema)
     if schema.startswith("!"):
         schema = f"?{schema[1:]}"  # else it would exclude

@@ -1,4 +1,4 @@
-"""What `[lake.storage_options]` may say, by the store: all as comments, no secret among them."""
+"""Examples of `[lake.storage_options]` for each store, as comments and without secrets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OPTIONS: Mapping[str, Sequence[str]] = {
         'AWS_REGION = "eu-central-1"',
         'AWS_ACCESS_KEY_ID = "env:AWS_ACCESS_KEY_ID"         # or file:PATH, for secrets',
         'AWS_SECRET_ACCESS_KEY = "env:AWS_SECRET_ACCESS_KEY"',
-        'AWS_ENDPOINT_URL = "https://minio.example:9000"     # another store than Amazon\'s',
+        'AWS_ENDPOINT_URL = "https://minio.example:9000"     # for stores other than Amazon\'s',
     ),
     "gs": ('GOOGLE_SERVICE_ACCOUNT = "/etc/ingestd/service-account.json"',),
     "abfss": (
@@ -26,7 +26,7 @@ _LIKE = {"s3a": "s3", "az": "abfss", "abfs": "abfss", "adl": "abfss"}
 
 
 def store_options(lake: str) -> Iterator[str]:
-    """Write what follows `lake.uri` in a config."""
+    """Yield the lines that follow `lake.uri` in a config."""
     scheme = urlsplit(lake).scheme if "://" in lake else ""
     options = _OPTIONS.get(_LIKE.get(scheme, scheme))
     if options is None:
@@ -34,6 +34,6 @@ def store_options(lake: str) -> Iterator[str]:
         return
     yield ""
     yield "[lake.storage_options]"
-    yield "# Passed to deltalake: docs/object-stores.md. What is not said here is taken from the"
-    yield "# environment, or is the machine's own right to the store."
+    yield "# Passed to deltalake: docs/object-stores.md. Options that are not set are read from the"
+    yield "# environment or from the machine's identity (instance profile, workload identity)."
     yield from (f"# {option}" for option in options)

@@ -1,4 +1,4 @@
-"""`ingestd init`: from a connection string to a config that `ingestd run` takes."""
+"""The dialog of `ingestd init`: from a connection string to a config for `ingestd run`."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _LESS_THE_UMASK = 0o666
 
 @dataclass(frozen=True, slots=True)
 class InitCommand:
-    """What the command line says; None: to be asked for, or with `takes_defaults` a default.
+    """The options; None: prompt for it, or use a default with `takes_defaults`.
 
-    `role`: that of the SQL that is printed. `replaces`: files that are there may be overwritten.
+    `role`: the role in the SQL that is printed. `replaces`: existing files may be overwritten.
     """
 
     source: str | None
@@ -52,7 +52,10 @@ class InitCommand:
     replaces: bool
 
     def do(self) -> None:
-        """Ask, look, write, and say what comes next. Raises IngestdError."""
+        """Prompt, inspect the database, write the config, print the next steps.
+
+        Raises IngestdError.
+        """
         self._refuse_to_replace(self.output)
         given, database = self._reached()
         typer.echo(f"connected: PostgreSQL {database.server}, role {database.role}")
@@ -73,9 +76,9 @@ class InitCommand:
         _print_next(proposal, self.output)
 
     def _refuse_to_replace(self, path: Path) -> None:
-        if os.path.lexists(path) and not self.replaces:  # a link, wherever it leads, as well
+        if os.path.lexists(path) and not self.replaces:  # a dangling link as well
             raise ConfigError(
-                f"{path} is there already", remedy="give --output FILE, or --force to replace it"
+                f"{path} exists already", remedy="give --output FILE, or --force to replace it"
             )
 
     def _asked(self, given: str | None, question: str, default: str) -> str:
@@ -84,9 +87,9 @@ class InitCommand:
         return default if self.takes_defaults else str(typer.prompt(question, default=default))
 
     def _reached(self) -> tuple[GivenDsn, Database]:
-        """Connect, and ask for the password if that is all that lacks."""
+        """Connect; prompt for the password if only that is missing."""
         if self.dsn is None and self.takes_defaults:
-            raise ConfigError("--dsn is missing, and --yes asks for nothing")
+            raise ConfigError("--dsn is required with --yes")
         text = self.dsn or typer.prompt(
             "Connection string (postgresql://user@host:5432/dbname, or env:NAME)"
         )
@@ -103,9 +106,9 @@ class InitCommand:
         found = database.patterns
         if self.takes_defaults:
             return found
-        typer.echo(f"it has {len(database.tables)} tables")
+        typer.echo(f"found {len(database.tables)} tables")
         text = typer.prompt(
-            "Tables to capture (schema.table, with * and ?; separated by commas; ! leaves out)",
+            "Tables to capture (schema.table, with * and ?; separated by commas; ! excludes)",
             default=", ".join(found),
         )
         return found if text == ", ".join(found) else [p.strip() for p in text.split(",")]
@@ -124,18 +127,18 @@ class InitCommand:
             typer.echo(f"wrote {secret}, with the password: keep it out of version control")
 
     def _print_rights(self, proposal: Proposal, source: str, database: Database) -> None:
-        """Print what makes a role that may do no more than this, if it is not that one."""
+        """Print the SQL for a least-privilege role, unless the connection uses that role."""
         if database.role == self.role:
             return
         settings, streams = proposal.settings, proposal.way["kind"] == "wal"
         statements = asyncio.run(least_privilege(settings, self.role, proposal.tables, _WHERE))
         typer.echo(
-            f"\nA role that may read these tables and nothing else. Run it once in the database\n"
-            f"{database.name}, as a superuser:\n"
+            f"\nSQL for a role that can read these tables and nothing else. Run it once in the\n"
+            f"database {database.name}, as a superuser:\n"
         )
         for statement in statements:
             typer.echo(f"  {statement}")
-        then = f"then give it a password (in psql: \\password {self.role}), and put it into `dsn`"
+        then = f"Then set its password (in psql: \\password {self.role}), and use the role in `dsn`"
         if streams and proposal.way["manage"]:
             then += f"\nof [sources.{source}], with manage = false"
         typer.echo(f"\n{then}.")
@@ -157,17 +160,17 @@ def _name_of(database: str) -> str:
 def _print_way(proposal: Proposal) -> None:
     kind = proposal.way["kind"]
     if kind == "polling" and proposal.why_not_wal:
-        typer.echo("\nby polling: the write-ahead log can't be read here")
+        typer.echo("\ncapture: polling, as the write-ahead log can't be read")
     elif kind == "polling":
-        typer.echo("\nby polling")
+        typer.echo("\ncapture: polling")
     else:
-        typer.echo("\nby the write-ahead log (logical replication)")
+        typer.echo("\ncapture: the write-ahead log (logical replication)")
     for line in proposal.why_not_wal or proposal.blockers:
         typer.echo(f"  {line.subject}: {line.detail}")
         if line.remedy:
             typer.echo(f"    remedy: {line.remedy}")
     if kind == "polling" and proposal.why_not_wal:
-        typer.echo("  mend that and run init again to have every change; see docs/polling.md")
+        typer.echo("  to capture every change, fix this and run init again; see docs/polling.md")
 
 
 def _config(
@@ -206,12 +209,12 @@ def _print_next(proposal: Proposal, output: Path) -> None:
     path = shlex.quote(str(output))
     typer.echo("\nNext:")
     if proposal.blockers:
-        typer.echo("  mend what is named above")
+        typer.echo("  fix the problems above")
     typer.echo(f"  ingestd check -c {path}")
     typer.echo(f"  ingestd run -c {path}")
     if proposal.way["kind"] == "wal":
         typer.echo(
-            "\nTo have event triggers write DDL into the WAL, at its own place (docs/ddl.md), put"
-            f'\nddl_log = "event_trigger" into {output}. The SQL that makes them, to be run as a'
+            "\nTo record DDL in the WAL by event triggers (docs/ddl.md), put"
+            f'\nddl_log = "event_trigger" into {output}. The SQL that creates them, for a'
             f"\nsuperuser, is then printed by:\n\n  ingestd check -c {path}"
         )

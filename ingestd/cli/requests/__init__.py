@@ -1,1 +1,1 @@
-"""What the commands have done: by the running daemon, or on the server."""
+"""The commands that act on the running daemon, the lake or the server."""

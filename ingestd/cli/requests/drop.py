@@ -1,4 +1,4 @@
-"""`ingestd drop`: takes what a source has on its server away again."""
+"""`ingestd drop`: drops the slot and the publication of a source."""
 
 from __future__ import annotations
 
@@ -23,22 +23,19 @@ EXIT_DECLINED = 1
 
 @dataclass(frozen=True, slots=True)
 class DropCommand:
-    """Source `source` of `config`, which has it."""
+    """Drops what source `source` of `config` has on its server. The source must exist."""
 
     config: Config
     source: str
 
     def do(self, *, is_agreed: bool) -> int:
-        """Say what goes, ask unless `is_agreed`, drop it; gives the exit code.
+        """Print what will be dropped, ask unless `is_agreed`, drop it; return the exit code.
 
         Raises OperatorError while a daemon works on the source; IngestdError.
         """
         settings = self.config.sources[self.source]
         if not isinstance(settings, WalSettings):
-            typer.echo(
-                f"source {self.source} is polled: it has neither slot nor publication, nothing to"
-                " drop"
-            )
+            typer.echo(f"source {self.source} is polled: it has no slot or publication to drop")
             self._tell_of_the_lake()
             return 0
         place, found = asyncio.run(self._look(settings))
@@ -71,19 +68,19 @@ class DropCommand:
             if belonging.kept is None:
                 typer.echo(f"  drop {named}")
             else:
-                typer.echo(f"  leave {named}: {belonging.kept}")
+                typer.echo(f"  keep {named}: {belonging.kept}")
                 typer.echo(f"    {belonging.statement}")
         if not found:
-            typer.echo("  it has neither slot nor publication, nothing to drop")
+            typer.echo("  there is no slot or publication to drop")
         self._tell_of_the_lake()
         if any(b.kept is None for b in found):
             after = (
-                "makes both anew, and reads all tables anew"
+                "re-creates both, and re-snapshots all tables"
                 if settings.slot_lost == "resnapshot"
-                else 'stops, as slot_lost = "stop" says: the lake has a gap then'
+                else 'stops because of slot_lost = "stop": the lake would have a gap'
             )
             typer.echo(f"`ingestd run` with this config {after}.")
 
     def _tell_of_the_lake(self) -> None:
         folder = f"{self.config.lake.uri.rstrip('/')}/{Layout(self.source).root}"
-        typer.echo(f"  the lake stays as it is: {folder}")
+        typer.echo(f"  the lake is not changed: {folder}")

@@ -1,4 +1,4 @@
-"""`ingestd pause` and `resume`: by the running daemon; if none answers, by the mark in the lake."""
+"""`ingestd pause` and `resume`: through the daemon or, if none responds, the mark in the lake."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ LOOK_EVERY_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class PauseCommand:
-    """A source of the daemon at `address`; None: it serves nothing, if it runs.
+    """Pauses or resumes a source of the daemon at `address`; None: HTTP is off.
 
-    `meant`: which one it must be; None: whichever is there. `open_mark`: gives what is changed
-    where no daemon answers; None where that can't be. `daemon`: the option that names it, for
-    commands that are proposed.
+    `meant`: the daemon that must answer; None: any. `open_mark`: returns the mark in the lake, for
+    when no daemon responds; None without a config. `daemon`: the option that names the daemon, for
+    the commands in the output.
     """
 
     address: Endpoint | None
@@ -40,23 +40,23 @@ class PauseCommand:
     daemon: str
 
     def pause(self, limit_s: float) -> None:
-        """Return when nothing is delivered any more.
+        """Pause the source, and wait until deliveries have ended.
 
-        Raises ConfigError for an unknown source, OperatorError, TransientError (the lake; no answer
-        within the limit).
+        Raises ConfigError for an unknown source, OperatorError, TransientError (the lake, or the
+        time limit).
         """
         if self._runs():
             self._pause_by_daemon(limit_s)
             return
         since = asyncio.run(self._mark().put(datetime.now(UTC)))
-        if self._runs():  # it has been started meanwhile, and may have looked before
+        if self._runs():  # a daemon started meanwhile, possibly before the mark was written
             self._pause_by_daemon(limit_s)
             return
         typer.echo(f"source {self.source}: paused since {_time(since)}; {self._nobody}")
-        typer.echo(f"  resume it with: {self._resume}")
+        typer.echo(f"  resume with: {self._resume}")
 
     def resume(self, limit_s: float) -> None:
-        """Return when the source is begun again. Raises as `pause`."""
+        """Resume the source, and wait until it has restarted. Raises as `pause`."""
         if self._runs():
             self._resume_by_daemon(limit_s)
             return
@@ -71,22 +71,22 @@ class PauseCommand:
         if self.open_mark is None:
             raise OperatorError(
                 f"no ingestd daemon answers on {self.address}",
-                remedy="say with --config where the lake is: it is kept there",
+                remedy="give --config: without a daemon the pause is recorded in the lake",
             )
         return self.open_mark()
 
     @property
     def _nobody(self) -> str:
         if self.address is None:
-            return 'http.listen is "off": a daemon that runs takes notice at its next SIGHUP'
-        return f"no daemon answers on {self.address}: the next to be started goes by that"
+            return 'http.listen is "off": a running daemon applies this at its next SIGHUP'
+        return f"no daemon answers on {self.address}: it applies when one is started"
 
     @property
     def _resume(self) -> str:
         return f"ingestd resume {self.source} {self.daemon}"
 
     def _runs(self) -> bool:
-        """Return whether the daemon answers. Raises OperatorError if it is another."""
+        """Return whether the daemon responds. Raises OperatorError if another daemon does."""
         if self.address is None:
             return False
         found = fetch_status(self.address)
@@ -104,15 +104,15 @@ class PauseCommand:
         since = request_pause(self.address, self.source)
         found = self._await(lambda told: told["state"] == "paused", limit_s, "still delivers")
         kept = found["retained_bytes"]
-        wal = "" if kept is None else f"; {size(kept)} of WAL are kept for it"
+        wal = "" if kept is None else f"; its slot retains {size(kept)} of WAL"
         typer.echo(f"source {self.source}: paused since {_time(since)}{wal}")
-        typer.echo(f"  resume it with: {self._resume}")
+        typer.echo(f"  resume with: {self._resume}")
 
     def _resume_by_daemon(self, limit_s: float) -> None:
         assert self.address is not None
         was_paused = request_resume(self.address, self.source)
         self._await(lambda told: told["state"] != "paused", limit_s, "is still paused")
-        what = "resumed; it goes on where it was" if was_paused else "was not paused"
+        what = "resumed where it stopped" if was_paused else "was not paused"
         typer.echo(f"source {self.source}: {what}")
 
     def _await(
@@ -130,7 +130,7 @@ class PauseCommand:
                 raise TransientError(
                     f"source {self.source} {otherwise} after {limit_s:g} s",
                     reason="timeout",
-                    remedy="the daemon goes on with it: see `ingestd status`",
+                    remedy="the daemon continues; follow it with `ingestd status`",
                 )
             time.sleep(LOOK_EVERY_S)
 

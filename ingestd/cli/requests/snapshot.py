@@ -1,4 +1,4 @@
-"""`ingestd snapshot`: has a running daemon read tables again, and watches it."""
+"""`ingestd snapshot`: requests snapshots from the running daemon and shows their progress."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ EXIT_INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class SnapshotCommand:
-    """Tables of a source of the daemon at `address`.
+    """Requests or cancels snapshots of tables of a source of the daemon at `address`.
 
-    `meant`: which one it must be; None: whichever is there. `daemon`: the option that names it, for
-    commands that are proposed.
+    `meant`: the daemon that must answer; None: any. `daemon`: the option that names the daemon, for
+    the commands in the output.
     """
 
     address: Endpoint
@@ -38,21 +38,22 @@ class SnapshotCommand:
     daemon: str
 
     def cancel(self) -> None:
-        """Have snapshots given up. Raises as `ask_to_cancel`."""
+        """Cancel the snapshots. Raises as `ask_to_cancel`."""
         names = ask_to_cancel(self.address, self.source, self.tables, meant=self.meant)
-        typer.echo(f"source {self.source}: gave up the snapshot of {', '.join(names)}")
+        typer.echo(f"source {self.source}: cancelled the snapshot of {', '.join(names)}")
 
     def ask(self, where: str | None, wait_s: float | None) -> int:
-        """Have tables read, and watch for `wait_s` at most, None: not at all; gives the exit code.
+        """Request a snapshot and follow it; return the exit code.
 
-        Raises as `ask_for_snapshot` and `follow`.
+        `wait_s`: how long to follow it at most; None: not at all. Raises as `ask_for_snapshot` and
+        `follow`.
         """
         following = ask_for_snapshot(
             self.address, self.source, self.tables, where=where, meant=self.meant
         )
         names = ", ".join(following.tables)
         what = "a new snapshot of" if where is None else f"the rows where {where} of"
-        typer.echo(f"source {self.source}: asked for {what} {names}")
+        typer.echo(f"source {self.source}: requested {what} {names}")
         if wait_s is None:
             typer.echo(f"  follow it with: {self._status}")
             return 0
@@ -66,8 +67,8 @@ class SnapshotCommand:
             with display:
                 follow(self.address, following, wait_s, display)
         except KeyboardInterrupt:
-            # Not on the console: cut off while it wrote, it would write that again.
-            typer.echo(f"the daemon goes on with it; follow it with: {self._status}")
+            # Not on the console: interrupted while writing, it would repeat that output.
+            typer.echo(f"the daemon continues the snapshot; follow it with: {self._status}")
             typer.echo(f"  or cancel it with: {self._cancel(following.left)}")
             return EXIT_INTERRUPTED
         return 0

@@ -1,4 +1,4 @@
-// A line chart of the last hour, as SVG. Gaps are times when nothing was measured.
+// A line chart of the last hour, as SVG. Gaps are times without measurements.
 
 import { el, setText } from "./dom.js";
 import { hour, seconds, time } from "./format.js";
@@ -17,7 +17,7 @@ function svg(name, attributes) {
 
 const SPANS_S = [60, 120, 300, 600, 1200, 1800, 3600, 7200, 18000, 36000, 86400, 172800, 604800];
 
-/** The next "round" number above a value: 1, 2 or 5 times a power of ten, or a usual time span. */
+/** The next round number above a value: 1, 2 or 5 times a power of ten, or a usual time span. */
 function roundUp(value, isSeconds) {
   const span = SPANS_S.find((each) => each >= value);
   if (isSeconds && value > 50 && span) return span;
@@ -25,7 +25,7 @@ function roundUp(value, isSeconds) {
   return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value * (1 - 1e-9));
 }
 
-/** Draws some figures of a source's history; `series`: [{figure, name}], `format`: of a value. */
+/** Draws figures of a source's history; `series`: [{figure, name}], `format`: formats a value. */
 export class Chart {
   constructor(title, series, format, least) {
     Object.assign(this, { title, series, format, least });
@@ -83,7 +83,7 @@ export class Chart {
     return Math.max(0, WIDTH * (1 - (this.now - at) / SPAN_MS));
   }
 
-  /** The pieces without a gap: lists of [x, y]. */
+  /** The segments between gaps: lists of [x, y]. */
   pieces(values, top) {
     const found = [];
     let last = null;
@@ -110,7 +110,7 @@ export class Chart {
       .join("");
   }
 
-  /** Say what was at the time under the pointer. */
+  /** Show the values at the time under the pointer. */
   point(event, plot) {
     const box = plot.getBoundingClientRect();
     const wanted = this.now - SPAN_MS * (1 - (event.clientX - box.left) / box.width);

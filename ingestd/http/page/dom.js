@@ -1,6 +1,6 @@
-// Elements, made and changed without ever reading HTML: whatever a name holds stays text.
+// Elements, created and changed without parsing HTML: names can't inject markup.
 
-/** Make an element; `attributes` as they are written in HTML, children are elements or texts. */
+/** Return a new element; `attributes` as in HTML, children are elements or texts. */
 export function el(name, attributes = {}, ...children) {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
@@ -10,12 +10,12 @@ export function el(name, attributes = {}, ...children) {
   return made;
 }
 
-/** Set an element's text, if it is another: nothing is laid out anew for what is the same. */
+/** Set an element's text if it differs, so that unchanged text causes no new layout. */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** Set an attribute, or remove it where the value is null, if it is another. */
+/** Set an attribute if it differs, or remove it if the value is null. */
 export function setAttribute(element, name, value) {
   if (value === null) {
     if (element.hasAttribute(name)) element.removeAttribute(name);
@@ -28,7 +28,7 @@ export function setHidden(element, isHidden) {
   if (element.hidden !== isHidden) element.hidden = isHidden;
 }
 
-/** Put these children, and no others, in this order; those in their place are left alone. */
+/** Make these the only children, in this order; those already in place are not moved. */
 export function setChildren(parent, children) {
   let at = parent.firstChild;
   for (const child of children) {
@@ -42,7 +42,7 @@ export function setChildren(parent, children) {
   }
 }
 
-/** A mark of a state: a sign, which screen readers skip, and the word. */
+/** A badge for a state: a sign, which screen readers skip, and the word. */
 export function badge(level, word) {
   const sign = el("span", { "aria-hidden": "true", class: "sign" });
   const text = el("span");

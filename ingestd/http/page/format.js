@@ -1,4 +1,4 @@
-// Figures and times as people read them. What is not known is a dash.
+// Figures and times for people. An unknown value is a dash.
 
 const UNKNOWN = "–";
 const number = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
@@ -13,7 +13,7 @@ function scaled(value, steps) {
   return `${precise.format(value / size)} ${unit}`.trimEnd();
 }
 
-/** Bytes, by thousands as the config has them. */
+/** Bytes, in powers of 1000 as in the config. */
 export function bytes(value) {
   if (value == null) return UNKNOWN;
   return scaled(value, [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"], [1, "B"]]);
@@ -59,7 +59,7 @@ export function plural(n, word) {
   return `${number.format(n)} ${word}${n === 1 ? "" : "s"}`;
 }
 
-/** When, on this computer's clock; with the day if that is not today. `at`: ms or ISO 8601. */
+/** A time in this computer's time zone, with the day if it is not today. `at`: ms or ISO 8601. */
 export function time(at, now) {
   if (at == null) return UNKNOWN;
   const date = new Date(at);
@@ -76,7 +76,7 @@ export function since(at, now) {
   return seconds(Math.max(1, Math.round((now - Date.parse(at)) / 1000)));
 }
 
-/** A time span that is estimated. */
+/** An estimated time span. */
 export function about(value) {
   const step = [[5400, 1800], [90, 60], [20, 5], [0, 1]].find(([above]) => value >= above)[1];
   return seconds(Math.max(1, Math.round(value / step)) * step);

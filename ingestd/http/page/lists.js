@@ -1,4 +1,4 @@
-// What is being read, reference tables, the last epochs, the last errors, what needs a person.
+// The lists: snapshots, reference tables, epochs, errors, and the problems of all sources.
 
 import { badge, el, setAttribute, setBadge, setChildren, setHidden, setText } from "./dom.js";
 import { about, bytes, count, percent, plural, seconds, time } from "./format.js";
@@ -7,14 +7,14 @@ import { tableState } from "./words.js";
 const READING_SHOWN = 12;
 const PROBLEMS_SHOWN = 8;
 
-/** Elements kept by key, so that what is the same stays as it is (and keeps the focus). */
+/** Elements kept by key, so that unchanged ones stay in place (and keep the focus). */
 class Kept {
   constructor(make) {
     this.make = make;
     this.held = new Map();
   }
 
-  /** Give the elements of these items, in order; `key` tells them apart. */
+  /** Return the elements of these items, in order; `key`: returns an item's unique key. */
   elements(items, key, draw) {
     const held = new Map();
     for (const item of items) {
@@ -28,12 +28,12 @@ class Kept {
   }
 }
 
-/** Tables that are being read, with how far they are and when they will be done. */
+/** Running snapshots with their progress and estimated end. */
 export class Readings {
   constructor() {
     this.list = el("ul", { class: "readings" });
     this.more = el("p", { class: "quiet" });
-    this.element = el("section", { hidden: "" }, el("h3", {}, "Being read"), this.list, this.more);
+    this.element = el("section", { hidden: "" }, el("h3", {}, "Snapshots"), this.list, this.more);
     this.kept = new Kept(() => {
       const name = el("span", { class: "name" });
       const bar = el("progress", { max: "1" });
@@ -56,9 +56,9 @@ export class Readings {
 
 function drawReading({ name, bar, text }, { table, snapshot }) {
   setText(name, table);
-  setAttribute(bar, "aria-label", `How much of ${table} is read`);
+  setAttribute(bar, "aria-label", `Snapshot progress of ${table}`);
   setAttribute(bar, "value", snapshot?.ratio ?? 0);
-  setText(text, snapshot ? progress(snapshot) : "waits for its turn");
+  setText(text, snapshot ? progress(snapshot) : "queued");
 }
 
 function progress({ ratio, bytes: read, total_bytes: total, eta_s: left }) {
@@ -67,11 +67,11 @@ function progress({ ratio, bytes: read, total_bytes: total, eta_s: left }) {
   return `${percent(ratio)}, ${bytes(read)}${of}${eta}`;
 }
 
-/** The current rows of tables in `_ref`. */
+/** The reference tables: current rows, in `_ref`. */
 export class References {
   constructor() {
     this.body = el("tbody");
-    const heads = ["Reference table", "State", "Rows", "Looked at"];
+    const heads = ["Reference table", "State", "Rows", "Checked at"];
     this.element = section("Reference tables", grid("references", heads, this.body));
     this.kept = new Kept(() => {
       const name = el("th", { scope: "row" });
@@ -132,7 +132,7 @@ export class Epochs {
   }
 }
 
-/** The last errors, the newest first, with what to do. */
+/** The last errors, the newest first, with remedies. */
 export class Errors {
   constructor() {
     this.none = el("p", { class: "quiet" }, "None since the daemon's start.");
@@ -162,7 +162,7 @@ export class Errors {
   }
 }
 
-/** All sources in a sentence, and what needs a person. */
+/** All sources in a sentence, and their problems. */
 export class Problems {
   constructor() {
     this.text = el("h2", { id: "overall" });

@@ -1,6 +1,6 @@
-// What the daemon has told so far; /status/events says what changed.
+// The status received so far from /status/events.
 
-const KEPT = 360; // points, as the daemon keeps them: an hour
+const KEPT = 360; // points of the history, an hour, as many as the daemon keeps
 
 export class Model {
   constructor() {
@@ -9,7 +9,7 @@ export class Model {
     this.sources = new Map();
   }
 
-  /** Take a `state` or a `change`. */
+  /** Apply a `state` or a `change`. */
   take({ now, sources, removed = [], ...about }) {
     if (now) this.now = now;
     Object.assign(this.about, about);
@@ -27,8 +27,8 @@ export class Source {
     this.facts = { last_epochs: [], last_errors: [], references: [] };
     this.tables = new Map();
     this.history = { at: [] };
-    this.newPoints = 0; // counts up: whoever draws knows by it whether there are any
-    this.changed = new Set(); // names of tables, until they are drawn
+    this.newPoints = 0; // increases with each update of the history, so views know when to redraw
+    this.changed = new Set(); // names of tables that are not drawn yet
   }
 
   take({ tables = [], gone = [], history, ...facts }) {

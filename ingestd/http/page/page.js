@@ -1,4 +1,4 @@
-// Puts the page together: follows the daemon, draws what changed, says what a person should hear.
+// The page: follows the daemon, draws what changed, announces problems to screen readers.
 
 import { el, setAttribute, setChildren, setHidden, setText } from "./dom.js";
 import { seconds, time, zoneName } from "./format.js";
@@ -44,7 +44,7 @@ const follower = new Follower(
     },
     lost(why) {
       lostAt ??= Date.now();
-      setText(connection, `No connection since ${time(lostAt, Date.now())}: ${why}. Trying again …`);
+      setText(connection, `No connection since ${time(lostAt, Date.now())}: ${why}. Reconnecting …`);
       setAttribute(document.body, "data-connection", "lost");
       tellState();
       due();
@@ -64,7 +64,7 @@ const follower = new Follower(
   token.get,
 );
 
-/** A `state` is all there is: what was drawn of sources that are the same is drawn over. */
+/** Start a new model: a `state` event is complete. Views of the same sources are reused. */
 function begin() {
   model = new Model();
 }
@@ -101,7 +101,7 @@ function draw() {
   setChildren(main, [summary.element, nav, ...[...views.values()].map((view) => view.element), signOut]);
 }
 
-/** Have a view show what a new `state` says of its source, with search and order as they were. */
+/** Return the view, now showing `source` of a new `state`; search and order are kept. */
 function taken(view, source) {
   for (const name of view.source.tables.keys()) source.changed.add(name);
   view.source = view.tables.source = source;
@@ -127,10 +127,10 @@ function drawNav() {
 
 function told() {
   if (lostAt === null) return overall(model, allProblems(model));
-  return { level: "stop", text: "No connection to the daemon: what is below is old" };
+  return { level: "stop", text: "No connection to the daemon: the data below is out of date" };
 }
 
-/** The tab's title and icon, also while nobody looks at it; and, not often, what is read aloud. */
+/** Set the tab's title and icon, also in the background; announce changes, at most every 1.5 s. */
 function tellState() {
   const { level, text } = told();
   const isTrouble = level === "stop" || level === "warn";

@@ -1,5 +1,5 @@
-// The form that asks for the token, where the daemon has one. It is kept for this tab alone and
-// goes in a header, to this very host and port only.
+// The form that asks for the token if the daemon has one. The token is stored for this tab only and
+// sent in a header, only to this host and port.
 
 import { el, setHidden, setText } from "./dom.js";
 
@@ -11,7 +11,7 @@ export const token = {
   forget: () => sessionStorage.removeItem(KEY),
 };
 
-/** Make the form; `onToken` is called once there is one to try. */
+/** Return the form; `onToken`: called when a token was entered. */
 export function signInForm(onToken) {
   const input = el("input", {
     id: "token",
@@ -24,7 +24,7 @@ export function signInForm(onToken) {
   const help = el(
     "p",
     { id: "token-help", class: "quiet" },
-    "It is the token of [http] in the daemon's config. This tab keeps it until it is closed.",
+    "The token set in [http] of the daemon's config. This tab keeps it until it is closed.",
   );
   const form = el(
     "form",
@@ -46,7 +46,7 @@ export function signInForm(onToken) {
     form,
     show(isWrong) {
       setHidden(form, false);
-      setText(wrong, isWrong ? "The daemon has another token." : "");
+      setText(wrong, isWrong ? "The daemon rejects this token." : "");
       input.value = "";
       input.focus();
     },

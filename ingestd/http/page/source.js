@@ -1,4 +1,4 @@
-// One source: its state in words, its figures with charts, and its lists.
+// One source: its state in words, its metrics with charts, and its lists.
 
 import { Chart } from "./chart.js";
 import { badge, el, setAttribute, setBadge, setHidden, setText } from "./dom.js";
@@ -7,7 +7,7 @@ import { Epochs, Errors, Readings, References } from "./lists.js";
 import { TableList } from "./tables.js";
 import { describe, headRoom, slot } from "./words.js";
 
-/** A figure with what it means, and its chart or a list of facts. */
+/** A figure with its explanation, and its chart or a list of facts. */
 class Card {
   constructor(title, chart, facts = []) {
     this.figure = el("p", { class: "figure" }, "–");
@@ -36,7 +36,7 @@ export class SourceView {
     const head = el("div", { class: "head" }, title, this.badge);
     this.cards = makeCards();
     this.room = el("meter", { min: "0", max: "1", low: "0.2", optimum: "1", hidden: "" });
-    this.room.setAttribute("aria-label", "Part of the slot's WAL limit that is free");
+    this.room.setAttribute("aria-label", "Free part of the slot's WAL limit");
     this.cards.slot.element.append(this.room);
     const cards = el("div", { class: "cards" }, ...Object.values(this.cards).map((c) => c.element));
     this.lists = [new Readings(), new References(), new Epochs(), new Errors()];
@@ -70,18 +70,18 @@ export class SourceView {
     );
     wal.draw(
       isMeasured ? bytes(facts.lag_bytes) : "–",
-      isMeasured ? "WAL from the confirmed position to the server's end." : not,
+      isMeasured ? "WAL between the confirmed position and the server's current one." : not,
     );
     const done = `${count(facts.rows)} rows in ${count(facts.transactions)} transactions`;
     rows.draw(rate(this.source.latest("rows_per_s")), `${done} since the daemon's start.`);
     freshness.draw(
       seconds(facts.freshness_p50_seconds),
-      `Commit to durable: half are faster, 99 of 100 within ${seconds(facts.freshness_p99_seconds)}.`,
+      `Commit to durable: median; 99 % are within ${seconds(facts.freshness_p99_seconds)}.`,
     );
     this.drawSlot(head);
     epoch.draw(
       count(facts.epoch),
-      "The last one that is durable in the lake.",
+      "The last durable epoch in the lake.",
       ...[time(facts.last_commit, now), facts.end_lsn, facts.confirmed_lsn, facts.received_lsn],
     );
     if (this.drawn !== this.source.newPoints) {
@@ -113,14 +113,14 @@ function makeCards() {
       chart(
         "Freshness",
         [
-          { figure: "freshness_p99", name: "99 of 100" },
-          { figure: "freshness_p50", name: "half" },
+          { figure: "freshness_p99", name: "p99" },
+          { figure: "freshness_p50", name: "median" },
         ],
         seconds,
         0.1,
       ),
     ),
-    slot: new Card("Slot head-room", null, ["Holds back", "Free", "wal_status"]),
+    slot: new Card("Slot headroom", null, ["Retained", "Free", "wal_status"]),
     epoch: new Card("Epoch", null, ["Durable at", "Ends at", "Confirmed", "Received"]),
   };
 }

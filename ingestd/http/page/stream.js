@@ -1,13 +1,13 @@
 // Server-sent events by fetch: EventSource can't send the token, and a cookie would be sent to
-// whatever else listens on the host (cookies know no ports).
+// other servers on the host as well (cookies don't distinguish ports).
 
-const SILENCE_MS = 35_000; // the daemon says something every 10 s
+const SILENCE_MS = 35_000; // the daemon sends an event at least every 10 s
 const LONGEST_WAIT_MS = 10_000;
 const HIDDEN_MS = 60_000;
 
 export class UnauthorizedError extends Error {}
 
-/** Follow the daemon until `stop` is called; takes up the thread again whenever it is cut. */
+/** Follows the daemon and reconnects whenever the connection ends. */
 export class Follower {
   /** `on`: told({event, data}), connected(), lost(why), unauthorized(). */
   constructor(on, getToken) {
@@ -25,7 +25,7 @@ export class Follower {
     this.follow(this.cut);
   }
 
-  /** A page that nobody sees asks for nothing after a while. */
+  /** Disconnect a hidden page after a while, and reconnect once it is visible. */
   seen() {
     clearTimeout(this.timers.hidden);
     if (document.hidden) {
@@ -41,16 +41,16 @@ export class Follower {
   }
 
   async follow(cut) {
-    let why = "the connection ended";
+    let why = "the connection was closed";
     try {
       await this.read(cut);
     } catch (error) {
       if (error instanceof UnauthorizedError) return this.on.unauthorized();
-      why = error.told ?? "the daemon does not answer";
+      why = error.told ?? "the daemon does not respond";
     } finally {
       clearTimeout(this.timers.silence);
     }
-    if (cut !== this.cut || this.isAsleep) return undefined; // another has begun, or nobody looks
+    if (cut !== this.cut || this.isAsleep) return undefined; // superseded, or the page is hidden
     this.on.lost(why);
     this.failures += 1;
     const wait = Math.min(LONGEST_WAIT_MS, 500 * 2 ** this.failures) * (0.5 + Math.random() / 2);
@@ -77,7 +77,7 @@ export class Follower {
     }
   }
 
-  /** Give up what is silent for too long: a connection may be gone without a sign. */
+  /** Restart the timer that aborts a silent connection: it may be dead without an error. */
   heard(cut) {
     clearTimeout(this.timers.silence);
     this.timers.silence = setTimeout(() => cut.abort(), SILENCE_MS);

@@ -1,4 +1,4 @@
-// The tables of a source: searchable, sortable; one row each that is changed in place.
+// The tables of a source: searchable and sortable; each row is updated in place.
 
 import { badge, el, setAttribute, setBadge, setChildren, setHidden, setText } from "./dom.js";
 import { count, exactCount, plural, time } from "./format.js";
@@ -24,7 +24,7 @@ const COLUMNS = [
   },
 ];
 
-/** A table as a row, and below it why it is stopped or read anew. */
+/** A table's row, and below it why the table is stopped or its last snapshot failed. */
 class Row {
   constructor(table) {
     this.name = el("th", { scope: "row" }, ...breakable(table));
@@ -65,13 +65,13 @@ class Row {
   }
 }
 
-/** A name that may go on in a new line after its schema. */
+/** A name that may wrap after its schema. */
 function breakable(name) {
   const dot = name.indexOf(".") + 1;
   return [name.slice(0, dot), el("wbr"), name.slice(dot)];
 }
 
-/** Search field, sort buttons and rows; `source`: the model's. */
+/** Search field, sort buttons and rows; `source`: from the model. */
 export class TableList {
   constructor(source) {
     this.source = source;
@@ -89,7 +89,7 @@ export class TableList {
     });
     this.headings = COLUMNS.map((column) => this.heading(column));
     this.table = el("table", { class: "tables" }, el("thead", {}, el("tr", {}, ...this.headings)));
-    this.none = el("p", { class: "quiet" }, "No table is called like that.");
+    this.none = el("p", { class: "quiet" }, "No table matches.");
     const find = el("div", { class: "find" }, el("label", { for: id }, "Find"), this.search, this.shown);
     this.element = el("section", {}, el("h3", {}, "Tables"), find, this.table, this.none, this.more);
     this.tell();
@@ -106,7 +106,7 @@ export class TableList {
     return el("th", { scope: "col", "data-key": key }, button);
   }
 
-  /** Say by which column the rows are sorted. */
+  /** Mark the column by which the rows are sorted. */
   tell() {
     for (const heading of this.headings) {
       const isIt = heading.dataset.key === this.sorted.key;
@@ -115,7 +115,7 @@ export class TableList {
     }
   }
 
-  /** Draw what changed. Rows keep their places unless one came, went or has another state. */
+  /** Draw changed tables. Rows are reordered only if one was added or removed or changed state. */
   draw(now) {
     this.now = now;
     const { changed, tables } = this.source;
@@ -131,7 +131,7 @@ export class TableList {
     if (isMoved) this.arrange();
   }
 
-  /** Find, sort and place the rows. */
+  /** Filter, sort and place the rows. */
   arrange() {
     this.arranged = true;
     const wanted = this.search.value.trim().toLowerCase();

@@ -1,4 +1,4 @@
-// What a state means, in words, and what is to be done. Levels: ok, busy, warn, stop, off.
+// Words for states, and remedies. Levels: ok, busy, warn, stop, off.
 
 import { bytes, percent, plural, seconds, since } from "./format.js";
 
@@ -13,23 +13,23 @@ export function isBehind(source) {
   return source.facts.state === "streaming" && source.facts.lag_seconds > BEHIND_S;
 }
 
-/** Part of the WAL that the slot may hold back which is still free; null where that is not told. */
+/** The free part of the WAL that the slot may retain, 0 to 1; null if the server has no limit. */
 export function headRoom({ safe_bytes: safe, retained_bytes: retained }) {
   if (safe == null || retained == null) return null;
   return safe <= 0 ? 0 : safe / (safe + Math.max(0, retained));
 }
 
 const SLOT_WORDS = {
-  reserved: "The WAL it needs is within max_wal_size.",
-  extended: "The WAL it needs is beyond max_wal_size, and kept for it.",
+  reserved: "The WAL it needs fits in max_wal_size.",
+  extended: "The WAL it needs exceeds max_wal_size; the server keeps it.",
   unreserved: "The server is about to remove WAL that it needs.",
   lost: "The server has removed WAL that it needed.",
 };
 
-/** The slot's head-room: a level, a headline, and what it means. */
+/** The slot's headroom: a level, a headline, and its explanation. */
 export function slot(facts) {
   if (facts.retained_bytes == null) {
-    return { level: "off", head: "–", text: "No slot, or it was not measured yet." };
+    return { level: "off", head: "–", text: "No slot, or not measured yet." };
   }
   const text = SLOT_WORDS[facts.wal_status] ?? "";
   const part = headRoom(facts);
@@ -43,7 +43,7 @@ export function slot(facts) {
 
 const TABLE_WORDS = {
   live: ["ok", "Live"],
-  snapshotting: ["busy", "Being read"],
+  snapshotting: ["busy", "Snapshot"],
   stopped: ["stop", "Stopped"],
   dropped: ["off", "Dropped"],
 };
@@ -52,8 +52,8 @@ const TABLE_WORDS = {
 export function tableState(table) {
   const [level, word] = TABLE_WORDS[table.state] ?? ["warn", table.state];
   if (table.state === "stopped" || table.state === "dropped") return { level, word };
-  if (table.snapshot) return { level: "busy", word: `Being read, ${percent(table.snapshot.ratio)}` };
-  if (table.snapshot_requested) return { level: "busy", word: `${word}, to be read anew` };
+  if (table.snapshot) return { level: "busy", word: `Snapshot, ${percent(table.snapshot.ratio)}` };
+  if (table.snapshot_requested) return { level: "busy", word: `${word}, snapshot requested` };
   return { level, word };
 }
 
@@ -73,46 +73,46 @@ export function describe(source, now) {
   const reading = `${plural(read, "table")} ${read === 1 ? "is" : "are"}`;
   switch (facts.state) {
     case "starting":
-      return made("busy", "Starting", "It connects and looks where the lake ends.");
+      return made("busy", "Starting", "Connecting to the server and opening the lake.");
     case "snapshotting":
-      return made("busy", "Reading tables", `${reading} being read for the first time.`);
+      return made("busy", "Snapshotting", `${reading} being read for the first time.`);
     case "backing_off":
-      return made("warn", "Trying again", `${facts.reason ?? "A fault"}. It is tried again by itself.`);
+      return made("warn", "Retrying", `${facts.reason ?? "Failed"}. Retrying automatically.`);
     case "stopped":
-      return made("stop", "Stopped", `${facts.reason ?? "A fault"}. It is tried again every minute.`);
+      return made("stop", "Stopped", `${facts.reason ?? "Failed"}. Retrying every minute.`);
     case "paused": {
-      const kept = facts.retained_bytes == null ? "" : `; ${bytes(facts.retained_bytes)} of WAL are kept for it`;
-      const what = `Somebody paused it ${since(facts.since, now)} ago${kept}.`;
-      return made("off", "Paused", `${what} Resume it with: ingestd resume ${source.name}`);
+      const kept = facts.retained_bytes == null ? "" : `; its slot retains ${bytes(facts.retained_bytes)} of WAL`;
+      const what = `Paused ${since(facts.since, now)} ago${kept}.`;
+      return made("off", "Paused", `${what} Resume with: ingestd resume ${source.name}`);
     }
     case "closed":
-      return made("off", "Closed", "The daemon is ending.");
+      return made("off", "Closed", "The daemon is shutting down.");
     default:
   }
   const stopped = stoppedTables(source).length;
   const lag = facts.lag_seconds;
   const behind = `${seconds(lag)} and ${bytes(facts.lag_bytes)} of WAL behind`;
-  if (isBehind(source)) return made(stopped ? "stop" : "warn", "Behind", `It delivers, ${behind}.`);
+  if (isBehind(source)) return made(stopped ? "stop" : "warn", "Behind", `Delivering, ${behind}.`);
   if (stopped) {
     const verb = stopped === 1 ? "is" : "are";
-    return made("stop", "Delivering in part", `${plural(stopped, "table")} ${verb} stopped; the others go on.`);
+    return made("stop", "Partially delivering", `${plural(stopped, "table")} ${verb} stopped; the others continue.`);
   }
   if (read) {
-    return made("busy", "Delivering, and reading tables", `It delivers; ${reading} being read beside that.`);
+    return made("busy", "Delivering and snapshotting", `${reading} being read; changes are delivered meanwhile.`);
   }
   const last = facts.last_commit;
   const when = last ? ` The last change became durable ${since(last, now)} ago.` : "";
   return made("ok", "Delivering", `Every table is up to date.${when}`);
 }
 
-/** What a person should look at, worst first and sources before tables. */
+/** The problems of all sources, worst first and sources before tables. */
 export function allProblems(model) {
   const found = [...model.sources.values()].flatMap(problems);
   const rank = (problem) => 2 * severity(problem.level) + (problem.isOfTable ? 1 : 0);
   return found.sort((a, b) => rank(a) - rank(b));
 }
 
-/** What of a source a person should look at: {level, where, what, remedy, isOfTable}. */
+/** The problems of a source: {level, where, what, remedy, isOfTable}. */
 function problems(source) {
   const { facts, name } = source;
   const found = [];
@@ -122,15 +122,15 @@ function problems(source) {
   }
   const { level, head, text } = slot(facts);
   if (level === "stop" || level === "warn") {
-    const what = head === "lost" ? text : `The slot has ${head} of WAL left. ${text}`;
-    const remedy = "see what holds the daemon up, or raise max_slot_wal_keep_size";
+    const what = head === "lost" ? text : `The slot can retain ${head} more of WAL. ${text}`;
+    const remedy = "find out what delays the daemon, or raise max_slot_wal_keep_size";
     found.push({ level, where: `${name}, slot`, what, remedy });
   }
   if (isBehind(source)) {
-    const what = `It is ${seconds(facts.lag_seconds)} behind, ${bytes(facts.lag_bytes)} of WAL.`;
+    const what = `The lake is ${seconds(facts.lag_seconds)} and ${bytes(facts.lag_bytes)} of WAL behind.`;
     const remedy = source.latest("rows_per_s") > 0
-      ? "see whether the lag falls; if it grows, the source writes more than is taken"
-      : "nothing arrives: look at the last errors, and at the lake's storage";
+      ? "watch the lag; if it grows, the source writes faster than ingestd delivers"
+      : "no rows arrive: check the last errors and the lake's storage";
     found.push({ level: "warn", where: name, what, remedy });
   }
   for (const notice of facts.notices ?? []) {
@@ -150,10 +150,10 @@ function problems(source) {
   return found;
 }
 
-/** All sources in one sentence; `found`: what `allProblems` gave. */
+/** The state of all sources in one sentence; `found`: the result of `allProblems`. */
 export function overall(model, found) {
   const sources = [...model.sources.values()];
-  if (!sources.length) return { level: "stop", text: "There are no sources in the config" };
+  if (!sources.length) return { level: "stop", text: "The config has no sources" };
   const told = sources.map((source) => ({ name: source.name, ...describe(source, model.now) }));
   const level = worst([...told, ...found].map((t) => t.level));
   const paused = sources.filter((source) => source.facts.state === "paused").map(({ name }) => name);
@@ -162,12 +162,12 @@ export function overall(model, found) {
     const those = rest === 1 ? "The other source delivers" : `The other ${rest} sources deliver`;
     return { level, text: `${those} every table; ${paused.join(", ")}: paused` };
   }
-  const all = sources.length === 1 ? `${sources[0].name} delivers` : `All ${sources.length} sources deliver`;
+  const all = sources.length === 1 ? `${sources[0].name} delivers` : "All sources deliver";
   const these = told.filter((t) => t.level === level).map((t) => `${t.name}: ${t.word.toLowerCase()}`);
   const urgent = found.filter((problem) => problem.level === "stop").length;
   const text = {
-    stop: `${plural(urgent, "thing")} ${urgent === 1 ? "needs" : "need"} you`,
-    warn: these.length ? these.join(", ") : "Something needs a look",
+    stop: `${plural(urgent, "problem")} ${urgent === 1 ? "needs" : "need"} attention`,
+    warn: these.length ? these.join(", ") : "There are warnings",
     busy: these.join(", "),
     ok: `${all} every table`,
     off: these.join(", "),

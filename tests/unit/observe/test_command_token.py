@@ -172,7 +172,7 @@ async def test_without_a_folder_commands_are_off_and_reading_is_not(
             assert "commands are off" in answer["error"]
             assert "STATE_DIRECTORY" in answer["remedy"]
         assert (await asyncio.to_thread(ask, server, "GET", "/status"))[0] == 200
-        with pytest.raises(OperatorError, match="takes no commands"):
+        with pytest.raises(OperatorError, match="accepts no commands"):
             await asyncio.to_thread(request_snapshot, server.address, "shop", ["public.orders"])
     assert asked.tables == []
     assert why_off(os.environ) is not None
@@ -338,7 +338,9 @@ def test_root_does_not_believe_a_file_that_any_account_can_have_made(kind: str) 
             received: list[bytes] = []
             answering = threading.Thread(target=_answer, args=(squatter, named, received))
             answering.start()
-            with pytest.raises(OperatorError, match="is not used: it belongs to another account"):
+            with pytest.raises(
+                OperatorError, match="is not trusted: it belongs to another account"
+            ):
                 request_snapshot(Address("127.0.0.1", port), "shop", ["a.b"], "note = 'canary'")
             squatter.shutdown(socket.SHUT_RDWR)
             answering.join(10)

@@ -279,7 +279,7 @@ async def test_something_else_on_the_port_is_an_operators_matter() -> None:
 async def test_a_daemon_that_went_away_is_transient(asked: Asked) -> None:
     async with server_on(LOOPBACK, asked) as server:
         gone = server.address
-    with pytest.raises(TransientError, match="gave no answer"):
+    with pytest.raises(TransientError, match="no response"):
         await asyncio.to_thread(request_snapshot, gone, "shop", ["public.orders"])
 
 
@@ -312,7 +312,7 @@ def test_what_is_no_url_of_a_daemon(text: str) -> None:
     "host", ["daemon.example:9464", "10.0.0.5", "127.0.0.1.example", "[fe80::1]"]
 )
 def test_the_token_is_not_sent_in_clear_to_another_machine(host: str) -> None:
-    with pytest.raises(ValueError, match="the token would be sent for all between to read"):
+    with pytest.raises(ValueError, match="the token would cross the network unencrypted"):
         endpoint_of(f"http://{host}", "t")
     assert endpoint_of(f"http://{host}").token is None
     assert endpoint_of(f"https://{host}", "t").token == "t"

@@ -97,7 +97,7 @@ async def test_bounded_there_are_so_many_streams_and_no_more(
     streams = [await session.get(url(server)) for _ in range(MAX_READERS)]
     async with session.get(url(server)) as refused:
         assert refused.status == 503
-        assert "pages are open" in (await refused.json())["error"]
+        assert "status pages are open" in (await refused.json())["error"]
     streams.pop().close()
     await until(lambda: server._feed.readers < MAX_READERS)
     async with session.get(url(server)) as taken:

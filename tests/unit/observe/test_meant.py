@@ -41,17 +41,17 @@ def test_the_daemon_of_the_config_is_the_one() -> None:
         (told("/other", **CLAIMS), "its lake is /other, not /lake"),
         (
             told(**CLAIMS | {"shop": "slot 'b', database x"}),
-            "its source shop works by slot 'b', database x, not slot 'a', database x",
+            "its source shop uses slot 'b', database x, not slot 'a', database x",
         ),
         (
             told(**CLAIMS | {"old": "polling, database x"}),
-            "its source old works by polling, database x, not polling, database y",
+            "its source old uses polling, database x, not polling, database y",
         ),
     ],
 )
 def test_another_is_told_by_what_differs(status: dict[str, Any], why: str) -> None:
     assert MEANT.difference(status) == why
-    with pytest.raises(OperatorError, match=r"the daemon on 127\.0\.0\.1:9464 is another: "):
+    with pytest.raises(OperatorError, match=r"another daemon listens on 127\.0\.0\.1:9464: "):
         MEANT.require(Address("127.0.0.1", 9464), status)
 
 

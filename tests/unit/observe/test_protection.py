@@ -283,7 +283,7 @@ async def test_old_versions_of_tls_are_refused(tmp_path: Path, asked: Asked) -> 
 
 
 async def test_the_client_says_that_the_token_is_another(server: HttpServer) -> None:
-    texts = {None: "asks for another token", "another-token-of-16": "does not prove"}
+    texts = {None: "rejects the token", "another-token-of-16": "did not prove"}
     for token, text in texts.items():
         there = Endpoint(server.address.host, server.address.port, token)
         for ask in (fetch_status, lambda e: request_snapshot(e, "shop", ["public.orders"])):
