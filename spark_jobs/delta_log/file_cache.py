@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MAX_ENTRIES = 8
 """Log entries to search for one that lists all files. Beyond that, Spark is faster."""
 _MAX_NEW = 64
-"""Versions after which files in memory are read again, and a mirror left to Spark is retried."""
+"""After more new versions than this, files are re-read, and a mirror left to Spark is retried."""
 _MAX_FILES = 1_000
 """Mirrors with more files are left to Spark."""
 _FEW_BYTES = 4 << 20

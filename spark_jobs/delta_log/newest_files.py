@@ -1,8 +1,8 @@
 """The files that the newest entries of a table's log added, and their rows: no Spark job.
 
 Reading a table by Spark takes 0.3 to 1 s, whatever its size, mostly to replay the log. This module
-reads a few log entries, or leaves the read to Spark. A compaction adds no rows and is skipped; a
-commit that removes rows ends the search. Source: Delta transaction log protocol, "Actions".
+reads a few log entries, or leaves the read to Spark. A compaction adds no rows and is skipped; if a
+commit removes rows, Spark must read. Source: Delta transaction log protocol, "Actions".
 """
 
 from __future__ import annotations

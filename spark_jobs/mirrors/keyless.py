@@ -1,4 +1,4 @@
-"""Mirrors of tables without a key (REPLICA IDENTITY FULL), whose rows are counted copies."""
+"""Mirrors of tables without a key (REPLICA IDENTITY FULL), by counting equal rows."""
 
 from __future__ import annotations
 
