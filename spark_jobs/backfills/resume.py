@@ -44,7 +44,7 @@ def why_void(plan: Plan, now: BackfillStanding) -> str | None:  # noqa: PLR0911 
     if plan.definition != now.definition:
         return "the table or its settings have changed"
     if now.confirmed is None or now.confirmed > plan.point:
-        return f"the slot no longer has the changes since {plan.point}"
+        return f"the slot does not have the changes since {plan.point}"
     if not _is_untouched(plan, now):
         return "a daemon has written to the lake meanwhile"
     if now.is_loaded:

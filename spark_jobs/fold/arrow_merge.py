@@ -28,6 +28,7 @@ class Merge:
     `places`: the numbers of the rows that change or are removed, ascending; `becomes`: for each,
     the row of `rows` that replaces it, or GONE. The rows of `rows` from `added` on are new.
     """
+
     places: _Ints
     becomes: _Ints
     rows: pa.Table

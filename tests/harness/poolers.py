@@ -95,9 +95,7 @@ logfile = {folder}/log
         def answers() -> bool:
             assert process.poll() is None, (folder / "log").read_text()
             try:
-                connect(
-                    dsn
-                ).close()  # not by the tests' own connect: PgBouncer accepts no options
+                connect(dsn).close()  # not by the tests' own connect: PgBouncer accepts no options
             except OperationalError:
                 return False
             return True

@@ -3,6 +3,7 @@
 The mapping is written out here, independently of `ingestd.decode.type_mapping`. A value is the text
 of an SQL literal, or an SQL expression (`Sql`) if the type's input function accepts nothing.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
