@@ -1,1 +1,1 @@
-"""PySpark jobs that read the lake (design section 8.8)."""
+"""PySpark jobs: backfill a lake, mirror it, keep its history, and reconcile it with its source."""

@@ -1,7 +1,8 @@
 """Backfill: the snapshot of very large tables, read by Spark executors (docs/backfill.md).
 
-The daemon must not run on the source meanwhile; it goes on where the rows were read. A run that was
-killed is gone on with by the same command. Tables that are live already are left as they are.
+The daemon must not run on the source meanwhile. When it starts again, it continues from the point
+at which the rows were read. If a run was killed, the same command resumes it. Tables that are
+already live are left as they are.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SPLIT_BYTES = "64MB"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; gives its exit code. Raises IngestdError."""
+    """Run the command and return its exit code. Raises IngestdError."""
     chosen = _parser().parse_args(arguments)
     config = require_config(chosen)
     tables = [_table_id(text) for text in chosen.tables]
@@ -92,7 +93,7 @@ def build(
     tell: Callable[[str], None] | None = None,
     reached: Callable[[str], None] = lambda _: None,
 ) -> Backfill:
-    """Put the parts together for one run on a source of the config."""
+    """Return a backfill of one source of the config."""
     settings = config.sources[source]
     options = {k: v.get_secret_value() for k, v in config.lake.storage_options.items()} or None
     memory_bytes = config.limits.memory // 4
@@ -112,9 +113,9 @@ def build(
 
 
 def report(outcome: BackfillOutcome) -> int:
-    """Say what became of the tables; gives the exit code."""
+    """Print the outcome for each table and return the exit code."""
     for name in outcome.present:
-        sys.stdout.write(f"{name}: nothing to do, it is read already (--again reads it anew)\n")
+        sys.stdout.write(f"{name}: already live, nothing to do (--again re-reads it)\n")
     for filled in outcome.filled:
         then = "" if filled.is_live else ", `ingestd run` completes it"
         sys.stdout.write(f"{filled.table}: {filled.rows:,} rows at {filled.point}{then}\n")

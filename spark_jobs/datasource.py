@@ -1,4 +1,4 @@
-"""`spark.read.format("ingestd")`: tables of a source, straight from Postgres, at one point.
+"""`spark.read.format("ingestd")`: tables of a source, read from Postgres at a consistent point.
 
 ::
 
@@ -9,26 +9,26 @@
         .load()
     )
 
-The rows have the lake's types and what the config says of columns, and `_cdc_raw` for values that
-their columns can't hold. Tasks read by COPY, the same splits and page source as the daemon's
-snapshots, and hand Arrow batches on. All tasks of a query read one snapshot, whatever tables they
-read: `spark_jobs.source.exported_snapshot` has how, and when it ends. docs/spark-datasource.md has
-the options.
+The rows have the lake's types, the column settings of the config, and `_cdc_raw` for values that
+their columns can't represent. Tasks read with COPY, use the splits and the page source of the
+daemon's snapshots, and return Arrow batches. All tasks of a query read one snapshot, even of
+several tables: `spark_jobs.source.exported_snapshot` describes how, and when the snapshot ends.
+docs/spark-datasource.md lists the options.
 
-What Spark 4.2 gives a Python data source, and what follows (all of it looked up in its sources, and
-tried):
+Spark 4.2 limits a Python data source as follows (read in its source code, and tested):
 
 - No column pruning: every column of `load()` is read, unless the option `columns` (or a schema)
-  chooses some.
-- No pushed limit: the option `limit`.
-- Pushed filters are not safe. Planning a filtered read leaves its partitions with the *loaded*
-  DataFrame (PythonDataSourceV2.setReadInfo), and every later read of that DataFrame takes them, a
-  read without filters too; of two filtered sides of a self join both take the last one's. So
-  filters are taken only with the option `pushdown`, for a `load()` that is read through one filter;
-  a second, different one is refused, as far as it can be seen. The option `where` is safe.
+  selects some.
+- No limit pushdown: use the option `limit`.
+- Filter pushdown is not safe. Planning a filtered read stores its partitions in the *loaded*
+  DataFrame (PythonDataSourceV2.setReadInfo), and every later read of that DataFrame uses them,
+  even one without filters. In a self join of two filtered sides, both use the last one's. So
+  filters are pushed down only with the option `pushdown`, for a `load()` that is read through one
+  filter; a second, different filter is refused where it can be detected. The option `where` is
+  safe.
 
-The config's secrets are in the pickled reader, which Spark sends to executors as it sends any
-function; in no option, plan or message.
+The pickled reader contains the config's secrets; Spark sends it to executors like any function.
+No option, plan or message contains them.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ from spark_jobs.source.split_batches import batches_of
 from spark_jobs.source.table import SourceTable, find_table
 
 _EXECUTION = ("spark.sql.execution.root.id", "spark.sql.execution.id")
-"""Local properties of a task: the outermost action that it runs for, and this one."""
+"""Local properties of a task: the outermost execution that it belongs to, and its own."""
 
 
 class IngestdDataSource(DataSource):
-    """See the module. Spark makes one for each `load()`, in a process of its own on the driver."""
+    """See the module. Spark creates one per `load()`, in a separate process on the driver."""
 
     _source: SourceTable | None = None
 
@@ -73,14 +73,14 @@ class IngestdDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Name the format."""
+        """Return the format's name."""
         return FORMAT
 
     def schema(self) -> StructType:
-        """Give the table's columns, as the config and the options leave them. Raises IngestdError.
+        """Return the table's columns, as config and options select them. Raises IngestdError.
 
-        The table is asked for once: all reads of this `load()` take it as it was then, and fail
-        if it has changed.
+        The catalog is read once per `load()`: all its reads use that definition, and fail if the
+        table has changed.
         """
         options = parse_options(self.options)
         return spark_schema(self._found(options).table, options.columns, raw=options.raw)
@@ -99,7 +99,7 @@ class IngestdDataSource(DataSource):
 
 @dataclass(frozen=True, slots=True)
 class SourcePartition(InputPartition):
-    """The reading of a task, by its number in the plan, which the keeper has."""
+    """The work of one task: its number in the plan that the keeper holds."""
 
     keeper: KeeperAddress
     plan_id: str
@@ -107,7 +107,7 @@ class SourcePartition(InputPartition):
 
 
 class SourceReader(DataSourceReader):
-    """Plans on the driver, then reads in tasks: Spark pickles it in between."""
+    """Plans on the driver and reads in tasks. Spark pickles it in between."""
 
     def __init__(
         self, options: SourceOptions, source: SourceTable, schema: StructType, load: str
@@ -121,7 +121,10 @@ class SourceReader(DataSourceReader):
         self._predicates: list[Predicate] = []
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Register the plan; nothing is held in the database for it. Raises IngestdError."""
+        """Register the plan and return its partitions. Raises IngestdError.
+
+        The plan holds nothing open in the database.
+        """
         options = self._options
         dsn = self._source.settings.dsn.get_secret_value()  # type: ignore[attr-defined] # all kinds
         keeper = keeper_of(jvm_pid(), options.keeper_host or listening_host(dsn))
@@ -163,22 +166,22 @@ class SourceReader(DataSourceReader):
 
     @property
     def _filters(self) -> str:
-        """A name for the predicates, without the values in them."""
+        """An identifier of the predicates that does not contain their values."""
         if not self._predicates:
             return ""
         return hashlib.sha256(repr(self._predicates).encode()).hexdigest()
 
     def _page_source(self, connector: Connector, split: Split) -> PageSource:
-        # The split came by way of the keeper; the table is the same, and had not to be sent.
+        # The split came through the keeper without its table, which this reader already has.
         split = replace(split, table=self._source.table)
         return connector.page_source(split, self._columns, self._predicates)
 
 
 class FilteredReader(SourceReader):
-    """A reader that takes filters: of one plan only, see the module."""
+    """A reader that accepts filters, for one plan only: see the module."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Take what Postgres applies as Spark would; give the others back."""
+        """Accept the filters that Postgres applies exactly as Spark would; yield the others."""
         columns = {column.lake_name: column for column in self._source.table.columns}
         for found in filters:
             predicate = predicate_of(found, columns)

@@ -1,4 +1,4 @@
-"""Mirrors read as they were together: a transactionally consistent cut over all tables.
+"""Mirrors read together: a transactionally consistent cut over all tables.
 
 >>> cut = latest(spark, "s3a://lake/mirror")
 >>> cut["public.orders"].join(cut["public.customers"], "customer_id")
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 class MirrorCut(Mapping[str, "DataFrame"]):
     """All mirrors at the end of one epoch, by table ("schema.table").
 
-    The same transactions are in all of them, whatever the mirror job does meanwhile, for as long as
-    Delta keeps the versions (`delta.deletedFileRetentionDuration`). Rows that are marked as deleted
-    (--soft-deletes) are left out. A table that is not whole at the epoch is not there (KeyError).
+    All of them contain the same transactions, whatever the mirror job does meanwhile, for as long
+    as Delta keeps the versions (`delta.deletedFileRetentionDuration`). Rows marked as deleted
+    (--soft-deletes) are left out. A table that is incomplete at the epoch is missing (KeyError).
     """
 
     def __init__(self, session: SparkSession, target: str, cut: EpochCut) -> None:
@@ -43,12 +43,12 @@ class MirrorCut(Mapping[str, "DataFrame"]):
 
     @property
     def end_lsn(self) -> int:
-        """Everything that committed below this position is in it."""
+        """The cut contains everything that committed below this position."""
         return self._cut.end_lsn
 
     @property
     def last_commit_ts(self) -> datetime:
-        """Commit time of the newest transaction in it."""
+        """Commit time of the newest transaction in the cut."""
         return self._cut.last_commit_ts
 
     @property
@@ -59,7 +59,7 @@ class MirrorCut(Mapping[str, "DataFrame"]):
     def __getitem__(self, table: str) -> DataFrame:
         if table not in self._cut.tables:
             there = ", ".join(sorted(self._cut.tables)) or "none"
-            msg = f"{table} is not in the cut of epoch {self.epoch}; there are: {there}"
+            msg = f"{table} is not in the cut of epoch {self.epoch}; it has: {there}"
             raise KeyError(msg)
         path = table_path(self._target, table)
         rows = self._checked.rows(self._session, path, self._cut.tables[table])
@@ -77,15 +77,15 @@ class MirrorCut(Mapping[str, "DataFrame"]):
 
 
 def read_at(spark: SparkSession, target: str, epoch: int) -> MirrorCut:
-    """Return the newest cut at or below an epoch: one micro-batch may take several epochs at once.
+    """Return the newest cut at or below an epoch: one micro-batch may cover several epochs.
 
-    Raises OperatorError if there is none.
+    Raises OperatorError if none exists.
     """
     return _cut(spark, target, epoch)
 
 
 def latest(spark: SparkSession, target: str) -> MirrorCut:
-    """Return the newest cut. Raises OperatorError if there is none."""
+    """Return the newest cut. Raises OperatorError if none exists."""
     return _cut(spark, target, None)
 
 
@@ -96,6 +96,6 @@ def _cut(spark: SparkSession, target: str, epoch: int | None) -> MirrorCut:
     if found is None:
         at = "" if epoch is None else f" at or below epoch {epoch}"
         raise OperatorError(
-            f"{uri} has no cut{at}", remedy="run the mirror, or ask for a later epoch"
+            f"{uri} has no cut{at}", remedy="run the mirror job, or choose a later epoch"
         )
     return MirrorCut(spark, uri, found)

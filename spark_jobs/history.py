@@ -1,7 +1,7 @@
 """Keeps every version of every row: one Delta table per source table (SCD type 2).
 
 One streaming query over `_epochs` moves every changed history to the same epoch, then adds a row to
-`<target>/_history`. docs/history.md says what the tables have and how a time must be understood.
+`<target>/_history`. docs/history.md describes the tables and the meaning of a time.
 
     python -m spark_jobs.history --lake ./lake --source shop --target ./history --once
     spark-submit ... spark_jobs/history.py --lake s3a://lake --source shop --target s3a://history
@@ -51,7 +51,7 @@ def main(
     stop: threading.Event | None = None,
     after_commit: Callable[[str], None] = lambda _: None,
 ) -> int:
-    """Run the job; give its exit code: 1 if a table stopped.
+    """Run the job and return its exit code: 1 if a table stopped.
 
     `stop` ends a continuous run; `after_commit` is called after every commit, for tests.
     """

@@ -1,4 +1,4 @@
-"""Keeps one Delta table per source table equal to the source, all of them in step.
+"""Keeps one Delta table per source table equal to the source, all at the same epoch.
 
 One streaming query over `_epochs` moves every changed mirror to the same epoch, then adds a row to
 `<target>/_mirror`: a transactionally consistent cut over all tables (`spark_jobs.epochs`).
@@ -38,7 +38,7 @@ def main(
     stop: threading.Event | None = None,
     after_commit: Callable[[str], None] = lambda _: None,
 ) -> int:
-    """Run the job; give its exit code: 1 if a table stopped.
+    """Run the job and return its exit code: 1 if a table stopped.
 
     `stop` ends a continuous run; `after_commit` is called after every commit, for tests.
     """

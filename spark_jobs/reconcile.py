@@ -1,10 +1,11 @@
-"""Holds mirrors against their source, row by row, at one position.
+"""Compares mirrors with their source, row by row, at the same position.
 
     python -m spark_jobs.reconcile --config ingestd.toml --source shop --target ./mirror
 
-The source is read at an exact point L by Spark's executors, moved on by the changes that the lake
-has from L to where the mirror is, and compared to the mirror: hashes over ranges first, then the
-keys of ranges that differ. docs/reconcile.md says why no difference is only one of timing.
+Spark's executors read the source at an exact position L. The lake's changes from L on bring these
+rows to the position of the mirror, and the result is compared with the mirror: first hashes of
+ranges, then the keys of ranges that differ. docs/reconcile.md explains why a difference is never
+one of timing.
 
 Exit codes: 0 all equal; 1 something differs or must be fixed; 2 wrong usage or config;
 75 could not be compared now.
@@ -28,10 +29,10 @@ def parser() -> argparse.ArgumentParser:
     """Return the command line's parser."""
     found = job_parser("reconcile", __doc__ or "")
     found.add_argument(
-        "tables", nargs="*", metavar="TABLE", help="schema.table or a pattern of them; all without"
+        "tables", nargs="*", metavar="TABLE", help="schema.table or a pattern (default: all)"
     )
     found.add_argument("--target", required=True, metavar="URI", help="where the mirrors are")
-    found.add_argument("--report", metavar="URI", help="append what was found to Delta tables here")
+    found.add_argument("--report", metavar="URI", help="append the results to Delta tables here")
     found.add_argument(
         "--ranges", type=_ranges, default=1024, metavar="N", help="ranges of key hashes (1024)"
     )
@@ -40,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
         type=_readable(seconds),
         default=300.0,
         metavar="TIME",
-        help="how long to wait for the lake and the mirror to have what the source had (5m)",
+        help="how long to wait for the lake and the mirror to catch up with the source (5m)",
     )
     found.add_argument(
         "--split-bytes",
@@ -49,35 +50,35 @@ def parser() -> argparse.ArgumentParser:
         metavar="SIZE",
         help="how much of a table a task reads (64MB)",
     )
-    found.add_argument("--values", action="store_true", help="put values into the report, too")
+    found.add_argument("--values", action="store_true", help="include values in the report")
     found.add_argument(
-        "--show", type=int, default=10, metavar="N", help="differences to print of a table (10)"
+        "--show", type=int, default=10, metavar="N", help="differences to print per table (10)"
     )
     return found
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compare, print what was found, give the exit code. Raises IngestdError."""
+    """Compare, print the results, and return the exit code. Raises IngestdError."""
     chosen = parser().parse_args(arguments)
     config = require_config(chosen)
     session = job_session(
         f"ingestd reconcile {chosen.source}", remote=chosen.remote, needs_driver=True
     )
-    # What follows imports pyspark, of which job_session has seen that it is there.
+    # Imported here because it needs pyspark, which job_session has found installed.
     from spark_jobs.reconciling.run import reconcile  # noqa: PLC0415
 
     return reconcile(session, config, chosen)
 
 
 def _ranges(text: str) -> int:
-    """Read a number of ranges; the next power of two is taken."""
+    """Return the number of ranges in a text, rounded up to a power of two."""
     if not text.isdecimal() or not 1 <= int(text) <= MAX_RANGES:
         raise argparse.ArgumentTypeError(f"1 to {MAX_RANGES}, not {text!r}")
     return 1 << (int(text) - 1).bit_length()
 
 
 def _readable(read: Callable[[object], T]) -> Callable[[str], T]:
-    """Have argparse say what `read` says of a wrong text."""
+    """Return an argument type that reports the error text of `read`."""
 
     def reader(text: str) -> T:
         try:

@@ -1,4 +1,4 @@
-"""Spark sessions that read and write Delta tables: on this machine, by spark-submit, by Connect."""
+"""Spark sessions that read and write Delta tables: local, by spark-submit, or by Spark Connect."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 DELTA_VERSION = "4.4.0"
 DELTA_PACKAGE = f"io.delta:delta-spark_4.2_2.13:{DELTA_VERSION}"
 _ARTIFACTS = ("delta-spark_4.2_2.13", "delta-storage")
-"""The two jars that Delta needs beside Spark's own."""
+"""The two jars that Delta needs in addition to Spark's own."""
 
 SPARK_VERSION = "4.2"
-"""What these jobs are written for and tried with; Delta's jars are for this one."""
+"""The version that these jobs are written for and tested with; Delta's jars are for it, too."""
 
 JAVA_MAJOR = 17
 _JAVA_REMEDY = (
@@ -65,13 +65,13 @@ def job_session(
     settings: Mapping[str, str] | None = None,
     needs_driver: bool = False,
 ) -> SparkSession:
-    """Return the session a job runs in, wherever it was started.
+    """Return the session in which a job runs, however the job was started.
 
-    `remote` (or the environment's SPARK_REMOTE) names a Spark Connect server. Under spark-submit
-    the session is that one's, with its master and jars. Else it is a local one (`local_session`).
-    `settings` are set where they can be: not on a Connect server. `needs_driver`: a Connect server
-    will not do, the job is one with its driver. Raises OperatorError, also for a Spark or Delta of
-    another version than these jobs are written for.
+    `remote` (or SPARK_REMOTE in the environment) names a Spark Connect server. Under spark-submit
+    it is spark-submit's session, with its master and jars. Otherwise it is local (`local_session`).
+    `settings` are applied except on a Connect server. `needs_driver`: refuse a Connect server,
+    because the job runs in the driver. Raises OperatorError, also for a version of Spark or Delta
+    that these jobs are not written for.
     """
     remote = remote or os.environ.get("SPARK_REMOTE")
     if remote and needs_driver:
@@ -91,13 +91,13 @@ def job_session(
 
 
 _OF_SNAPSHOTS = ("org.apache.spark.sql.delta.Snapshot", "org.apache.spark.sql.delta.DeltaLog")
-"""Loggers of Delta that log, at INFO, files with their statistics: values of rows."""
+"""Delta's loggers that log files with their statistics (row values) at INFO."""
 
 
 def _log_no_statistics(session: SparkSession) -> None:
-    """Keep statistics out of the driver's log, whose level is INFO where nobody sets it.
+    """Keep statistics out of the driver's log, whose level is INFO by default.
 
-    Not on a Connect server, nor where Spark logs by something else than log4j 2.
+    Not possible on a Connect server, or if Spark logs by another library than log4j 2.
     """
     from py4j.protocol import Py4JError  # noqa: PLC0415 - only where pyspark is installed
 
@@ -114,7 +114,7 @@ def _log_no_statistics(session: SparkSession) -> None:
 
 
 _IS_SUBMITTED = "PYSPARK_GATEWAY_PORT"
-"""spark-submit sets it for the Python that it starts."""
+"""spark-submit sets it for the Python process that it starts."""
 
 
 def _connect(app_name: str, remote: str) -> SparkSession:
@@ -129,7 +129,7 @@ def _connect(app_name: str, remote: str) -> SparkSession:
         said = str(error).strip().splitlines()[0]
         raise OperatorError(
             f"the Spark Connect server {remote.split(';', 1)[0]} can't be used: {said}",
-            remedy="is it running, and reached from here? The client needs: pip install"
+            remedy="check that it runs and can be reached from here; the client needs: pip install"
             " 'pyspark[connect]'",
         ) from error
     return session
@@ -146,14 +146,14 @@ def _submitted(app_name: str, settings: Mapping[str, str]) -> SparkSession:
 
 
 def require_versions(session: SparkSession) -> None:
-    """Raise OperatorError unless Spark is 4.2 and (where it can be asked) Delta is 4.4."""
+    """Raise OperatorError unless Spark is 4.2 and (if it can be read) Delta is 4.4."""
     if not session.version.startswith(f"{SPARK_VERSION}."):
         raise OperatorError(
             f"these jobs need Spark {SPARK_VERSION}; this one is {session.version}",
             remedy=f"pip install 'pyspark=={SPARK_VERSION}.*', or a cluster of that version",
         )
     jvm = getattr(session, "_jvm", None)
-    if jvm is None:  # Connect: the server's Delta shows when a table is read
+    if jvm is None:  # Connect: a wrong Delta fails when a table is read
         return
     found = _delta_version(jvm)
     if found is None or found.split(".")[:2] != DELTA_VERSION.split(".")[:2]:
@@ -175,10 +175,10 @@ def _delta_version(jvm: Any) -> str | None:  # noqa: ANN401 - py4j's view has no
 def local_session(
     app_name: str, *, settings: Mapping[str, str] | None = None, master: str = "local[2]"
 ) -> SparkSession:
-    """Start (or give) this process's Spark session with Delta; `settings` override the local ones.
+    """Return this process's Spark session with Delta; `settings` override the local ones.
 
-    Takes Delta's jars from the Ivy or Maven cache if they are there (no network needed), else lets
-    Spark fetch them. Raises OperatorError without Java 17, pyspark, or the jars.
+    Uses Delta's jars in the Ivy or Maven cache, which needs no network; else Spark fetches them.
+    Raises OperatorError without Java 17, pyspark, or the jars.
     """
     require_spark()
     with _alone_while_fetching():
@@ -189,7 +189,7 @@ def local_session(
 
 @contextmanager
 def _alone_while_fetching() -> Iterator[None]:
-    """Wait while another process fetches Delta's jars: two at a time spoil Ivy's cache."""
+    """Wait while another process fetches Delta's jars: two at a time corrupt Ivy's cache."""
     if cached_jars() is not None:
         yield
         return
@@ -203,7 +203,7 @@ def _started(app_name: str, settings: Mapping[str, str], master: str) -> SparkSe
     from pyspark.errors import PySparkRuntimeError  # noqa: PLC0415 - only where it is installed
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
-    # read when the JVM starts; Python workers must be this Python
+    # The JVM reads these when it starts; Python workers must be this Python.
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -219,7 +219,7 @@ def _started(app_name: str, settings: Mapping[str, str], master: str) -> SparkSe
     except PySparkRuntimeError as error:
         raise OperatorError(
             f"Spark did not start: {error}",
-            remedy=f"its own messages are above; without network, put the jars of {DELTA_PACKAGE}"
+            remedy=f"see Spark's messages above; without network, put the jars of {DELTA_PACKAGE}"
             " and of delta-storage into ~/.ivy2.5.2/jars",
         ) from error
     return session
@@ -230,7 +230,7 @@ def require_spark() -> None:
     _require_pyspark()
     found = java_major()
     if found is None:
-        raise OperatorError(f"Spark needs Java {JAVA_MAJOR}; there is none", remedy=_JAVA_REMEDY)
+        raise OperatorError(f"Spark needs Java {JAVA_MAJOR}; found none", remedy=_JAVA_REMEDY)
     if found < JAVA_MAJOR:
         raise OperatorError(f"Spark needs Java {JAVA_MAJOR}, not {found}", remedy=_JAVA_REMEDY)
 
@@ -241,7 +241,7 @@ def _require_pyspark() -> None:
 
 
 def java_major() -> int | None:
-    """Give the major version of the Java that Spark would take (JAVA_HOME, PATH); None if none."""
+    """Return the major version of Java that Spark would use (JAVA_HOME, PATH); None without one."""
     match = re.search(r'version "(?:1\.)?(\d+)', _java_version() or "")
     return None if match is None else int(match[1])
 
@@ -258,13 +258,13 @@ def _said_by(java: str) -> str | None:
         done = subprocess.run(  # noqa: S603 - the Java that Spark would start
             [java, "-version"], capture_output=True, text=True, check=False
         )
-    except OSError:  # there is something of that name that can't be started
+    except OSError:  # a file with that name can't be started
         return None
     return done.stderr
 
 
 def class_archive() -> Path | None:
-    """Name the archive that fits this machine's Java, Spark and Delta; None without their jars."""
+    """Return the path of the archive for this Java, Spark and Delta; None without their jars."""
     import pyspark  # noqa: PLC0415 - only where it is installed
 
     java, jars = _java_version(), cached_jars()
@@ -274,7 +274,7 @@ def class_archive() -> Path | None:
 
 
 def cached_jars(home: Path | None = None) -> list[Path] | None:
-    """Find Delta's jars in the Ivy and Maven caches below `home`; None unless all are there."""
+    """Return Delta's jars in the Ivy and Maven caches below `home`; None if one is missing."""
     root = Path.home() if home is None else home
     found = [_first_existing(_places(root, artifact)) for artifact in _ARTIFACTS]
     return [path for path in found if path is not None] if None not in found else None
@@ -284,7 +284,7 @@ def _jar_settings() -> dict[str, str]:
     jars = cached_jars()
     if jars is None:
         return {"spark.jars.packages": DELTA_PACKAGE}
-    # (on the class path rather than as `spark.jars`: so they can be in a class archive)
+    # (on the class path instead of in `spark.jars`, so that a class archive can contain them)
     return {"spark.driver.extraClassPath": os.pathsep.join(map(str, jars))}
 
 

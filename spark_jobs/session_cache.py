@@ -1,9 +1,9 @@
-"""An archive of Spark's and Delta's classes, parsed and verified: a JVM that maps it starts sooner.
+"""An archive of Spark's and Delta's classes, parsed and verified, so that a JVM starts faster.
 
-Loading some ten thousand classes takes a third of a short job. `python -m spark_jobs.warm_up` makes
-the archive (some 200 MB) once for a Java, a Spark and a Delta; local sessions take it if it is
-there. Without it everything works as well. It is put in place whole: one that is cut off would keep
-the JVM from starting.
+Loading about ten thousand classes takes a third of a short job. `python -m spark_jobs.warm_up`
+creates the archive (about 200 MB) once for each version of Java, Spark and Delta. Local sessions
+use it if it exists; without it they work as well. It is moved into place when it is complete,
+because a truncated one would keep the JVM from starting.
 Source: Java's "Class Data Sharing" (`-XX:ArchiveClassesAtExit`, JEP 350).
 """
 
@@ -16,14 +16,14 @@ from contextlib import suppress
 from pathlib import Path
 
 _SILENT = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
-"""An archive that does not fit is no fault, and classes that can't be in one are known."""
+"""Don't log a mismatched archive, which is no fault, or classes that can't be archived."""
 _KEPT = 3
 
 
 def archive_path(java: str, classes: Sequence[Path]) -> Path:
-    """Name the archive for a Java (what `java -version` says) and these jars or folders of jars.
+    """Return the path of the archive for a Java (`java -version`) and jars or folders of jars.
 
-    Java takes an archive only for the very files, by their paths and times, that it was made of.
+    Java accepts an archive only for exactly the files, by path and time, that it was made from.
     """
     parts = [java, *(f"{path} {path.stat().st_mtime_ns}" for path in classes)]
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
@@ -31,12 +31,12 @@ def archive_path(java: str, classes: Sequence[Path]) -> Path:
 
 
 def options_to_use(archive: Path) -> str:
-    """Return the JVM's options for an archive; none if it is not there."""
+    """Return the JVM's options to use an archive; empty if it does not exist."""
     return f" -XX:SharedArchiveFile={archive} {_SILENT}" if _is_usable(archive) else ""
 
 
 def options_to_make(archive: Path) -> str:
-    """Return the options with which a JVM writes its classes to an archive when it ends."""
+    """Return the options with which a JVM writes its classes to an archive when it exits."""
     return f" -XX:ArchiveClassesAtExit={archive} {_SILENT}"
 
 
@@ -47,18 +47,18 @@ def _is_usable(archive: Path) -> bool:
 
 
 def has_plain_path(archive: Path) -> bool:
-    """Return whether a JVM's options can name it: Spark splits them at blanks."""
+    """Return whether a JVM's options can contain its path: Spark splits them at blanks."""
     return " " not in str(archive)
 
 
 def remove_older(archive: Path) -> None:
-    """Remove the archives beside this one but for the newest few: of environments that are gone."""
+    """Remove all but the newest few of the other archives: their environments may be obsolete."""
     others = sorted(archive.parent.glob("spark-*.jsa"), key=lambda path: path.stat().st_mtime)
     for path in others[:-_KEPT]:
         path.unlink(missing_ok=True)
 
 
 def cache_folder() -> Path:
-    """Name the folder for what is kept between runs."""
+    """Return the folder for files that are kept between runs."""
     found = os.environ.get("XDG_CACHE_HOME")
     return (Path(found) if found else Path.home() / ".cache") / "ingestd"

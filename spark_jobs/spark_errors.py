@@ -1,4 +1,4 @@
-"""What Spark's errors mean to whoever runs a job, without pages of Java and values of rows."""
+"""Spark's errors as errors for the operator, without pages of Java and without row values."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def meaning_of(error: Exception) -> IngestdError:
-    """Return the error to show: an operator's for what was asked wrongly, else a transient one.
+    """Return the error to show: an operator's for a wrong request, else a transient one.
 
-    An AnalysisException's first line is shown, it names tables and columns. Of others only the
-    condition and the class: their texts quote values.
+    Of an AnalysisException it has the first line, which names tables and columns. Of all others it
+    has only the condition and the class: their texts contain values.
     """
     kind, condition = type(error).__name__, _condition(error)
     if kind == "AnalysisException":
@@ -22,11 +22,11 @@ def meaning_of(error: Exception) -> IngestdError:
     java = getattr(error, "java_exception", None)
     if java is not None:
         kind = java.getClass().getName()
-    told = f"{kind} ({condition})" if condition else kind
+    shown = f"{kind} ({condition})" if condition else kind
     return TransientError(
-        f"Spark failed: {told}",
+        f"Spark failed: {shown}",
         reason="spark",
-        remedy="its log has the rest; what was not committed is done again by the next run",
+        remedy="see Spark's log; the next run repeats what was not committed",
     )
 
 

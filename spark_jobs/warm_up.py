@@ -1,9 +1,9 @@
-"""Makes local Spark sessions of this machine start sooner: see `spark_jobs.session_cache`.
+"""Makes local Spark sessions on this machine start faster: see `spark_jobs.session_cache`.
 
     python -m spark_jobs.warm_up
 
-Fetches Delta's jars if they are not here yet, runs a small job once, and keeps the classes that it
-loaded. Does nothing if they are kept already.
+Fetches Delta's jars if they are missing, runs a small job once, and stores the classes that it
+loaded. Does nothing if they are already stored.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LIMIT_S = 300.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Make the archive, unless it is there. Raises OperatorError if it can't be made."""
+    """Create the archive if it does not exist. Raises OperatorError if it can't be created."""
     argparse.ArgumentParser(
         prog="python -m spark_jobs.warm_up",
         description=__doc__,
@@ -49,15 +49,15 @@ def main(arguments: Sequence[str]) -> int:
     if archive is None:
         raise OperatorError(
             "Delta's jars can't be fetched",
-            remedy="what Spark said is above; without network, jobs say where they look for them",
+            remedy="see Spark's messages above; without network, put them where a job says",
         )
     if not has_plain_path(archive):
         raise OperatorError(
             f"{archive}: a JVM can't be given a path with blanks",
-            remedy="XDG_CACHE_HOME=/a/folder python -m spark_jobs.warm_up, and so for the jobs",
+            remedy="XDG_CACHE_HOME=/a/folder python -m spark_jobs.warm_up; likewise the jobs",
         )
     if archive.exists():
-        sys.stdout.write(f"{archive} is there\n")
+        sys.stdout.write(f"{archive} exists already\n")
         return EXIT_DONE
     try:
         archive.parent.mkdir(parents=True, exist_ok=True)
@@ -68,22 +68,22 @@ def main(arguments: Sequence[str]) -> int:
         remove_older(archive)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise OperatorError(
-            f"{archive} can't be made: {error}",
-            remedy="jobs run without it as well; XDG_CACHE_HOME names another folder for it",
+            f"{archive} can't be created: {error}",
+            remedy="jobs run without it, too; set another folder for it with XDG_CACHE_HOME",
         ) from error
-    sys.stdout.write(f"made {archive}: local Spark jobs start sooner now\n")
+    sys.stdout.write(f"created {archive}: local Spark jobs now start faster\n")
     return EXIT_DONE
 
 
 def _fetch_jars() -> None:
-    """Have Spark do it, in a JVM of its own: the next one is to have them on its class path."""
+    """Fetch the jars in a separate JVM: the next one must have them on its class path."""
     start = "from spark_jobs.session import local_session; local_session('ingestd warm-up')"
     command = python_command("-c", start)
     subprocess.run(command, env=module_environment(), check=False, timeout=_LIMIT_S)  # noqa: S603
 
 
 def _train(archive: Path, folder: str) -> None:
-    """Run what a mirror runs, in a JVM that writes its classes to `archive`, to the JVM's end."""
+    """Do a mirror's work in a JVM that writes its classes to `archive` when it exits."""
     options = LOCAL_SETTINGS[JAVA_OPTIONS] + options_to_make(archive)
     session = local_session("ingestd warm-up", settings={JAVA_OPTIONS: options})
     gateway: Any = session.sparkContext._gateway  # noqa: SLF001 - pyspark has no other way to it
@@ -103,7 +103,7 @@ def _train(archive: Path, folder: str) -> None:
 
 
 def _run(session: SparkSession, source: str, target: str) -> None:
-    from delta.tables import DeltaTable  # noqa: PLC0415 - local_session saw that it is there
+    from delta.tables import DeltaTable  # noqa: PLC0415 - local_session needs it
 
     rows = session.range(1000).selectExpr("id", "CAST(id AS STRING) AS text", "current_date() AS d")
     for path in (source, target):

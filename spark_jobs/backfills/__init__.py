@@ -1,1 +1,1 @@
-"""The backfill."""
+"""The backfill: its driver, its plans and records, and the tasks that read."""

@@ -1,10 +1,10 @@
-"""The driver of a backfill: what happens in which order, and what is kept of it when it is killed.
+"""The driver of a backfill: the order of its steps, and the state that survives a kill.
 
     claimed -> prepared -> planned -> read -> loaded -> positioned -> listed
       -> handed over -> cleared
 
-docs/backfill.md says what is durable in each state, and why the daemon goes on without gap or
-double whenever this ends.
+docs/backfill.md lists what is durable in each state. It also explains why the daemon continues
+without a missing or duplicate row, whatever the state in which the backfill ended.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from spark_jobs.backfills.task import BackfillReader
 
 @dataclass(frozen=True, slots=True)
 class BackfillOutcome:
-    """What became of the tables that were asked for.
+    """The outcome for the requested tables.
 
-    `present`: those that needed nothing. `is_listed`: `_epochs` has what was filled.
+    `present`: tables that needed no work. `is_listed`: `_epochs` lists the filled tables.
     """
 
     filled: tuple[Filled, ...]
@@ -54,7 +54,7 @@ class BackfillOutcome:
 class Backfill:
     """Backfills tables of one source, once.
 
-    `tell` takes lines for people; `reached` is called with a state's name when it is durable.
+    `tell` receives lines to print; `reached` is called with a state's name once it is durable.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class Backfill:
     async def run(self, names: Sequence[TableId]) -> BackfillOutcome:
         """Read these tables into the lake.
 
-        Raises OperatorError for a table that is not captured, a slot that was lost, a source that a
-        daemon works on; TransientError.
+        Raises OperatorError for a table that is not captured, a lost slot, or a source on which a
+        daemon runs; and TransientError.
         """
         capture = self._connector.capture()
         try:
@@ -101,7 +101,7 @@ class Backfill:
         verdict = await capture.continuity(committed)
         self._refuse_lost_lake(verdict)
         if isinstance(verdict, Lost):
-            remedy = "start `ingestd run`, which records that and makes a new slot; then stop it, "
+            remedy = "start `ingestd run`, which records it and makes a new slot; then stop it, "
             raise OperatorError(
                 f"{self._where}: changes may be lost: {verdict.reason}",
                 remedy=verdict.remedy or f"{remedy}and run this again",
@@ -143,8 +143,8 @@ class Backfill:
             if error.reason != "claimed":
                 raise
             raise OperatorError(
-                f"{self._where}: a daemon, or another backfill, works on it",
-                remedy="stop that one, run this, start it again; or let the daemon read the table"
+                f"{self._where}: a daemon or another backfill is running on it",
+                remedy="stop it, run this, then start it again; or let the daemon read the table"
                 " while it runs: `ingestd snapshot`",
             ) from error
 
@@ -153,7 +153,7 @@ class Backfill:
     def _wanted(
         self, names: Sequence[TableId], committed: LakeState, discovery: Discovery
     ) -> list[TableId]:
-        """Return those that must be read. Raises OperatorError for one that is not captured."""
+        """Return the tables to read. Raises OperatorError for one that is not captured."""
         book = TableSet(committed, self._policy.resnapshot_rewritten)
         book.update(discovery)
         unread = {table.id for table in book.to_read()}
@@ -163,7 +163,7 @@ class Backfill:
         return [n for n in names if n in unread and not _is_handed_over(committed, n)]
 
     async def _read_to(self, names: Sequence[TableId], committed: LakeState) -> Lsn | None:
-        """Give the greatest point at which earlier runs read what is not live yet; None if none."""
+        """Return the greatest point of earlier runs on tables not yet live; None without one."""
         begun = {n for n, t in committed.tables.items() if t.state is TableState.SNAPSHOTTING}
         records = [
             Record(self._lake.store, self._lake.layout.raw(name)) for name in begun.union(names)
@@ -172,7 +172,7 @@ class Backfill:
         return max((plan.point for plan in plans if plan is not None), default=None)
 
     async def _clear_leftovers(self, name: TableId) -> None:
-        """Remove plan and notes of a table that is complete: a kill may have come before that."""
+        """Remove plan and notes of a complete table: a killed run may have left them behind."""
         record = Record(self._lake.store, self._lake.layout.raw(name))
         await asyncio.to_thread(record.discard, await self._lake.files_of(name))
 
@@ -187,7 +187,7 @@ class Backfill:
                 if name in busy:
                     raise _passing(name, "is locked: it can't be published", "lock_timeout")
                 if name not in offered:
-                    raise _passing(name, "changed just now", "table_gone")
+                    raise _passing(name, "changed a moment ago", "table_gone")
                 tables.append(TableBackfill.of(offered[name], self._lake))
             except (TransientError, TableError) as error:
                 failed.append(error)
@@ -202,7 +202,7 @@ class Backfill:
             if not table.is_loaded:
                 await asyncio.to_thread(self._ensure_seen, table)
         if tables:
-            await capture.health()  # nobody else works on the source: what is committed is ours
+            await capture.health()  # the claim still holds: no other process commits
         for table in tables:
             if not table.is_loaded:
                 has_rows = table.table.id in committed.watermarks
@@ -210,7 +210,7 @@ class Backfill:
             self._reached(f"loaded {table.table.id}")
 
     def _ensure_seen(self, table: TableBackfill) -> None:
-        """See to it that what executors wrote is where the driver commits it. Blocks."""
+        """Check that the driver sees the files that executors wrote. Blocks."""
         if len(table.record.with_files(table.notes)) < len(table.notes):
             folder = self._lake.store.uri(table.record.table_folder)
             raise OperatorError(
@@ -222,9 +222,10 @@ class Backfill:
     async def _position(
         self, committed: LakeState, tables: Sequence[TableBackfill], *, is_all: bool
     ) -> bool:
-        """Of a lake without live tables: record where it goes on, and list what it has.
+        """In a lake without live tables, record the position and list the loaded rows as an epoch.
 
-        Not `is_all`: what failed may be gone on with, and its rows must be of the same epoch.
+        If not `is_all`, list nothing: a failed table may be resumed, and its rows must be of the
+        same epoch.
         """
         points = {table.agreed.point for table in tables}
         await self._lake.advance(min(points))
@@ -250,7 +251,7 @@ class Backfill:
 
 
 def _is_handed_over(committed: LakeState, name: TableId) -> bool:
-    """Return whether all of it is read, and the daemon has to finish it."""
+    """Return whether all rows are read, so that only the daemon has to finish the table."""
     known = committed.tables.get(name)
     if known is None or known.state is not TableState.SNAPSHOTTING:
         return False

@@ -1,4 +1,4 @@
-"""Reads the tables of a backfill: what an earlier run left, the plan, the tasks."""
+"""Reads the tables of a backfill: resumes earlier runs, plans, and runs the tasks."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from spark_jobs.backfills.table import TableBackfill, event_of, write_marker
 from spark_jobs.backfills.task import BackfillReader, Failure, SplitOrder
 
 LOOK_EVERY_S = 5.0
-"""How often it is seen to that the claim still holds while splits are read."""
+"""Interval at which the claim is checked while splits are read."""
 
 
 MOST_SPLITS = 10_000
-"""Of one table: each is a file or more in one Delta commit."""
+"""Per table. Each split is at least one file in one Delta commit."""
 
 
 class SplitRunner(Protocol):
-    """Runs tasks somewhere."""
+    """Runs read tasks, such as on Spark."""
 
     def run(self, reader: BackfillReader, orders: Sequence[SplitOrder]) -> list[Note | Failure]:
-        """Return what each order came to, in their order. Blocks.
+        """Return the outcome of each order, in the order given. Blocks.
 
         Raises IngestdError if tasks can't run.
         """
         ...
 
     def cancel(self) -> None:
-        """Have `run` end soon. From another thread, at any time."""
+        """Make `run` return soon. May be called from any thread at any time."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BackfillPolicy:
-    """`resumes`: what another run left may be gone on with. `again`: live tables are read too."""
+    """`resumes`: earlier runs may be resumed. `again`: live tables are re-read, too."""
 
     split_bytes: int
     resumes: bool = True
@@ -53,7 +53,7 @@ class BackfillPolicy:
 
 
 class BackfillReading:
-    """The part of a run that reads: `take_up`, then `read`."""
+    """The reading part of a run: call `take_up`, then `read`."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class BackfillReading:
         self._tell = tell
         self._reached = reached
 
-    # --- what an earlier run left ------------------------------------------------------------
+    # --- resuming an earlier run -------------------------------------------------------------
 
     async def take_up(
         self,
@@ -83,7 +83,7 @@ class BackfillReading:
         discoveries: Sequence[Discovery],
         tables: Sequence[TableBackfill],
     ) -> None:
-        """Take over plans that hold; remove what is left of the others."""
+        """Take over plans that are still valid; remove what the others left."""
         able = await capture.chunked([t.table for t in tables], initial=False)
         confirmed = (await capture.lag()).confirmed_lsn
         for table in tables:
@@ -111,11 +111,11 @@ class BackfillReading:
             )
             why = why_void(plan, standing)
             if why is not None:
-                self._tell(f"{table.table.id}: begins anew: {why}")
+                self._tell(f"{table.table.id}: starts over: {why}")
                 await table.clear(self._lake)
                 continue
             table.plan, table.notes, table.is_loaded = plan, notes, is_loaded
-            self._tell(f"{table.table.id}: {len(notes)} of {len(plan.splits)} splits are there")
+            self._tell(f"{table.table.id}: {len(notes)} of {len(plan.splits)} splits are done")
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -126,9 +126,9 @@ class BackfillReading:
         origin: str,
         tables: Sequence[TableBackfill],
     ) -> None:
-        """Read what is left to be read of these tables, at a new point.
+        """Read the remaining splits of these tables, under a new snapshot.
 
-        A table's own fault is noted with it. Raises what keeps all from being read.
+        A table's own fault is stored in `error` of that table. Raises an error that concerns all.
         """
         reading = [table for table in tables if not table.is_read]
         if not reading:
@@ -157,7 +157,7 @@ class BackfillReading:
         snapshot: TableSnapshot,
         table: TableBackfill,
     ) -> None:
-        """Make a durable plan of what must be read under this snapshot."""
+        """Make a durable plan of the splits to read under this snapshot."""
         source, name = table.table, table.table.id
         splits = await self._cut(source, snapshot.exported)
         if table.plan is not None:
@@ -165,7 +165,7 @@ class BackfillReading:
                 table.plan = table.plan.continued(list(table.notes.values()))
                 await asyncio.to_thread(table.record.write_plan, table.plan)
                 return
-            self._tell(f"{name}: begins anew: its rows lie in other files now")
+            self._tell(f"{name}: starts over: its rows are in other files now")
             await table.clear(self._lake)
             table.plan, table.notes = None, {}
         if not committed.is_live(name):
@@ -220,7 +220,7 @@ class BackfillReading:
 
 
 def _orders(snapshot: TableSnapshot, table: TableBackfill) -> list[SplitOrder]:
-    """Return what of a table must be read under a snapshot."""
+    """Return orders for the splits of a table that are not read yet."""
     plan = table.agreed
     return [
         SplitOrder(
@@ -238,7 +238,7 @@ def _orders(snapshot: TableSnapshot, table: TableBackfill) -> list[SplitOrder]:
 
 
 def _changed(name: TableId, discoveries: Sequence[Discovery]) -> str | None:
-    """Say what discoveries tell of a table that makes what was read of it void."""
+    """Return why a table's rows that were read are void, as discoveries report; None if valid."""
     for found in discoveries:
         if name in found.rewritten:
             return found.rewritten[name]

@@ -1,10 +1,10 @@
-"""What is kept of a backfill until its rows are committed, in the raw table's folder.
+"""The plan and notes of a backfill, kept in the raw table's folder until its rows are committed.
 
-    _backfill/0001-5f2c.../plan.json                   made before the first split is read
+    _backfill/0001-5f2c.../plan.json                   written before the first split is read
     _backfill/0001-5f2c.../split-000012-9ab0....json   a note: its files are durable
 
-A run that goes on with what another left makes a plan of its own, with the notes that it takes.
-Only the last plan and the notes beside it count: tasks of a driver that is gone may still write.
+A run that resumes another writes its own plan, which includes the notes that it takes over.
+Only the last plan and the notes next to it count: tasks of a dead driver may still write.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LOOKS_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A split that was read at `point`: its files, with how many rows and Arrow bytes."""
+    """A split that was read at `point`: its files, rows and Arrow bytes."""
 
     split: int
     point: Lsn
@@ -44,12 +44,12 @@ class Note:
     fragments: tuple[Fragment, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the note as a JSON object."""
         return asdict(self) | {"point": str(self.point), "at": self.at.isoformat()}
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Note:
-        """Read what `to_json` gave. Raises ValueError, KeyError, TypeError."""
+        """Return the note that `to_json` wrote. Raises ValueError, KeyError, TypeError."""
         return cls(
             split=found["split"],
             point=Lsn.parse(found["point"]),
@@ -61,7 +61,7 @@ class Note:
 
     @property
     def held(self) -> RowRange:
-        """What its files add to the lake."""
+        """The row range that its files add to the lake."""
         return RowRange(self.rows, self.point, self.point, self.at)
 
 
@@ -75,12 +75,12 @@ class PlannedSplit:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One table's backfill by one run, and what it goes on with.
+    """One table's backfill by one run, including what it took over from earlier runs.
 
-    `run`: its folder below FOLDER. `definition`: of the table, see `definition_of`. `origin`,
-    `epoch`, `position`, `watermark` (of the table): of the lake when the first run began; the rows
-    are of the epoch after that. `point`, `at`: of the first run's snapshot: the place of the `t`.
-    `marker`: the file that has it. `taken`: notes of earlier runs.
+    `run`: its folder below FOLDER. `definition`: the table's `definition_of`. `origin`, `epoch`,
+    `position` and the table's `watermark` are the lake's when the first run began; the rows belong
+    to the next epoch. `point` and `at` are those of the first run's snapshot, and the position of
+    the `t`. `marker`: the file that holds the `t`. `taken`: notes of earlier runs.
     """
 
     run: str
@@ -97,16 +97,16 @@ class Plan:
 
     @property
     def complete_to(self) -> Lsn:
-        """Up to where the lake had all changes of the table before."""
+        """The position up to which the lake already had all changes of the table."""
         return max(self.watermark or ZERO, self.position or ZERO)
 
     def continued(self, taken: Collection[Note]) -> Plan:
-        """Return the plan of a run that goes on with what these notes tell."""
+        """Return the plan of a run that takes over these notes."""
         number = int(self.run.partition("-")[0]) + 1
         return replace(self, run=run_name(number), taken=tuple(taken))
 
     def to_text(self) -> str:
-        """Write it as JSON."""
+        """Return the plan as JSON."""
         found = asdict(self) | {
             "position": _text_of(self.position),
             "watermark": _text_of(self.watermark),
@@ -118,7 +118,7 @@ class Plan:
 
     @classmethod
     def parse(cls, text: str) -> Plan:
-        """Read what `to_text` wrote. Raises ValueError, KeyError, TypeError for anything else."""
+        """Return the plan that `to_text` wrote. Raises ValueError, KeyError, TypeError."""
         found = json.loads(text)
         return cls(
             run=found["run"],
@@ -144,12 +144,12 @@ def _position_of(text: str | None) -> Lsn | None:
 
 
 def run_name(number: int) -> str:
-    """Name a run: the number orders those of a table."""
+    """Return a new name for a run. The number orders the runs of a table."""
     return f"{number:04}-{uuid.uuid4().hex}"
 
 
 def definition_of(table: Table) -> str:
-    """Return a digest of all that says what a table's rows are like in the lake."""
+    """Return a digest of everything that determines a table's rows in the lake."""
     masks = [
         None if c.mask is None else (c.mask.kind, hashlib.sha256(c.mask.key).hexdigest())
         for c in table.columns
@@ -166,9 +166,9 @@ def definition_of(table: Table) -> str:
 
 
 class Record:
-    """The plans and notes of one table, whose raw table is in `folder`. All calls block.
+    """The plans and notes of one table. `folder`: of its raw table. All calls block.
 
-    Raises what `storage_faults` makes of errors.
+    Raises the errors that `storage_faults` maps to.
     """
 
     def __init__(self, store: Store, folder: str) -> None:
@@ -177,11 +177,11 @@ class Record:
         self._folder = f"{folder}/{FOLDER}"
 
     def run_folder(self, run: str) -> str:
-        """Where a run's plan and notes are."""
+        """Return the folder of a run's plan and notes."""
         return f"{self._folder}/{run}"
 
     def last_plan(self) -> Plan | None:
-        """Return the plan of the last run that could write one."""
+        """Return the plan of the last run that wrote one completely; None without one."""
         with self._faults():
             for run in sorted(self._store.folders(self._folder), reverse=True):
                 plan = self._plan(run)
@@ -190,18 +190,18 @@ class Record:
         return None
 
     def write_plan(self, plan: Plan) -> None:
-        """Make a plan durable."""
+        """Write a plan durably."""
         write_durably(self._store, self.run_folder(plan.run), _PLAN, plan.to_text())
 
     def notes(self, plan: Plan) -> dict[int, Note]:
-        """Return the notes of a plan, by split: those that it took over, and its own run's."""
+        """Return the notes of a plan by split: those it took over, and its run's own."""
         found: dict[int, Note] = {}
         for note in self._all_notes(plan):
             found.setdefault(note.split, note)
         return found
 
     def with_files(self, notes: Mapping[int, Note]) -> dict[int, Note]:
-        """Return the notes whose files are all there as they were written."""
+        """Return the notes whose files all exist with their recorded size."""
         with self._faults(), ThreadPoolExecutor(LOOKS_AT_ONCE) as pool:
             found = pool.map(self._has_files, notes.values())
             return {number: notes[number] for number, has in zip(notes, found, strict=True) if has}
@@ -212,7 +212,7 @@ class Record:
             self._store.remove_folder(self._folder)
 
     def discard(self, committed: Collection[str]) -> None:
-        """Remove all plans and notes, and their files but those that are `committed`."""
+        """Remove all plans and notes, and their files except those in `committed`."""
         with self._faults():
             for run in self._store.folders(self._folder):
                 plan = self._plan(run)
@@ -232,12 +232,12 @@ class Record:
             return None
         try:
             plan = Plan.parse(self._text(path))
-        except (ValueError, KeyError, TypeError):  # a kill came while it was written
+        except (ValueError, KeyError, TypeError):  # the writer was killed
             return None
         return plan if plan.run == run else None
 
     def _all_notes(self, plan: Plan) -> list[Note]:
-        """Return all there are, of one split too."""
+        """Return all notes of a plan; a split may have several."""
         found = list(plan.taken)
         folder = self.run_folder(plan.run)
         with self._faults():
@@ -256,7 +256,7 @@ class Record:
     def _note(self, path: str) -> Note | None:
         try:
             return Note.from_json(json.loads(self._text(path)))
-        except (ValueError, KeyError, TypeError):  # a kill came while it was written
+        except (ValueError, KeyError, TypeError):  # the writer was killed
             return None
 
     def _faults(self) -> AbstractContextManager[None]:
@@ -268,13 +268,13 @@ class Record:
 
 
 def write_note(store: Store, run_folder: str, note: Note) -> None:
-    """Make a note durable. Blocks. Two tasks that read one split write two."""
+    """Write a note durably. Blocks. If two tasks read the same split, each writes its own note."""
     name = f"{_NOTE}{note.split:06}-{uuid.uuid4().hex}.json"
     write_durably(store, run_folder, name, json.dumps(note.to_json(), ensure_ascii=False))
 
 
 def write_durably(store: Store, folder: str, name: str, text: str) -> None:
-    """Write a new file, durably. Blocks."""
+    """Write a new file durably. Blocks."""
     with storage_faults(store.uri(folder)):
         store.make_folder(folder)
         with store.create(f"{folder}/{name}") as file:

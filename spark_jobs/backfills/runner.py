@@ -1,4 +1,4 @@
-"""Runs the tasks of a backfill by Spark: one for each split."""
+"""Runs the tasks of a backfill on Spark, one per split."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from spark_jobs.backfills.task import BackfillReader, Failure, SplitOrder
 from spark_jobs.spark_errors import meaning_of
 
 AT_ONCE = 2_000
-"""Orders of one Spark job: each of its tasks is sent all of them."""
+"""Orders per Spark job. Every task of a job receives all of them."""
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 class SparkTasks:
-    """See `spark_jobs.backfills.plan.SplitRunner`. With Spark Connect too: no RDD is used.
+    """See `spark_jobs.backfills.plan.SplitRunner`. Uses no RDD, so Spark Connect works, too.
 
-    What tasks need, the source's secrets included, goes with the pickled function: it is in no
-    plan that Spark shows.
+    The pickled function carries everything that tasks need, including the source's secrets. No
+    plan that Spark shows contains them.
     """
 
     def __init__(self, session: SparkSession) -> None:
@@ -37,7 +37,7 @@ class SparkTasks:
         self._tag = f"ingestd-backfill-{uuid.uuid4().hex}"
 
     def run(self, reader: BackfillReader, orders: Sequence[SplitOrder]) -> list[Note | Failure]:
-        """Read splits, each in a task of its own."""
+        """Read splits, each in a separate task."""
         self._session.addTag(self._tag)
         try:
             return [
@@ -56,7 +56,7 @@ class SparkTasks:
         def read_split(number: int) -> str:
             return to_text(reader.read(waiting[number]))
 
-        # A plain function of rows: those that take Arrow want pandas, which nothing else here does.
+        # A row-at-a-time function: Arrow functions need pandas, which nothing else here needs.
         read = udf(read_split, "string", useArrow=False).asNondeterministic()
         count = len(waiting)
         tasks = self._session.range(0, count, 1, count).select("id", read("id").alias("outcome"))
@@ -69,7 +69,7 @@ class SparkTasks:
 
 
 def to_text(outcome: Note | Failure) -> str:
-    """Write what a task came to."""
+    """Return a task's outcome as JSON."""
     if isinstance(outcome, Note):
         return json.dumps({"note": outcome.to_json()})
     found: dict[str, Any] = asdict(outcome)
@@ -78,7 +78,7 @@ def to_text(outcome: Note | Failure) -> str:
 
 
 def of_text(text: str) -> Note | Failure:
-    """Read what `to_text` wrote."""
+    """Return the outcome that `to_text` wrote."""
     found = json.loads(text)
     if "note" in found:
         return Note.from_json(found["note"])
@@ -88,17 +88,17 @@ def of_text(text: str) -> Note | Failure:
 
 
 def _failed(error: Exception) -> OperatorError | TransientError:
-    """Say what became of the tasks, without the pages that Spark writes of it."""
+    """Return an error that says why the tasks failed, without Spark's long text."""
     said = [line.strip() for line in str(error).splitlines() if line.strip()]
     lacking = next((line for line in said if "ModuleNotFoundError" in line), None)
     if lacking is not None:
         return OperatorError(
             f"an executor can't run the tasks: {lacking}",
-            remedy="executors need this package: pip install 'ingestd[spark]' in their Python, or"
+            remedy="install this package on the executors: pip install 'ingestd[spark]', or"
             " spark-submit --archives",
         )
     return TransientError(
         f"Spark gave up a task: {meaning_of(error).what}",
         reason="spark",
-        remedy="run this again: splits that were read are not read again",
+        remedy="run this again: it skips the splits that are already read",
     )

@@ -1,4 +1,4 @@
-"""One table while it is backfilled: its plan, what of it is read, what is committed of it."""
+"""One table during its backfill: its plan, the splits that were read, and its commits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from spark_jobs.backfills.record import Note, Plan, PlannedSplit, Record
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A table whose rows are in the lake. `is_live`: else the daemon finishes it."""
+    """A table whose rows are in the lake. If not `is_live`, the daemon finishes it."""
 
     table: TableId
     rows: int
@@ -36,7 +36,7 @@ class Filled:
 
 @dataclass(slots=True)
 class TableBackfill:
-    """`plan` is None until its point is known; `notes` by the number of the split."""
+    """The state of one table. `plan`: None until its point is known; `notes`: by split number."""
 
     table: Table
     record: Record
@@ -47,53 +47,53 @@ class TableBackfill:
 
     @classmethod
     def of(cls, table: Table, lake: DeltaLake) -> TableBackfill:
-        """Begin. Raises TableError if the raw table can't take such rows."""
+        """Return a new state. Raises TableError if the raw table can't store such rows."""
         lake.raw_table(table.id).admit(raw_schema(table))
         return cls(table, Record(lake.store, lake.layout.raw(table.id)))
 
     @property
     def agreed(self) -> Plan:
-        """The plan, which there must be."""
+        """The plan. It must exist."""
         assert self.plan is not None
         return self.plan
 
     @property
     def is_read(self) -> bool:
-        """Whether nothing of it must be read any more."""
+        """Return whether every split is read."""
         return self.plan is not None and len(self.notes) == len(self.plan.splits)
 
     @property
     def unread(self) -> list[PlannedSplit]:
-        """The splits of the plan that must be read."""
+        """The splits of the plan that are not read yet."""
         return [s for number, s in enumerate(self.agreed.splits) if number not in self.notes]
 
     @property
     def is_whole(self) -> bool:
-        """Whether all its rows are of one snapshot."""
+        """Return whether all rows come from one snapshot."""
         return all(note.point == self.agreed.point for note in self.notes.values())
 
     @property
     def nbytes(self) -> int:
-        """Arrow bytes of its rows."""
+        """Arrow bytes of the rows."""
         return sum(note.nbytes for note in self.notes.values())
 
     def files(self, *, is_marked: bool) -> list[Fragment]:
-        """Return its files, the one with the `t` first if that must be among them."""
+        """Return the files to commit. If `is_marked`, the file with the `t` comes first."""
         found = [f for _, note in sorted(self.notes.items()) for f in note.fragments]
         return [self.agreed.marker, *found] if is_marked else found
 
     def held(self, *, is_marked: bool) -> RowRange | None:
-        """Say what those files hold."""
+        """Return the row range of those files; None without rows."""
         parts = [note.held for note in self.notes.values() if note.rows]
         if is_marked:
             parts.append(RowRange(1, self.agreed.point, self.agreed.point, self.agreed.at))
         return reduce(RowRange.with_more, parts) if parts else None
 
     async def load(self, lake: DeltaLake, *, has_rows: bool) -> None:
-        """Commit its files. `has_rows`: the lake has older ones.
+        """Commit the files. `has_rows`: the lake has older rows of the table.
 
-        Those serve until the new ones are complete: where values may lack still, the `t` comes
-        last, from the daemon, and until then all changes are taken.
+        Readers use the older rows until the new ones are complete. If the new ones may still lack
+        values, the daemon writes the `t` last, and all changes are kept until then.
         """
         is_marked = self.is_whole or not has_rows
         held = self.held(is_marked=is_marked)
@@ -104,7 +104,7 @@ class TableBackfill:
         self.is_loaded = True
 
     async def last_event(self, lake: DeltaLake) -> TableEvent:
-        """Make the event of `_tables` that ends this: it is live, or the daemon's to finish."""
+        """Return the last event for `_tables`: the table is live, or the daemon must finish it."""
         plan = self.agreed
         if self.is_whole:
             return event_of(self.table, TableState.LIVE, plan.point)
@@ -116,12 +116,12 @@ class TableBackfill:
         )
 
     async def clear(self, lake: DeltaLake) -> None:
-        """Remove what was kept of it, and files that were not committed."""
+        """Remove the plan, the notes, and all files that were not committed."""
         committed = await lake.files_of(self.table.id)
         await asyncio.to_thread(self.record.discard, committed)
 
     def filled(self) -> Filled:
-        """Tell what became of it."""
+        """Return the outcome for the report."""
         rows = sum(note.rows for note in self.notes.values())
         return Filled(self.table.id, rows, self.agreed.point, self.is_whole)
 
@@ -138,5 +138,5 @@ def write_marker(
 
 
 def event_of(table: Table, state: TableState, point: Lsn) -> TableEvent:
-    """Make an event of `_tables` for a snapshot at `point`."""
+    """Return an event for `_tables`, for a snapshot at `point`."""
     return TableEvent(table, state, datetime.now(UTC), point, point)

@@ -1,7 +1,7 @@
-"""What a task does: reads a split, writes its rows to Parquet files, and leaves a note.
+"""The task of a backfill: reads a split, writes its rows to Parquet files, and writes a note.
 
-Nothing here knows Spark or Postgres: the rows come from the connector's `PageSource`, the files go
-where the raw table is. Nobody sees them before the driver commits them.
+Nothing here depends on Spark or Postgres: the rows come from the connector's `PageSource`, and the
+files go into the raw table's folder. No reader sees them before the driver commits them.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ ATTEMPTS = 6
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 10.0
 _FOR_GOOD = frozenset({"snapshot_gone"})
-"""Reasons of transient faults that don't pass while this snapshot must be read."""
+"""Reasons of transient faults that a retry under the same snapshot can't fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitOrder:
-    """A split to be read: `number` of its table's plan, at `point`, its rows of `epoch`.
+    """An order to read a split: `number` of its table's plan, at `point`, with rows of `epoch`.
 
-    `folder`: the raw table's in the lake; `run_folder`: where the note goes.
+    `folder`: of the raw table in the lake; `run_folder`: where the note is written.
     """
 
     split: Split
@@ -57,7 +57,7 @@ class SplitOrder:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a split could not be read. `table` is None where that is not the table's own fault."""
+    """Why a split could not be read. `table` is None if the fault is not the table's own."""
 
     what: str
     remedy: str | None
@@ -66,14 +66,14 @@ class Failure:
 
     @classmethod
     def of(cls, error: IngestdError) -> Failure:
-        """Take an error: across processes its class and its texts are enough."""
+        """Return a failure for an error: its class and texts are all that another process needs."""
         if isinstance(error, TableError):
             return cls(error.reason, error.remedy, error.table)
         reason = error.reason if isinstance(error, TransientError) else None
         return cls(error.what, error.remedy, None, reason)
 
     def error(self) -> IngestdError:
-        """Return it as an error again."""
+        """Return the failure as an error again."""
         if self.table is not None:
             return TableError(self.table, self.what, remedy=self.remedy)
         if self.reason is not None:
@@ -83,9 +83,9 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class BackfillReader:
-    """Reads splits of a source in any process that it is sent to; has its secrets, shows none.
+    """Reads splits of a source in any process. It contains the source's secrets; `repr` hides them.
 
-    `lake`: absolute, or a URI.
+    `lake`: an absolute path or a URI.
     """
 
     source: str
@@ -95,14 +95,15 @@ class BackfillReader:
     memory_bytes: int
 
     def connector(self) -> Connector:
-        """Make a connector to the source."""
+        """Return a new connector to the source."""
         factory = FACTORIES[self.settings.kind]
         return factory.create(self.source, self.settings, memory_bytes=self.memory_bytes // 2)
 
     def read(self, order: SplitOrder) -> Note | Failure:
-        """Read a split to durable files and a durable note. Blocks; must not be in an event loop.
+        """Read a split into durable files and write a durable note. Blocks.
 
-        What passes by itself is tried again for a while, from the start.
+        Must not be called in an event loop. Transient faults are retried from the start, at most
+        ATTEMPTS times.
         """
         return asyncio.run(self._read_patiently(order))
 
@@ -116,7 +117,7 @@ class BackfillReader:
             except IngestdError as error:
                 return Failure.of(error)
             delay_s = min(FIRST_DELAY_S * 2.0**attempt, LONGEST_DELAY_S)
-            await asyncio.sleep(delay_s * random.uniform(0.5, 1))  # noqa: S311 - only to spread them
+            await asyncio.sleep(delay_s * random.uniform(0.5, 1))  # noqa: S311 - jitter only
         raise AssertionError
 
     async def _read(self, order: SplitOrder) -> Note:
@@ -149,7 +150,7 @@ class BackfillReader:
 
 
 def snapshot_rows(table: Table, batch: pa.RecordBatch, order: SplitOrder) -> pa.RecordBatch:
-    """Return a page's rows as the raw table has them: `r` at (point, 0).
+    """Return a batch of a page source as rows of the raw table: `r` at (point, 0).
 
     `batch`: the table's columns by their lake names, and `_cdc_raw`.
     """

@@ -1,1 +1,1 @@
-"""Arguments of the jobs."""
+"""The command lines of the jobs."""

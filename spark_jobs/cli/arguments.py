@@ -1,7 +1,7 @@
-"""What the jobs' command lines have in common: arguments, exit codes, how errors are shown.
+"""Arguments, exit codes and error output that all jobs share.
 
-Exit codes as of `ingestd` (design section 5): 0 done, 1 a fault that an operator must fix, 2 wrong
-usage or config, 75 a transient fault that was given up on.
+The exit codes are those of `ingestd`: 0 done, 1 an operator must fix a fault, 2 wrong usage or
+config, 75 a transient fault that outlasted the retries.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 EXIT_DONE, EXIT_OPERATOR, EXIT_USAGE, EXIT_TRANSIENT = 0, 1, 2, 75
 
 _OBJECT_STORE = {"s3": "s3a"}
-"""Schemes of deltalake that Hadoop has other names for."""
+"""Schemes of deltalake that Hadoop names differently."""
 
 
 def job_parser(name: str, description: str) -> argparse.ArgumentParser:
-    """Return a parser with what every job takes: --source, --config, --remote."""
+    """Return a parser with the arguments that every job accepts: --source, --config, --remote."""
     parser = argparse.ArgumentParser(
         prog=f"python -m spark_jobs.{name}",
         description=description,
@@ -48,8 +48,8 @@ def job_parser(name: str, description: str) -> argparse.ArgumentParser:
 
 
 def add_lake(parser: argparse.ArgumentParser) -> None:
-    """Add --lake, for a job that needs only the lake: it can do without the config."""
-    parser.add_argument("--lake", metavar="URI", help="the lake; without it, that of --config")
+    """Add --lake, for a job that needs only the lake and can run without the config."""
+    parser.add_argument("--lake", metavar="URI", help="the lake (default: that of --config)")
 
 
 def add_tables(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +60,7 @@ def add_tables(parser: argparse.ArgumentParser) -> None:
         type=_pattern,
         default=["*.*"],
         metavar="PATTERN",
-        help="tables to take, as `tables` of the config: public.* '!public.audit_*'",
+        help="tables to include, as `tables` in the config: public.* '!public.audit_*'",
     )
 
 
@@ -73,7 +73,7 @@ def _pattern(text: str) -> str:
 
 
 def lake_uri(arguments: argparse.Namespace) -> str:
-    """Return the lake as Spark names it. Raises ConfigError without --lake and --config."""
+    """Return the lake's URI for Spark. Raises ConfigError without --lake and --config."""
     if arguments.lake is not None:
         return spark_uri(arguments.lake)
     if arguments.config is None:
@@ -82,7 +82,7 @@ def lake_uri(arguments: argparse.Namespace) -> str:
 
 
 def require_config(arguments: argparse.Namespace) -> Config:
-    """Load --config; its source must be there. Raises ConfigError."""
+    """Return the config of --config, which must have the source. Raises ConfigError."""
     if arguments.config is None:
         raise ConfigError("--config is needed", remedy="--config ingestd.toml")
     config = load_config(arguments.config, SETTINGS, os.environ)
@@ -96,7 +96,7 @@ def require_config(arguments: argparse.Namespace) -> Config:
 
 
 def positive(kind: type[int | float]) -> Callable[[str], float]:
-    """Return an argument's type: a number above 0."""
+    """Return an argument type that accepts numbers above 0."""
 
     def parse(text: str) -> float:
         found = kind(text)
@@ -109,9 +109,9 @@ def positive(kind: type[int | float]) -> Callable[[str], float]:
 
 
 def spark_uri(uri: str) -> str:
-    """Return a lake's or target's URI as Spark takes it: s3:// as s3a://.
+    """Return the URI of a lake or target in the form that Spark accepts: s3:// becomes s3a://.
 
-    Local paths are absolute and without `..`, as Hadoop names the files that it reads.
+    Local paths become absolute and lose `..`, as in the file names that Hadoop reports.
     """
     scheme, separator, rest = uri.partition("://")
     if not separator:
@@ -122,7 +122,7 @@ def spark_uri(uri: str) -> str:
 
 
 def run_job(job: Callable[[Sequence[str]], int], arguments: Sequence[str] | None = None) -> None:
-    """Run a job's `main` and end the process with its exit code; errors are one to three lines."""
+    """Run a job's `main` and exit with its exit code. Print errors in one to three lines."""
     try:
         code = job(sys.argv[1:] if arguments is None else arguments)
     except IngestdError as error:
@@ -141,21 +141,21 @@ def run_job(job: Callable[[Sequence[str]], int], arguments: Sequence[str] | None
 
 
 def tell(error: IngestdError) -> None:
-    """Write an error to stderr, without what looks like a secret."""
+    """Write an error to stderr, with secrets redacted."""
     sys.stderr.write(Redactor().text(f"{error}\n"))
 
 
 def _is_sparks(error: Exception) -> bool:
-    """Return whether it came from Spark, or from the connection to its JVM: none of our own."""
+    """Return whether the error came from Spark or from the connection to its JVM."""
     is_of_it = type(error).__module__.startswith(("pyspark", "py4j"))
     return is_of_it or isinstance(error, (ConnectionError, EOFError))
 
 
 def run_until_stopped(job: Callable[[Sequence[str], threading.Event], int]) -> None:
-    """Run a job that SIGTERM and SIGINT end, with exit code 0.
+    """Run a job that SIGTERM and SIGINT end with exit code 0.
 
-    Its JVM may get the signal, too, and be gone in the middle: what was not committed then is done
-    by the next run.
+    Its JVM may receive the signal, too, and exit in the middle of a step. The next run then does
+    what was not committed.
     """
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -173,7 +173,7 @@ def run_until_stopped(job: Callable[[Sequence[str], threading.Event], int]) -> N
 
 
 def exit_code(error: IngestdError) -> int:
-    """Return the exit code of a job that ended with this error."""
+    """Return the exit code for a job that ended with this error."""
     if isinstance(error, ConfigError):
         return EXIT_USAGE
     return EXIT_TRANSIENT if isinstance(error, TransientError) else EXIT_OPERATOR

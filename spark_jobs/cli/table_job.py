@@ -1,4 +1,4 @@
-"""The command line of the jobs that take a table per source table from epoch to epoch."""
+"""The command line of the jobs that move one table per source table from epoch to epoch."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
 
 
 def table_job_parser(name: str, description: str, tables: str) -> argparse.ArgumentParser:
-    """Give the parser of the job `name`; `tables` is what its tables are called, in the plural."""
+    """Return the parser of the job `name`. `tables`: what its tables are called, in the plural."""
     found = job_parser(name, description)
     add_lake(found)
     found.add_argument("--target", required=True, metavar="URI", help=f"where the {tables} are")
     add_tables(found)
-    found.add_argument("--once", action="store_true", help="take what there is, and end")
+    found.add_argument("--once", action="store_true", help="process what is committed, then exit")
     found.add_argument(
         "--interval", type=positive(float), default=1.0, metavar="S", help="seconds between batches"
     )
     found.add_argument(
-        "--parallel", type=positive(int), default=4, metavar="N", help="tables at once"
+        "--parallel", type=positive(int), default=4, metavar="N", help="tables in parallel"
     )
     found.add_argument(
         "--rebuild",
         nargs="+",
         default=[],
         metavar="TABLE",
-        help=f"make these {tables} anew from the lake first",
+        help=f"first re-create these {tables} from the lake",
     )
     found.add_argument(
-        "--checkpoint", metavar="URI", help=f"the query's; <target>/_{name}_checkpoint without it"
+        "--checkpoint", metavar="URI", help=f"the query's (default: <target>/_{name}_checkpoint)"
     )
     return found
 
@@ -60,11 +60,11 @@ def run_table_job(
     stop: threading.Event | None,
     after_commit: Callable[[str], None],
 ) -> int:
-    """Run the job that `make` gives, with the settings of its sessions; give its exit code.
+    """Run the job that `make` returns, and return its exit code: 1 if a table stopped.
 
-    `make` is called once there is a session, so it may import pyspark. `log_name` is that of the
-    log of its cuts; `stop` ends a continuous run; `after_commit` is called after every commit, for
-    tests. The exit code is 1 if a table stopped.
+    `make` also returns the settings of the job's sessions. It is called once a session exists, so
+    it may import pyspark. `log_name`: of the log of the job's cuts; `stop` ends a continuous run;
+    `after_commit` is called after every commit, for tests.
     """
     lake, target = lake_uri(chosen), spark_uri(chosen.target)
     session = job_session(

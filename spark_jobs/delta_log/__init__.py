@@ -1,1 +1,1 @@
-"""Delta's log and files, as Spark and the driver read and write them."""
+"""The log and files of Delta tables, as Spark and the driver read and write them."""

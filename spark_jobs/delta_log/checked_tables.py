@@ -1,10 +1,10 @@
-"""The only way to a Delta table's rows by Spark: Delta follows whatever paths a table's log names.
+"""Reads of Delta tables by Spark that first check every path in the table's log.
 
-Who may write into one table's folder could otherwise have a job of wider rights read files of
-others into a mirror. Judged is what Delta itself has made of the log (commits, checkpoints,
-sidecars), and the rows are read of that very snapshot: what is committed later, or put into the
-place of a part of the log, is not read unjudged. The rule is
-`ingestd.lake.delta.log_paths.file_of`.
+Delta follows any path that a table's log names. Without the check, a client that can write into one
+table's folder could make a job with wider permissions copy other files into a mirror. The check
+covers what Delta itself read from the log (commits, checkpoints, sidecars), and the rows are read
+from that very snapshot: a later commit or a replaced part of the log is never read unchecked. The
+rule is `ingestd.lake.delta.log_paths.file_of`. Nothing else here reads a Delta table by Spark.
 
 Source: Delta transaction log protocol, "Add File", "Deletion Vectors".
 """
@@ -33,25 +33,25 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _OWN_NAME = r"\A" + OWN_FILE.pattern.removesuffix(r"\Z") + r"\z"
-"""As Java writes it."""
+"""OWN_FILE's pattern in Java's syntax."""
 _SCHEME = re.compile(r"\A[a-z][a-z0-9+.-]*:(//[^/]*)?")
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedTables:
-    """Delta tables, read and changed after their files were judged.
+    """Delta tables whose files are checked before they are read or changed.
 
-    A snapshot is judged once: that is a Spark job over the state that Delta needs for reading, too.
-    Several threads may ask at once.
+    Each snapshot is checked once: the check is a Spark job over the state that Delta needs for
+    reading anyway. Safe to use from several threads.
     """
 
     _judged: dict[str, Any] = field(default_factory=dict)
 
     def rows(self, session: SparkSession, path: str, version: int | None = None) -> DataFrame:
-        """Return the rows of a table at a version, or at the newest that there is now.
+        """Return the rows of a table at a version, by default the newest.
 
-        Raises FolderError where the log names a file that is not one of the table's own, and
-        AnalysisException without a table.
+        Raises FolderError if the log names a file that is not the table's own, and
+        AnalysisException if the table does not exist.
         """
         reader = session.read.format("delta")
         if version is not None:
@@ -70,16 +70,16 @@ class CheckedTables:
 
     @staticmethod
     def columns(session: SparkSession, path: str) -> list[str]:
-        """Return the names of a table's columns, which its log has: no file of it is read.
+        """Return the column names of a table from its log, without reading a file.
 
-        Raises AnalysisException without a table.
+        Raises AnalysisException if the table does not exist.
         """
         return session.read.format("delta").load(path).columns
 
     def for_change(self, session: SparkSession, path: str) -> DeltaTable:
-        """Return a table to merge into or update now, which reads its rows.
+        """Return a table to merge into or update now, which also reads its rows.
 
-        What is committed between this check and the start of the MERGE is read unjudged.
+        A commit between this check and the start of the MERGE is read unchecked.
 
         Raises as `rows`.
         """
@@ -87,7 +87,7 @@ class CheckedTables:
         return DeltaTable.forPath(session, path)
 
     def ensure(self, session: SparkSession, path: str) -> None:
-        """Judge the newest snapshot of a table before it is changed, if there is one."""
+        """Check the newest snapshot of a table, if there is one, before the table is changed."""
         snapshot = snapshot_of(session, path)
         if snapshot.version() >= 0:
             self._judge(session, path, snapshot)
@@ -100,12 +100,12 @@ class CheckedTables:
 
 
 def is_connect(session: SparkSession) -> bool:
-    """Return whether the session is of a Spark Connect server: there is no JVM to be asked."""
+    """Return whether this is a Spark Connect session, which gives no access to the JVM."""
     return getattr(session, "_jvm", None) is None
 
 
 def ensure_read_within(session: SparkSession, path: str, files: Iterable[str]) -> None:
-    """Raise FolderError if one of these files, as Spark names what it reads, is no own file.
+    """Raise FolderError if one of these files, as Spark names them, is not the table's own.
 
     `path`: the table's.
     """
@@ -117,17 +117,17 @@ def ensure_read_within(session: SparkSession, path: str, files: Iterable[str]) -
 
 
 def name_within(path: str, file: str) -> str:
-    """Return the path inside a table of a file that Spark names, encoded or not.
+    """Return a file's path inside a table. `file`: Spark's name of it, URL-encoded or not.
 
-    `path`: the table's. Raises FolderError for a file that is not one of the table's own.
+    `path`: the table's. Raises FolderError for a file that is not the table's own.
     """
     ways = (_relative(path, file), _relative(path, unquote(file)))
     return file_of(next((way for way in ways if way is not None), file), path)
 
 
 def _relative(path: str, file: str) -> str | None:
-    """Return what follows the table's path in a file's; None if it is not below it."""
-    if "://" not in path:  # of the default file system, and of this machine's
+    """Return a file's path relative to the table's; None if it is not below it."""
+    if "://" not in path:  # a path of the default or the local file system
         file = f"/{_SCHEME.sub('', file, count=1).lstrip('/')}"
     return file.removeprefix(f"{path}/") if file.startswith(f"{path}/") else None
 
@@ -142,13 +142,13 @@ def _rows_of(session: SparkSession, path: str, snapshot: Any) -> DataFrame:  # n
         getattr(nothing, "MODULE$"),
         option(session, snapshot),
         option(session),
-        True,  # noqa: FBT003 - this snapshot, as if it were an older one that was asked for
+        True,  # noqa: FBT003 - as a time travel read: of this snapshot
     )
     return DataFrame(session._jsparkSession.baseRelationToDataFrame(relation), session)  # noqa: SLF001
 
 
 def _ensure_own_files(session: SparkSession, path: str, snapshot: Any) -> None:  # noqa: ANN401
-    """Raise FolderError if a snapshot has a file that is not one of the table's own. Spark job."""
+    """Raise FolderError if a snapshot has a file that is not the table's own. Spark job."""
     where = f"{path}, version {snapshot.version()}"
     folder = local_folder(session, path)
     odd = [] if folder is None else _odd_names(folder)
@@ -168,7 +168,7 @@ def _ensure_own_files(session: SparkSession, path: str, snapshot: Any) -> None: 
 
 
 def _odd_names(folder: Path) -> list[str]:
-    """Return the names in a table's folder of what is neither a regular file nor a folder."""
+    """Return the names in a table's folder that are neither regular files nor folders."""
     with os.scandir(folder) as entries:
         return [
             e.name

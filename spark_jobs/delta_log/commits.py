@@ -1,7 +1,7 @@
-"""What a Delta table's log tells of its commits, and how a job signs its own.
+"""The commits in a Delta table's log, and the signatures of those that jobs made.
 
-A job's commits carry what they are in `userMetadata`, in the same commit as the rows: from that a
-job knows how far a table is, and whether someone else has changed it.
+A job signs each commit in `userMetadata`, atomically with the rows. From the signatures a job knows
+which epoch a table has reached, and whether another writer has changed the table.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _HARMLESS = frozenset(
 HISTORY_LIMIT = 200
 
 CHECKPOINTS: Mapping[str, str] = MappingProxyType({"delta.checkpointInterval": "50"})
-"""Property of all tables that jobs make. A checkpoint is a Spark job that the commit waits for."""
+"""Property of all tables that jobs create. A commit waits for its checkpoint's Spark job."""
 TABLE_PROPERTIES: Mapping[str, str] = MappingProxyType(
     {**CHECKPOINTS, "delta.enableDeletionVectors": "true"}
 )
@@ -54,10 +54,10 @@ TABLE_PROPERTIES: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Whose commit it is: a job of this name on this source, up to this epoch.
+    """The author of a commit: a job of this name on this source, up to this epoch.
 
-    `lake`: the id of the `_epochs` that the epoch is of. `schema_version`: of the definition that
-    the table was brought to.
+    `lake`: the id of the `_epochs` table that the epoch belongs to. `schema_version`: of the
+    definition that the table was brought to.
     """
 
     job: str
@@ -67,7 +67,7 @@ class Signature:
     schema_version: int = 0
 
     def to_text(self) -> str:
-        """Write it as `userMetadata`."""
+        """Return the signature as `userMetadata`."""
         facts = {
             "ingestd": self.job,
             "source": self.source,
@@ -79,7 +79,7 @@ class Signature:
 
     @classmethod
     def parse(cls, text: str | None) -> Signature | None:
-        """Read `userMetadata`; None for someone else's."""
+        """Return the signature in `userMetadata`; None if another writer made the commit."""
         try:
             found = json.loads(text or "")
             version, epoch = int(found["schema_version"]), int(found["epoch"])
@@ -90,7 +90,7 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class JobCommit:
-    """A version of a table. `signature`: None if no job of ours made it."""
+    """A version of a table. `signature`: None if no ingestd job made it."""
 
     version: int
     operation: str
@@ -98,16 +98,17 @@ class JobCommit:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether someone else may have changed rows in it."""
+        """Return whether another writer may have changed rows in it."""
         return self.signature is None and self.operation not in _HARMLESS
 
 
 @contextmanager
 def signed(session: SparkSession, signature: Signature, app_id: str | None) -> Iterator[None]:
-    """Sign what is committed in this session meanwhile.
+    """Sign the commits that this session makes inside the block.
 
-    With an `app_id` also as its Delta transaction, version = epoch: a write that the table has
-    already is skipped. At most one write a table then: a second would be skipped as well.
+    With an `app_id`, the commit is also a Delta transaction with version = epoch, so a write that
+    the table already has is skipped. Write each table at most once then: Delta would skip a
+    second write, too.
     """
     conf = session.conf
     try:
@@ -123,7 +124,7 @@ def signed(session: SparkSession, signature: Signature, app_id: str | None) -> I
 
 @contextmanager
 def settings(session: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
-    """Set these meanwhile; what was set before is set again."""
+    """Set these values inside the block, then restore the earlier ones."""
     before = {name: session.conf.get(name, None) for name in values}
     try:
         for name, value in values.items():
@@ -143,9 +144,9 @@ def current_version(session: SparkSession, path: str) -> int:
 
 
 def newest_entry(session: SparkSession, path: str) -> int:
-    """Return the newest version of a table, as the names in its log tell; -1 without one.
+    """Return the newest version of a table, by the file names in its log; -1 without a table.
 
-    (To take a snapshot of a version that another engine wrote costs Delta a Spark job.)
+    (Loading a snapshot of a version that another engine wrote would cost Delta a Spark job.)
     """
     log = delta_log(session, path)
     found = int(log.unsafeVolatileSnapshot().version())
@@ -163,13 +164,13 @@ _MAX_LISTED = 100
 
 
 def size_bytes(session: SparkSession, path: str) -> int | None:
-    """Return the size of a table's newest version, None if its log does not tell. No Spark job."""
+    """Return the size of a table's newest version; None if its log has no size. No Spark job."""
     found = snapshot_of(session, path).sizeInBytesIfKnown()
     return int(found.get()) if found.isDefined() else None
 
 
 def identity(session: SparkSession, path: str) -> tuple[str, dict[str, str]]:
-    """Return a table's id and its properties that are named ``ingestd.*``. No Spark job."""
+    """Return a table's id and its properties named ``ingestd.*``. No Spark job."""
     metadata = snapshot_of(session, path).metadata()
     pairs = metadata.configuration().toSeq()
     found = [pairs.apply(n) for n in range(pairs.size())]
@@ -178,7 +179,7 @@ def identity(session: SparkSession, path: str) -> tuple[str, dict[str, str]]:
 
 
 def table_property(session: SparkSession, path: str, name: str) -> str | None:
-    """Return a property of a table, None without it. No Spark job."""
+    """Return a property of a table; None if it is not set. No Spark job."""
     found = snapshot_of(session, path).metadata().configuration().get(name)
     return str(found.get()) if found.isDefined() else None
 
@@ -198,7 +199,7 @@ def delta_log(session: SparkSession, path: str) -> Any:  # noqa: ANN401 - a Scal
 def commits_above(session: SparkSession, path: str, version: int) -> list[JobCommit]:
     """Return the commits of a table above a version, newest first. No Spark job.
 
-    At most HISTORY_LIMIT, and none of those whose log entries have been cleaned up.
+    At most HISTORY_LIMIT, and only those whose log entries have not been cleaned up.
     """
     newest = current_version(session, path)
     found = []
@@ -219,7 +220,7 @@ def _commit(session: SparkSession, path: str, version: int) -> JobCommit | None:
 
 
 def log_entries(session: SparkSession, path: str, version: int) -> list[dict[str, Any]] | None:
-    """Read the actions of a version; None if its log entry is gone. No Spark job.
+    """Return the actions of a version; None if its log entry no longer exists. No Spark job.
 
     Source: Delta transaction log protocol, "Delta Log Entries".
     """

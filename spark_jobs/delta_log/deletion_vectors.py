@@ -1,6 +1,6 @@
-"""Deletion vectors, which rows of a file are gone, read and written by Delta's own code.
+"""Deletion vectors (the deleted rows of a file), read and written by Delta's own code.
 
-Rows are told by their numbers in the file. Source: Delta transaction log protocol, "Deletion
+Rows are identified by their number in the file. Source: Delta transaction log protocol, "Deletion
 Vectors".
 """
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 Rows = NDArray[np.int64]
 _BUFFER = "java.nio.ByteBuffer"
 _INLINE, _RELATIVE = "i", "u"
-"""Storage types of a vector that is in the log, and of one in a file of the table's folder."""
+"""Storage types of a vector in the log, and of one in a file of the table's folder."""
 VECTOR_ID_LENGTH = 20
-"""So many characters name a file of vectors; what is before them is a folder."""
+"""Number of characters that name a file of vectors; those before them name a folder."""
 _FOLDER = re.compile(r"[A-Za-z0-9]*")
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _B85 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
@@ -38,32 +38,33 @@ _VECTORS = f"{DELTA}.deletionvectors"
 
 
 def vector_files_of(vector: Mapping[str, Any], uri: str) -> list[str]:
-    """Return the paths inside the table of what has a vector: one, none for a vector in the log.
+    """Return the paths, inside the table, of the files that hold a vector.
 
-    `uri`: where the table is. Raises FolderError for a file that is not one of the table's own.
+    That is one path, or none for a vector in the log. `uri`: the table's. Raises FolderError for a
+    file that is not the table's own.
     """
-    kind, told = vector["storageType"], vector["pathOrInlineDv"]
+    kind, text = vector["storageType"], vector["pathOrInlineDv"]
     if kind == _INLINE:
         return []
-    folder, packed = told[:-VECTOR_ID_LENGTH], told[-VECTOR_ID_LENGTH:]
+    folder, packed = text[:-VECTOR_ID_LENGTH], text[-VECTOR_ID_LENGTH:]
     try:
         name = f"deletion_vector_{UUID(bytes=b85decode(packed.translate(_AS_B85)))}.bin"
     except ValueError:
         name = ""
     if kind != _RELATIVE or not name or not _FOLDER.fullmatch(folder):
         raise FolderError(
-            f"lake table {uri}: a deletion vector lies elsewhere ({ascii(told)[:80]}), as a"
-            " shallow clone's does: it is not read",
-            remedy="make the table again as a deep clone, or by this job in another target",
+            f"lake table {uri}: a deletion vector is stored elsewhere ({ascii(text)[:80]}), as in a"
+            " shallow clone: it is not read",
+            remedy="re-create the table as a deep clone, or write it by this job to a new target",
         )
     return [file_of(f"{folder}/{name}" if folder else name, uri)]
 
 
 def rows_gone(session: SparkSession, path: str, add: Mapping[str, Any]) -> Rows:
-    """Return the rows that a file of the table at `path` does not have any more, ascending.
+    """Return the numbers of a file's deleted rows, ascending. `path`: the table's.
 
-    `add`: the file's action. Raises Py4JError if they can't be read, FolderError if they lie
-    elsewhere.
+    `add`: the file's action. Raises Py4JError if the vector can't be read, FolderError if it is
+    stored elsewhere.
     """
     if "deletionVector" not in add:
         return np.empty(0, np.int64)
@@ -81,7 +82,7 @@ def rows_gone(session: SparkSession, path: str, add: Mapping[str, Any]) -> Rows:
 
 
 def write_vectors(session: SparkSession, path: str, every: Sequence[Rows]) -> list[dict[str, Any]]:
-    """Write one file of vectors into the folder of the table at `path`; give what tells of each.
+    """Write one file of vectors into the folder of the table at `path`; return their descriptors.
 
     Raises Py4JError if it can't be written.
     """

@@ -1,6 +1,6 @@
-"""Commits of files that the driver wrote: no Spark job, some ten milliseconds.
+"""Commits of files written by the driver: they take about ten milliseconds and no Spark job.
 
-They are made by Delta's own transaction: it checks for conflicts and knows the table's features.
+Delta's own transaction makes them: it checks for conflicts and knows the table's features.
 Source: Delta transaction log protocol, "Actions".
 """
 
@@ -35,9 +35,9 @@ _NOT_PLAIN = (
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a commit is: of the application `app_id`, its version `version`.
+    """The Delta transaction of a commit: application `app_id`, version `version`.
 
-    `mode`: Append where nothing is taken away, Complete where nothing of before is left.
+    `mode`: Append if no file is removed, Complete if no earlier file remains.
     """
 
     app_id: str
@@ -46,7 +46,7 @@ class Work:
 
 
 def is_plain(snapshot: Any) -> bool:  # noqa: ANN401 - Delta's
-    """Return whether files of the driver may be added; else Spark is to write."""
+    """Return whether the driver may add files to the table; if not, Spark must write them."""
     names = str(snapshot.metadata().configuration().keys().mkString("\n")).split("\n")
     return not any(name.startswith(_NOT_PLAIN) for name in names)
 
@@ -54,10 +54,10 @@ def is_plain(snapshot: Any) -> bool:  # noqa: ANN401 - Delta's
 def new_file(
     session: SparkSession, path: str, rows: pa.Table, *, indexed: Sequence[str] = ()
 ) -> Action:
-    """Write rows to a new file of the table at `path`; give the action that adds it.
+    """Write rows to a new file of the table at `path`; return the action that adds it.
 
-    Until it is committed nobody reads it; VACUUM takes it away. `indexed`: columns that have
-    statistics; times have them always. Raises Py4JError or OSError.
+    No reader sees the file before it is committed; if it never is, VACUUM removes it. `indexed`:
+    columns to write statistics for; timestamps always have them. Raises Py4JError or OSError.
     """
     name = f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"
     size = write_parquet(session, path, name, rows)
@@ -73,7 +73,7 @@ def new_file(
 
 
 def removed(add: Action, now_ms: int) -> Action:
-    """Return the action that takes away what `add` added. `now_ms`: since 1970."""
+    """Return the action that removes a file. `add`: its add action; `now_ms`: since 1970."""
     gone = {
         "path": add["path"],
         "partitionValues": {},
@@ -95,9 +95,9 @@ def commit(
     of_version: int,
     told: str | None = None,
 ) -> bool:
-    """Commit if `of_version` is the newest still; False if not.
+    """Commit if `of_version` is still the newest version; return whether it was.
 
-    `told`: the commit's `userMetadata`. Raises Py4JError, where another commit came between, too.
+    `told`: the commit's `userMetadata`. Raises Py4JError, also if another commit came in between.
     """
     own = session._jsparkSession  # noqa: SLF001 - Delta has no call for it in Python
     java_class(session, f"{SPARK_SQL}.classic.SparkSession").setActiveSession(own)

@@ -1,7 +1,7 @@
-"""Files read and written by the driver itself, in any store that the session can reach.
+"""Files that the driver itself reads and writes, in any store that the session can reach.
 
-A Spark job costs a quarter of a second before it reads anything; a file of some MB is here in
-milliseconds. Files of stores go through a temporary one, by Spark's own file systems.
+A Spark job costs a quarter of a second before it reads anything; the driver reads a file of a few
+MB in milliseconds. Spark's file systems copy an object store's files through a temporary file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BATCH_ROWS = 1 << 16
 
 
 class TooLargeError(Exception):
-    """A file has more than may be held in memory."""
+    """A file has more rows than fit the memory limit."""
 
 
 def read_parquet(
@@ -40,10 +40,10 @@ def read_parquet(
     columns: Sequence[str] | None = None,
     max_nbytes: int,
 ) -> pa.Table:
-    """Read a file, `name` is relative to `folder`; of `columns` those that it has, None for all.
+    """Read a file. `name`: relative to `folder`; `columns`: skips those it lacks, None for all.
 
-    Raises Py4JError or OSError if it can't be read, ArrowException if it is none, TooLargeError if
-    its rows take more than `max_nbytes` of memory.
+    Raises Py4JError or OSError if it can't be read, ArrowException if it is not a Parquet file,
+    and TooLargeError if its rows take more than `max_nbytes` of memory.
     """
     path, system = _place(session, folder, name)
     with _on_this_machine(path, system) as here:
@@ -57,7 +57,7 @@ def read_parquet(
 
 
 def write_parquet(session: SparkSession, folder: str, name: str, rows: pa.Table) -> int:
-    """Write a new file; give its size in bytes. Raises Py4JError or OSError if it can't be."""
+    """Write a new file; return its size in bytes. Raises Py4JError or OSError."""
     path, system = _place(session, folder, name)
     with _on_this_machine(path, system) as here:
         try:
@@ -67,20 +67,20 @@ def write_parquet(session: SparkSession, folder: str, name: str, rows: pa.Table)
             raise
         if not _is_local(system):
             made = _hadoop_path(session, here)
-            system.copyFromLocalFile(False, False, made, path)  # noqa: FBT003 - kept; none is there
+            system.copyFromLocalFile(False, False, made, path)  # noqa: FBT003 - kept; it is new
         return here.stat().st_size
 
 
 def local_folder(session: SparkSession, path: str) -> Path | None:
-    """Return the folder that a table lies in, None in a store."""
+    """Return the local folder of a table; None if it is in an object store."""
     folder, system = _place(session, path)
     return Path(folder.toUri().getPath()) if _is_local(system) else None
 
 
 def ensure_plain(folder: Path, name: str, uri: str) -> None:
-    """Raise FolderError if what a log names is there and no regular file of the table's folder.
+    """Raise FolderError if a file named in a log exists but is no regular file of the table.
 
-    `uri`: where the table is, for the error.
+    `uri`: the table's, for the error.
     """
     try:
         os.close(open_plain(folder, name, depth=0))
@@ -88,14 +88,14 @@ def ensure_plain(folder: Path, name: str, uri: str) -> None:
         raise FolderError(
             f"lake table {uri}: its log names the file {name!a}, and {error.path}"
             f" {error.why}: it is not read",
-            remedy="put the table's folder back from a copy, or move it away",
+            remedy="restore the table's folder from a copy, or move it away",
         ) from error
     except FileNotFoundError:
         return  # the reader reports it
 
 
 def _rows(source: pa.NativeFile, columns: Sequence[str] | None, max_nbytes: int) -> pa.Table:
-    # (Spark writes timestamps with nanoseconds, which reach from 1677 to 2262 only)
+    # (Spark writes timestamps in nanoseconds, which only cover the years 1677 to 2262)
     with pq.ParquetFile(source, coerce_int96_timestamp_unit="us") as file:
         schema = file.schema_arrow
         chosen = None if columns is None else [c for c in columns if c in schema.names]
@@ -111,7 +111,7 @@ def _rows(source: pa.NativeFile, columns: Sequence[str] | None, max_nbytes: int)
 
 @contextmanager
 def _on_this_machine(path: Any, system: Any) -> Iterator[Path]:  # noqa: ANN401 - Java's
-    """Return where a file is, or where one of a store may be meanwhile."""
+    """Yield the local path of a file, or a temporary path for one in an object store."""
     if _is_local(system):
         yield Path(path.toUri().getPath())
         return

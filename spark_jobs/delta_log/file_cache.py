@@ -1,4 +1,4 @@
-"""Which files a mirror is made of, as its log tells: known from batch to batch.
+"""The files of mirrors according to their logs, kept in memory from batch to batch.
 
 Source: Delta transaction log protocol, "Actions".
 """
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _MAX_ENTRIES = 8
-"""So many log entries are looked at for one that wrote all files: more are quicker by Spark."""
+"""Log entries to search for one that lists all files. Beyond that, Spark is faster."""
 _MAX_NEW = 64
-"""What was known so many versions ago is brought up to date by the log, and holds as long."""
+"""After more new versions than this, files are re-read, and a mirror left to Spark is retried."""
 _MAX_FILES = 1_000
-"""Mirrors of more files are left to Spark."""
+"""Mirrors with more files are left to Spark."""
 _FEW_BYTES = 4 << 20
 
 Action = dict[str, Any]
@@ -31,9 +31,9 @@ Action = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Of a version of a table: the `add` actions, by path, and the newest signature there is.
+    """The files of a version of a table: `add` actions by path, and the newest known signature.
 
-    `are_left`: they are no business of the driver's.
+    `are_left`: the driver leaves this table to Spark.
     """
 
     table_id: str
@@ -45,21 +45,21 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class MirrorFiles:
-    """The files of a job's mirrors. Of one mirror, one thread asks at a time."""
+    """The files of a job's mirrors. Only one thread may ask about a mirror at a time."""
 
     _known: dict[str, Files] = field(default_factory=dict)
     _large: threading.RLock = field(default_factory=threading.RLock)
 
     @contextmanager
     def room_for(self, nbytes: int) -> Iterator[None]:
-        """Wait until nobody else has more than a few MB in memory, if this is so much."""
+        """Wait until no other caller holds more than a few MB in memory; no wait for few bytes."""
         with self._large if nbytes > _FEW_BYTES else nullcontext():
             yield
 
     def of(self, session: SparkSession, path: str, snapshot: Any) -> Files | None:  # noqa: ANN401
-        """Return the files of Delta's snapshot of a table; None for too many, and if it's not told.
+        """Return the files of a snapshot of a table; None if too many, or if the log lacks them.
 
-        A Spark job where more than a few commits were made since they were last told whole.
+        Runs a Spark job if the last commit that lists all files is more than a few commits ago.
         """
         table_id, version = str(snapshot.metadata().id()), int(snapshot.version())
         known = self._known.get(path)
@@ -78,7 +78,7 @@ class MirrorFiles:
         return found
 
     def leave_to_spark(self, path: str, files: Files) -> None:
-        """Give no files of this mirror until some commits later."""
+        """Return no files of this mirror for the next few commits."""
         self._known[path] = replace(files, adds={}, are_left=True)
 
 
@@ -115,7 +115,7 @@ def _files(
 
 
 def _is_whole(info: Action) -> bool:
-    """Return whether a commit names every file there is after it."""
+    """Return whether a commit lists every file of the table after it."""
     told = info.get("operationParameters", {})
     if info.get("operation") == "STREAMING UPDATE":
         return bool(told.get("outputMode") == "Complete")

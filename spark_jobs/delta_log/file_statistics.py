@@ -1,4 +1,4 @@
-"""The statistics of a new file, by which readers of a Delta table leave files out.
+"""The statistics of a new file, with which readers of a Delta table skip files.
 
 Source: Delta transaction log protocol, "Per-file Statistics".
 """
@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 _MAX_STATS = 32
 _DAY_US = 86_400_000_000
 _FIRST_DAY, _LAST_DAY = -354_285, 2_932_896
-"""From the year 1000 to the end of 9999, in days from 1970: what any reader's dates can be."""
+"""The years 1000 to 9999, in days since 1970: the dates that every reader can represent."""
 
 
 def statistics(rows: pa.Table, indexed: Sequence[str]) -> dict[str, Any]:
-    """Return those of the columns `indexed`, and of times."""
+    """Return the statistics of the columns `indexed` and of all temporal columns."""
     bounds: dict[str, tuple[int | str, int | str]] = {}
     ranged = [f.name for f in rows.schema if pa.types.is_temporal(f.type)]
     chosen = dict.fromkeys([*indexed, *ranged])
@@ -46,7 +46,7 @@ def _has_bounds(kind: pa.DataType) -> bool:
 
 
 def _bounds(values: pa.ChunkedArray) -> tuple[int | str, int | str] | None:
-    """Return the lowest and highest value as Delta writes them; None without, and far from now."""
+    """Return the bounds as Delta writes them; None without values or if out of range."""
     kind = values.type
     if pa.types.is_integer(kind):
         both = pc.min_max(values).as_py()

@@ -1,7 +1,7 @@
-"""Classes of Spark's JVM, by their whole names.
+"""Classes of Spark's JVM, by their full names.
 
-By `session._jvm` each part of a name is asked for, and the JVM looks for a class `org`, one
-`org.apache` and so on through all of Spark's jars: some milliseconds for each class, each time.
+`session._jvm` resolves a name part by part: the JVM searches all of Spark's jars for a class `org`,
+then for `org.apache`, and so on. That takes a few milliseconds for each class, every time.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ HADOOP_PATH = "org.apache.hadoop.fs.Path"
 
 
 def java_class(session: SparkSession, name: str) -> Any:  # noqa: ANN401 - whatever it has
-    """Return a class: its static members, and by a call its constructor.
+    """Return a class: its attributes are static members, and a call is its constructor.
 
-    Whether it is there shows when it is used (Py4JError). Raises PySparkException on a Spark
+    A missing class raises Py4JError only when it is used. Raises PySparkException on a Spark
     Connect server.
     """
     return JavaClass(name, session._jvm._gateway_client)  # type: ignore[union-attr]  # noqa: SLF001

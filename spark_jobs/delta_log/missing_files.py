@@ -1,7 +1,7 @@
-"""Files that a table's log names and nobody has any more: removed by hand, or by a store's rules.
+"""Files that a table's log names but that no longer exist.
 
-VACUUM takes none of these: it leaves what the newest version needs. Source: Delta transaction log
-protocol, "Add File", "Per-file Statistics".
+Someone deleted them by hand, or a store's rules did. VACUUM never does: it keeps what the newest
+version needs. Source: Delta transaction log protocol, "Add File", "Per-file Statistics".
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GoneFile:
-    """`name` is relative to the table; `highest_lsn`: of its rows' `_cdc_lsn`, None if not told."""
+    """`name`: relative to the table; `highest_lsn`: of its `_cdc_lsn`, None if not in the log."""
 
     name: str
     highest_lsn: int | None
 
 
 def gone_files(session: SparkSession, path: str) -> list[GoneFile]:
-    """Find them in the newest version of a Delta table; none without a table.
+    """Return the missing files of the newest version of a Delta table; none without a table.
 
-    Asks for every file: for use where reading has failed.
+    Checks every file, so call it only after a read has failed.
     """
     if not DeltaTable.isDeltaTable(session, path):
         return []

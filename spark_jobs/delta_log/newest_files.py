@@ -1,8 +1,8 @@
-"""The files that the newest entries of a table's log added, and the rows in them: no Spark job.
+"""The files that the newest entries of a table's log added, and their rows: no Spark job.
 
-To read a table by Spark costs 0.3 to 1 s, whatever it has, most of it to replay the log. What is
-told here is told in few entries, or not at all: then Spark reads. A compaction adds no rows; where
-rows were taken out it is not told. Source: Delta transaction log protocol, "Actions".
+Reading a table by Spark takes 0.3 to 1 s, whatever its size, mostly to replay the log. This module
+reads a few log entries, or leaves the read to Spark. A compaction adds no rows and is skipped; if a
+commit removes rows, Spark must read. Source: Delta transaction log protocol, "Actions".
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _MAX_ENTRIES = 32
-"""So many log entries are looked at: more are quicker by Spark."""
+"""Log entries to read at most. Beyond that, Spark is faster."""
 _MAX_NBYTES = 512 << 20
-"""So much memory rows take at most."""
+"""Memory that the rows may take."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewestFiles:
-    """Of the Delta table at `path`. What it gives is None where it is for Spark to read.
+    """The newest files of the Delta table at `path`. Methods return None if Spark must read.
 
-    Raises FolderError where the log names a file that is not one of the table's own.
+    Raises FolderError if the log names a file that is not the table's own.
     """
 
     session: SparkSession
     path: str
 
     def rows_above(self, column: str, above: int, through: int | None = None) -> pa.Table | None:
-        """Return the rows in whose whole-numbered `column` is more than `above`.
+        """Return the rows whose integer `column` is above `above`.
 
-        Later entries have no lower values than earlier ones. `through`: nor are rows needed that
-        have more than this, though there may be some.
+        Later log entries must not have lower values than earlier ones. `through`: rows above this
+        value are not needed, though some may be returned.
         """
         found = self._read(lambda: self._files_above(column, above, through))
         return None if found is None else found.filter(pc.greater(found[column], above))
@@ -54,9 +54,9 @@ class NewestFiles:
         return self._read(self._all_files)
 
     def last_rows(self, app_id: str | None = None) -> pa.Table | None:
-        """Return the rows that were added last, by one commit.
+        """Return the rows that the last adding commit added.
 
-        It may have taken rows away as well if it is of the Delta application `app_id`.
+        That commit may have removed rows only if it is of the Delta application `app_id`.
         """
         return self._read(lambda: self._last_files(app_id))
 
@@ -71,7 +71,7 @@ class NewestFiles:
                 left -= read[-1].nbytes
             return pa.concat_tables(read, promote_options="default")
         except (Py4JError, PySparkException, pa.ArrowException, TooLargeError, OSError, ValueError):
-            return None  # a file or entry that is gone or torn: Spark knows better what that means
+            return None  # a missing or torn file or entry: Spark reports it better
 
     def _files_above(self, column: str, above: int, through: int | None) -> list[str] | None:
         newest = newest_entry(self.session, self.path)
@@ -138,7 +138,7 @@ def _is_plain(add: dict[str, Any]) -> bool:
 
 
 def _bounds(add: dict[str, Any], column: str, table: str) -> tuple[str, int, int] | None:
-    """Return a file's name, its lowest and highest value; None if that is not told."""
+    """Return a file's name and its lowest and highest value; None without statistics."""
     told = json.loads(add.get("stats") or "{}")
     low, high = (told.get(name, {}).get(column) for name in ("minValues", "maxValues"))
     if low is None or high is None or not _is_plain(add):

@@ -1,1 +1,1 @@
-"""Epochs to micro-batches."""
+"""The engine that moves tables from epoch to epoch in micro-batches."""

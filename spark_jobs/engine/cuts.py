@@ -1,7 +1,8 @@
-"""The log of a job's cuts: which version of each of its tables belongs to which epoch.
+"""The log of a job's cuts: which version of each table belongs to which epoch.
 
-All tables of a cut are as the source was at the end of its epoch. A table is in it when it is whole
-there: its snapshot complete, no change missed, not stopped or dropped.
+All tables of a cut show the source as it was at the end of the cut's epoch. A cut contains a table
+if the table is complete there: its snapshot is complete, no change is missing, and it is neither
+stopped nor dropped.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _ARROW_SCHEMA = pa.schema(
         ),
     }
 )
-"""SCHEMA, for Arrow."""
+"""SCHEMA as an Arrow schema."""
 _SOURCE, _EPOCHS = "ingestd.source", "ingestd.epochs"
 """Table properties: the source's name, and the id of the `_epochs` that it was read from."""
 
@@ -63,7 +64,7 @@ _SOURCE, _EPOCHS = "ingestd.source", "ingestd.epochs"
 class EpochCut:
     """A row of the log.
 
-    `tables`: the Delta version of each table, by its text; `schemas`: the version of its schema in
+    `tables`: the Delta version of each table, by name; `schemas`: the version of its schema in
     `_tables` that it was brought to.
     """
 
@@ -75,29 +76,29 @@ class EpochCut:
 
     @classmethod
     def of(cls, row: Any) -> EpochCut:  # noqa: ANN401 - a pyspark Row
-        """Take a row of the log."""
+        """Return the cut in a row of the log."""
         tables = {t["table"]: t["version"] for t in row["tables"]}
         schemas = {t["table"]: t["schema_version"] for t in row["tables"]}
         return cls(row["epoch"], row["end_lsn"], row["last_commit_ts"], tables, schemas)
 
 
 class CutLog:
-    """The Delta table at `path`; `name` is the job's, for messages.
+    """The Delta table at `path`. `name`: the job's, for messages.
 
-    While nobody else commits to it (maintenance does), cuts are added without a Spark job.
+    Cuts are added without a Spark job as long as no other writer commits. (Maintenance does.)
     """
 
     def __init__(self, session: SparkSession, path: str, name: str) -> None:
         self._session = session
         self._name = name
         self._version: int | None = None  # of the log, when its newest cut was the caller's
-        self._newest: tuple[int, Action] | None = None  # its epoch, and what added it, if known
+        self._newest: tuple[int, Action] | None = None  # its epoch and add action, if known
         self.path = path
 
     def open(self, lake: SourceLake) -> tuple[str, bool]:
-        """Make the log, or see that it is this source's. Raises OperatorError if it is not.
+        """Create the log, or check that it is this source's. Raises OperatorError if it is not.
 
-        Gives the id of the lake's `_epochs`, and whether the log was made.
+        Returns the id of the lake's `_epochs`, and whether the log was created.
         """
         epochs_id, _ = identity(self._session, lake.epochs_path)
         wanted = {_SOURCE: lake.source, _EPOCHS: epochs_id}
@@ -112,21 +113,21 @@ class CutLog:
         _, found = identity(self._session, self.path)
         if any(found.get(name) != value for name, value in wanted.items()):
             raise OperatorError(
-                f"{self.path} belongs to source {found.get(_SOURCE)} of another lake or time,"
+                f"{self.path} belongs to source {found.get(_SOURCE)} of another or earlier lake,"
                 f" not to {lake.source} at {lake.epochs_path}",
-                remedy=f"give this {self._name} a --target of its own",
+                remedy=f"give this {self._name} a separate --target",
             )
         return epochs_id, False
 
     def last(self) -> EpochCut | None:
-        """Return the newest cut, None if there is none. Spark job, unless the log tells it."""
+        """Return the newest cut; None without one. Spark job, unless the log has it."""
         self._version = current_version(self._session, self.path)
         found = newest_cut(self._session, self.path, self._name)
         self._newest = None if found is None else self._added(found.epoch, self._version)
         return found
 
     def append(self, cut: EpochCut, *, replace: bool) -> None:
-        """Add a cut; one that is there stays. `replace`: in the place of that of the same epoch."""
+        """Add a cut unless it exists. `replace`: replace the cut of the same epoch."""
         tables = [
             {"table": name, "version": version, "schema_version": cut.schemas[name]}
             for name, version in sorted(cut.tables.items())
@@ -134,17 +135,17 @@ class CutLog:
         row = {
             "epoch": cut.epoch,
             "end_lsn": cut.end_lsn,
-            "last_commit_ts": cut.last_commit_ts.astimezone(UTC),  # Spark gives it as local time
+            "last_commit_ts": cut.last_commit_ts.astimezone(UTC),  # Spark returns local time
             "mirrored_at": datetime.now(UTC),
             "tables": tables,
         }
-        # By Arrow: from Python's own rows it would start a worker process.
+        # From an Arrow table: Python rows would make Spark start a worker process.
         rows = pa.Table.from_pylist([row], _ARROW_SCHEMA)
         if not self._put(rows, cut.epoch, replace=replace):
             self._written(rows, cut.epoch, replace=replace)
 
     def _put(self, rows: pa.Table, epoch: int, *, replace: bool) -> bool:
-        """Add a cut if nobody else has committed; False if that can't be told here."""
+        """Add a cut without Spark; return False if another writer may have committed."""
         known, self._version = self._version, None
         before, self._newest = self._newest, None
         snapshot = snapshot_of(self._session, self.path)
@@ -160,13 +161,13 @@ class CutLog:
             work = Work(_app_id(self._name), epoch, "Update" if replace else "Append")
             is_there = commit(self._session, self.path, [*actions, added], work, of_version=known)
         except (Py4JError, OSError):
-            return False  # Spark says what it means
+            return False  # Spark reports the cause
         if is_there:
             self._version, self._newest = known + 1, (epoch, added["add"])
         return is_there
 
     def _added(self, epoch: int, version: int) -> tuple[int, Action] | None:
-        """Return what added the newest cut, if the commit of that version did, and it alone."""
+        """Return the newest cut's add action, if the commit of that version added nothing else."""
         entries = log_entries(self._session, self.path, version) or []
         adds = [e["add"] for e in entries if "add" in e and e["add"]["dataChange"]]
         if len(adds) != 1:
@@ -190,7 +191,7 @@ class CutLog:
         writer.save(self.path)
         newest = self.last()
         if newest is None or newest.epoch != epoch:
-            self._version = None  # another run is ahead: Spark sees to it that none is added twice
+            self._version = None  # another run is ahead: leave it to Spark to add no cut twice
 
 
 def _app_id(name: str) -> str:
@@ -198,12 +199,12 @@ def _app_id(name: str) -> str:
 
 
 def newest_cut(session: SparkSession, path: str, name: str) -> EpochCut | None:
-    """Return the newest cut, None if there is none. Raises OperatorError where there is no log.
+    """Return the newest cut; None without one. Raises OperatorError if the log does not exist.
 
-    `name`: of the job that adds them. Spark job, unless the log's newest entries tell it.
+    `name`: of the job that adds them. Spark job, unless the log's newest entries have the cut.
     """
     newest = NewestFiles(session, path).last_rows(_app_id(name))
-    # (with mapped columns a file has other names)
+    # (with column mapping, files have other column names)
     if newest is None or not set(_ARROW_SCHEMA.names).issubset(newest.column_names):
         return find_cut(session, path)
     row = max(newest.to_pylist(), key=lambda row: row["epoch"])
@@ -211,14 +212,14 @@ def newest_cut(session: SparkSession, path: str, name: str) -> EpochCut | None:
 
 
 def find_cut(session: SparkSession, path: str, epoch: int | None = None) -> EpochCut | None:
-    """Return the newest cut (at or below `epoch`) by Spark. Raises as `newest_cut`."""
+    """Return the newest cut (at or below `epoch`), read by Spark. Raises as `newest_cut`."""
     try:
         rows = CheckedTables().rows(session, path)
-        rows.columns  # noqa: B018 - a Connect server is asked only now
+        rows.columns  # noqa: B018 - Connect resolves the table only now
     except AnalysisException as error:
         raise OperatorError(
-            f"there is no {path}: nothing was mirrored there",
-            remedy="check the target; `python -m spark_jobs.mirror` makes it",
+            f"{path} does not exist: nothing was mirrored there",
+            remedy="check the target; `python -m spark_jobs.mirror` creates it",
         ) from error
     if epoch is not None:
         rows = rows.where(f.col("epoch") <= epoch)

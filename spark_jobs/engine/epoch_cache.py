@@ -1,4 +1,4 @@
-"""The epochs of a lake that were taken lately, kept in memory; earlier ones are read again."""
+"""The most recent epochs of a lake, kept in memory; earlier ones are re-read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class EpochMemory:
-    """Gives epochs by their numbers; may be asked from several threads."""
+    """Epochs by number. Safe to use from several threads."""
 
     def __init__(self, lake: SourceLake) -> None:
         self._lake = lake
@@ -19,7 +19,7 @@ class EpochMemory:
         self._lock = threading.Lock()
 
     def add(self, epochs: Sequence[Epoch]) -> None:
-        """Take a batch; what was known before is forgotten but for its end."""
+        """Add a batch, and drop all earlier epochs except the one before it."""
         if epochs:
             last = self._known.get(epochs[0].number - 1)
             self._known = {e.number: e for e in epochs}
@@ -27,12 +27,12 @@ class EpochMemory:
                 self._known[last.number] = last
 
     def between(self, above: int, through: int) -> list[Epoch]:
-        """Return the epochs above one, through another."""
+        """Return the epochs above `above`, up to and including `through`."""
         self._ensure(above + 1, through)
         return [self._known[n] for n in range(above + 1, through + 1)]
 
     def end_lsn(self, number: int) -> int:
-        """Return the position that an epoch ends at; 0 for epoch 0."""
+        """Return the end position of an epoch; 0 for epoch 0."""
         if number == 0:
             return 0
         self._ensure(number, number)

@@ -1,4 +1,4 @@
-"""The streaming query that tells of new epochs, and what its faults mean."""
+"""The streaming query that delivers new epochs, and the errors that it ends with."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from spark_jobs.lake.source_lake import SourceLake
 
 _EVERY_FILE = str(1 << 30)
-"""A batch takes all there is: more epochs at once are fewer merges."""
+"""A batch takes all new epochs: fewer, larger batches need fewer merges."""
 _POLL_S = 1
 _FILE = "_file"
-"""Column of what a row was read from: a stream reads the files of commits as it comes to them."""
+"""Column with the file that a row was read from, to check that it is the table's own."""
 _ROWS_CHANGED = ("DELTA_SOURCE_IGNORE_DELETE", "DELTA_SOURCE_TABLE_IGNORE_CHANGES")
 _LOG_GONE = ("DELTA_LOG_FILE_NOT_FOUND", "DELTA_VERSIONS_NOT_CONTIGUOUS", "DELTA_FILE_NOT_FOUND")
 
 
 @dataclass(slots=True)
 class EpochQuery:
-    """Calls `take` with the epochs of each micro-batch, in any order, on a thread of its own."""
+    """Calls `take` with the epochs of each micro-batch, unordered, on a thread of the query."""
 
     lake: SourceLake
     name: str
@@ -50,10 +50,10 @@ class EpochQuery:
         stop: threading.Event,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
-        """Take what there is (`once`), or go on until `stop` is set.
+        """Process the available epochs (`once`), or continue until `stop` is set.
 
-        `meanwhile` is called every now and then on the caller's thread. Raises what `take` and
-        `meanwhile` raise, and OperatorError for a checkpoint that can't go on.
+        `meanwhile` is called regularly on the caller's thread. Raises what `take` and `meanwhile`
+        raise, and OperatorError for a checkpoint that can't be continued.
         """
         query = self._start(once=once, interval_s=interval_s)
         try:
@@ -93,39 +93,39 @@ class EpochQuery:
             self.take([Epoch.of(row) for row in found])
         except Exception as error:  # noqa: BLE001 - `run` raises it
             self._fault = error
-            # Without the text: Spark matches it with a regular expression that overflows the stack.
+            # Without its text: Spark matches it with a regular expression that overflows the stack.
             raise RuntimeError(type(error).__name__) from None
 
     def _cause(self, error: StreamingQueryException) -> BaseException:
-        """Say what a query ended with: our own error, or what Spark's means."""
+        """Return the error that ended a query: our own, or the meaning of Spark's."""
         if self._fault is not None and not isinstance(self._fault, (PySparkException, Py4JError)):
             return self._fault
         text = str(self._fault or error)
         if "DIFFERENT_DELTA_TABLE_READ_BY_STREAMING_SOURCE" in text:
             return OperatorError(
-                f"the checkpoint {self.checkpoint} is of another lake than {self.lake.epochs_path}",
-                remedy="give a --checkpoint of its own; where the tables are, they say themselves",
+                f"the checkpoint {self.checkpoint} does not belong to {self.lake.epochs_path}",
+                remedy="use a separate --checkpoint; the tables store their own positions",
             )
         if any(sign in text for sign in _ROWS_CHANGED):
             return OperatorError(
                 f"rows of {self.lake.epochs_path} were changed or removed; nothing was skipped",
-                remedy="restore `_epochs` to the version before, or begin anew in a new --target",
+                remedy="restore `_epochs` to the version before, or start over in a new --target",
             )
         if any(sign in text for sign in _LOG_GONE):
             return OperatorError(
-                f"the log of {self.lake.epochs_path} was cleaned behind the checkpoint",
-                remedy=f"remove {self.checkpoint}: nothing is applied twice or skipped by that",
+                f"the log of {self.lake.epochs_path} was cleaned up past the checkpoint",
+                remedy=f"remove {self.checkpoint}: nothing will be applied twice or skipped",
             )
         if "sources in the checkpoint" in text:
             return OperatorError(
-                f"the checkpoint {self.checkpoint} is of another version of ingestd",
-                remedy=f"remove {self.checkpoint}: nothing is applied twice or skipped by that",
+                f"the checkpoint {self.checkpoint} was written by another version of ingestd",
+                remedy=f"remove {self.checkpoint}: nothing will be applied twice or skipped",
             )
         return meaning_of(self._fault or error)
 
 
 def _end(query: StreamingQuery) -> None:
-    """Stop a query if it goes on; a fault of that tells less than what ended its caller."""
+    """Stop a query that is still running. Its own faults would hide the error that ended it."""
     with suppress(PySparkException, Py4JError, ConnectionError, EOFError):
         if query.isActive:
             query.stop()

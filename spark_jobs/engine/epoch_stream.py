@@ -1,17 +1,16 @@
-"""Takes tables from epoch to epoch: one streaming query over `_epochs` drives all of them.
+"""Moves tables from epoch to epoch: one streaming query over `_epochs` drives all of them.
 
-Each micro-batch moves every table that changed from where it is to the last epoch of the batch,
-some at once, then adds a cut to the log. Where a table is, its own commits say (`commits.py`); the
-query's checkpoint only says what is new. So it may be lost, and a job may be killed between any two
-commits: a table that is there already is not moved again.
+Each micro-batch moves every table that changed from its epoch to the last epoch of the batch,
+several tables in parallel, then adds a cut to the log. A table's own commits record its epoch
+(`table_position.py`); the query's checkpoint only records which epochs are new. So the checkpoint
+may be lost, and a job may be killed between any two commits: a table that has reached the epoch is
+not moved again. States of a table, as of the batch's last epoch::
 
-States of a table, as of the batch's last epoch::
+    incomplete --(`_tables`: live)--> behind --move--> there --(changed in a later epoch)--> behind
+        ^                               | fault
+        +-- snapshot or gap             +----> stopped: retried with the next batch
 
-    not whole --(`_tables`: live)--> behind --move--> there --(changed in a later epoch)--> behind
-        ^                              | fault
-        +-- snapshot or gap            +----> stopped: tried again with the next batch
-
-A table that is not whole stays as it was, and is in no cut until it is whole again. One that stops
+An incomplete table keeps its rows, and is in no cut until it is complete again. A table that stops
 does not stop the others.
 """
 
@@ -56,10 +55,10 @@ if TYPE_CHECKING:
 
 
 def is_whole(definition: Definition) -> bool:
-    """Return whether the fold of the raw table, at every epoch, is the table.
+    """Return whether the fold of the raw table equals the table at every epoch.
 
-    A table without a key is not while it is re-read: what was read stands beside the old rows
-    until its `t` comes.
+    While a table without a key is re-read, it does not: its new rows coexist with the old ones
+    until the `t`.
     """
     return definition.is_whole and (bool(definition.key) or definition.state is TableState.LIVE)
 
@@ -72,8 +71,8 @@ def _is_in(path: str, folder: str) -> bool:
 class EpochStream:
     """Drives a `TableJob` over the epochs of a lake, into tables below `target`.
 
-    `patterns`: tables to take, as the config's `tables`. `rebuild`: tables to be recreated first.
-    `after_commit`: called with a table's name (or the log's) after its commit: for tests.
+    `patterns`: tables to include, as the config's `tables`. `rebuild`: tables to re-create first.
+    `after_commit`: called after each commit with the table's name (or the log's), for tests.
     """
 
     lake: SourceLake
@@ -104,11 +103,11 @@ class EpochStream:
     def run(
         self, checkpoint: str | None, *, once: bool, interval_s: float, stop: threading.Event
     ) -> None:
-        """Take what there is (`once`), or go on until `stop` is set.
+        """Process the available epochs (`once`), or continue until `stop` is set.
 
-        `checkpoint`: the query's folder; beside the log of cuts if None. Raises OperatorError for a
-        gap in the epochs, another source's target, a checkpoint that can't go on, and (`once`) for
-        patterns that match no table.
+        `checkpoint`: the query's folder; None for one next to the log of cuts. Raises OperatorError
+        for a gap in the epochs, a target of another source, a checkpoint that can't be continued,
+        and (`once`) patterns that match no table.
         """
         checkpoint = checkpoint or self._checkpoint
         query = EpochQuery(
@@ -121,7 +120,7 @@ class EpochStream:
             query.run(once=once, interval_s=interval_s, stop=stop, meanwhile=self._take_news)
 
     def _open(self, checkpoint: str) -> None:
-        """See where the target is, and bring it to where `_tables` says it can be."""
+        """Find the target's last cut, and move tables as far as `_tables` allows."""
         self.lake.require()
         self._ensure_apart(checkpoint)
         lake_id, is_new = self._cuts.open(self.lake)
@@ -146,18 +145,18 @@ class EpochStream:
         self._advance([], there[0])
 
     def _ensure_apart(self, checkpoint: str) -> None:
-        """Raise OperatorError for a target or a checkpoint where something else is kept."""
+        """Raise OperatorError if the target or checkpoint folder holds something else."""
         if self.target == self.lake.uri or _is_in(self.target, self.lake.root):
             raise OperatorError(
                 f"--target {self.target} is in the lake, among the raw tables",
-                remedy="give a folder of its own; the job would write over what the daemon wrote",
+                remedy="use a separate folder: the job would overwrite what the daemon wrote",
             )
         tables = [table_path(self.target, table) for table in self._registry().tables]
         taken = [self.lake.root, self._cuts.path, *tables]
         if checkpoint == self.target or any(_is_in(checkpoint, path) for path in taken):
             raise OperatorError(
-                f"--checkpoint {checkpoint} is where tables are",
-                remedy=f"give a folder of its own; without it, {self._checkpoint} is taken",
+                f"--checkpoint {checkpoint} is a folder of tables",
+                remedy=f"use a separate folder (default: {self._checkpoint})",
             )
 
     @property
@@ -165,7 +164,7 @@ class EpochStream:
         return f"{self.target}/{self.log_name}_checkpoint"
 
     def _as_left(self, cut: EpochCut) -> dict[str, TablePosition]:
-        """Say where tables are; without those that are not as a cut has them, nor ahead of it."""
+        """Return the positions of tables, except those that are behind their cut or replaced."""
         at = {
             table: TablePosition(version, cut.epoch, cut.schemas[table])
             for table, version in cut.tables.items()
@@ -176,12 +175,12 @@ class EpochStream:
         return {table: known for table, known in at.items() if table not in lost}
 
     def _advance(self, epochs: Sequence[Epoch], through: Epoch) -> None:
-        """Move all tables to the end of `through`; `epochs` are those since the last cut."""
+        """Move all tables to the end of `through`. `epochs`: those since the last cut."""
         self._epochs.add(epochs)
         whole = self._whole(self._registry(), through)
         changed = {table for epoch in epochs for table in epoch.rows}
         for table in changed - whole.keys():
-            self._at.pop(table, None)  # what it misses is looked up when it is whole again
+            self._at.pop(table, None)  # its position is looked up when it is complete again
         due = [
             table
             for table in whole
@@ -193,11 +192,11 @@ class EpochStream:
         if not epochs and not due and self._is_cut(whole):
             return
         self._move_all({table: whole[table] for table in due}, through)
-        # One that is ahead was moved by a run that was killed before its cut.
+        # A table that is ahead was moved by a run that was killed before it added the cut.
         there = [t for t in whole if t in self._at and self._at[t].epoch <= through.number]
         tables = {t: self._at[t].version for t in there}
         schemas = {t: self._at[t].schema_version for t in there}
-        if not epochs and self._last is not None:  # the same cut: what this run leaves out stays
+        if not epochs and self._last is not None:  # the same cut: keep all other tables
             others = [t for t in self._last.tables if t in self.stopped or not self._is_chosen(t)]
             tables |= {t: self._last.tables[t] for t in others}
             schemas |= {t: self._last.schemas[t] for t in others}
@@ -218,14 +217,14 @@ class EpochStream:
     # --- the epochs ---------------------------------------------------------------------------
 
     def _take(self, found: Iterable[Epoch]) -> None:
-        """Move on by these epochs; those before the last cut were taken already."""
+        """Apply these epochs, except those up to the last cut, which are already applied."""
         with self._lock:
             self._take_in_order(found)
 
     def _take_news(self) -> None:
-        """A table may become whole after the last epoch that there is.
+        """Move tables that became complete after the newest epoch.
 
-        While a batch is taken there is time yet: the caller has a stop to look out for.
+        Does nothing while a batch is being processed, so that the caller can check for a stop.
         """
         if not self._lock.acquire(blocking=False):
             return
@@ -252,14 +251,14 @@ class EpochStream:
         return OperatorError(
             f"{self.lake.epochs_path}: epoch {expected} is missing, {what};"
             f" nothing was skipped: {self.target} stays as it is",
-            remedy="is the --checkpoint another job's? Else restore `_epochs`, or begin anew in a"
+            remedy="use this job's own --checkpoint; else restore `_epochs`, or start over in a"
             " new --target",
         )
 
     # --- the tables ---------------------------------------------------------------------------
 
     def _whole(self, registry: Registry, through: Epoch) -> dict[str, Definition]:
-        """Return the tables whose raw tables, up to an epoch, are the tables."""
+        """Return the tables that their raw tables show completely, up to an epoch."""
         found: dict[str, Definition] = {}
         is_newest: bool | None = None
         for table in registry.tables:
@@ -273,7 +272,7 @@ class EpochStream:
                 and now.state is TableState.LIVE
                 and (now.snapshot_lsn or 0) <= through.end_lsn
             ):
-                # What was recorded above the newest epoch is of it, if there is no other since.
+                # A state above the newest epoch belongs to it while no later epoch exists.
                 if is_newest is None:
                     is_newest = not self.lake.epochs(through.number)
                 definition = now if is_newest else definition
@@ -286,7 +285,7 @@ class EpochStream:
         if known and not any(map(self._is_chosen, known)):
             raise OperatorError(
                 f"no table of source {self.lake.source} matches {' '.join(self.patterns)}",
-                remedy=f"there are {', '.join(known[:10])}",
+                remedy=f"the lake has {', '.join(known[:10])}",
             )
 
     def _is_chosen(self, table: str) -> bool:
@@ -301,7 +300,7 @@ class EpochStream:
                 hint = did_you_mean_table(TableId.parse(table), others).rstrip()
                 raise OperatorError(
                     f"table {table} is not in the lake",
-                    remedy=hint or f"there are {', '.join(known)}",
+                    remedy=hint or f"the lake has {', '.join(known)}",
                 )
 
     def _is_cut(self, whole: Collection[str]) -> bool:
@@ -337,13 +336,13 @@ class EpochStream:
             meaning = meaning_of(error)
             self._stop(table, TableError(TableId.parse(table), meaning.what, remedy=meaning.remedy))
         except (pa.ArrowException, ArithmeticError, LookupError, TypeError, ValueError) as error:
-            # Without its text, which may quote a value.
+            # Without its text, which may contain a value.
             place = traceback.extract_tb(error.__traceback__)[-1]
             what = (
                 f"{type(error).__name__} in {Path(place.filename).name}, line {place.lineno}, while"
-                f" it was moved to epoch {through.number}"
+                f" moving it to epoch {through.number}"
             )
-            remedy = f"--rebuild {table} makes it anew; report this if it comes again"
+            remedy = f"--rebuild {table} re-creates it; report this if it happens again"
             self._stop(table, TableError(TableId.parse(table), what, remedy=remedy))
 
     def _stop(self, table: str, error: TableError) -> None:
@@ -353,7 +352,7 @@ class EpochStream:
         self.stopped[table] = error
 
     def _registry(self) -> Registry:
-        """Return what `_tables` says; it is read when it has changed."""
+        """Return the contents of `_tables`, re-read if it has changed."""
         newest = self._newest_registry()
         if newest != self._registry_version:
             self._known = self.lake.registry()

@@ -1,6 +1,6 @@
-"""Moves one table from where it is to an epoch, by what a job does to tables.
+"""Moves one table from its epoch to a later one, by a job.
 
-Where a table is, its own commits say (`whereabouts.py`), not what was seen of it last.
+The table's own commits determine its epoch (`table_position.py`), not a position seen earlier.
 """
 
 from __future__ import annotations
@@ -32,12 +32,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A table to be moved.
+    """A table to move.
 
-    `above`: the epoch it is at, 0 for one that must be made; `above_lsn`: the end of that epoch.
-    `rows`: what `_epochs` says the raw table has of the epochs between that and `through`;
-    `nbytes`: about how much that is.
-    `schema_version`: that it was brought to last, 0 if that is not known.
+    `above`: its epoch, 0 for a table that must be created; `above_lsn`: the end of that epoch.
+    `rows`: the raw table's rows between that and `through`, according to `_epochs`; `nbytes`:
+    their approximate size. `schema_version`: the last one it was brought to, 0 if unknown.
     """
 
     table: str
@@ -54,27 +53,27 @@ class Step:
 
 
 class TableJob(Protocol):
-    """What is done to one table. Called from several threads, each with a session of its own."""
+    """A job on one table. Called from several threads, each with a separate session."""
 
     @property
     def name(self) -> str:
-        """The job's: in signatures, application ids and logs."""
+        """The job's name: in signatures, application ids and logs."""
         ...
 
     def move(self, lake: SourceLake, step: Step) -> None:
-        """Bring a table to the end of `step.through`: its last commit is signed with it.
+        """Bring a table to the end of `step.through`, and sign the last commit with it.
 
-        Idempotent up to that commit. Raises TableError if it can't be.
+        Idempotent up to that commit. Raises TableError if the table can't be moved.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TableMover:
-    """Moves tables below `target` by a job; tables may be moved side by side.
+    """Moves tables below `target` by a job, several of them in parallel.
 
-    `settings`: of the sessions that do it. `rebuild`: tables to be recreated; the caller's, who
-    takes out what is done. `after_commit`: as `EpochStream`'s.
+    `settings`: of the sessions. `rebuild`: tables to re-create; the caller removes those that are
+    done. `after_commit`: as `EpochStream`'s.
     """
 
     lake: SourceLake
@@ -87,15 +86,15 @@ class TableMover:
     _sessions: threading.local = field(default_factory=threading.local, init=False)
 
     def is_left(self, table: str, at: TablePosition) -> bool:
-        """Whether it is as a cut has it, or ahead; else its own commits say more than the cut."""
+        """Return whether a table is as in a cut, or ahead; if not, only its own commits count."""
         session, path = self.lake.session, table_path(self.target, table)
         try:
             found = self.owner.find(session, table, path, at, self.rebuild)
         except TableError:
-            return False  # said when it must be moved
+            return False  # `move` reports it
         if found is None or found.version != at.version:
             return found is not None and found.version > at.version
-        # one that was recreated may have come to the same version
+        # a re-created table may have reached the same version
         newest = commits_above(session, path, at.version - 1)
         return all(c.signature is None or c.signature.epoch <= at.epoch for c in newest)
 
@@ -107,9 +106,9 @@ class TableMover:
         epochs: EpochMemory,
         through: Epoch,
     ) -> TablePosition:
-        """Bring a table to the end of `through`; give where it is then.
+        """Bring a table to the end of `through`; return its new position.
 
-        `known`: where it was seen last. Raises TableError if it can't be moved.
+        `known`: its last known position. Raises TableError if it can't be moved.
         """
         lake = self.lake.using(self._session())
         path = table_path(self.target, table)
@@ -148,16 +147,16 @@ class TableMover:
             self.job.move(rest, step)
 
     def _without_gone_files(self, lake: SourceLake, step: Step) -> SourceLake | None:
-        """Return what the lake has above the raw files that are gone; None if none is.
+        """Return the lake above its missing raw files; None if none is missing.
 
-        Raises TableError if the table's own are.
+        Raises TableError if files of the table itself are missing.
         """
         own = gone_files(lake.session, step.path)
         if own and step.table not in self.rebuild:
             raise TableError(
                 TableId.parse(step.table),
-                f"{step.path}: {len(own)} files are not there any more, such as {own[0].name}",
-                remedy=f"--rebuild {step.table} makes it anew from the lake",
+                f"{step.path}: {len(own)} files are missing, such as {own[0].name}",
+                remedy=f"--rebuild {step.table} re-creates it from the lake",
             )
         raw = gone_files(lake.session, lake.raw_path(step.table))
         highest = [file.highest_lsn for file in raw if file.highest_lsn is not None]
@@ -174,11 +173,11 @@ class TableMover:
         return lake.above(max(highest))
 
     def _session(self) -> SparkSession:
-        """Return this thread's own session: what signs a commit is the session's."""
+        """Return this thread's session: the settings that sign a commit belong to a session."""
         session: SparkSession | None = getattr(self._sessions, "session", None)
         if session is None:
             session = self.lake.session.newSession()
-            # Times are compared and written as texts of it.
+            # The session's time zone determines how times are compared and written as text.
             session.conf.set("spark.sql.session.timeZone", "UTC")
             for name, value in self.settings.items():
                 session.conf.set(name, value)

@@ -1,4 +1,4 @@
-"""Where a job's table is, as its own commits say: which epoch it holds, and whether it is ours."""
+"""The position of a job's table, read from its commits: its epoch and its owner."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TablePosition:
-    """Where a table is: its version, the epoch it holds, the version of its schema."""
+    """A table's version, its epoch, and the version of its schema."""
 
     version: int
     epoch: int
@@ -27,18 +27,18 @@ class TablePosition:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who keeps tables: a job, on a source of a lake (the id of its `_epochs`)."""
+    """The owner of tables: a job on a source of a lake. `lake`: the id of its `_epochs`."""
 
     job: str
     source: str
     lake: str
 
     def signature(self, epoch: int, schema_version: int) -> Signature:
-        """Return what it signs a commit with."""
+        """Return the owner's signature of a commit."""
         return Signature(self.job, self.source, self.lake, epoch, schema_version)
 
     def app_id(self, table: str) -> str:
-        """Name it as a Delta application that writes a table."""
+        """Return the Delta application id for writes to a table."""
         return f"ingestd-{self.job}/{self.source}/{self.lake}/{table}"
 
     def find(
@@ -49,9 +49,9 @@ class Owner:
         known: TablePosition | None,
         rebuild: Collection[str],
     ) -> TablePosition | None:
-        """See where a table is; `known` is what was seen last. None: there is none yet.
+        """Return the position of a table; None if it does not exist. `known`: the last known one.
 
-        Raises TableError if someone else made or changed it, unless it must be rebuilt.
+        Raises TableError if another writer made or changed it, unless it must be rebuilt.
         """
         if not DeltaTable.isDeltaTable(session, path):
             return None
@@ -59,7 +59,7 @@ class Owner:
         if known is not None and known.version == version:
             return known
         if known is not None and known.version > version:
-            known = None  # an older copy was put in its place
+            known = None  # an older copy was restored
         commits = commits_above(session, path, -1 if known is None else known.version)
         own = next((c for c in commits if c.signature is not None), None)
         if own is not None and own.signature is not None:
@@ -67,16 +67,16 @@ class Owner:
         elif known is None:
             raise TableError(
                 TableId.parse(table),
-                f"there is a table at {path} that no {self.job} made",
-                remedy=f"give this {self.job} a --target of its own",
+                f"the table at {path} was not made by a {self.job}",
+                remedy=f"give this {self.job} a separate --target",
             )
         foreign = [c for c in commits if c.is_foreign and (own is None or c.version > own.version)]
         if foreign and table not in rebuild:
             raise TableError(
                 TableId.parse(table),
-                f"{path} was changed by somebody else (version {foreign[0].version},"
+                f"{path} was changed by another writer (version {foreign[0].version},"
                 f" {foreign[0].operation})",
-                remedy=f"--rebuild {table} makes it anew from the lake",
+                remedy=f"--rebuild {table} re-creates it from the lake",
             )
         if own is None:
             return None if known is None else replace(known, version=version)
@@ -90,9 +90,9 @@ class Owner:
         if (found.job, found.source, found.lake) != ours and table not in rebuild:
             raise TableError(
                 TableId.parse(table),
-                f"{path} is kept by the {found.job} of source {found.source}, of this lake or one"
-                " before it",
-                remedy=f"give this {self.job} a --target of its own, or --rebuild {table}",
+                f"{path} belongs to the {found.job} of source {found.source}, of this lake or"
+                " an earlier one",
+                remedy=f"give this {self.job} a separate --target, or --rebuild {table}",
             )
 
 
@@ -105,9 +105,9 @@ def moved(
     *,
     above: int,
 ) -> TablePosition:
-    """Return where a table is after a step. Raises TableError if another job moved it meanwhile.
+    """Return a table's position after a step. Raises TableError if another job moved it, too.
 
-    `signature`: of the step's last commit; `above`: the epoch that it began with.
+    `signature`: of the step's last commit; `above`: the epoch before the step.
     """
     version = current_version(session, path)
     for commit in commits_above(session, path, -1 if before is None else before.version):
@@ -117,8 +117,8 @@ def moved(
         if commit.is_foreign or not (is_step or commit.signature is None):
             raise TableError(
                 TableId.parse(table),
-                f"{path} was changed by somebody else (version {commit.version},"
-                f" {commit.operation}) while it was moved to epoch {signature.epoch}",
+                f"{path} was changed by another writer (version {commit.version},"
+                f" {commit.operation}) while this job moved it to epoch {signature.epoch}",
                 remedy="let only one job write to a target",
             )
     return TablePosition(version, signature.epoch, signature.schema_version)

@@ -1,1 +1,1 @@
-"""Current rows from changes."""
+"""The fold: current rows from changes."""

@@ -1,6 +1,6 @@
-"""What `spark_jobs.fold.plain` does, by Arrow for the rows that allow it: most of them. Pure.
+"""The fold of `spark_jobs.fold.plain` by Arrow, for the rows that allow it: most of them. Pure.
 
-Rows that take values along from key to key, and those with values that their columns can't hold,
+Rows that inherit values from another key, and rows with values that their columns can't represent,
 are folded one by one.
 """
 
@@ -19,7 +19,7 @@ from spark_jobs.fold.arrow_keys import are_compared, numbered
 from spark_jobs.fold.plain import CARRIED, DELETED, KEPT, FoldedKey, before_column, fold_changes
 
 MAX_SINGLY = 50_000
-"""So many rows are folded one by one at most."""
+"""The greatest number of rows that are folded one by one."""
 _NOWHERE = -1
 
 _Ints = NDArray[np.int64]
@@ -27,7 +27,7 @@ _Mask = NDArray[np.bool_]
 
 
 def fold(changes: pa.Table, columns: Sequence[str], key: Sequence[str]) -> FoldedKey | None:
-    """Do as `fold_changes`, the outcomes in any order; None: too many rows to be folded here."""
+    """Fold as `fold_changes`, in any order of outcomes; None: too many rows to fold here."""
     changes = changes.combine_chunks()
     if not changes.num_rows or not are_compared(changes, key):
         return fold_changes(changes, columns, key) if changes.num_rows <= MAX_SINGLY else None
@@ -42,12 +42,12 @@ def fold(changes: pa.Table, columns: Sequence[str], key: Sequence[str]) -> Folde
         return folded
     others = changes.filter(pa.array(~is_single)).combine_chunks()
     outcomes = _by_arrow(others, numbers[~is_single], columns)
-    # (the first stay the first: `borrowed` has their numbers)
+    # (the outcomes of `folded` come first: `borrowed` refers to their numbers)
     return FoldedKey(pa.concat_tables([folded.outcomes, outcomes]), folded.borrowed)
 
 
 def above_truncate(changes: pa.Table) -> pa.Table:
-    """Leave out the newest `t`, and what it voids: all of lower positions, whenever it came."""
+    """Return the changes above the newest `t`. It voids all lower positions, whenever they came."""
     is_truncate = _mask(pc.equal(changes["_cdc_op"], TRUNCATE))
     if not is_truncate.any():
         return changes
@@ -58,7 +58,7 @@ def above_truncate(changes: pa.Table) -> pa.Table:
 
 
 def unfolded(changes: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """Return rows that are one a key and all there, as outcomes: a snapshot's."""
+    """Return rows as outcomes without a fold: a snapshot has one complete row per key."""
     rows = changes.select([*columns, "_cdc_raw", *CARRIED])
     rows = rows.append_column(DELETED, pa.array(np.zeros(rows.num_rows, bool)))
     return rows.append_column(KEPT, _lists({}, rows.num_rows))
@@ -67,7 +67,7 @@ def unfolded(changes: pa.Table, columns: Sequence[str]) -> pa.Table:
 def _keys(changes: pa.Table, key: Sequence[str]) -> tuple[_Ints, _Mask]:
     """Return the number of each row's key, and which rows must be folded one by one.
 
-    Those are all rows of a key that was another one's, or that has a row with texts.
+    Those are all rows of a key that changed to or from another, or that has source texts.
     """
     is_odd = ~_mask(changes["_cdc_raw"].is_null())
     own = [_flat(changes[name]) for name in key]
@@ -91,7 +91,7 @@ def _keys(changes: pa.Table, key: Sequence[str]) -> tuple[_Ints, _Mask]:
 def _old_keys(
     changes: pa.Table, own: Sequence[pa.Array], key: Sequence[str]
 ) -> tuple[_Ints, list[pa.Array]] | None:
-    """Return the rows that tell which key they had before, and these keys; None without any."""
+    """Return the numbers of the updates with an old key, and those keys; None without any."""
     before = changes["_cdc_before"]
     if before.null_count == len(before) or not {f.name for f in before.type}.issuperset(key):
         return None
@@ -106,10 +106,10 @@ def _old_keys(
 
 @dataclass(frozen=True, slots=True)
 class _Sorted:
-    """Rows in the order of their keys, each key's by position.
+    """Rows in the order of their keys, and within a key by position.
 
-    `order`: their numbers; `first`: for each place, that of its key's first row; `last`: the places
-    of the keys' last rows.
+    `order`: the row numbers; `first`: at each place, the place of its key's first row; `last`: the
+    places of the keys' last rows.
     """
 
     order: _Ints
@@ -127,7 +127,7 @@ class _Sorted:
         return cls(order, first, np.flatnonzero(np.roll(is_first, -1)))
 
     def newest_with(self, is_there: _Mask) -> _Ints:
-        """Return for each key its newest row of these, as its number; _NOWHERE without one."""
+        """Return, per key, the number of its newest row where `is_there`; _NOWHERE without one."""
         places = np.arange(len(self.order))
         newest = np.maximum.accumulate(np.where(is_there[self.order], places, -1))[self.last]
         is_own = newest >= self.first[self.last]
@@ -135,7 +135,7 @@ class _Sorted:
 
 
 def _by_arrow(changes: pa.Table, numbers: _Ints, columns: Sequence[str]) -> pa.Table:
-    """Fold rows without texts, whose keys are those they had before."""
+    """Fold rows that have no texts and whose keys did not change."""
     rows = _Sorted.of(changes, numbers)
     newest = rows.order[rows.last]
     is_delete = _mask(pc.equal(changes["_cdc_op"], DELETE))
@@ -168,9 +168,9 @@ def _by_arrow(changes: pa.Table, numbers: _Ints, columns: Sequence[str]) -> pa.T
 def _sources(
     changes: pa.Table, name: str, rows: _Sorted, is_unsent: _Mask, is_delete: _Mask
 ) -> tuple[_Ints, _Mask]:
-    """Tell for each key which row a column's value is from, and where it is that of no row here.
+    """Return, per key, the row that a column's value is from, and which keys have no such row.
 
-    Numbers above the rows' count are of their old rows.
+    Numbers from the row count on stand for old rows.
     """
     count = len(is_unsent)
     is_told = _mask(_before(changes, name, _flat(changes[name])).is_valid())
@@ -178,7 +178,7 @@ def _sources(
     newest = rows.order[rows.last]
     is_old = (found >= 0) & is_unsent[found]
     source = np.where(is_old, found + count, found)
-    # (what is not sent after a deletion is not there)
+    # (after a deletion, an unsent value does not exist)
     is_own = is_delete[newest] | ((found >= 0) & ~is_old & is_delete[found])
     return np.where(is_own, newest, source), (found < 0) & ~is_own
 
@@ -190,7 +190,7 @@ def _before(changes: pa.Table, name: str, like: pa.Array) -> pa.Array:
 
 
 def _lists(kept: dict[str, _Mask], count: int) -> pa.Array:
-    """Return the names of the columns kept, by row; null for none."""
+    """Return the names of the kept columns, by row; null for none."""
     kind = pa.list_(pa.string())
     if not kept:
         return pa.nulls(count, kind)

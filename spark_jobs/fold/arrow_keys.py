@@ -1,4 +1,4 @@
-"""Keys of rows compared by Arrow, without a Python value for each. Pure."""
+"""Comparison of keys by Arrow, without a Python value per key. Pure."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _COMPARED = (
     pa.types.is_decimal,
     pa.types.is_boolean,
 )
-"""Kinds of values that are equal where Arrow says so; floats are not: minus zero, NaN."""
+"""Types that Arrow compares as needed. Floats are not among them: negative zero, NaN."""
 
 
 def are_compared(rows: pa.Table, key: Sequence[str]) -> bool:
-    """Return whether keys are equal where Arrow says so, and none is a text in `_cdc_raw`."""
+    """Return whether Arrow's equality is the keys' equality, and no key is in `_cdc_raw`."""
     kinds = [rows.schema.field(name).type for name in key]
     return all(any(is_one(kind) for is_one in _COMPARED) for kind in kinds) and not any(
         pc.any(pc.is_in(chunk.keys, value_set=pa.array(key, chunk.keys.type))).as_py()
@@ -33,7 +33,7 @@ def are_compared(rows: pa.Table, key: Sequence[str]) -> bool:
 
 
 def numbered(columns: Sequence[pa.Array]) -> NDArray[np.int64]:
-    """Return each row of these columns a number below their length: the same to equal rows."""
+    """Return a number below the row count for each row; equal rows have equal numbers."""
     found: NDArray[np.int64] | None = None
     for column in columns:
         codes = column.dictionary_encode(null_encoding="encode").indices.to_numpy().astype(np.int64)
@@ -50,9 +50,9 @@ def numbered(columns: Sequence[pa.Array]) -> NDArray[np.int64]:
 def found_in(
     old: Sequence[pa.ChunkedArray], wanted: Sequence[pa.ChunkedArray]
 ) -> NDArray[np.int64]:
-    """Return for each row of `old` the place of its like in `wanted`, whose rows differ; -1: none.
+    """Return, per row of `old`, the index of the equal row in `wanted`; -1 without one.
 
-    A null is like nothing.
+    The rows of `wanted` are distinct. A null equals nothing.
     """
     codes, own, count = np.zeros(len(old[0]), np.int64), np.zeros(len(wanted[0]), np.int64), 1
     for mine, theirs in zip(old, wanted, strict=True):
@@ -61,7 +61,7 @@ def found_in(
         codes = np.where((codes < 0) | (places < 0), -1, codes * len(distinct) + places)
         own = own * len(distinct) + _places(theirs, distinct)
         count *= len(distinct)
-        if count > len(own):  # numbered again, so that they stay small
+        if count > len(own):  # renumber, so that the codes stay small
             pairs = pc.unique(pa.array(own))
             codes, own = _places(pa.array(codes), pairs), _places(pa.array(own), pairs)
             count = len(pairs)

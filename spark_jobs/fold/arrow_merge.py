@@ -1,4 +1,4 @@
-"""A mirror's rows with outcomes applied, in memory: what a MERGE does, by Arrow. Pure."""
+"""A MERGE of outcomes into a mirror's rows, in memory, by Arrow. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spark_jobs.fold.plain import DELETED, KEPT, keys_of
 
 _RAW = "_cdc_raw"
 MAX_HASHED = 200_000
-"""So many keys are compared in Python at most."""
+"""The greatest number of rows whose keys are compared in Python."""
 GONE = -1
 
 _Ints = NDArray[np.int64]
@@ -23,10 +23,10 @@ _Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """What outcomes make of rows.
+    """The result of applying outcomes to rows.
 
-    `places`: the rows that change or go, ascending; `becomes`: for each the row of `rows` that it
-    becomes, or GONE. The rows of `rows` from `added` on are new ones.
+    `places`: the numbers of the rows that change or are removed, ascending; `becomes`: for each,
+    the row of `rows` that replaces it, or GONE. The rows of `rows` from `added` on are new.
     """
 
     places: _Ints
@@ -35,7 +35,7 @@ class Merge:
     added: int
 
     def applied(self, old: pa.Table, first: int) -> pa.Table:
-        """Give `old`, the rows from number `first` on, without those that go and with what changes.
+        """Return `old` with the merge applied. `first`: the number of its first row.
 
         It has the columns of `rows`.
         """
@@ -53,12 +53,12 @@ class Merge:
 
 
 def merge(old: pa.Table, outcomes: pa.Table, key: Sequence[str], schema: pa.Schema) -> Merge | None:
-    """Tell what becomes of rows by these outcomes (see `spark_jobs.fold.plain.FoldedKey.outcomes`).
+    """Return the merge of outcomes (see `spark_jobs.fold.plain.FoldedKey.outcomes`) into rows.
 
-    `old`: the rows before, of the columns of `schema` at least the key, the position, `_cdc_raw`
-    and those that outcomes keep; `schema`: of the mirror. Of two rows of one key the one of the
-    higher position stays. A column that outcomes do not have is null in rows that they change.
-    None: too many rows to be compared here.
+    `old`: the present rows, with at least the key, the position, `_cdc_raw` and the columns that
+    outcomes keep; `schema`: the mirror's. Of two rows of a key, the one with the higher position
+    wins. A column that the outcomes lack becomes null in changed rows. Returns None if there are
+    too many rows to compare here.
     """
     match = _matches(old, outcomes, key)
     if match is None:
@@ -80,7 +80,7 @@ def merge(old: pa.Table, outcomes: pa.Table, key: Sequence[str], schema: pa.Sche
 
 
 def shaped(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return rows with the columns of `schema`, in its order: null where there is none."""
+    """Return rows with the columns of `schema`, in its order; missing ones are null."""
     there = set(rows.column_names)
     return pa.table(
         [
@@ -92,7 +92,7 @@ def shaped(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _matches(old: pa.Table, outcomes: pa.Table, key: Sequence[str]) -> _Ints | None:
-    """Return the number of each row's outcome, -1 without one."""
+    """Return the number of each row's outcome; -1 without one."""
     if not old.num_rows:
         return np.empty(0, np.int64)
     has_null = any(outcomes[name].null_count for name in key)
@@ -112,7 +112,7 @@ def _is_later(outcomes: pa.Table, newest: _Ints, old: pa.Table, places: _Ints) -
 
 
 def _merged(old: pa.Table, places: _Ints, outcomes: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Give outcomes with the values that they keep of the rows at `places`, which they replace."""
+    """Return outcomes, with the values that they keep from the rows at `places`."""
     rows = shaped(outcomes, schema)
     kept = outcomes[KEPT].combine_chunks()
     values = pc.list_flatten(kept)
@@ -134,7 +134,7 @@ def _merged(old: pa.Table, places: _Ints, outcomes: pa.Table, schema: pa.Schema)
 
 
 def _with_kept_texts(own: pa.ChunkedArray, before: pa.ChunkedArray, kept: pa.Array) -> pa.Array:
-    """Return `_cdc_raw`: a value that is kept has its text, if it had one."""
+    """Return `_cdc_raw` in which each kept value has its earlier text, if any."""
     texts = []
     pairs = zip(own.to_pylist(), before.to_pylist(), kept.to_pylist(), strict=True)
     for mine, earlier, names in pairs:

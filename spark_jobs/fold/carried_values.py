@@ -1,4 +1,4 @@
-"""Values that a row takes along when its key changes: they are in the mirror under the old key."""
+"""Values that a row keeps when its key changes: the mirror has them under the old key."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 def borrow(
     folded: FoldedKey, mirror: Callable[[], DataFrame], key: Sequence[LakeColumn]
 ) -> pa.Table:
-    """Return the outcomes with the values that other keys' rows in the mirror have.
+    """Return the outcomes, completed with values from other keys' rows of the mirror.
 
-    `mirror` gives its rows. Two Spark jobs, none if nothing is borrowed. What is not in the mirror
-    either is null.
+    `mirror` returns its rows. Two Spark jobs, none if nothing is borrowed. A value that the mirror
+    lacks, too, is null.
     """
     outcomes = folded.outcomes
     if not folded.borrowed:
@@ -45,7 +45,7 @@ def _rows_of(
     key: Sequence[LakeColumn],
     wanted: Sequence[str],
 ) -> pa.Table:
-    """Read the mirror's rows of these keys."""
+    """Return the mirror's rows of these keys."""
     every = list(keys)
     texts = [[_raw_text(k[n]) for n in range(len(key))] for k in every]
     columns = {
@@ -82,7 +82,7 @@ def _plain(value: object) -> object:
 def _replaced(
     outcomes: pa.Table, name: str, values: pa.ChunkedArray, rows: dict[int, int]
 ) -> pa.Table:
-    """Put values, by their places, into rows of a column."""
+    """Return the outcomes with other values in a column. `rows`: outcome to index in `values`."""
     own = outcomes[name].combine_chunks()
     joined = pa.concat_arrays([*_chunks(own), *_chunks(values.cast(own.type))])
     count = outcomes.num_rows
@@ -98,7 +98,7 @@ def _chunks(values: pa.Array | pa.ChunkedArray) -> list[pa.Array]:
 def _with_texts(
     outcomes: pa.Table, folded: FoldedKey, found: pa.Table, place: dict[Key, int]
 ) -> pa.Table:
-    """Put in the texts of borrowed values that their columns can't hold."""
+    """Return the outcomes with the texts of borrowed values that their columns can't represent."""
     raws = found[RAW].to_pylist()
     texts = {
         (number, name): dict(raws[place[whose]] or ())[name]

@@ -1,8 +1,7 @@
-"""Changes of keyed rows folded to one outcome per key: in memory, for batches that fit there.
+"""A fold of keyed changes to one outcome per key, in memory, for batches that fit there.
 
-Rows are not turned into Python values but for their keys: the fold decides which change each value
-is taken from, and Arrow takes it. `spark_jobs.fold.spark_sql` does the same in Spark.
-Source: design section 2.
+Only keys become Python values: the fold decides which change each value is taken from, and Arrow
+takes it. `spark_jobs.fold.spark_sql` does the same in Spark.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from numpy.typing import NDArray
 from ingestd.model.changes import DELETE, UPDATE
 
 DELETED = "_cdc_deleted"
-"""Column of an outcome: whether the key's row is gone."""
+"""Column of an outcome: whether the key's row no longer exists."""
 KEPT = "_cdc_kept"
-"""Column of an outcome: columns whose value is that of the row there was before the changes."""
+"""Column of an outcome: the columns that keep the value from before the changes."""
 CARRIED = ("_cdc_lsn", "_cdc_seq", "_cdc_ts")
-"""Columns of an outcome that are those of the key's newest change."""
+"""Columns of an outcome that are taken from the key's newest change."""
 BEFORE_RAW = "_cdc_before."
 
 Key = tuple[Hashable, ...]
@@ -31,17 +30,18 @@ Key = tuple[Hashable, ...]
 
 @dataclass(frozen=True, slots=True)
 class SourceText:
-    """A value that its column can't hold, as the source's text."""
+    """A value that its column can't represent, as the source's text."""
 
     text: str
 
 
 @dataclass(slots=True)
 class _Row:
-    """A row as far as the changes tell. `at`: its newest change.
+    """A row as the changes show it. `at`: its newest change.
 
-    `taken`: the change that a column's value is from, where it is another one; below zero, -1 - i,
-    for the old row of change i. `kept`: whose row of before the changes has a column's value.
+    `taken`: the columns whose value is from another change, and that change; -1 - i stands for the
+    old row of change i. `kept`: the columns whose value is from before the changes, and the key
+    that the row had then.
     """
 
     at: int
@@ -56,10 +56,11 @@ class _Gone:
 
 @dataclass(frozen=True, slots=True)
 class FoldedKey:
-    """One row per key that the changes touch.
+    """One row per key that the changes affect.
 
     `outcomes`: the source columns, `_cdc_raw`, CARRIED, DELETED, KEPT. `borrowed`: values that the
-    row of another key had before the changes (its key changed): (outcome's number, column, key).
+    row of another key had before the changes, because the key changed: (number of the outcome,
+    column, other key).
     """
 
     outcomes: pa.Table
@@ -77,13 +78,13 @@ def fold_changes(changes: pa.Table, columns: Sequence[str], key: Sequence[str]) 
 
 
 def keys_of(changes: pa.Table, key: Sequence[str]) -> list[Key]:
-    """Return each row's key: its values, or the source's text where the column can't hold one."""
+    """Return each row's key: its values, or the source's text of an unrepresentable one."""
     raws = _raws(changes)
     return [_key(values, raws.get(i), "", key) for i, values in enumerate(_tuples(changes, key))]
 
 
 def old_keys_of(changes: pa.Table, key: Sequence[str]) -> dict[int, Key]:
-    """Return the key before each update that changed it, by the row's number."""
+    """Return the old key of each update that changed its key, by the row's number."""
     before = changes["_cdc_before"]
     if before.null_count == len(before):
         return {}
@@ -163,7 +164,7 @@ def _fold(changes: pa.Table, columns: Sequence[str], key: Sequence[str]) -> dict
 
 
 class _Before:
-    """Which values the old row of a change has."""
+    """Tests whether the old row of a change has a value."""
 
     def __init__(self, changes: pa.Table) -> None:
         self._changes = changes
@@ -212,7 +213,7 @@ def _outcomes(
                 kept[number] = [*(kept[number] or []), name]
             else:
                 borrowed.append((number, name, whose))
-    # A key that went because it changed is in the change's old row, not in its new one.
+    # If a key is deleted because it changed, its value is in the change's old row.
     ops = changes["_cdc_op"].to_pylist()
     renamed = {
         n: row.at
@@ -270,7 +271,7 @@ def _outcome_raws(
     taken: Mapping[str, Mapping[int, int | None]],
     renamed: Mapping[int, int],
 ) -> pa.Array:
-    """Return the `_cdc_raw` of the outcomes: each value's text goes where the value goes."""
+    """Return the `_cdc_raw` of the outcomes: each text follows its value."""
     raws = _raws(changes)
     outcomes: list[list[tuple[str, str]] | None] = [None] * len(found)
     if raws:

@@ -1,7 +1,7 @@
-"""Changes of keyed rows folded to one outcome per key, by Spark: for batches of any size.
+"""A fold of keyed changes to one outcome per key, by Spark, for batches of any size.
 
-What `spark_jobs.fold.plain` gives, but for rows whose key changed while they had values that were
-not sent: those have to be followed from key to key, which that one does.
+The result is that of `spark_jobs.fold.plain`, except for rows whose key changed while values were
+not sent. Those must be followed from key to key, which only `plain` does.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _BEFORE = "_cdc_before"
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What there is in a batch of changes.
+    """Figures of a batch of changes.
 
     `truncated`: position of the newest `t`. `read_from`, `read_to`: lowest and highest commit_lsn
     of the `r` rows. `others`: rows that are neither `r` nor `t`. `unsent`: columns that some update
-    did not send. `key_changes`: updates that changed the key; `links`: those that did not send
-    every value besides. `changed_from`: lowest commit_lsn of the `others`.
+    did not send. `key_changes`: updates that changed the key; `links`: those of them that also
+    left out values. `changed_from`: lowest commit_lsn of the `others`.
     """
 
     rows: int
@@ -46,7 +46,7 @@ class Survey:
 
 
 def survey(changes: DataFrame, key: Sequence[LakeColumn]) -> Survey:
-    """Look over a batch: one Spark job that reads few columns."""
+    """Return the figures of a batch. One Spark job that reads few columns."""
     op, lsn = col("_cdc_op"), col("_cdc_lsn")
     changed = _key_changed(changes, key)
     unsent = f.coalesce(f.size(f.col("_cdc_unchanged")), f.lit(0)) > 0
@@ -79,7 +79,7 @@ def survey(changes: DataFrame, key: Sequence[LakeColumn]) -> Survey:
 
 
 def with_keys(changes: DataFrame, key: Sequence[LakeColumn]) -> DataFrame:
-    """Put in the parts of keys that updates did not send: TOASTed ones are in the old row."""
+    """Fill in parts of keys that updates did not send: TOASTed ones are in the old row."""
     fields = set(_fields(changes))
     for k in key:
         if not k.delta_type.startswith(_TOASTED) or k.name not in fields:
@@ -102,13 +102,13 @@ def with_keys(changes: DataFrame, key: Sequence[LakeColumn]) -> DataFrame:
 
 
 _TOASTED = ("string", "binary", "array", "struct")
-"""Delta types of keys that may be so long that they are stored apart."""
+"""Delta types of keys that may be long enough to be TOASTed."""
 
 
 def linked_changes(changes: DataFrame, key: Sequence[LakeColumn]) -> tuple[pa.Table, DataFrame]:
-    """Return the changes that have to be followed from key to key, and the keys these concern.
+    """Return the changes that must be followed from key to key, and the keys involved.
 
-    Those are the old and new keys of the updates that changed a key and did not send every value.
+    Those are the old and new keys of updates that changed a key and did not send every value.
     Two Spark jobs; both results are in the driver's memory.
     """
     session = changes.sparkSession
@@ -131,7 +131,7 @@ def linked_changes(changes: DataFrame, key: Sequence[LakeColumn]) -> tuple[pa.Ta
 
 
 def old_texts() -> Column:
-    """Return the part of `_cdc_raw` that is of the old row, by the columns' names; null if none."""
+    """Return the old row's part of `_cdc_raw`, by column name; null if it is empty."""
     texts = f.map_from_entries(
         f.transform(
             f.filter(f.map_entries(RAW), lambda e: e["key"].startswith(BEFORE_RAW)),
@@ -148,7 +148,7 @@ def fold_in_spark(
 ) -> DataFrame:
     """Fold raw rows without `t` to outcomes (see `spark_jobs.fold.plain.FoldedKey.outcomes`).
 
-    Of keys that `linked_changes` names the outcome is not to be used.
+    Ignore the outcomes of keys that `linked_changes` returns.
     """
     unsent = [c for c in columns if c.name in seen.unsent and c.name not in {k.name for k in key}]
     events = _own(changes, columns, unsent)
@@ -167,7 +167,7 @@ def fold_in_spark(
 
 
 def unfolded(changes: DataFrame, columns: Sequence[LakeColumn]) -> DataFrame:
-    """Return rows that are one a key and all there, as outcomes: a snapshot's."""
+    """Return rows as outcomes without a fold: a snapshot has one complete row per key."""
     return _own(changes, columns, ())
 
 
@@ -194,7 +194,7 @@ def _grouping(key: Sequence[LakeColumn]) -> list[Column]:
 
 
 def _key_changed(changes: DataFrame, key: Sequence[LakeColumn]) -> Column:
-    """Return whether a row is an update of a row that had another key."""
+    """Return whether a row is an update that changed its key."""
     nothing = f.lit(False)  # noqa: FBT003 - SQL's false
     if not set(_fields(changes)).issuperset(k.name for k in key):
         return nothing
@@ -214,7 +214,7 @@ def _fields(changes: DataFrame) -> list[str]:
 def _own(
     changes: DataFrame, columns: Sequence[LakeColumn], unsent: Sequence[LakeColumn]
 ) -> DataFrame:
-    """Return each change as an event of its own key; what the old row tells is put in."""
+    """Return each change as an event of its key, with unsent values taken from the old row."""
     there, fields = set(changes.columns), set(_fields(changes))
     kept = f.col("_cdc_unchanged")
     raw = f.map_filter(RAW, lambda name, _: ~name.startswith(BEFORE_RAW))
@@ -249,7 +249,7 @@ def _vacated(
     key: Sequence[LakeColumn],
     events: DataFrame,
 ) -> DataFrame:
-    """Return the keys that rows had before an update changed them, as deletions."""
+    """Return a deletion for each old key of an update that changed the key."""
     names = {k.name for k in key}
     return changes.where(_key_changed(changes, key)).select(
         *[
@@ -270,7 +270,7 @@ def _vacated(
 def _filled(
     folded: DataFrame, columns: Sequence[LakeColumn], unsent: Sequence[LakeColumn]
 ) -> DataFrame:
-    """Put in what an earlier change of the batch sent; name what none did."""
+    """Fill in values that an earlier change of the batch sent; KEPT names those that none sent."""
     newest = f.col("newest")
     lacks = newest[KEPT]
     values = {c.name: newest[c.name] for c in columns}

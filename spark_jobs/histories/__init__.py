@@ -1,1 +1,1 @@
-"""The history (SCD 2)."""
+"""The history of a table (SCD type 2): every version of every row."""

@@ -1,4 +1,4 @@
-"""How one history is brought from one epoch to another."""
+"""The history job: moves one history from one epoch to another."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SETTINGS: Mapping[str, str] = MappingProxyType(
         "spark.databricks.delta.snapshotPartitions": "1",
     }
 )
-"""Of the sessions that write histories."""
+"""Settings of the sessions that write histories."""
 
 
 class HistoryJob:
@@ -52,11 +52,11 @@ class HistoryJob:
             if named is not None:
                 raise TableError(
                     TableId.parse(step.table),
-                    f"its new column {named} is called as a column of the history itself",
-                    remedy=f"--rebuild {step.table}: the history's own are then _cdc_{named}, ...",
+                    f"its new column {named} has the name of a column that the history adds",
+                    remedy=f"--rebuild {step.table} renames the history's own to _cdc_{named}, ...",
                 )
             if step.schema_version != step.definition.schema_version:
-                # Signed as not there yet: a run that is killed in between is repeated.
+                # Signed with the earlier epoch: a run that is killed in between is repeated.
                 earlier = replace(step.signature, epoch=step.above, schema_version=0)
                 table.evolve(shape, earlier)
         try:
@@ -75,7 +75,7 @@ class HistoryJob:
                 TableId.parse(step.table),
                 f"{lake.raw_path(step.table)}: {error}",
                 remedy=f"`ingestd snapshot {lake.source} {step.table}`, then"
-                f" --rebuild {step.table}: its history begins anew with that snapshot",
+                f" --rebuild {step.table}: its history starts over with that snapshot",
             ) from error
         if window is not None:
             _ensure_same_key(window, lake, step)
@@ -91,26 +91,26 @@ def _shape(lake: SourceLake, step: Step) -> HistoryShape:
     except AnalysisException as error:
         raise TableError(
             TableId.parse(step.table),
-            f"there is no raw table {lake.raw_path(step.table)}",
-            remedy="`ingestd snapshot` reads the table anew into the lake",
+            f"the raw table {lake.raw_path(step.table)} does not exist",
+            remedy="`ingestd snapshot` re-reads the table into the lake",
         ) from error
-    for column in step.definition.columns:  # the raw table has new ones from their first row on
+    for column in step.definition.columns:  # a new one is missing before its first row
         if column.name not in schema.names:
             schema = schema.add(column.name, DataType.fromDDL(column.delta_type))
     return HistoryShape.of(schema, step.definition)
 
 
 def _ensure_same_key(window: Window, lake: SourceLake, step: Step) -> None:
-    """Raise TableError if some of the changes may name their rows by another key."""
+    """Raise TableError if any of the changes may identify their rows by another key."""
     since = step.definition.key_since_lsn
     if window.named_from is not None and window.named_from < since:
         window.close()
         raise TableError(
             TableId.parse(step.table),
-            f"its replica identity changed at {since}, and earlier changes name rows by the other"
-            " one",
+            f"its replica identity changed at {since}, and earlier changes identify rows by the"
+            " previous one",
             remedy=f"`ingestd snapshot {lake.source} {step.table}`, then"
-            f" --rebuild {step.table}: its history begins anew with that snapshot",
+            f" --rebuild {step.table}: its history starts over with that snapshot",
         )
 
 
@@ -147,11 +147,10 @@ def _go_on(table: HistoryTable, window: Window, shape: HistoryShape, step: Step)
 
 
 def _changed(versions: DataFrame, again: DataFrame | None, shape: HistoryShape) -> DataFrame:
-    """Return what must be put in and, with `_cdc_goes`, what must be taken out.
+    """Return the versions to insert and, with `_cdc_goes`, those to remove.
 
-    Of a table without a key, equal rows that began and end together are one in what is taken out:
-    they go together, and those that stay are put in again. `again`: what
-    `versions` has again.
+    In a table without a key, equal rows that begin and end together are removed together; those
+    that stay are inserted again. `again`: stored versions that `versions` re-creates.
     """
     columns = [*shape.columns, *VERSION, *shape.part_names]
     is_old = f.col("_cdc_is_old")

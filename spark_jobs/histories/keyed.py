@@ -1,8 +1,8 @@
 """Versions of rows that have a key, from a window of raw rows and the versions before it.
 
-Everything is decided by windows over the events of a key, in the order of their positions. An
-event is a version that the history has from before (`b`), a row that is there from then on (`o`),
-one that was deleted (`d`), or a row's leaving its key (`x`, which begins no version).
+SQL windows over the events of a key, in the order of their positions, decide everything. An event
+is a stored version (`b`), a row that exists from then on (`o`), a deletion (`d`), or a row that
+leaves its key (`x`, which begins no version).
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _YES = f.lit
 
 
 def keyed_versions(window: Window, before: DataFrame | None, shape: HistoryShape) -> DataFrame:
-    """Return the versions as they are after the window, those of `before` included.
+    """Return the versions after the window, including those of `before`.
 
-    `before`: versions that began below the window and do not end there (`history_versions.stored`),
-    of the keys in the window; of all keys if it has marks. Columns: `VERSION`, the source's, and
+    `before`: versions that begin below the window and do not end there (`versions.stored`), of the
+    keys in the window; of all keys if the window has marks. Columns: `VERSION`, the source's, and
     the key's parts.
     """
     events = _events(window, shape)
@@ -74,7 +74,7 @@ def keyed_versions(window: Window, before: DataFrame | None, shape: HistoryShape
 
 
 def keys_of(window: Window, shape: HistoryShape) -> DataFrame:
-    """Return the parts of every key that the window's rows have or had, once each."""
+    """Return the parts of every key, new or old, of the window's rows. Each key comes once."""
     rows = window.rows.where(f.col("_cdc_op") != TRUNCATE)
     keys = rows.select(*shape.named_parts())
     if window.moves:
@@ -137,10 +137,10 @@ def _standing(before: DataFrame) -> DataFrame:
 
 
 def _with_ends_by_snapshots(events: DataFrame, window: Window, over: WindowSpec) -> DataFrame:
-    """Say which rows vanished: no event of their key is above a snapshot's `t`, or one adds it.
+    """Add `_cdc_vanished`: the `t` of the snapshot that shows that a row no longer exists.
 
-    `_cdc_vanished`: the `t` that says so. A row that was read again, changed or deleted above it
-    had been there.
+    It does not if its key has no event above the `t`, or if the next one inserts it. A row that is
+    re-read, changed or deleted above the `t` still existed there.
     """
     snapshots = [m for m in window.marks if m.is_snapshot]
     if not snapshots:
@@ -157,9 +157,9 @@ def _with_ends_by_snapshots(events: DataFrame, window: Window, over: WindowSpec)
 def _without_repeated_reads(
     events: DataFrame, window: Window, shape: HistoryShape, over: WindowSpec
 ) -> DataFrame:
-    """Leave out `r` rows that are what was there: nothing changed.
+    """Leave out `r` rows that equal the row before them: nothing changed.
 
-    One that is the last of its row before it vanished says where that ends.
+    If the row vanished after such an `r`, the `r` becomes the event that ends it.
     """
     truncates = [m for m in window.marks if not m.is_snapshot]
     era = count_below(truncates, f.col("_cdc_lsn"), f.col("_cdc_seq"))
@@ -194,7 +194,7 @@ def _without_repeated_reads(
 
 
 def _values(shape: HistoryShape) -> list[Column]:
-    """Return what two rows may have in common; `v` and `t` with the column's number."""
+    """Return what rows are compared by: value `v` and text `t`, with the column's number."""
     found: list[Column] = [f.coalesce(f.col(UNCHANGED), f.array()).alias("unchanged")]
     for number, (name, kind) in enumerate(shape.types.items()):
         value = col(name)
@@ -206,9 +206,10 @@ def _values(shape: HistoryShape) -> list[Column]:
 
 
 def _is_same(shape: HistoryShape) -> Column:
-    """Say of an event whether its row is that of `_cdc_then`, as that is by now; null equals null.
+    """Return whether an event's row equals `_cdc_then`, brought up to date; null equals null.
 
-    By the columns that the source has where it lies. What came in between has its constant.
+    Compares the columns that the source has at the event. `_cdc_then` has the constant of a column
+    that was added in between.
     """
     then, lsn = f.col("_cdc_then"), f.col("_cdc_lsn")
     unchanged, *values = _values(shape)

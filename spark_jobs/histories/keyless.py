@@ -1,8 +1,8 @@
-"""Versions of whole rows: of tables without a key, where equal rows are told apart by nothing.
+"""Versions of the rows of tables without a key, where nothing distinguishes equal rows.
 
-Each copy of a row is a version. A deletion ends the copy that has been there longest: any choice
-is as right. A snapshot says how many copies of each row there are: surplus ones end at its `t`,
-missing ones begin with it.
+Each copy of a row is a version. A deletion ends the oldest copy: any choice is equally right. A
+snapshot shows how many copies of each row exist: surplus ones end at its `t`, missing ones begin
+with it.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _OPENS = "_cdc_opens"
 
 
 def keyless_versions(window: Window, before: DataFrame | None, shape: HistoryShape) -> DataFrame:
-    """Return the versions as they are after the window, those of `before` included.
+    """Return the versions after the window, including those of `before`.
 
-    `before`: as of `history_keyed.keyed_versions`; of all rows that the window ends, or of all.
+    `before`: as in `keyed.keyed_versions`, but of all rows that the window ends, or of all rows.
     """
     columns = [*shape.columns, *VERSION, *shape.part_names]
     changes = _changes(window, shape)
@@ -81,12 +81,12 @@ def keyless_versions(window: Window, before: DataFrame | None, shape: HistorySha
 
 
 def rows_of(window: Window, shape: HistoryShape) -> DataFrame:
-    """Return the parts of every row that the window's changes put in or take away, once each."""
+    """Return the parts of every row that the window inserts or removes. Each row comes once."""
     return _changes(window, shape).select(*shape.part_names).distinct()
 
 
 def _old_rows(rows: DataFrame, shape: HistoryShape) -> DataFrame:
-    """Return the rows that were before; a column that the old row does not have is null."""
+    """Return the old rows; a column that they lack is null."""
     fields = old_columns(rows)
     values = [
         (f.col(BEFORE).getField(n) if n in fields else f.lit(None)).cast(kind).alias(n)
@@ -99,7 +99,7 @@ def _old_rows(rows: DataFrame, shape: HistoryShape) -> DataFrame:
 
 
 def _changes(window: Window, shape: HistoryShape) -> DataFrame:
-    """Return what opens a row, and what ends one, in the columns of versions."""
+    """Return the events that begin or end a row, with the columns of versions."""
     op = f.col("_cdc_op")
     rows = window.rows
     opened = rows.where(op.isin(INSERT, UPDATE))
@@ -135,7 +135,7 @@ def _changes(window: Window, shape: HistoryShape) -> DataFrame:
 
 
 def _reads(window: Window, mark: Mark, shape: HistoryShape) -> DataFrame:
-    """Return the rows that the snapshot of this mark read, as current versions."""
+    """Return the rows that this mark's snapshot read, as current versions."""
     is_its = (f.col("_cdc_op") == SNAPSHOT) & (f.col("_cdc_lsn") == mark.lsn)
     return window.rows.where(is_its).select(
         *(col(n) for n in shape.columns),
@@ -153,10 +153,9 @@ def _reads(window: Window, mark: Mark, shape: HistoryShape) -> DataFrame:
 
 
 def _paired(events: DataFrame, truncates: Sequence[Mark], shape: HistoryShape) -> DataFrame:
-    """Return each opening with the ending of its row, the first with the first.
+    """Return each beginning with the end of its row, paired in order.
 
-    An ending that finds no row is left out: only what was captured of a table that was not read yet
-    has such ones.
+    An end without a beginning is left out: it is a change captured before the table was read.
     """
     lsn, seq = f.col("_cdc_lsn"), f.col("_cdc_seq")
     events = events.withColumn("_cdc_era", count_below(truncates, lsn, seq))
@@ -180,7 +179,7 @@ def _paired(events: DataFrame, truncates: Sequence[Mark], shape: HistoryShape) -
 def _counted_anew(
     versions: DataFrame, reads: DataFrame, mark: Mark, shape: HistoryShape
 ) -> DataFrame:
-    """Hold what is there at a snapshot against what it read: as many copies stay."""
+    """Keep as many current versions of each row as a snapshot read copies."""
     columns = [*shape.columns, *VERSION, *shape.part_names]
     both = (
         versions.select(columns)

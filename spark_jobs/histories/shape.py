@@ -1,8 +1,8 @@
-"""Which columns a history has, and by which of them its rows are told apart.
+"""The columns of a history, and those that identify its rows.
 
 Names that begin with `_cdc_` are free for use inside a plan: no source column has one
-(docs/names.md). The columns that a history adds are called `_cdc_valid_from`, ... inside, and
-`valid_from`, ... in the table, unless the source has such a name itself.
+(docs/names.md). The columns that a history adds are named `_cdc_valid_from`, ... inside plans. In
+the table they are named `valid_from`, ..., unless the source has such a name itself.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ ADDED: Mapping[str, str] = {
     "valid_to_lsn": "bigint",
     "valid_to_seq": "bigint",
 }
-"""What a history has beside the source's columns, `_cdc_raw` and `_cdc_unchanged`."""
+"""Columns of a history besides the source's, `_cdc_raw` and `_cdc_unchanged`."""
 
 UNCHANGED = "_cdc_unchanged"
 OF_BEFORE = "_cdc_before."
 
 _EXACT = (t.ByteType, t.ShortType, t.IntegerType, t.LongType, t.BooleanType)
-"""Types that hold every value of theirs, so that nothing of them is ever in `_cdc_raw`."""
+"""Types that represent all of their source values, so that none is ever in `_cdc_raw`."""
 _NESTED = (t.ArrayType, t.StructType)
 
 
 def is_clashing(columns: Sequence[str]) -> bool:
-    """Say whether the source has a column of a name that a history adds (case does not count)."""
+    """Return whether a source column has the name of an added one. Case does not count."""
     return not {name.lower() for name in columns}.isdisjoint(ADDED)
 
 
@@ -54,10 +54,10 @@ def is_clashing(columns: Sequence[str]) -> bool:
 class HistoryShape:
     """A table's columns.
 
-    `types`: every source column of the raw table. `versions`: for each of the columns that tell
-    rows apart, the lake columns that have had its values, the present one first. `present`: those
-    that the source has. `is_keyed`: else whole rows are told apart. `lives`: each time that one of
-    `types` took values.
+    `types`: every source column of the raw table. `versions`: for each identifying column, the
+    lake columns that have had its values, the present one first. `present`: columns that the
+    source has now. `is_keyed`: if not, all columns together identify a row. `lives`: each period
+    in which one of `types` received values.
     """
 
     types: Mapping[str, t.DataType]
@@ -68,7 +68,7 @@ class HistoryShape:
 
     @classmethod
     def of(cls, raw: t.StructType, definition: Definition) -> HistoryShape:
-        """`raw`: the raw table's schema."""
+        """Return the shape of a table. `raw`: the raw table's schema."""
         types = {c.name: c.dataType for c in raw if not c.name.startswith(RESERVED_PREFIX)}
         present = tuple(c for c in definition.columns if c.name in types)
         lives = tuple(c for c in definition.lives if c.name in types)
@@ -81,20 +81,20 @@ class HistoryShape:
 
     @property
     def added(self) -> list[LakeColumn]:
-        """Columns that came for the first time when there may have been rows: with a constant."""
+        """Columns first added, with a constant, at a time when the table may have had rows."""
         return [c for c in self.lives if c.since_lsn and not c.is_again and c.missing is not None]
 
     @property
     def made_again(self) -> list[int]:
-        """Where columns were made again that had been dropped, in order."""
+        """The positions at which dropped columns were re-created, in order."""
         return sorted({c.since_lsn for c in self.lives if c.is_again})
 
     def made_at(self, lsn: int) -> list[LakeColumn]:
-        """Return the columns that came, or came again, at a position."""
+        """Return the columns that were created or re-created at a position."""
         return [c for c in self.lives if c.since_lsn == lsn and c.has_values_at(lsn)]
 
     def without_values_at(self, lsn: int) -> list[str]:
-        """Name the columns that rows written at a position have nothing in."""
+        """Return the names of columns that have no values in rows written at a position."""
         there = {c.name for c in self.lives if c.has_values_at(lsn)}
         known = {c.name for c in self.lives}
         return [name for name in self.types if name in known - there]
@@ -106,7 +106,7 @@ class HistoryShape:
 
     @property
     def part_names(self) -> list[str]:
-        """What `parts` are called in a plan."""
+        """The names of `parts` in a plan."""
         nested = sum(
             isinstance(self.types[names[0]], _NESTED) for names in self.versions if len(names) == 1
         )
@@ -114,7 +114,7 @@ class HistoryShape:
 
     @property
     def key(self) -> list[LakeColumn]:
-        """The columns, as they are now, by which changes name rows; none if by whole rows."""
+        """The present key columns, which identify rows in changes; empty without a key."""
         names = {found[0] for found in self.versions} if self.is_keyed else set()
         return [c for c in self.present if c.name in names]
 
@@ -126,11 +126,12 @@ class HistoryShape:
         of: str | None = None,
         lsn: str = "_cdc_lsn",
     ) -> list[Column]:
-        """Return what tells a row apart, as values that Spark can compare and group by.
+        """Return the values that identify a row, in types that Spark can compare and group by.
 
-        Null equals null here. `values`: a struct to take it from instead of the row; `prefix`: of
-        the names in `_cdc_raw` that go with it. `of`: the alias of the row's table. `lsn`: what is
-        of a lower position than a column has, whatever it says, what the source has for such rows.
+        Null equals null here. `values`: a struct to use instead of the row; `prefix`: of its names
+        in `_cdc_raw`. `of`: the alias of the row's table. `lsn`: the column with the row's
+        position. In a row from below the position where a column was added, the column has the
+        source's value for such rows, whatever is stored.
         """
         at = "" if of is None else f"{of}."
         raw, lsns = f.col(f"{at}{RAW}"), f.col(f"{at}{lsn}")
@@ -168,23 +169,23 @@ class HistoryShape:
         return found
 
     def named_parts(self, values: Column | None = None, *, prefix: str = "") -> list[Column]:
-        """Return `parts` under their names."""
+        """Return `parts` with their names."""
         parts = self.parts(values, prefix=prefix)
         return [part.alias(f"_cdc_k{i}") for i, part in enumerate(parts)]
 
 
 def _earlier(column: LakeColumn, others: set[str]) -> list[str]:
-    """Name the lake columns, the newest first, that a source column had before its present one."""
+    """Return the lake columns that a source column had before its present one, newest first."""
     own = re.compile(re.escape(column_name(column.source_name)) + r"(?:__v(\d+))?")
     found = {n: int(m[1] or 1) for n in others if (m := own.fullmatch(n)) is not None}
     return sorted(found, key=lambda n: -found[n])
 
 
 def position(lsn: str = "_cdc_lsn", seq: str = "_cdc_seq") -> Column:
-    """Return a position that can be compared."""
+    """Return a position as a comparable column."""
     return f.struct(f.col(lsn).alias("lsn"), f.col(seq).alias("seq"))
 
 
 def literal_position(lsn: int, seq: int) -> Column:
-    """Return a position that is known."""
+    """Return a constant position."""
     return f.struct(f.lit(lsn).cast("long").alias("lsn"), f.lit(seq).cast("long").alias("seq"))

@@ -1,4 +1,4 @@
-"""One history: a Delta table with every version of a source table's rows (SCD type 2)."""
+"""A history: a Delta table with every version of a source table's rows (SCD type 2)."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
     from spark_jobs.lake.tables import LakeColumn
 
 _PREFIX = "_cdc_"
-"""Of a history's own columns, where the source has one of their names."""
+"""Prefix of a history's own columns if the source has one of their names."""
 _MERGE_VECTORS = "spark.databricks.delta.merge.deletionVectors.persistent"
 _UNCHECKED = {"spark.databricks.delta.replaceWhere.constraintCheck.enabled": "false"}
-"""What is put in the place of rows need not be found by what found those."""
+"""Lets replaceWhere write rows that do not match its condition."""
 GOES = "_cdc_goes"
-"""Of a row to be merged: whether it is a version to be taken out, not one to be put in."""
+"""Column of a row to merge: whether the version is removed, not inserted."""
 
 
 def prefix_of(columns: Sequence[str]) -> str:
-    """Tell from a history's columns what its own ones' names begin with."""
+    """Return the prefix of a history's own columns, given all of its columns."""
     return _PREFIX if f"{_PREFIX}valid_from" in columns else ""
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryTable:
-    """A history at `path`, changed in `session`."""
+    """The history at `path`, changed in `session`."""
 
     session: SparkSession
     path: str
@@ -59,8 +59,8 @@ class HistoryTable:
     def before(self, window: Window, shape: HistoryShape, keys: DataFrame | None) -> DataFrame:
         """Return the versions that a window may change: those that do not end below it.
 
-        Columns: `history_versions.stored`, and `_cdc_again`: the version begins in the window,
-        which recreates it. `keys`: of rows with these parts only.
+        Columns: those of `versions.stored`, and `_cdc_again`: whether the version begins in the
+        window, which then re-creates it. `keys`: return only versions of rows with these parts.
         """
         rows = self.rows()
         prefix = prefix_of(rows.columns)
@@ -79,7 +79,7 @@ class HistoryTable:
         return found.alias("v").join(keys.alias("k"), same, "left_semi")
 
     def replace(self, versions: DataFrame, shape: HistoryShape, signature: Signature) -> None:
-        """Make the history again of these versions: one commit, a plain write."""
+        """Replace all versions of the history by these: one commit, a plain write."""
         prefix = _PREFIX if is_clashing(shape.columns) else ""
         rows = versions.select(as_history(shape, prefix))
         writer = (
@@ -96,10 +96,10 @@ class HistoryTable:
     def merge(
         self, changes: DataFrame, window: Window, shape: HistoryShape, signature: Signature
     ) -> None:
-        """Take versions out and put versions in: one commit, skipped if it is there already.
+        """Remove and insert versions in one commit, which is skipped if it already exists.
 
-        `changes`: versions, with the parts that tell them apart and `_cdc_goes`. Of one that goes,
-        `_cdc_had` is the end it has in the table.
+        `changes`: versions, with the parts that identify them and `_cdc_goes`. In a version to
+        remove, `_cdc_had` is its end in the table.
         """
         target = self.checked.for_change(self.session, self.path)
         names = self.columns()
@@ -126,12 +126,12 @@ class HistoryTable:
             ).whenMatchedDelete().whenNotMatchedInsert(~f.col(f"s.{GOES}"), put).execute()
 
     def evolve(self, shape: HistoryShape, signature: Signature) -> None:
-        """Add the columns that the history lacks; fill the versions that have them in the source.
+        """Add missing columns, and fill them in the versions that have them in the source.
 
-        Where one was made again, the versions that were there end, and others go on.
+        Where a dropped column was re-created, versions that span that position are split in two.
 
-        Each commit may be repeated, and what it has done is not done again: a run that was killed
-        after any of them may be followed by this.
+        Every commit may be repeated without further effect, so that the job can be run again after
+        it was killed at any point.
         """
         there = {name.lower() for name in self.columns()}
         new = {n: kind for n, kind in shape.types.items() if n.lower() not in there}
@@ -163,7 +163,7 @@ class HistoryTable:
             )
 
     def _split(self, where: str, shape: HistoryShape, prefix: str, signature: Signature) -> None:
-        """Put versions that were there when a column was made again in their own places, in two."""
+        """Replace versions that were current when a column was re-created by two versions each."""
         found = self.rows().where(where)
         if found.isEmpty():
             return
@@ -186,7 +186,7 @@ class HistoryTable:
 
 
 def clash(shape: HistoryShape, names: Sequence[str]) -> str | None:
-    """Name a source column that is called as one of the history's own is; None if there is none."""
+    """Return a source column with the name of a history's own; None without one."""
     if prefix_of(names):
         return None
     return next((n for n in shape.columns if n.lower() in ADDED), None)

@@ -1,4 +1,4 @@
-"""Values that updates did not send (unchanged TOAST values), put in from the versions before."""
+"""Values that updates did not send (unchanged TOAST), filled in from earlier versions."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _PLACE = ("_cdc_lsn", "_cdc_seq")
 
 
 def filled(events: DataFrame, window: Window, shape: HistoryShape) -> DataFrame:
-    """Return events with what they lack; `_cdc_unchanged` names what is nowhere to be had.
+    """Return events with unsent values filled in; `_cdc_unchanged` names those still unknown.
 
-    A row that got another key takes it from under its old one, through any number of keys: one
-    round each. More than one such update in the window costs a Spark job a round.
+    A row whose key changed gets them from its old key, through any number of keys, one round per
+    key. If the window has more than one such update, each round costs a Spark job.
     """
     names = window.unsent
     fields = old_columns(events)
@@ -63,7 +63,7 @@ def _value(known: Column, value: Column, text: Column) -> Column:
 
 
 def _sent(name: str, shape: HistoryShape, *, is_in_before: bool) -> Column:
-    """Return what an event tells of a column; null if it is what the event before tells."""
+    """Return an event's value of a column; null if the value of the event before applies."""
     is_unsent = f.coalesce(f.array_contains(UNCHANGED, name), f.expr("false"))
     own = _value(f.expr("true"), col(name), f.try_element_at(f.col(RAW), f.lit(name)))
     nothing = _value(
@@ -115,7 +115,7 @@ def _through_keys(events: DataFrame, shape: HistoryShape, window: Window) -> Dat
 
 
 def _joined(events: DataFrame, left: DataFrame, count: int) -> DataFrame:
-    """Return moved rows what their old keys had."""
+    """Return the events, with the values of their old keys in rows that moved."""
     columns = [n for n in events.columns if n not in {_told(i) for i in range(count)}]
     found = events.join(left, [*_PLACE], "left")
     lacks = f.col("_cdc_moved")

@@ -1,8 +1,8 @@
-"""Versions of rows inside a plan, before they are a history's rows.
+"""Versions of rows inside a plan, before they become rows of a history.
 
-Columns: the source's, `_cdc_raw`, `_cdc_unchanged`, the position and time they begin at
+Columns: the source's, `_cdc_raw`, `_cdc_unchanged`, the position and time at which they begin
 (`_cdc_lsn`, `_cdc_seq`, `_cdc_ts`), `_cdc_op`, `_cdc_to` (struct lsn, seq, at; null while they are
-current), and `_cdc_is_old`: the history has it already, with the end `_cdc_had`.
+current), and `_cdc_is_old`: the history has the version already, with the end `_cdc_had`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ VERSION = (RAW, UNCHANGED, *PLACE, "_cdc_to", "_cdc_had", "_cdc_is_old")
 
 
 def end(lsn: Column, seq: Column, at: Column) -> Column:
-    """Return where a version ends; null if there is no `lsn`."""
+    """Return the end of a version; null if `lsn` is null."""
     return f.when(lsn.isNotNull(), f.struct(lsn.alias("lsn"), seq.alias("seq"), at.alias("at")))
 
 
 def no_end() -> Column:
-    """Return the end of what has none."""
+    """Return the end of a current version: null."""
     return f.lit(None).cast(END_TYPE)
 
 
@@ -51,7 +51,7 @@ def marks(found: Sequence[Mark]) -> Column:
 
 
 def first_above(found: Sequence[Mark], lsn: Column, seq: Column) -> Column:
-    """Return the first of these marks above a position, as an end; null if there is none."""
+    """Return the first of these marks above a position, as an end; null without one."""
     if not found:
         return no_end()
     above = f.filter(
@@ -61,7 +61,7 @@ def first_above(found: Sequence[Mark], lsn: Column, seq: Column) -> Column:
 
 
 def count_below(found: Sequence[Mark], lsn: Column, seq: Column) -> Column:
-    """Count the marks at or below a position."""
+    """Return the number of marks at or below a position."""
     if not found:
         return f.lit(0)
     return f.size(
@@ -72,9 +72,9 @@ def count_below(found: Sequence[Mark], lsn: Column, seq: Column) -> Column:
 def kept_raw(
     raw: Column, without: Sequence[str] = (), texts: Sequence[tuple[str, Column]] = ()
 ) -> Column:
-    """Return `_cdc_raw` without the old row's texts and these columns', with some texts put in.
+    """Return `_cdc_raw` without the old row's texts and these columns', and with `texts` added.
 
-    A text that is null is not put in; null if nothing is left.
+    A null text is not added. Returns null if nothing is left.
     """
     dropped = [*without, *(name for name, _ in texts)]
 
@@ -93,7 +93,7 @@ def kept_raw(
 
 
 def stored(history: DataFrame, shape: HistoryShape, prefix: str) -> DataFrame:
-    """Return a history's rows as versions, with the parts that tell them apart."""
+    """Return a history's rows as versions, with the parts that identify them."""
     name = {n: f.col(prefix + n) for n in ADDED}
     ends = end(name["valid_to_lsn"], name["valid_to_seq"], name["valid_to"])
     rows = history.select(
@@ -112,10 +112,10 @@ def stored(history: DataFrame, shape: HistoryShape, prefix: str) -> DataFrame:
 
 
 def with_missing(versions: DataFrame, shape: HistoryShape) -> DataFrame:
-    """Return versions that were there when a column came what the source has for them.
+    """Return versions with the source's values in columns added while they were current.
 
-    Taken back from what `HistoryTable.evolve` filled, and a change told later had ended before.
-    Where the column had been dropped before, such a version is two.
+    If a late change now ends a version earlier, the value that `HistoryTable.evolve` filled in is
+    removed again. Where the column is a re-created one, such a version becomes two.
     """
     for lsn in shape.made_again:
         versions = _split_at(versions, lsn, shape)
@@ -138,17 +138,17 @@ def with_missing(versions: DataFrame, shape: HistoryShape) -> DataFrame:
 
 
 def spanning(lsn: int, begins: str, ends_lsn: str, ends_seq: str) -> str:
-    """Give, as SQL, that a version was there before `lsn` and at it, of the columns of these names.
+    """Return, as SQL, whether a version was current before and at `lsn`, by its columns' names.
 
-    One that ends in the transaction at `lsn` is taken to have been there when that made a column
-    (the daemon reads the table again where it can't be told).
+    A version that ends in the transaction at `lsn` counts as current when the transaction created
+    a column. (The daemon re-reads the table if that is uncertain.)
     """
     is_later = f"{ends_lsn} > {lsn} OR ({ends_lsn} = {lsn} AND {ends_seq} > 0)"
     return f"{begins} < {lsn} AND ({ends_lsn} IS NULL OR {is_later})"
 
 
 def _split_at(versions: DataFrame, lsn: int, shape: HistoryShape) -> DataFrame:
-    """End versions that were there at `lsn`; others, with what the source has, go on."""
+    """End versions that were current at `lsn`; new ones with the source's values continue them."""
     made = shape.made_at(lsn)
     spans = f.expr(spanning(lsn, "_cdc_lsn", "_cdc_to.lsn", "_cdc_to.seq"))
     at = next(c.since for c in shape.lives if c.since_lsn == lsn)
@@ -181,7 +181,7 @@ def _split_at(versions: DataFrame, lsn: int, shape: HistoryShape) -> DataFrame:
 
 
 def as_history(shape: HistoryShape, prefix: str) -> list[Column]:
-    """Return a history's columns, of versions."""
+    """Return the columns of a history, computed from versions."""
     ends = f.col("_cdc_to")
     added = {
         "valid_from": f.col("_cdc_ts"),

@@ -1,4 +1,4 @@
-"""Tables as they were at a time, from their histories."""
+"""Views of tables at a past time or position, read from their histories."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def as_of_lsn(spark: SparkSession, target: str, table: str, lsn: int | str) -> D
     """Return a table's rows as they were just after the transaction that committed at `lsn`.
 
     `lsn`: an integer or Postgres' text (``16/B374D848``). Columns: the source's, `_cdc_raw`. The
-    same LSN for several tables gives them at one point. Raises OperatorError without a history, or
-    for another text.
+    same LSN makes several tables consistent. Raises OperatorError if there is no history, or for a
+    text that is not an LSN.
     """
     position = min(_position(lsn), _MAX_LONG)
     history = _history(spark, target, table)
@@ -43,8 +43,8 @@ def as_of_lsn(spark: SparkSession, target: str, table: str, lsn: int | str) -> D
 def as_of(spark: SparkSession, target: str, table: str, at: datetime) -> DataFrame:
     """Return a table's rows as they were at a time of the source's clock, inclusive. Spark job.
 
-    That is just after the last transaction, in the order of the log, that this table's history has
-    with a commit time at or before `at`. Raises OperatorError, also for a time without a zone.
+    That is just after the last transaction, in log order, in this table's history whose commit
+    time is at or before `at`. Raises OperatorError, also for a time without a zone.
     """
     return as_of_lsn(spark, target, table, lsn_at(spark, target, at, [table]))
 
@@ -54,8 +54,8 @@ def lsn_at(
 ) -> int:
     """Return the LSN of the last transaction of these tables that committed at or before a time.
 
-    All tables of the newest cut if none are named; 0 if there is no such transaction. With it,
-    `as_of_lsn` gives several tables at one point. One Spark job over all of them.
+    `tables`: None for all tables of the newest cut. Returns 0 without such a transaction. With the
+    LSN, `as_of_lsn` returns several tables at a consistent point. One Spark job for all of them.
     """
     if at.tzinfo is None:
         raise OperatorError(
@@ -82,7 +82,7 @@ def _position(lsn: int | str) -> int:
     try:
         return int(Lsn.parse(lsn) if isinstance(lsn, str) else lsn)
     except ValueError as error:
-        raise OperatorError(str(error), remedy="give one as Postgres does: 16/B374D848") from error
+        raise OperatorError(str(error), remedy="write it as Postgres does: 16/B374D848") from error
 
 
 def _history(spark: SparkSession, target: str, table: str) -> DataFrame:
@@ -90,12 +90,12 @@ def _history(spark: SparkSession, target: str, table: str) -> DataFrame:
     reason: AnalysisException | None = None
     try:
         history = CheckedTables().rows(spark, path)
-        columns = history.columns  # (a Connect server is asked only now)
+        columns = history.columns  # (Connect resolves the table only now)
         if {f"{prefix_of(columns)}{name}" for name in ADDED}.issubset(columns):
             return history
     except AnalysisException as error:
         reason = error
     raise OperatorError(
-        f"there is no history of {table} at {path}",
-        remedy="check the target and the table's name; `python -m spark_jobs.history` makes it",
+        f"no history of {table} exists at {path}",
+        remedy="check the target and the table's name; `python -m spark_jobs.history` creates it",
     ) from reason

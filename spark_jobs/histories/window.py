@@ -1,10 +1,10 @@
-"""The raw rows from which a part of a history is made: a window of positions.
+"""The raw rows from which a part of a history is computed: a window of positions.
 
-Rows of later epochs mostly have higher positions than all before. Not so what a snapshot reads:
-its rows and its `t` may lie below changes that came in earlier epochs. So a window begins at the
-lowest position among the new rows, and has *all* rows from there on, those of earlier epochs
-included; what the history has from there on is recreated. A history is then a function of the raw
-rows, whatever batches they came in.
+Rows of later epochs mostly have higher positions than all earlier rows. A snapshot is the
+exception: its rows and its `t` may precede changes of earlier epochs. So a window begins at the
+lowest position of the new rows and contains *all* rows from there on, even of earlier epochs, and
+the history is re-created from there on. This makes a history a function of the raw rows, however
+they were batched.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RowsGoneError(Exception):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Mark:
-    """A `t`: of a snapshot (`seq` is -1), or a TRUNCATE's. `at_us`: microseconds since 1970 UTC."""
+    """A `t` of a snapshot (`seq` is -1) or a TRUNCATE. `at_us`: microseconds since 1970 UTC."""
 
     lsn: int
     seq: int
@@ -46,7 +46,7 @@ class Mark:
 
     @property
     def is_snapshot(self) -> bool:
-        """Whether it begins a snapshot."""
+        """Return whether it is the `t` of a snapshot."""
         return self.seq == MARKER_SEQ
 
 
@@ -55,10 +55,10 @@ class Window:
     """Raw rows of all epochs up to one, from the position `first` on (cached; `close` it).
 
     `marks`: its `t`, in order. `unsent`: columns that some update did not send. `moves`: updates
-    that changed the key, `moves_unsent`: those of them that did not send all. `has_reads`: there
-    are `r` rows. `lowest_read`: LSN of the lowest of them. `named_from`: LSN of the lowest change
-    that names a row there was. `is_late`: the history may have versions that begin in it: rows of
-    earlier epochs are in it, or a column was made again.
+    that changed the key; `moves_unsent`: those of them that left out values. `has_reads`: it has
+    `r` rows; `lowest_read`: the LSN of the lowest. `named_from`: LSN of the lowest change that
+    identifies an existing row. `is_late`: the history may have versions that begin in the window,
+    because it has rows of earlier epochs, or because a column was re-created.
     """
 
     rows: DataFrame
@@ -74,12 +74,12 @@ class Window:
     is_late: bool = False
 
     def close(self) -> None:
-        """Free what Spark keeps of it."""
+        """Free the rows that Spark caches."""
         self.rows.unpersist()
 
     @property
     def begins(self) -> Column:
-        """`first`, to be compared with a `position`."""
+        """`first`, for comparison with a `position`."""
         return literal_position(*self.first)
 
 
@@ -94,20 +94,22 @@ def read_window(
     rows: int,
     key_since: int = 0,
 ) -> Window | None:
-    """Find and cache the window that the epochs above one up to another ask for.
+    """Return the window for the epochs above one, up to another; its rows are cached.
 
-    None if they have no row of the table. `above_lsn`: where the epoch `above` ends. `rows`: how
-    many there have to be; raises RowsGoneError if there are fewer. With `above` 0 a history begins:
-    with the first snapshot that the rows have from `key_since` on, where changes began to name rows
-    by the present key; without a key, if rows are gone, or if there is none, with the newest.
-    What was captured before it is of no whole table. One or two Spark jobs, more if rows came late.
+    None if they have no row of the table. `above_lsn`: the end of epoch `above`. `rows`: the
+    expected number; raises RowsGoneError if there are fewer.
+
+    If `above` is 0, a history begins. It begins with the first snapshot from `key_since` on, where
+    changes began to identify rows by the present key. It begins with the newest snapshot if there
+    is no such one, without a key, or if rows are missing. Rows from before that snapshot do not
+    form a complete table. One or two Spark jobs, more if rows came late.
     """
     found = _measured(raw_rows(lake, table, shape, above=above, through=through), shape)
     count = 0 if found is None else found.count
     if above == 0:
         if found is None:
             if rows:
-                msg = f"all {rows} rows of epochs 1 to {through} are not there any more"
+                msg = f"all {rows} rows of epochs 1 to {through} are missing"
                 raise RowsGoneError(msg)
             return None
         if count < rows:
@@ -116,14 +118,14 @@ def read_window(
     if count < rows:
         if found is not None:
             found.close()
-        msg = f"{rows - count} rows of epochs {above + 1} to {through} are not there any more"
+        msg = f"{rows - count} rows of epochs {above + 1} to {through} are missing"
         raise RowsGoneError(msg)
     if found is None:
         return None
     first = found.first
     if found.has_reads and not shape.is_keyed and found.lowest_read is not None:
-        first = min(first, (found.lowest_read, MARKER_SEQ))  # whole rows are read with their `t`
-    if first >= (above_lsn, 1):  # above all that came before, reads included
+        first = min(first, (found.lowest_read, MARKER_SEQ))  # without a key, reads need their `t`
+    if first >= (above_lsn, 1):  # above all earlier rows, including reads
         return found
     found.close()
     _ensure_all_from(lake, table, first[0], through)
@@ -133,19 +135,19 @@ def read_window(
 
 
 def _ensure_all_from(lake: SourceLake, table: str, lsn: int, through: int) -> None:
-    """Raise RowsGoneError unless all rows from a position on can be gone through again."""
+    """Raise RowsGoneError unless all rows from a position on can be read again."""
     lost = lake.epochs_lacking_rows(table, through, lsn, found=0)
     if lost:
-        msg = f"rows of epoch {min(lost)} are not there any more"
+        msg = f"rows of epoch {min(lost)} are missing"
         raise RowsGoneError(msg)
 
 
 def raw_rows(
     lake: SourceLake, table: str, shape: HistoryShape, *, above: int, through: int
 ) -> DataFrame:
-    """Give the raw rows of the epochs above one, through another, with all of the shape's columns.
+    """Return the raw rows of the epochs above one, up to another, with all of the shape's columns.
 
-    Parts of a key that an update did not send (stored apart, and unchanged) are those of before.
+    Key parts that an update did not send (unchanged TOAST) are taken from the old row.
     """
     rows = lake.changes(table, above=above, through=through)
     lacking = {
@@ -174,12 +176,12 @@ def _beginning(
 
 
 def _ensure_nothing_counts(lake: SourceLake, table: str, found: Window, through: int) -> None:
-    """Raise RowsGoneError unless all rows that are gone lie below the newest snapshot."""
+    """Raise RowsGoneError unless all missing rows precede the newest snapshot."""
     newest = max((m.lsn for m in found.marks if m.is_snapshot), default=-1)
     lost = lake.epochs_lacking_rows(table, through, newest, found=found.count)
     if lost:
         found.close()
-        msg = f"rows of epoch {min(lost)} are not there any more, and there is no snapshot since"
+        msg = f"rows of epoch {min(lost)} are missing, and no snapshot followed"
         raise RowsGoneError(msg)
 
 
@@ -206,7 +208,7 @@ def _measured(
     try:
         found: Any = figures.first()
     except BaseException:
-        rows.unpersist()  # whoever tries again must not be given these
+        rows.unpersist()  # a retry must not read this cache
         raise
     if found["first"] is None:
         rows.unpersist()
@@ -227,12 +229,12 @@ def _measured(
 
 
 def empty_window(rows: DataFrame) -> Window:
-    """Return a window of these rows, which are none."""
+    """Return a window of these rows, of which there are none."""
     return Window(rows, 0, (0, 0), (), (), 0, 0, has_reads=False, lowest_read=None)
 
 
 def moved(rows: DataFrame, shape: HistoryShape) -> Column:
-    """Say of a raw row whether it changed its row's key."""
+    """Return whether a raw row changed its key."""
     nothing = f.expr("false")
     if not shape.is_keyed or not has_old_keys(rows, shape):
         return nothing
@@ -250,6 +252,6 @@ def has_old_keys(rows: DataFrame, shape: HistoryShape) -> bool:
 
 
 def old_columns(rows: DataFrame) -> set[str]:
-    """Name the columns that `_cdc_before` has."""
+    """Return the names of the columns that `_cdc_before` has."""
     kind: Any = rows.schema[BEFORE].dataType
     return set(kind.names)

@@ -1,1 +1,1 @@
-"""The lake as the jobs read it."""
+"""Reads of the lake by the jobs."""

@@ -1,4 +1,4 @@
-"""Columns as Spark names, types and compares them."""
+"""The names, types and comparisons of columns in Spark."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ RAW = "_cdc_raw"
 RAW_TYPE = "map<string,string>"
 
 _NEVER_RAW = frozenset({"boolean", "byte", "short", "integer", "long", "binary"})
-"""Delta types that hold every value of the source types they are used for."""
+"""Delta types that represent every value of their source types."""
 _NEEDS_MAPPING = frozenset(" ,;{}()\n\t=")
-"""What Parquet's names can't have; Delta writes them with column mapping."""
+"""Characters that Parquet does not allow in names; Delta needs column mapping for them."""
 
 
 def quoted(name: str) -> str:
-    """Quote a column's name as an expression has it."""
+    """Return a column's name quoted for an expression."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def col(name: str, of: str | None = None) -> Column:
-    """Return the column of that very name, of the DataFrame with the alias `of`."""
+    """Return the column with exactly that name. `of`: the alias of its DataFrame."""
     return f.col(quoted(name) if of is None else f"{of}.{quoted(name)}")
 
 
@@ -51,9 +51,9 @@ def selected(rows: DataFrame, columns: Sequence[LakeColumn]) -> list[Column]:
 
 
 def same_key(key: Sequence[LakeColumn], left: str, right: str) -> Column:
-    """Return the condition that two aliased DataFrames' rows have one key.
+    """Return the condition that rows of two aliased DataFrames have the same key.
 
-    A value that its column can't hold is compared by its text, in `_cdc_raw`.
+    A value that its column can't represent is compared by its text in `_cdc_raw`.
     """
     found = f.lit(True)  # noqa: FBT003 - SQL's true
     for column in key:
@@ -67,7 +67,7 @@ def same_key(key: Sequence[LakeColumn], left: str, right: str) -> Column:
 
 
 def later(left: str, right: str) -> Column:
-    """Return the condition that `left`'s row is of a higher position than `right`'s."""
+    """Return the condition that `left`'s row has a higher position than `right`'s."""
     lsn = col("_cdc_lsn", left), col("_cdc_lsn", right)
     seq = col("_cdc_seq", left), col("_cdc_seq", right)
     return (lsn[0] > lsn[1]) | ((lsn[0] == lsn[1]) & (seq[0] > seq[1]))

@@ -1,4 +1,4 @@
-"""What a lake's own bookkeeping says, read as the daemon reads it: without Spark."""
+"""Reads of a lake's own bookkeeping by the daemon's code, without Spark."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ingestd.model.schema import TableId
 
 
 def lake_position(config: Config, source: str) -> Lsn | None:
-    """Return the position up to which the lake has everything; None for an empty lake.
+    """Return the position up to which the lake is complete; None for an empty lake.
 
-    The app transaction of `_epochs`: an idle source has a position above its last epoch.
+    It is the app transaction of `_epochs`: an idle source's position is above its last epoch.
     """
     log = _log(config, source, Layout(source).epochs)
     log.load()
@@ -27,7 +27,7 @@ def lake_position(config: Config, source: str) -> Lsn | None:
 
 
 def known_tables(config: Config, source: str) -> Mapping[TableId, RegisteredTable]:
-    """Return what the lake has of the source's tables."""
+    """Return the source's tables that are registered in the lake."""
     registry = RegistryTable(_log(config, source, Layout(source).tables), lambda _: None)
     registry.load()
     return {table.table: table for table in registry.tables().values()}

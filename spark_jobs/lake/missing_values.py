@@ -1,4 +1,4 @@
-"""What rows have in a column that was added after they were written (design section 8.5)."""
+"""The values of rows in a column that was added after they were written (docs/types.md)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def with_missing(rows: DataFrame, added: Sequence[LakeColumn]) -> DataFrame:
-    """Return rows (with `_cdc_lsn` and `_cdc_raw`) with the columns they were written before."""
+    """Fill `added` columns in rows written before them. The rows have `_cdc_lsn`, `_cdc_raw`."""
     there = set(rows.columns)
     for column in added:
         is_before = col("_cdc_lsn") < column.since_lsn
@@ -34,7 +34,7 @@ def with_missing(rows: DataFrame, added: Sequence[LakeColumn]) -> DataFrame:
 
 
 def missing_value(column: LakeColumn) -> tuple[Column, str | None]:
-    """Return the value that such rows have, and its text if the column can't hold it."""
+    """Return the value of such rows, and its text if the column can't represent it."""
     if column.missing is None:
         return f.lit(None).cast(column.delta_type), None
     buffer = column.missing.encode()
@@ -46,16 +46,16 @@ def missing_value(column: LakeColumn) -> tuple[Column, str | None]:
 
 
 def _literal(value: object) -> Column:
-    """Return a value; dates and times as text, because pyspark takes the process's time zone."""
+    """Return a literal; dates and times as text, since pyspark uses the process's time zone."""
     if isinstance(value, list):
         return f.array(*map(_literal, value))
     return f.lit(str(value) if isinstance(value, date) else value)
 
 
 def with_text(column: LakeColumn, text: str | None) -> Column:
-    """Return `_cdc_raw` with the text of a value that its column can't hold; None: without any.
+    """Return `_cdc_raw` with the text of a value that its column can't represent; None removes it.
 
-    (There is one where a column was dropped and made again under its name.)
+    (It may have one already if a column was dropped and re-created with the same name.)
     """
     others = f.map_filter(
         f.coalesce(col(RAW), f.create_map().cast(RAW_TYPE)), lambda name, _: name != column.name
@@ -66,6 +66,6 @@ def with_text(column: LakeColumn, text: str | None) -> Column:
 
 
 def lacks(column: LakeColumn, value: Column, text: str | None) -> Column:
-    """Say of a row whether it has another value, or another text, than these."""
+    """Return whether a row has a value or text other than these."""
     told = f.try_element_at(RAW, f.lit(column.name))
     return ~(col(column.name).eqNullSafe(value) & told.eqNullSafe(f.lit(text).cast("string")))

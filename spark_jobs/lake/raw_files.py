@@ -1,6 +1,6 @@
-"""Raw rows of the newest epochs, read by the driver from the files that the log names last.
+"""Raw rows of the newest epochs, read by the driver from the files that the log added last.
 
-What `SourceLake.changes` gives, without a Spark job, where the log tells it in a few entries.
+The rows are those of `SourceLake.changes`, without a Spark job, if a few log entries suffice.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _EPOCH = "_cdc_epoch"
 def read_newest(
     lake: SourceLake, table: str, *, above: int, through: int, rows: int
 ) -> pa.Table | None:
-    """Return the raw rows of the epochs above one and through another; None: let Spark read them.
+    """Return the raw rows of the epochs above one, up to another; None if Spark must read them.
 
-    They are `rows`, as `_epochs` has it, or it is None: so nothing hangs on the order of the log's
-    entries, nor on a file that was compacted meanwhile.
+    `rows`: the number that `_epochs` has for them. With any other number the result is None, so
+    neither the order of the log's entries nor a compaction can make it wrong.
     """
     files = NewestFiles(lake.session, lake.raw_path(table))
     found = files.rows_above(_EPOCH, above, through)

@@ -1,8 +1,8 @@
-"""A source's lake as Spark reads it: its epochs, its tables, rows of a range of epochs.
+"""A source's lake as Spark reads it: its epochs, its tables, and rows of a range of epochs.
 
-Raw tables are append-only, and rows of an epoch that is not in `_epochs` yet have a number above
-all that are. So the newest version with a bound on `_cdc_epoch` is what an older version was: no
-version has to be kept for readers.
+Raw tables are append-only, and rows of an epoch that is not yet in `_epochs` have a higher number
+than all that are. So a bound on `_cdc_epoch` makes the newest version equal to an older one, and no
+version needs to be kept for readers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class Epoch:
     """A row of `_epochs`.
 
-    `rows`: of each table that changed, by its text ("schema.table"). `nbytes`: of all of them, as
+    `rows`: the number of rows by changed table ("schema.table"). `nbytes`: of all these rows, as
     the source sent them.
     """
 
@@ -47,22 +47,22 @@ class Epoch:
 
     @classmethod
     def of(cls, row: Any) -> Epoch:  # noqa: ANN401 - a pyspark Row
-        """Take a row with EPOCH_COLUMNS."""
+        """Return the epoch in a row with EPOCH_COLUMNS."""
         rows = {t["table"]: t["rows"] for t in row["tables"]}
         return cls(row["epoch"], row["end_lsn"], row["last_commit_ts"], rows, row["bytes"])
 
     @classmethod
     def of_arrow(cls, row: dict[str, Any]) -> Epoch:
-        """Take a row that Arrow gave."""
+        """Return the epoch in a row read by Arrow."""
         return cls.of(row | {"last_commit_ts": as_spark_gives(row["last_commit_ts"])})
 
     def nbytes_of(self, table: str) -> int:
-        """Estimate the bytes of one table: its share of the rows."""
+        """Return the estimated bytes of one table: its share of the rows."""
         return self.nbytes * self.rows.get(table, 0) // max(1, sum(self.rows.values()))
 
 
 def as_spark_gives(at: datetime) -> datetime:
-    """Return a time of Arrow's (UTC) as Spark's rows have it: of this process' zone, without it."""
+    """Return an Arrow time (UTC) as Spark returns it: naive, in the process's time zone."""
     return at.replace(tzinfo=UTC).astimezone().replace(tzinfo=None)
 
 
@@ -74,10 +74,10 @@ EPOCH_COLUMNS = ("epoch", "end_lsn", "last_commit_ts", "tables", "bytes")
 
 
 class SourceLake:
-    """One source's tables in a lake. `uri` as Spark names it (`cli.arguments.spark_uri`).
+    """One source's tables in a lake. `uri`: as Spark names it (`cli.arguments.spark_uri`).
 
-    `unread_lsn`: of raw tables, rows up to this position are not read (files of them are gone).
-    `checked`: by what tables are read, those of a job's target as well.
+    `unread_lsn`: raw rows up to this position are skipped because files of them are missing.
+    `checked`: reads the lake's tables, and those of a job's target.
     """
 
     def __init__(
@@ -103,18 +103,18 @@ class SourceLake:
 
     @property
     def epochs_path(self) -> str:
-        """Where `_epochs` lies. Raises FolderError behind a link of another user."""
+        """The path of `_epochs`. Raises FolderError behind another user's link."""
         return self._path(self._layout.epochs)
 
     @property
     def tables_path(self) -> str:
-        """Where `_tables` lies. Raises FolderError behind a link of another user."""
+        """The path of `_tables`. Raises FolderError behind another user's link."""
         return self._path(self._layout.tables)
 
     def raw_path(self, table: str) -> str:
-        """Where a table's raw table lies. Raises TableError for a name too long for a path.
+        """Return the path of a raw table. Raises TableError for a name too long for a path.
 
-        Raises FolderError behind a link of another user.
+        Raises FolderError behind another user's link.
         """
         return self._path(self._layout.raw(TableId.parse(table)))
 
@@ -127,7 +127,7 @@ class SourceLake:
 
     @cached_property
     def _store(self) -> LocalStore | None:
-        """The lake's files where this process and Spark have them on one machine."""
+        """The lake's files, if Spark and this process have them on the same machine."""
         if is_connect(self.session):
             return None
         root = local_folder(self.session, self.uri)
@@ -140,8 +140,8 @@ class SourceLake:
     def above(self, lsn: int) -> SourceLake:
         """Return the same lake without the raw rows up to a position.
 
-        Their files are not read (statistics of `_cdc_lsn`), but `_epochs` still has their number:
-        whoever counts sees whether they are missed.
+        Statistics of `_cdc_lsn` skip their files, but `_epochs` still counts their rows, so a
+        caller that compares counts detects that they are missing.
         """
         return self._but(self.session, lsn)
 
@@ -151,11 +151,11 @@ class SourceLake:
         )
 
     def require(self) -> None:
-        """Raise OperatorError unless a daemon has made this lake."""
+        """Raise OperatorError unless a daemon has created this lake."""
         if current_version(self.session, self.epochs_path) < 0:
             raise OperatorError(
-                f"there is no {self.epochs_path}: source {self.source} has no epochs in this lake",
-                remedy="check --lake and --source; `ingestd run` makes the first epoch",
+                f"{self.epochs_path} is missing: source {self.source} has no epochs in this lake",
+                remedy="check --lake and --source; `ingestd run` commits the first epoch",
             )
 
     def epochs(self, above: int = 0) -> list[Epoch]:
@@ -169,19 +169,19 @@ class SourceLake:
         return sorted(map(Epoch.of, rows.collect()), key=_number)
 
     def registry(self) -> Registry:
-        """Read `_tables`. Spark job, unless it is short."""
+        """Return the contents of `_tables`. Spark job, unless it is short."""
         few = NewestFiles(self.session, self.tables_path).all_rows()
         if few is not None:
-            absent = dict.fromkeys(TABLES_SCHEMA.names)  # of files from before a column came
+            absent = dict.fromkeys(TABLES_SCHEMA.names)  # for files without a column
             return Registry(absent | row for row in few.to_pylist())
         rows = self._load(self.tables_path).drop("storage")
         return Registry(row.asDict(recursive=True) for row in rows.collect())
 
     def changes(self, table: str, *, above: int, through: int) -> DataFrame:
-        """Return the raw rows of the epochs above one and through another (inclusive).
+        """Return the raw rows of the epochs above one, up to another (inclusive).
 
-        Files of other epochs are not read (statistics of `_cdc_epoch`). Raises AnalysisException if
-        there is no raw table, FolderError if its log names files of others.
+        Statistics of `_cdc_epoch` skip the files of other epochs. Raises AnalysisException if the
+        raw table does not exist, FolderError if its log names files that are not its own.
         """
         epoch = f.col("_cdc_epoch")
         rows = self._load(self.raw_path(table)).where((epoch > above) & (epoch <= through))
@@ -190,10 +190,10 @@ class SourceLake:
     def epochs_lacking_rows(
         self, table: str, through: int, above_lsn: int, *, found: int
     ) -> list[int]:
-        """Name the epochs of which the raw table has fewer rows than `_epochs` says.
+        """Return the epochs of which the raw table has fewer rows than `_epochs` says.
 
-        Those up to one that end above a position. `found`: rows that it has of all up to that one.
-        A Spark job, unless it has all.
+        Checks epochs up to one that end above a position. `found`: the raw table's rows of all
+        epochs up to that one. Spark job, unless no row is missing.
         """
         wanted = [e for e in self.epochs() if e.number <= through and table in e.rows]
         if found >= sum(e.rows[table] for e in wanted):

@@ -1,6 +1,6 @@
-"""What `_tables` says of a source's tables, as of a position. Pure: rows in, answers out.
+"""The definitions of a source's tables in `_tables`, as of a position. Pure.
 
-Source: design section 2, docs/types.md ("When the table changes").
+Source: docs/types.md ("When the table changes").
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 from ingestd.model.lake_state import TableState
 
 ASKED_FOR = "again|"
-"""`progress` of a table that was whole when someone asked for it to be read: no change of it was
-missed, so it stays whole while it is read."""
+"""Start of the `progress` of a table that was complete when an operator requested a snapshot: no
+change of it was missed, so it stays complete while it is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class LakeColumn:
-    """A column of a raw table that takes the values of a source column.
+    """A column of a raw table that receives the values of a source column.
 
-    `name` is the lake's, `delta_type` its type. `since_lsn`: rows below it have the text `missing`
-    in the source (None: null), whatever the lake has in them; 0 if there are none. `since`: when
-    that was recorded. `is_again`: the source had one of the name before, dropped it and made it
-    again. It takes values from `from_lsn` on, up to `until_lsn` (None: still). `identity`: it
-    belongs to the replica identity; `key`: to the primary key.
+    `name` and `delta_type` are the lake's. `since_lsn`: rows below it have the text `missing` in
+    the source (None: null), whatever is stored in the lake; 0 if no such rows exist. `since`: when
+    that was recorded. `is_again`: the source had dropped a column with this name and re-created
+    it. The column receives values from `from_lsn` on, up to `until_lsn` (None: still). `identity`:
+    it belongs to the replica identity; `key`: to the primary key.
     """
 
     name: str
@@ -44,20 +44,20 @@ class LakeColumn:
     until_lsn: int | None = None
 
     def has_values_at(self, lsn: int) -> bool:
-        """Return whether rows that are written at a position have values in it."""
+        """Return whether rows written at a position have values in this column."""
         return self.from_lsn <= lsn and (self.until_lsn is None or lsn < self.until_lsn)
 
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A table as it was recorded last at a position.
+    """A table as last recorded at a position.
 
-    `columns`: those that the source has. `lives`: each time that a lake column took values without
-    a break, by `since_lsn`; also of those that get none any more (dropped, or followed by one of
-    another type). `is_whole`: the fold of the raw table is the table; not so before its first
-    snapshot is complete, after a gap, once stopped or dropped.
-    `key_since_lsn`: changes below it may name their rows by another key; 0 if there never was
-    another.
+    `columns`: those that the source has. `lives`: each uninterrupted period in which a lake column
+    received values, by `since_lsn`, including columns that no longer do (dropped, or replaced by
+    one of another type). `is_whole`: the fold of the raw table equals the table. It does not before
+    the first snapshot is complete, after a gap, or once the table is stopped or dropped.
+    `key_since_lsn`: changes below it may identify their rows by another key; 0 if the key never
+    changed.
     """
 
     table: str
@@ -74,7 +74,7 @@ class Definition:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Lake names of the columns by which a change finds its row; empty: whole rows."""
+        """Lake names of the columns that identify a row in changes; empty for a whole row."""
         is_full = self.replica_identity == "f"
         return tuple(c.name for c in self.columns if (c.key if is_full else c.identity))
 
@@ -93,11 +93,11 @@ class Registry:
         return sorted(self._events)
 
     def newest_lsn(self) -> int:
-        """The highest position of any event; 0 without one."""
+        """Return the highest position of any event; 0 without one."""
         return max((e["at_lsn"] for events in self._events.values() for e in events), default=0)
 
     def at(self, table: str, lsn: int | None = None) -> Definition | None:
-        """Give a table as it was at `lsn` (inclusive; None: now), None if it was not known then."""
+        """Return a table as it was at `lsn` (inclusive; None: now); None if it was unknown."""
         events = [e for e in self._events.get(table, ()) if lsn is None or e["at_lsn"] <= lsn]
         if not events:
             return None
@@ -125,7 +125,7 @@ class Registry:
 
 
 def source_name(column: Mapping[str, Any]) -> str:
-    """Name the source's column whose values a lake column takes."""
+    """Return the name of the source column whose values a lake column receives."""
     name: str = column.get("source_name") or column["name"]
     return name
 
@@ -139,7 +139,7 @@ def _lives(events: Sequence[Mapping[str, Any]]) -> tuple[LakeColumn, ...]:
         at_lsn = event["at_lsn"] if number else 0
         names = {source_name(c) for c in event["columns"]}
         for name in names - before:
-            # (Spark gives local times without a zone)
+            # (Spark returns local times without a zone)
             at = event["at"].astimezone(UTC) if number else None
             since[name] = (at_lsn, at, name in since)
         before = names
@@ -181,7 +181,7 @@ def _key_at(event: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _key_since(events: Sequence[Mapping[str, Any]]) -> int:
-    """Say from where on changes name their rows as the last event does."""
+    """Return the position from which changes identify rows as the last event does."""
     versions = {e["schema_version"]: e for e in reversed(events)}
     events = [versions[n] for n in sorted(versions)]
     keys = list(map(_key_at, events))

@@ -1,4 +1,4 @@
-"""Where a job's tables lie below its target (the same mapping of names as in the lake)."""
+"""The folders of a job's tables below its target (names are mapped as in the lake)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from ingestd.lake.layout import segment
 from ingestd.model.schema import TableId
 
 MIRRORS = "_mirror"
-"""The mirror's log of cuts."""
+"""The mirror job's log of cuts."""
 HISTORIES = "_history"
-"""The history's."""
+"""The history job's log of cuts."""
 
 
 def table_path(target: str, table: str) -> str:
-    """Return the folder of a table ("schema.table"). Raises ValueError for another text."""
+    """Return the folder of a table ("schema.table"). Raises ValueError for any other text."""
     named = TableId.parse(table)
     return f"{target.rstrip('/')}/{segment(named.schema)}/{segment(named.name)}"

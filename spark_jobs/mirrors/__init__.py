@@ -1,1 +1,1 @@
-"""The mirror."""
+"""The mirror of a table: its current rows, moved from epoch to epoch."""

@@ -1,15 +1,15 @@
-"""Outcomes put into a mirror by the driver: no Spark job, one commit.
+"""Merges of outcomes into a mirror by the driver: no Spark job, one commit.
 
 ========================================  ======================================================
-a file of the mirror                      what is done
+a file of the mirror                      action
 ========================================  ======================================================
-its keys are not those of the outcomes    left as it is
-small, or a good part of its rows change  its rows are written again, with what they become
-large                                     a deletion vector more; what rows become is written again
+has none of the outcomes' keys            none
+small, or many of its rows change         replaced by a new file
+large                                     gets a deletion vector; changed rows go to a new file
 ========================================  ======================================================
 
-What is not plain here (column mapping, constraints, more than fits in memory) is left to
-Spark. Source: Delta transaction log protocol, "Actions".
+Tables that are not plain (column mapping, constraints) and more data than fits in memory are left
+to Spark. Source: Delta transaction log protocol, "Actions".
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ if TYPE_CHECKING:
     from spark_jobs.delta_log.file_cache import Action, MirrorFiles
 
 SMALL_FILE = 4 << 20
-"""Files below this are written again, in bytes."""
+"""Files below this size, in bytes, are rewritten."""
 _MAX_SMALL = 16
-"""More of them than this are written as one."""
+"""If a mirror has more small files than this, they are rewritten as one."""
 MAX_BYTES, _MAX_NBYTES = 128 << 20, 512 << 20
-"""So much is read at most: of files, and of memory that their rows take."""
+"""Limits on reading: bytes of files, and memory of their rows."""
 _CHANGED_SHARE = 4
-"""A file of which more than this part of the rows are gone, or change, is written again."""
+"""A file is rewritten if more than one row in this many is deleted or changes."""
 _WRITTEN_NBYTES = 64 << 20
-"""What takes more memory than this is written as several files, in threads."""
+"""Rows that take more memory than this are written as several files, in threads."""
 _MAX_LOOKED_UP = 100_000
-"""Of more keys than this, some are of any file."""
+"""With more keys than this, every file is assumed to have some of them."""
 _POSITION = ("_cdc_lsn", "_cdc_seq")
 
 
 @dataclass(frozen=True, slots=True)
 class _FilePart:
-    """A file of the mirror, of `total` rows. `rows`: those that are there, `numbers`: theirs."""
+    """A file of the mirror with `total` rows. `rows`: the undeleted ones; `numbers`: theirs."""
 
     add: Action
     total: int
@@ -75,10 +75,10 @@ class _FilePart:
 
 @dataclass(frozen=True, slots=True)
 class DriverMerge:
-    """The mirror at `path`, that has the rows of epoch `above`.
+    """The mirror at `path`, which holds epoch `above`.
 
-    What it commits is of the application `app_id`. Its methods raise Py4JError: for a store that
-    fails, and where another commit came between.
+    Commits are of the application `app_id`. The methods raise Py4JError if a store fails, or if
+    another commit came in between.
     """
 
     session: SparkSession
@@ -89,18 +89,18 @@ class DriverMerge:
 
     @property
     def is_likely(self) -> bool:
-        """Whether `apply` is worth a try, for any outcomes: False for large mirrors."""
+        """Return whether `apply` is worth trying for any outcomes: not for large mirrors."""
         found = self.files.of(self.session, self.path, snapshot_of(self.session, self.path))
         return found is not None and _size(found.adds.values()) <= MAX_BYTES
 
     def apply(self, outcomes: pa.Table, key: Sequence[str], signature: Signature) -> bool:
-        """Apply outcomes, signed as `commits.signed` does; False if that can't be done here."""
+        """Apply outcomes, signed as by `commits.signed`; return False if the driver can't."""
         snapshot = snapshot_of(self.session, self.path)
         kind = StructType.fromJson(json.loads(snapshot.schema().json()))
         if not _is_mine(snapshot, kind):
             return False
         found = self.files.of(self.session, self.path, snapshot)
-        # (someone else may have gone on meanwhile)
+        # (another run may have moved the mirror meanwhile)
         if found is None or found.signature is None or found.signature.epoch != self.above:
             return False
         touched = _that_may_have(found.adds, outcomes, key[0]) if found.adds else []
@@ -112,7 +112,7 @@ class DriverMerge:
                 schema = to_arrow_schema(kind, timezone="UTC")
                 actions = self._actions(touched, outcomes, key, schema)
             except (TooLargeError, pa.ArrowException, OSError, ValueError):
-                self.files.leave_to_spark(self.path, found)  # which knows better what that means
+                self.files.leave_to_spark(self.path, found)  # which reports the fault better
                 return False
             if actions is None:
                 return False
@@ -126,12 +126,12 @@ class DriverMerge:
                 of_version=found.version,
             )
 
-    # --- what is read and written ---------------------------------------------------------------
+    # --- reading and writing --------------------------------------------------------------------
 
     def _actions(
         self, touched: Sequence[Action], outcomes: pa.Table, key: Sequence[str], schema: pa.Schema
     ) -> list[Action] | None:
-        """Write what outcomes make of these files; give the actions of the commit."""
+        """Write the outcomes of these files; return the actions of the commit."""
         kept = pc.unique(pc.list_flatten(outcomes[KEPT])).to_pylist()
         names = [f.name for f in schema if f.name in {*key, *kept, *_POSITION, "_cdc_raw"}]
         parts: list[_FilePart] = []
@@ -149,7 +149,7 @@ class DriverMerge:
     def _read(
         self, add: Action, changes: int, schema: pa.Schema, names: Sequence[str], max_nbytes: int
     ) -> _FilePart:
-        """Read a file: all of it if it may be written again, else these columns."""
+        """Read a file: all columns if it may be rewritten, else only these."""
         gone = rows_gone(self.session, self.path, add)
         count = json.loads(add.get("stats") or "{}").get("numRecords", 0)
         is_whole = _is_rewritten(add, changes + len(gone), count)
@@ -200,7 +200,7 @@ class DriverMerge:
     def _with_vectors(
         self, parts: Sequence[tuple[_FilePart, NDArray[np.bool_]]], now_ms: int
     ) -> list[Action]:
-        """Write the vectors of files that lose rows; give their `add` actions."""
+        """Write the vectors of files that lose rows; return their `add` actions."""
         if not parts:
             return []
         every = []
@@ -249,13 +249,13 @@ def _size(adds: Iterable[Action]) -> int:
 
 
 def _can_be_matched(adds: Sequence[Action], outcomes: pa.Table, key: Sequence[str]) -> bool:
-    """Return whether rows can be compared with those of these files: see `rewriting.merge`."""
+    """Return whether the driver can compare rows of these files: see `arrow_merge.merge`."""
     rows = sum(json.loads(add.get("stats") or "{}").get("numRecords", 0) for add in adds)
     return rows <= MAX_HASHED or are_compared(outcomes, key)
 
 
 def _to_be_joined(adds: Mapping[str, Action], touched: Sequence[Action]) -> list[Action]:
-    """Return the small files beside these that must be written as one, when there are many."""
+    """Return the small files besides `touched` that should be rewritten as one, if many."""
     small = {path: add for path, add in adds.items() if _is_small(add)}
     if len(small) <= _MAX_SMALL:
         return []
@@ -266,7 +266,7 @@ def _to_be_joined(adds: Mapping[str, Action], touched: Sequence[Action]) -> list
 
 
 def _that_may_have(adds: Mapping[str, Action], outcomes: pa.Table, name: str) -> list[Action]:
-    """Return the files whose keys, by their statistics, may be among those of the outcomes."""
+    """Return the files that may have keys of the outcomes, according to their statistics."""
     values = outcomes[name]
     is_many = len(values) > _MAX_LOOKED_UP
     if is_many or not pa.types.is_integer(values.type) or values.null_count:

@@ -1,4 +1,4 @@
-"""One step of one mirror without a Spark job, but for values that are borrowed: in the driver."""
+"""A step of one mirror in the driver, without Spark jobs except for borrowed values."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from spark_jobs.lake.raw_files import has_unsent, read_newest
 from spark_jobs.mirrors.step import MirrorStep
 
 HERE_ROWS, HERE_BYTES = 2_000_000, 256 << 20
-"""Steps of so many raw rows, of so many bytes as the source sent them, are tried here."""
+"""Steps up to this many raw rows, and bytes as the source sent them, are tried in the driver."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriverStep(MirrorStep):
-    """Each of its methods gives False, or None, for what Spark has to do."""
+    """A step in the driver. Its methods return False or None if Spark must do the work."""
 
     def make(self) -> bool:
-        """Make a mirror that is not there yet."""
+        """Create a mirror that does not exist yet."""
         return self._within_limits(self._make)
 
     def move(self) -> bool:
-        """Move a mirror by changes alone: no `t` or `r` rows."""
+        """Move a mirror by changes only, without `t` or `r` rows."""
         return self._within_limits(self._move)
 
     def newest(self) -> pa.Table | None:
-        """Return the raw rows of the step, with the columns there are now."""
+        """Return the raw rows of the step, with the present columns."""
         step = self.step
         read = read_newest(
             self.lake, step.table, above=step.above, through=step.through.number, rows=step.rows
@@ -42,7 +42,7 @@ class DriverStep(MirrorStep):
             return None
         since = max((c.since_lsn or 0 for c in self.added), default=0)
         if read.num_rows and pc.min(read["_cdc_lsn"]).as_py() < since:
-            return None  # those rows have what a column that came later had in the source
+            return None  # they need the source's value of a later column
         kinds = [(c.name, DataType.fromDDL(c.delta_type)) for c in self.columns]
         own = [pa.field(name, to_arrow_type(kind, timezone="UTC")) for name, kind in kinds]
         cdc = [field for field in read.schema if field.name.startswith("_cdc_")]
@@ -52,7 +52,7 @@ class DriverStep(MirrorStep):
             return None
 
     def _within_limits(self, way: Callable[[], bool]) -> bool:
-        """Do it without Spark, of large steps one at a time; False if that can't be done."""
+        """Run `way`, for large steps one at a time; return False if the driver can't."""
         if self.step.rows > HERE_ROWS or self.step.nbytes > HERE_BYTES:
             return False
         with self.mirror.files.room_for(self.step.nbytes):
@@ -69,7 +69,7 @@ class DriverStep(MirrorStep):
         return in_driver.apply(outcomes, [k.name for k in self.key], self.step.signature)
 
     def _made_of(self, changes: pa.Table) -> pa.Table | None:
-        """Return the outcomes of rows that nothing was before."""
+        """Return the outcomes of changes to an empty table."""
         names = [c.name for c in self.columns]
         is_read = pc.equal(changes["_cdc_op"], "r")
         if pc.all(is_read).as_py() and pc.count_distinct(changes["_cdc_lsn"]).as_py() <= 1:

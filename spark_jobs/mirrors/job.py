@@ -1,18 +1,18 @@
-"""How one mirror is brought from one epoch to another.
+"""The mirror job: moves one mirror from one epoch to another.
 
 ======================================  ==========================================================
-what the raw rows between have          what is done
+the raw rows of the step                action
 ======================================  ==========================================================
-changes alone, and a mirror of which    folded and put in by the driver (`driver_step.py`,
-no more than some 100 MB may change     `driver_merge.py`), which makes such mirrors, too; else:
-no mirror yet                           made of the fold of all that is above the newest `t`
-a `t`                                   the same: what is below it is void, whenever it came
-`r` rows, of a reading that goes on     left out where their keys have gone since: they may come
-                                        after later changes, which the mirror has already
-few rows                                folded here, then one MERGE by the rows' own keys
-many                                    folded by Spark, then one MERGE
+only changes, and at most about 100 MB  folded and merged by the driver (`driver_step.py`,
+of the mirror may change                `driver_merge.py`), which also creates such mirrors; else:
+no mirror yet                           created from the fold of all rows above the newest `t`
+a `t`                                   the same: rows below it are void, whenever they came
+`r` rows of a snapshot in progress      left out if their keys changed since: they may come after
+                                        later changes, which the mirror already has
+few rows                                folded in the driver, then one MERGE by key
+many rows                               folded by Spark, then one MERGE
 a small mirror, or most of it changed   folded as above, then a join and a plain write of all rows
-a table without a key                   as many equal rows less or more (`multiset.py`)
+a table without a key                   copies of equal rows added or removed (`keyless.py`)
 ======================================  ==========================================================
 """
 
@@ -59,9 +59,9 @@ if TYPE_CHECKING:
     from spark_jobs.lake.tables import LakeColumn
 
 FEW_ROWS, FEW_BYTES = 50_000, 64 << 20
-"""Batches up to this are folded in the driver."""
+"""Batches up to this size are folded in the driver."""
 _MAX_NAMED = 2_000
-"""So many keys are named one by one in the condition of a MERGE."""
+"""The greatest number of keys that are listed in the condition of a MERGE."""
 
 MERGE_SETTINGS: Mapping[str, str] = MappingProxyType(
     {
@@ -69,7 +69,7 @@ MERGE_SETTINGS: Mapping[str, str] = MappingProxyType(
         "spark.databricks.delta.snapshotPartitions": "1",
     }
 )
-"""Of the sessions that merge: what is small must be planned and started quickly."""
+"""Settings of the sessions that merge: small jobs must be planned and started quickly."""
 
 
 class _RowsGoneError(Exception):
@@ -93,7 +93,7 @@ class MirrorJob:
             _Move(lake, step, mirror).run()
         except AnalysisException as error:
             if not DeltaTable.isDeltaTable(lake.session, lake.raw_path(step.table)):
-                raise self._raw_gone(lake, step, "there is no such Delta table") from error
+                raise self._raw_gone(lake, step, "the Delta table does not exist") from error
             raise
 
     @staticmethod
@@ -101,8 +101,8 @@ class MirrorJob:
         return TableError(
             TableId.parse(step.table),
             f"raw table {lake.raw_path(step.table)}: {what}",
-            remedy=f"`ingestd snapshot {lake.source} {step.table}` reads it again, and the mirror"
-            " is made of that; if ingestd has stopped the table, do what `ingestd status` says",
+            remedy=f"`ingestd snapshot {lake.source} {step.table}` re-reads it, and the mirror"
+            "is made from it; if ingestd has stopped the table, do what `ingestd status` says",
         )
 
 
@@ -141,11 +141,11 @@ class _Move(MirrorStep):
         )
 
     def _without_overtaken(self, changes: DataFrame, read_from: int) -> DataFrame:
-        """Leave out the `r` rows whose keys have changed since, as the mirror knows already."""
+        """Leave out the `r` rows whose keys changed later, which the mirror already has."""
         step = self.step
         lost = self.lake.epochs_lacking_rows(step.table, step.above, read_from, found=0)
         if lost:
-            raise _RowsGoneError(f"rows of epoch {min(lost)} are not in the raw table any more")
+            raise _RowsGoneError(f"rows of epoch {min(lost)} are missing from the raw table")
         earlier = self._changes(0, self.step.above).where(col("_cdc_lsn") >= read_from)
         seen = survey(earlier, self.key)
         known = fold_in_spark(
@@ -159,7 +159,7 @@ class _Move(MirrorStep):
         return kept.alias("c").join(known.alias("k"), condition, "left_anti")
 
     def _shaped(self, changes: DataFrame) -> DataFrame:
-        """Give rows with all columns there are now, and what the source has in those of before."""
+        """Return rows with all present columns, and the source's values in earlier rows."""
         cdc = [col(name) for name in changes.columns if name.startswith("_cdc_")]
         shaped = with_keys(changes.select(*selected(changes, self.columns), *cdc), self.key)
         return with_missing(shaped, self.added)
@@ -168,13 +168,13 @@ class _Move(MirrorStep):
         if found < self.step.rows:
             raise _RowsGoneError(
                 f"{self.step.rows - found} rows of epochs {self.step.above + 1} to"
-                f" {self.step.through.number} are not in the raw table any more"
+                f" {self.step.through.number} are missing from the raw table"
             )
 
-    # --- recreated ----------------------------------------------------------------------------
+    # --- creating -----------------------------------------------------------------------------
 
     def _make(self) -> None:
-        """Make the mirror of the fold of all that is above the newest `t`."""
+        """Create the mirror from the fold of all rows above the newest `t`."""
         every = self._changes(above=0)
         seen = survey(every, self.key)
         self._ensure_rebuildable(seen)
@@ -200,19 +200,19 @@ class _Move(MirrorStep):
         )
 
     def _ensure_rebuildable(self, seen: Survey) -> None:
-        """Raise TableError if rows that count are not in the raw table any more."""
+        """Raise TableError if rows that count are missing from the raw table."""
         if self.step.above == 0 and seen.rows >= self.step.rows:
             return
         through, table = self.step.through.number, self.step.table
         void_below = -1 if seen.truncated is None else seen.truncated[0]
         lost = self.lake.epochs_lacking_rows(table, through, void_below, found=seen.rows)
         if lost:
-            raise MirrorJob._raw_gone(  # noqa: SLF001 - one of its own
-                self.lake, self.step, f"rows of epoch {min(lost)} are not there any more"
+            raise MirrorJob._raw_gone(  # noqa: SLF001 - the same module
+                self.lake, self.step, f"rows of epoch {min(lost)} are missing"
             )
 
     def _with_deleted(self, outcomes: DataFrame) -> DataFrame:
-        """With soft deletes: add the rows that were there before and are not now."""
+        """With soft deletes, add the earlier rows that no longer exist."""
         if not self.mirror.soft_deletes:
             return outcomes
         new = outcomes.withColumn(DELETED_AT, f.lit(None).cast("timestamp"))
@@ -238,7 +238,7 @@ class _Move(MirrorStep):
             f.coalesce(col(DELETED), f.lit(False)),  # noqa: FBT003
         )
 
-    # --- moved --------------------------------------------------------------------------------
+    # --- moving -------------------------------------------------------------------------------
 
     def _move_few(self) -> None:
         changes = self._here.newest()
@@ -303,9 +303,9 @@ class _Move(MirrorStep):
     def _folded(
         self, changes: DataFrame, seen: Survey, before: Callable[[], DataFrame] | None
     ) -> DataFrame:
-        """Fold by Spark; rows that took values along from key to key are folded here.
+        """Fold by Spark; rows that inherit values from another key are folded in the driver.
 
-        `before` gives the rows that there were, None for none.
+        `before` returns the rows before the changes; None if there were none.
         """
         self.ensure_same_key(seen.changed_from)
         outcomes = fold_in_spark(changes, self.columns, self.key, seen)
@@ -337,9 +337,9 @@ class _Move(MirrorStep):
 
 
 def _near(outcomes: pa.Table, column: LakeColumn) -> Column | None:
-    """Return what is true of the mirror's rows ("t") that these outcomes may touch, by one column.
+    """Return a condition on one column that all affected mirror rows ("t") meet, or None.
 
-    It prunes files, and what is left is read by it.
+    Spark uses it to prune files, and to filter what it reads.
     """
     if column.delta_type not in _BOUNDED or outcomes[column.name].null_count:
         return None

@@ -1,4 +1,4 @@
-"""Tables without a key (REPLICA IDENTITY FULL): whole rows, and how often each is there."""
+"""Mirrors of tables without a key (REPLICA IDENTITY FULL), by counting equal rows."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _EXACT = {
 def whole_rows(
     changes: DataFrame, columns: Sequence[LakeColumn], added: Sequence[LakeColumn]
 ) -> DataFrame:
-    """Return the rows that are there after these changes of an empty table, as outcomes.
+    """Return the rows of an empty table after these changes, as outcomes.
 
-    `added`: columns that some of the changes were written before.
+    `added`: columns that were added after some of the changes were written.
     """
     rows = _net(changes, columns, added).where(col(_COUNT) > 0)
     return _copies(rows, col(_COUNT).cast("int")).withColumn(DELETED, f.lit(False))  # noqa: FBT003
@@ -48,7 +48,7 @@ def apply_whole_rows(
     added: Sequence[LakeColumn],
     step: Step,
 ) -> None:
-    """Apply changes without `t`: one commit, skipped if it is there already."""
+    """Apply changes without `t`: one commit, which is skipped if it already exists."""
     net = _net(changes, columns, added).where(col(_COUNT) != 0).cache()
     try:
         if net.where(col(_COUNT) < 0).isEmpty():
@@ -62,7 +62,7 @@ def apply_whole_rows(
 
 
 def _merge(table: MirrorTable, net: DataFrame, columns: Sequence[LakeColumn], step: Step) -> None:
-    """Take equal rows away together, and put as many back as stay: rows have no names."""
+    """Delete all copies of a row, and insert as many as remain: copies have no identity."""
     less = net.where(col(_COUNT) < 0)
     there = table.rows().select(_text_of(columns).alias(_TEXT))
     counts = (
@@ -92,14 +92,14 @@ def _merge(table: MirrorTable, net: DataFrame, columns: Sequence[LakeColumn], st
 
 
 def _copies(rows: DataFrame, count: Column) -> DataFrame:
-    """Return each row as often as it is counted."""
+    """Return each row `count` times."""
     return rows.withColumn("copy", f.explode(f.sequence(f.lit(1), count))).drop("copy")
 
 
 def _net(
     changes: DataFrame, columns: Sequence[LakeColumn], added: Sequence[LakeColumn]
 ) -> DataFrame:
-    """Give each different row with how many more of it there are (below 0: fewer), and its text."""
+    """Return each distinct row with its net change in copies (negative: fewer) and its text."""
     op = col("_cdc_op")
     before = f.col("_cdc_before")
     came = _rows(changes.where(op != "d"), columns, 1)
@@ -158,7 +158,7 @@ def _old(changes: DataFrame, column: LakeColumn) -> Column:
 def _text_of(columns: Sequence[LakeColumn], of: str | None = None) -> Column:
     """Return a text that is the same for equal rows only."""
     values = f.struct(*[col(c.name, of).alias(f"c{n}") for n, c in enumerate(columns)])
-    # A column that is no more is no part of a row, but rows of before have its texts.
+    # A dropped column is not part of a row, but earlier rows still have its texts.
     own = f.map_filter(col(RAW, of), lambda name, _: name.isin([c.name for c in columns]))
     raw = f.when(f.size(own) > 0, f.array_sort(f.map_entries(own)))
     whole = f.to_json(f.struct(values.alias("v"), raw.alias("r")), _EXACT)

@@ -1,8 +1,8 @@
-"""How far mirrors are, and which version of a mirror holds what.
+"""The positions of mirrors: the epoch that a version of a mirror holds.
 
-`_mirror` says at which Delta version a mirror holds its table at an epoch. Reconciling wants what
-people query, the newest version: someone may have changed the mirror by hand since, and the job
-may be in the middle of a batch. Commits of the job are signed with their epoch; others are not.
+`_mirror` records the Delta version at which a mirror holds its table at an epoch. A reconciliation
+compares what users query, the newest version: someone may have changed the mirror by hand, or the
+job may be in the middle of a batch. The job's commits are signed with their epoch; others are not.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ POLL_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class EpochsAround:
-    """Where L lies among the epochs.
+    """The epochs around a position L.
 
-    `through`: every transaction below L is in it or an epoch before. `below`: no transaction at or
-    above L is in it or an epoch before.
+    `through`: all transactions below L are in this epoch or earlier ones. `below`: no transaction
+    at or above L is in this epoch or earlier ones.
     """
 
     through: int
@@ -41,7 +41,7 @@ class EpochsAround:
 
 
 def epochs_around(lake: SourceLake, lsn: Lsn) -> EpochsAround:
-    """Find L among the epochs of a lake that has everything below L. Spark job."""
+    """Return the epochs around L of a lake that has everything below L. Spark job."""
     epochs = lake.checked.rows(lake.session, lake.epochs_path)
     above = f.col("end_lsn") > int(lsn)
     [row] = epochs.agg(
@@ -54,7 +54,7 @@ def epochs_around(lake: SourceLake, lsn: Lsn) -> EpochsAround:
 
 @dataclass(frozen=True, slots=True)
 class MirrorRow:
-    """A row of `_mirror`: by its table's text, the version of each mirror and of its columns."""
+    """A row of `_mirror`: the versions of each mirror and of its columns, by table name."""
 
     epoch: int
     end_lsn: int
@@ -63,7 +63,7 @@ class MirrorRow:
 
 
 def mirror_row(session: SparkSession, target: str, epoch: int) -> MirrorRow | None:
-    """Return the first row of `_mirror` at or above an epoch; None if there is none. Spark job."""
+    """Return the first row of `_mirror` at or above an epoch; None without one. Spark job."""
     try:
         rows = CheckedTables().rows(session, f"{target}/{MIRRORS}")
     except AnalysisException:
@@ -78,21 +78,21 @@ def mirror_row(session: SparkSession, target: str, epoch: int) -> MirrorRow | No
 
 @dataclass(frozen=True, slots=True)
 class MirrorVersion:
-    """A mirror's newest version, and the epoch up to which the job has brought it."""
+    """A mirror's newest version, and the epoch to which the job has brought it."""
 
     version: int
     epoch: int
 
 
 def newest_version(session: SparkSession, path: str, recorded: int, epoch: int) -> MirrorVersion:
-    """Say what a mirror has now, given the version that `_mirror` has for an epoch. Spark job."""
+    """Return a mirror's newest version. `recorded`: that of `_mirror` at `epoch`. Spark job."""
     commits = commits_above(session, path, recorded)
     epochs = [c.signature.epoch for c in commits if c.signature is not None]
     return MirrorVersion(max([recorded, *(c.version for c in commits)]), max([epoch, *epochs]))
 
 
 def mirror_rows(session: SparkSession, path: str, version: int) -> DataFrame:
-    """Return the rows of a mirror at a version that count: not those that were deleted softly."""
+    """Return the rows of a mirror at a version, without soft-deleted ones."""
     rows = CheckedTables().rows(session, path, version)
     if DELETED_AT in rows.columns:
         rows = rows.where(f"{DELETED_AT} IS NULL")
@@ -107,7 +107,7 @@ def await_found(
     now: Callable[[], float] = time.monotonic,
     rest: Callable[[float], None] = time.sleep,
 ) -> T:
-    """Look until something is found; raise `late()` once `deadline` (of `now`) has passed."""
+    """Call `look` until it returns a value; raise `late()` once `now` passes `deadline`."""
     while (found := look()) is None:
         if now() >= deadline:
             raise late()

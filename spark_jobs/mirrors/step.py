@@ -1,4 +1,4 @@
-"""One step of one mirror: what every way of making it needs."""
+"""A step of one mirror: the part that the driver and Spark share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MirrorStep:
-    """One step of one table, which is read from `lake` and put into `mirror`."""
+    """A step of one table, from `lake` into `mirror`."""
 
     lake: SourceLake
     step: Step
@@ -31,52 +31,52 @@ class MirrorStep:
 
     @property
     def key(self) -> Sequence[LakeColumn]:
-        """Those of the key, empty without one."""
+        """The key's columns; empty without a key."""
         names = self.step.definition.key
         return [c for c in self.columns if c.name in names]
 
     @property
     def added(self) -> Sequence[LakeColumn]:
-        """The columns that some rows were written before."""
+        """The columns that were added after some rows were written."""
         return [c for c in self.columns if c.since_lsn]
 
     def ensure_same_kind(self) -> None:
-        """Raise TableError if the mirror is not one that this step can go on with."""
+        """Raise TableError if this step can't continue the mirror."""
         there = self.mirror.columns()
         if not {k.name for k in self.key}.issubset(there):
             raise self.fault(
-                "its key has another type now, in a column of its own",
+                "its key has another type now, in a separate column",
                 f"`ingestd snapshot {self.lake.source} {self.step.table}`; the mirror is then made"
-                " of that",
+                " from it",
             )
         marks = DELETED_AT in there
         if marks != (self.mirror.soft_deletes and bool(self.key)):
             made = "with" if marks else "without"
             raise self.fault(
                 f"{self.step.path} was made {made} --soft-deletes",
-                f"--rebuild {self.step.table} makes it anew; or go on {made} it",
+                f"--rebuild {self.step.table} re-creates it; or continue {made} it",
             )
 
     def fault(self, what: str, remedy: str) -> TableError:
-        """Return what stops this table."""
+        """Return the error that stops this table."""
         return TableError(TableId.parse(self.step.table), what, remedy=remedy)
 
     def ensure_same_key(self, changed_from: int | None) -> None:
-        """Raise TableError if some of the changes may name their rows by another key."""
+        """Raise TableError if any of the changes may identify their rows by another key."""
         since = self.step.definition.key_since_lsn
         if changed_from is not None and changed_from < since:
             raise self.fault(
-                f"its replica identity changed at {since}, and earlier changes name rows by the"
-                " other one",
+                f"its replica identity changed at {since}, and earlier changes identify rows by the"
+                " previous one",
                 f"`ingestd snapshot {self.lake.source} {self.step.table}`; the mirror is then made"
-                " of that",
+                " from it",
             )
 
     def evolve(self) -> None:
-        """Bring the mirror's columns to what they are now. Raises as `ensure_same_kind`."""
+        """Bring the mirror's columns up to date. Raises as `ensure_same_kind`."""
         self.ensure_same_kind()
         if self.step.schema_version == self.step.definition.schema_version:
             return
-        # Signed as not there yet: a run that is killed in between is repeated.
+        # Signed with the earlier epoch: a run that is killed in between is repeated.
         signature = replace(self.step.signature, epoch=self.step.above, schema_version=0)
         self.mirror.evolve(self.columns, signature)

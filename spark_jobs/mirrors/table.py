@@ -1,7 +1,7 @@
-"""One mirror: a Delta table with the current rows of a source table.
+"""A mirror: a Delta table with the current rows of a source table.
 
 Its columns are the raw table's source columns, `_cdc_raw`, and the position of each row's last
-change, `_cdc_lsn` and `_cdc_seq`: a change is applied only to a row of a lower one.
+change, `_cdc_lsn` and `_cdc_seq`: a change applies only to a row with a lower position.
 """
 
 from __future__ import annotations
@@ -46,36 +46,36 @@ if TYPE_CHECKING:
     from spark_jobs.lake.tables import LakeColumn
 
 DELETED_AT = "_cdc_deleted_at"
-"""With soft deletes: commit time of the row's deletion, null for a row that is there."""
+"""With soft deletes: commit time of the row's deletion, null for a row that exists."""
 POSITION = ("_cdc_lsn", "_cdc_seq")
 
 _CLUSTERED = frozenset({"byte", "short", "integer", "long", "date", "timestamp", "string"})
 """Delta types by which a mirror is clustered."""
 _MAX_CLUSTERING = 4
 SMALL_BYTES = 4 << 20
-"""A mirror below this is written again: that is quicker than to look for the rows that change."""
+"""A smaller mirror is rewritten: that is faster than to find the rows that change."""
 CHANGED_SHARE = 3
-"""A mirror is compressed: changes of a third of its size and more are many of its rows."""
+"""Changes above 1/n of a mirror's size count as most of its rows, since a mirror is compressed."""
 _MERGE_VECTORS = "spark.databricks.delta.merge.deletionVectors.persistent"
 _PARTITIONS = "spark.sql.shuffle.partitions"
 _INDEXED = 32
-"""Delta keeps statistics of so many columns at most, and clusters by no others."""
+"""Delta keeps statistics of at most this many columns, and clusters only by those."""
 _STATS_COLUMNS = "delta.dataSkippingStatsColumns"
 _RANGED = frozenset({"date", "timestamp", "timestamp_ntz"})
-"""Delta types of which a mirror keeps statistics: what is written together is of about one time.
+"""Delta types that get statistics, since rows written together have similar times.
 
-Others than these and the key's are spread over all files, and to keep theirs takes a third of the
-time of writing.
+Values of all other columns, except the key's, are spread over all files, and their statistics would
+take a third of the time of writing.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """What becomes of keys: one row each (see `spark_jobs.fold.plain`).
+    """The outcomes of keys: one row each (see `spark_jobs.fold.plain`).
 
-    `columns`: the source's; `key` is among them. `unsent`: columns that may be in KEPT. `near`:
-    what is true of all mirror rows ("t") that they may touch; the fewer those are, the less is
-    read. `nbytes`: about their size, as the source sent them.
+    `columns`: the source's; `key` is among them. `unsent`: columns that may be in KEPT. `near`: a
+    condition that all affected mirror rows ("t") meet; the fewer rows meet it, the less is read.
+    `nbytes`: their approximate size, as the source sent them.
     """
 
     rows: DataFrame
@@ -99,7 +99,7 @@ class MirrorTable:
 
     @property
     def is_there(self) -> bool:
-        """Whether there is a Delta table."""
+        """Return whether the Delta table exists."""
         return DeltaTable.isDeltaTable(self.session, self.path)
 
     def rows(self) -> DataFrame:
@@ -111,15 +111,15 @@ class MirrorTable:
         return self.checked.columns(self.session, self.path)
 
     def for_change(self) -> DeltaTable:
-        """Return the mirror to be changed by Spark now."""
+        """Return the mirror, to be changed by Spark now."""
         return self.checked.for_change(self.session, self.path)
 
     def create(
         self, columns: Sequence[LakeColumn], key: Sequence[LakeColumn], signature: Signature
     ) -> bool:
-        """Make an empty mirror where there is none; False if it can't be a plain one.
+        """Create an empty mirror; return False if it exists or can't be a plain one.
 
-        It is signed as being at no epoch: a run that is killed after this recreates it.
+        It is signed with epoch 0: a run that is killed after this re-creates it.
         """
         names = _names(columns)
         if needs_column_mapping(names):
@@ -138,7 +138,7 @@ class MirrorTable:
         with signed(self.session, replace(signature, epoch=0, schema_version=0), None):
             try:
                 self.session.sql(f"CREATE TABLE {table} {by} TBLPROPERTIES ({properties})")
-            except AnalysisException:  # as where the folder has other files
+            except AnalysisException:  # for example, the folder has other files
                 return False
         return True
 
@@ -149,10 +149,10 @@ class MirrorTable:
         key: Sequence[LakeColumn],
         signature: Signature,
     ) -> None:
-        """Make the mirror again of these rows: a plain write, then a commit that clusters by key.
+        """Replace the mirror's rows: a plain write, then a commit that clusters by key.
 
-        With soft deletes they have the column DELETED_AT. The last commit is the one that is signed
-        as the mirror's: a run that was killed before it is repeated.
+        With soft deletes the outcomes have the column DELETED_AT. Only the last commit is signed as
+        the mirror's: a run that was killed before it is repeated.
         """
         names = [col(name) for name in _names(columns)]
         if self.soft_deletes and key:
@@ -175,9 +175,9 @@ class MirrorTable:
         self._cluster(clustering, signature)
 
     def _cluster(self, by: Sequence[str], signature: Signature) -> None:
-        """Cluster by these columns (quoted), which a plain write undoes: one commit, none for none.
+        """Cluster by these columns (quoted), which a plain write undoes: one commit, or none.
 
-        (Delta heeds a writer's `clusterBy` for tables of a catalog only.)
+        (Delta ignores a writer's `clusterBy` unless the table is in a catalog.)
         """
         if by:
             with signed(self.session, signature, None):
@@ -186,9 +186,9 @@ class MirrorTable:
 
     @contextmanager
     def _choosing(self, stats_columns: str) -> Iterator[None]:
-        """Have statistics of other columns from now on; a mirror that is there may lose columns.
+        """Change the columns that have statistics; inside, an existing mirror may lose columns.
 
-        (Options of a write choose them for a new table only.)
+        (Options of a write set them for a new table only.)
         """
         session, path = self.session, self.path
         before = table_property(session, path, _STATS_COLUMNS) if self.is_there else stats_columns
@@ -200,21 +200,21 @@ class MirrorTable:
             session.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({_chosen(stats_columns)})")
 
     def apply(self, outcomes: Outcomes, signature: Signature) -> None:
-        """Change the rows that outcomes are of: one commit, skipped if it is there already."""
+        """Change the rows of these outcomes: one commit, which is skipped if it already exists."""
         size = size_bytes(self.session, self.path)
         is_small = size is not None and size < SMALL_BYTES
         is_mostly_changed = size is not None and outcomes.nbytes * CHANGED_SHARE > size
         if (is_small or is_mostly_changed) and not self.soft_deletes:
             self._rewrite(outcomes, signature, is_small=is_small)
         else:
-            # (deletion vectors cost a pass more, and save the writing of large files)
+            # (deletion vectors cost another pass, but save writing large files)
             with settings(self.session, {_MERGE_VECTORS: str(not is_small).lower()}):
                 self._merge(outcomes, signature)
 
     def in_driver(self, above: int) -> DriverMerge | None:
-        """Return what does as `apply` without Spark jobs, for a mirror that is at epoch `above`.
+        """Return the driver's counterpart of `apply`, for a mirror at epoch `above`.
 
-        None if the mirror is not one that this is for.
+        None if the driver can't change this mirror.
         """
         if self.soft_deletes:
             return None
@@ -239,7 +239,7 @@ class MirrorTable:
         new = {name: col(name, "s") for name in _names(columns)}
         if self.soft_deletes:
             new[DELETED_AT] = f.lit(None).cast("timestamp")
-        # What the source does not have any more, or has in another column now, is not its value.
+        # A column that the source dropped, or replaced by another, has no value any more.
         past = set(self.columns()) - new.keys()
         dropped = {name: f.lit(None) for name in past}
         changed = new | dropped | {name: _unless_kept(name) for name in unsent if name in new}
@@ -251,12 +251,12 @@ class MirrorTable:
             ).execute()
 
     def _rewrite(self, outcomes: Outcomes, signature: Signature, *, is_small: bool) -> None:
-        """Do as `_merge` does, by one join and a plain write of all rows; without soft deletes.
+        """Do the same as `_merge` by one join and a plain write of all rows; no soft deletes.
 
-        A run that is killed right after that leaves the mirror without its clustering until it is
-        written whole again: its rows are right.
+        A run that is killed right after the write leaves the mirror without clustering until it is
+        next rewritten. Its rows are correct.
 
-        Quicker where most files are touched anyway: MERGE looks for them first, by a join more.
+        This is faster if most files change anyway: MERGE needs another join to find them.
         """
         old, unsent = self.rows(), outcomes.unsent
         same = same_key(outcomes.key, "t", "s")
@@ -280,12 +280,12 @@ class MirrorTable:
         partitions = {_PARTITIONS: "1"} if is_small else {}
         with signed(self.session, signature, self.app_id), settings(self.session, partitions):
             rows.write.format("delta").mode("overwrite").save(self.path)
-        # (not where someone has chosen statistics without the key: Delta refuses it then)
+        # (Delta refuses to cluster by a column without statistics, if a user chose them so)
         with suppress(AnalysisException):
             self._cluster(_clustering(outcomes.columns, outcomes.key), signature)
 
     def evolve(self, columns: Sequence[LakeColumn], signature: Signature) -> None:
-        """Add the columns that the mirror lacks; fill old rows with what they have in the source.
+        """Add the columns that the mirror lacks; fill them in earlier rows as in the source.
 
         Each step may be repeated.
         """
@@ -346,13 +346,13 @@ def _kept_texts() -> Column:
 
 
 def _chosen(stats_columns: str) -> str:
-    """Write the property that has these columns, as SQL."""
+    """Return the property that lists these columns, as SQL."""
     text = stats_columns.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{_STATS_COLUMNS}' = '{text}'"
 
 
 def _with_stats(columns: Sequence[LakeColumn], key: Sequence[LakeColumn]) -> str:
-    """Name the columns of which statistics are kept: those that files can be told apart by."""
+    """Return the columns with statistics: those by which files can be skipped."""
     clustering = _clustering(columns, key)
     ranged = [quoted(c.name) for c in columns if c.delta_type in _RANGED]
     indexed = [*clustering, *ranged[: _INDEXED - len(clustering)], "_cdc_lsn"]

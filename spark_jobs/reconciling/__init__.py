@@ -1,1 +1,1 @@
-"""Reconciling a mirror with the source."""
+"""The reconciliation of mirrors with their source."""

@@ -1,4 +1,4 @@
-"""What two sets of hashed rows differ in: by ranges, then row by row where a range differs."""
+"""The differences of two sets of hashed rows: by range, then by row in ranges that differ."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pyspark.sql import functions as f
 from spark_jobs.reconciling.row_hashes import WEIGHT, ComparedTable
 
 MISSING, EXTRA, DIFFERENT = "missing", "extra", "different"
-"""In the source only; in the mirror only (or there too often); in both, with other values."""
+"""In the source only; in the mirror only, or too often; in both with different values."""
 
 _HALF = 0xFFFF_FFFF
 
 
 class RangeSums(NamedTuple):
-    """Of the rows in a range of key hashes: how many, and sums of the halves of their hashes."""
+    """The rows in a range of key hashes: their number, and sums of the halves of their hashes."""
 
     rows: int
     low: int
@@ -29,7 +29,7 @@ Ranges = Mapping[int, RangeSums]
 
 
 def sums_by_range(rows: DataFrame) -> Ranges:
-    """Count and add up hashed rows, by bucket. One pass without a shuffle of rows."""
+    """Return the number and hash sums of hashed rows, by bucket. One pass, no shuffle of rows."""
     weight, row = f.col(WEIGHT), f.col("row")
     found = rows.groupBy("bucket").agg(
         f.sum(weight),
@@ -46,19 +46,19 @@ def differing_ranges(expected: Ranges, there: Ranges) -> list[int]:
 
 
 def total_rows(ranges: Ranges) -> int:
-    """Count the rows of all ranges."""
+    """Return the number of rows in all ranges."""
     return sum(found.rows for found in ranges.values())
 
 
 def differences(
     expected: DataFrame, there: DataFrame, ranges: Collection[int], comparison: ComparedTable
 ) -> DataFrame:
-    """Return one row for each key (whole row, without a key) that differs in these ranges.
+    """Return a row for each key (or whole row, without a key) that differs in these ranges.
 
     kind; count: how many rows are missing or extra; key: as JSON, null for whole rows; columns:
-    names of those that differ, null but for DIFFERENT; row: the row's hash, to tell whole rows
-    apart; and if the comparison has values, source_values and mirror_values: of those columns,
-    or all.
+    names of the differing ones, null except for DIFFERENT; row: the row's hash, which identifies
+    whole rows; and if the comparison has values, source_values and mirror_values: of those columns,
+    or of all.
     """
     sides = [_side(frame, ranges, side) for side, frame in enumerate((expected, there))]
     values = (
@@ -102,7 +102,7 @@ def _side(frame: DataFrame, ranges: Collection[int], side: int) -> DataFrame:
 
 
 def _of(side: int, column: Column) -> Column:
-    """Return the value of one side: there is one row a key, or they are all the same."""
+    """Return the value of one side. Its rows of a key are one, or all the same."""
     return f.any_value(f.when(f.col("side") == side, column), ignoreNulls=True)
 
 
@@ -116,7 +116,7 @@ def _differing(comparison: ComparedTable) -> Column:
 
 
 def _shown(texts: str) -> Column:
-    """Return the values of the columns that differ, or of all where the row is on one side only."""
+    """Return the values of the differing columns, or of all if only one side has the row."""
     columns = f.col("columns")
     return f.map_filter(
         f.col(texts), lambda name, _: columns.isNull() | f.array_contains(columns, name)

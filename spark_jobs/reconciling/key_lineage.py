@@ -1,7 +1,8 @@
-"""Which row a change is of, when rows get other keys: pure.
+"""The identity of rows whose keys change. Pure.
 
-A row keeps its values through a change of its key, and another row may get the key it had. So a
-row is named by the key that it had first and when it came to it, and a key has one row at a time.
+A row keeps its values when its key changes, and another row may then take the old key. So a row is
+identified by its first key and the position since which it had that key. At any time a key belongs
+to one row.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KeyMove:
-    """A row that had the key `old` has the key `new` from `position` on."""
+    """From `position` on, the row with the key `old` has the key `new`."""
 
     old: Key
     new: Key
@@ -33,9 +34,9 @@ class KeyMove:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """From `start` to below `end` (None: for ever) `key` is that of the row named (first, since).
+    """From `start` to below `end` (None: indefinitely), `key` belongs to the row (first, since).
 
-    Before a key's first lineage, and for keys that are in no move, that is (key, START).
+    Before its first lineage, and if it is in no move, a key belongs to the row (key, START).
     """
 
     key: Key

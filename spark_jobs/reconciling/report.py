@@ -1,4 +1,4 @@
-"""What a comparison found: for people, and as two Delta tables."""
+"""The results of a comparison, as text and as two Delta tables."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DIFFERENCES_SCHEMA = (
 
 
 class ReconcileState(StrEnum):
-    """How a table's comparison ended."""
+    """The outcome of a table's comparison."""
 
     EQUAL = "equal"
     DIFFERENT = "different"
@@ -38,7 +38,7 @@ class ReconcileState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A difference to show: `key` as JSON, or the hash of a whole row."""
+    """A difference to show. `key`: as JSON, or the hash of a whole row."""
 
     kind: str
     count: int
@@ -47,7 +47,7 @@ class Example:
 
     @classmethod
     def of(cls, row: Any) -> Example:  # noqa: ANN401 - a pyspark Row
-        """Take a row of `spark_jobs.reconciling.differences.differences`."""
+        """Return a row of `spark_jobs.reconciling.differences.differences` as an example."""
         key = row["key"] or f"row {row['row']}"
         return cls(row["kind"], row["count"], key, tuple(row["columns"] or ()))
 
@@ -60,10 +60,10 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class TableResult:
-    """A table's outcome. `epoch`, `mirror_version`: what of the mirror was compared; None if none.
+    """A table's result. `epoch`, `mirror_version`: of the compared mirror; None without one.
 
-    `source_rows`: rows that must be there; `changes`: how many changes they were moved on by.
-    `fault`: why it could not be compared.
+    `source_rows`: the expected rows; `changes`: the number of changes that rolled them forward.
+    `fault`: why the table could not be compared.
     """
 
     table: str
@@ -81,7 +81,7 @@ class TableResult:
     examples: tuple[Example, ...] = ()
 
     def lines(self) -> list[str]:
-        """Write it for a person."""
+        """Return the result as lines of text."""
         if self.fault is not None:
             return [
                 f"{self.table}: {self.state}",
@@ -90,8 +90,8 @@ class TableResult:
         what = f"{self.table}: {self.state}, {self.source_rows:,} rows"
         if self.state is ReconcileState.DIFFERENT:
             found = {MISSING: self.missing, EXTRA: self.extra, DIFFERENT: self.different}
-            told = ", ".join(f"{count:,} {kind}" for kind, count in found.items() if count)
-            what = f"{self.table}: {told or self.state} of {self.source_rows:,} rows"
+            counted = ", ".join(f"{count:,} {kind}" for kind, count in found.items() if count)
+            what = f"{self.table}: {counted or self.state} of {self.source_rows:,} rows"
         lines = [what, *map(str, self.examples)]
         unshown = self.missing + self.extra + self.different - sum(e.count for e in self.examples)
         if unshown > 0 and self.examples:
@@ -101,7 +101,7 @@ class TableResult:
 
 @dataclass(frozen=True, slots=True)
 class Reconciliation:
-    """One reconciliation: `at` (aware) and `lsn` say of when the source was."""
+    """One reconciliation. `at` (aware) and `lsn`: the time and position of the source."""
 
     id: str
     at: datetime
@@ -110,7 +110,7 @@ class Reconciliation:
 
 
 def exit_code_of(results: Iterable[TableResult]) -> int:
-    """0: all equal. 1: something differs, or someone must act. 75: try again later."""
+    """Return 0: all equal; 1: a difference or a fault to fix; or 75: retry later."""
     codes = {EXIT_DONE}
     for result in results:
         if result.state is ReconcileState.DIFFERENT:
@@ -122,11 +122,11 @@ def exit_code_of(results: Iterable[TableResult]) -> int:
 
 
 def summary(run: Reconciliation, results: Sequence[TableResult]) -> str:
-    """Write a run's outcome, each table on a line or more."""
+    """Return a run's results as text, with one line or more per table."""
     lines = [line for result in results for line in result.lines()]
     counts = {state: sum(r.state is state for r in results) for state in ReconcileState}
-    told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    lines.append(f"source {run.source} at {run.lsn}: {told or 'no tables'}")
+    counted = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    lines.append(f"source {run.source} at {run.lsn}: {counted or 'no tables'}")
     return "\n".join(lines) + "\n"
 
 
@@ -146,7 +146,7 @@ def append_differences(uri: str, run: Reconciliation, table: str, found: DataFra
 def append_tables(
     session: SparkSession, uri: str, run: Reconciliation, results: Sequence[TableResult]
 ) -> None:
-    """Append what was found of each table to `<uri>/tables`. Spark job."""
+    """Append the results of all tables to `<uri>/tables`. Spark job."""
     rows = [
         (
             *_head(run, r.table).values(),

@@ -1,10 +1,11 @@
-"""A table's rows at a position, moved on by the changes that the lake has from there.
+"""Rolls a table's rows at a position forward, by the changes that the lake has from there.
 
-What must be in a mirror is computed, not read: the source's rows at L, and the changes with
-`_cdc_lsn` >= L of the epochs that the mirror has. docs/reconcile.md says why that is exact.
+The expected rows of a mirror are computed, not read: from the source's rows at L, and from the
+changes with `_cdc_lsn` >= L of the epochs that the mirror has. docs/reconcile.md explains why that
+is exact.
 
-Rows of keys that no change touched stay as they are, so of the source only those are looked up
-again that were changed without being sent whole (unsent TOAST values).
+Rows whose keys have no changes stay as they are. The source's rows are read again only for changes
+that did not send every value (unsent TOAST values).
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ _POSITION = ("_cdc_lsn", "_cdc_seq")
 
 @dataclass(frozen=True, slots=True)
 class RolledForward:
-    """The rows that must be there, hashed (`row_hashes.hashed`); `close` it.
+    """The expected rows, hashed (`row_hashes.hashed`); `close` it.
 
-    `changes`: how many were taken into account.
+    `changes`: the number of changes applied.
     """
 
     rows: DataFrame
@@ -44,7 +45,7 @@ class RolledForward:
     kept: list[DataFrame] = field(default_factory=list)
 
     def close(self) -> None:
-        """Free what Spark keeps of it."""
+        """Free the rows that Spark caches."""
         for frame in self.kept:
             frame.unpersist()
 
@@ -52,10 +53,10 @@ class RolledForward:
 def moved_on(
     source: DataFrame, changes: DataFrame | None, comparison: ComparedTable
 ) -> RolledForward:
-    """Move `source` on by `changes`: raw rows at or above its position; None: there are none.
+    """Roll `source` forward by `changes`: raw rows from its position on; None without any.
 
-    Only what the stream brought counts: a `t` or `r` of a snapshot changes nothing. One small Spark
-    job, two where rows were changed that were not sent whole.
+    Only changes of the stream count: a snapshot's `t` and `r` rows change nothing. One small Spark
+    job; two if changed rows were not sent completely.
     """
     if changes is None:
         return RolledForward(hashed(source, comparison))
@@ -78,7 +79,7 @@ def moved_on(
 
 @dataclass(frozen=True, slots=True)
 class _ChangeSurvey:
-    """What there is in changes: the last `t`; how many others; rows not sent whole; moved keys."""
+    """Figures of changes: the last `t`, the number of others, incomplete rows, and key moves."""
 
     emptied: Position | None
     changes: int
@@ -112,7 +113,7 @@ def _position() -> Column:
 
 
 def _recounted(source: DataFrame, changes: DataFrame, comparison: ComparedTable) -> DataFrame:
-    """Each row counts as often as it was there or came, less how often it went."""
+    """Return rows with weights: 1 for each row present or inserted, -1 for each one removed."""
     came = changes.where("_cdc_op IN ('c', 'u')").select(
         *_rows([(n, _sent_or_old(changes, n, k)) for n, k in comparison.columns]),
         f.lit(1).alias(WEIGHT),
@@ -129,7 +130,7 @@ def _recounted(source: DataFrame, changes: DataFrame, comparison: ComparedTable)
 
 
 def _old(changes: DataFrame, name: str, kind: DataType) -> Value:
-    """Return a value of the old row, as far as it was sent."""
+    """Return a value of the old row, if it was sent."""
     before = changes.schema["_cdc_before"].dataType
     assert isinstance(before, StructType)
     if name not in before.names:
@@ -152,7 +153,7 @@ def _sent_or_old(changes: DataFrame, name: str, kind: DataType) -> Value:
 
 
 def _rows(values: Sequence[tuple[str, Value]]) -> list[Column]:
-    """Return columns and `_cdc_raw` for rows with these values."""
+    """Return columns and `_cdc_raw` of rows with these values."""
     names = f.array(*(f.lit(name) for name, _ in values))
     texts = f.map_from_arrays(names, f.array(*(value.raw for _, value in values)))
     kept = f.map_filter(texts, lambda _, text: text.isNotNull())
@@ -163,7 +164,7 @@ def _rows(values: Sequence[tuple[str, Value]]) -> list[Column]:
 
 
 _KEYS = ("_cdc_new1", "_cdc_new2", "_cdc_old1", "_cdc_old2")
-"""Hashes of a change's key, and of its old one where the old row's was sent."""
+"""Hashes of a change's key, and of its old key if the old row was sent."""
 
 
 def _with_keys(changes: DataFrame, comparison: ComparedTable) -> DataFrame:
@@ -192,16 +193,16 @@ def _settled(
 
 
 def _last_values(changes: DataFrame, comparison: ComparedTable) -> DataFrame:
-    """Return, for each row that is there at the end, each column's last sent value.
+    """Return, for each row that exists at the end, each column's last sent value.
 
-    A struct of value and raw text under each column's name, null if none was sent; `_cdc_lacks`:
-    some are; `_cdc_first1`, `_cdc_first2`: the key under which the source had the row.
+    It is a struct of value and raw text with the column's name, null if none was sent.
+    `_cdc_lacks`: some are null; `_cdc_first1`, `_cdc_first2`: the row's key in the source.
     """
     position = _position()
     is_row = f.col("_cdc_op") != "d"
     columns = []
     for name, kind in comparison.columns:
-        # an unsent column of the key has the value of the old key, which is sent then
+        # if an update did not send a key column, it sent the old key with the same value
         is_key = name in comparison.key
         value = _sent_or_old(changes, name, kind) if is_key else value_of(name, kind)
         sent = is_row if is_key else is_row & _is_sent(name)
@@ -219,13 +220,13 @@ def _last_values(changes: DataFrame, comparison: ComparedTable) -> DataFrame:
 
 
 _ROW = ("_cdc_first1", "_cdc_first2", "_cdc_since_lsn", "_cdc_since_seq")
-"""What names a row, see `spark_jobs.reconciling.key_lineage`."""
+"""The columns that identify a row, see `spark_jobs.reconciling.key_lineage`."""
 _SPAN = ("key1", "key2", "from_lsn", "from_seq", "until_lsn", "until_seq")
 _KNOWN = ("first1", "first2", "since_lsn", "since_seq")
 
 
 def _with_lineage(changes: DataFrame, moves: Sequence[KeyMove]) -> DataFrame:
-    """Say of each change which row it is of: rows stay the same when their key changes."""
+    """Add the identity of each change's row, which stays the same when its key changes."""
     new1, new2 = f.col("_cdc_new1"), f.col("_cdc_new2")
     own = dict(zip(_ROW, (new1, new2, f.lit(0).cast("long"), f.lit(0).cast("long")), strict=True))
     if not moves:
@@ -263,7 +264,7 @@ def _as_rows(last: DataFrame, comparison: ComparedTable) -> DataFrame:
 
 
 def _filled(lacking: DataFrame, source: DataFrame, comparison: ComparedTable) -> DataFrame:
-    """Take what was not sent from the source's rows, which are read once more for it."""
+    """Fill in unsent values from the source's rows, which are read once more for it."""
     h1, h2 = key_hashes([value_of(name, kind) for name, kind in comparison.key_columns])
     there = source.select(
         h1.alias("_cdc_first1"),

@@ -1,8 +1,8 @@
-"""Rows as hashes that are equal only if the rows are: made by Spark, of lake values.
+"""Hashes of rows, computed by Spark from lake values, that are equal only for equal rows.
 
-The same expressions go over the source's rows and the mirror's, so nothing depends on how Postgres
-would hash or write a value. Spark's xxhash64 passes over nulls and takes -0.0 for 0.0; the flags
-and texts added here tell those apart. Texts in `_cdc_raw` are part of their column's value.
+The same expressions hash the source's rows and the mirror's, so nothing depends on how Postgres
+would hash or print a value. Spark's xxhash64 skips nulls and treats -0.0 as 0.0; the flags and
+texts added here distinguish them. A text in `_cdc_raw` is part of its column's value.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from pyspark.sql.types import (
 
 RAW = "_cdc_raw"
 WEIGHT = "_cdc_weight"
-"""How often a row counts. A source's columns have no names that begin so."""
+"""The column that says how often a row counts. No source column has such a name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedTable:
-    """What is compared of a table: columns by their lake names and types, in order.
+    """The compared columns of a table, by their lake names and types, in order.
 
-    `key`: names of those that tell rows apart; none: whole rows do. `ranges`: into how many ranges
-    the key's hashes are cut, a power of two. `with_values`: carry the values as texts.
+    `key`: the names of those that identify a row; empty if only the whole row does. `ranges`: the
+    number of ranges of key hashes, a power of two. `with_values`: carry the values as texts.
     """
 
     columns: tuple[tuple[str, DataType], ...]
@@ -46,29 +46,29 @@ class ComparedTable:
 
     @property
     def key_columns(self) -> tuple[tuple[str, DataType], ...]:
-        """What identifies a row: the key's columns, or all."""
+        """The columns that identify a row: the key's, or all."""
         return tuple(c for c in self.columns if c[0] in self.key) if self.key else self.columns
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A column's value in a row: `column`, or where that is null what `raw` has of it (a text)."""
+    """A column's value in a row: `column`, or if that is null its source text, `raw`."""
 
     column: Column
     raw: Column
     kind: DataType
 
     def parts(self) -> list[Column]:
-        """Return what its hash is made of."""
+        """Return the columns to hash."""
         return [*_parts(self.column, self.kind), self.raw]
 
     def text(self) -> Column:
-        """Write it, for a person."""
+        """Return the value as text for the report."""
         return f.coalesce(self.raw, _text(self.column, self.kind))
 
 
 def named(name: str) -> Column:
-    """Return the column of that name, whatever characters are in it."""
+    """Return the column with that name, whatever characters it contains."""
     return f.col("`" + name.replace("`", "``") + "`")
 
 
@@ -78,15 +78,15 @@ def value_of(name: str, kind: DataType) -> Value:
 
 
 def key_hashes(values: Sequence[Value]) -> tuple[Column, Column]:
-    """Hash what identifies a row: 128 bits, as two longs."""
+    """Return the hashes of the identifying values: 128 bits, as two longs."""
     parts = [part for value in values for part in value.parts()]
     return f.xxhash64(f.lit(1), *parts), f.xxhash64(f.lit(2), *parts)
 
 
 def hashed(rows: DataFrame, comparison: ComparedTable) -> DataFrame:
-    """Return one row for each: h1, h2, bucket, row, hashes, key, WEIGHT, and `texts` if asked for.
+    """Return h1, h2, bucket, row, hashes, key, WEIGHT and, if requested, `texts` of each row.
 
-    `rows` has the compared columns and `_cdc_raw`; WEIGHT, if there, says how often each counts.
+    `rows` has the compared columns and `_cdc_raw`; its WEIGHT, if any, says how often a row counts.
     h1, h2: hash of the key. `row`: of all columns. `hashes`: of each. `key`: the key as JSON.
     """
     values = [value_of(name, kind) for name, kind in comparison.columns]

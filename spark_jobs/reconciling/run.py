@@ -1,4 +1,4 @@
-"""A reconciliation: when the source was, how far the mirrors are, table by table."""
+"""A reconciliation: fix the source's position, wait for the mirrors, and compare each table."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from spark_jobs.reconciling.table import Settings, TableComparison
 
 
 def reconcile(session: SparkSession, config: Config, chosen: argparse.Namespace) -> int:
-    """Compare in this session; `chosen` as `parser` reads it."""
+    """Compare in this session and return the exit code. `chosen`: as parsed by `parser`."""
     run, results = compare(session, config, chosen)
     sys.stdout.write(summary(run, results))
     if chosen.report is not None:
@@ -49,7 +49,7 @@ def reconcile(session: SparkSession, config: Config, chosen: argparse.Namespace)
 def compare(
     session: SparkSession, config: Config, chosen: argparse.Namespace
 ) -> tuple[Reconciliation, list[TableResult]]:
-    """Compare the tables asked for, one after the other."""
+    """Compare the requested tables, one after the other."""
     source, target = chosen.source, spark_uri(chosen.target)
     lake = SourceLake(session, spark_uri(config.lake.uri), source)
     lake.require()
@@ -76,7 +76,7 @@ def compare(
 def _asked_for(
     point: SourcePoint, patterns: Sequence[str]
 ) -> tuple[list[Table], list[TableResult]]:
-    """Choose the tables; results for those that can't be captured. Raises ConfigError."""
+    """Return the requested tables, and results for those not capturable. Raises ConfigError."""
 
     def is_chosen(table: Table) -> bool:
         return not patterns or included(patterns, table.id.schema, table.id.name)
@@ -113,10 +113,10 @@ def _reached(
     def lake_late() -> TransientError:
         position = lake_position(config, source)
         return TransientError(
-            f"the lake of source {source} is at {position}, the source at {lsn}: not reached"
+            f"the lake of source {source} is at {position} and did not reach {lsn}"
             f" within {wait_s:g} s",
             reason="lake_behind",
-            remedy="is the daemon running? `ingestd status` tells; or give it longer: --wait",
+            remedy="check with `ingestd status` that the daemon runs, or wait longer: --wait",
         )
 
     await_found(lake_there, deadline, lake_late)
@@ -126,7 +126,7 @@ def _reached(
         return TransientError(
             f"the mirror in {target} has not reached epoch {around.through} within {wait_s:g} s",
             reason="mirror_behind",
-            remedy="is the mirror job running? or run it now: python -m spark_jobs.mirror"
+            remedy="check that the mirror job runs, or run it now: python -m spark_jobs.mirror"
             f" --source {source} --target {target} --once",
         )
 

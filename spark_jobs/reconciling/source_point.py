@@ -1,8 +1,8 @@
-"""A source at one point: its tables, and an exported snapshot that shows exactly what is below L.
+"""A source at a consistent point L: its tables, and an exported snapshot of that point.
 
 The snapshot is that of a temporary logical slot: it sees every transaction with commit_lsn < L and
-none with commit_lsn >= L (design section 8.9, way a). It costs a free slot and a walsender, and
-holds back the source's vacuum as long as it is open.
+none with commit_lsn >= L. It needs a free slot and a walsender, and it holds back vacuum on the
+source while it is open.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from spark_jobs.source.split_frame import SnapshotRows
 T = TypeVar("T")
 
 SLOT_LIMIT_S = 120.0
-"""How long the slot may wait for transactions that began before it."""
+"""How long creating the slot may wait for older transactions."""
 
 _Files = frozenset[tuple[int, int]]
 """A table's relations that hold rows, and the file of each."""
 
 
 class SourcePoint:
-    """Opens the point when entered, and lets it go at the end. Blocks; a thread does the I/O.
+    """Opens the point on entry and closes it on exit. Blocks; a thread does the I/O.
 
-    `known`: what the lake has of the tables. Only tables for which `wanted` is true are looked at.
-    Raises ConfigError (a source without replication), OperatorError, TransientError.
+    `known`: the tables that are registered in the lake. Raises ConfigError (a source without
+    replication), OperatorError, TransientError.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class SourcePoint:
 
     @property
     def lsn(self) -> Lsn:
-        """L: the snapshot sees what committed below it, and nothing else."""
+        """L: the snapshot sees everything that committed below it, and nothing else."""
         assert self._exported is not None
         return self._exported.point
 
@@ -96,15 +96,14 @@ class SourcePoint:
         return {table.id: table for table in self.coverage.tables}
 
     def rows(self, table: Table, split_bytes: int) -> SnapshotRows:
-        """Cut a table into splits of the snapshot. Raises TableError, TransientError."""
+        """Return a table's rows in the snapshot, in splits. Raises TableError, TransientError."""
         splits = self._run(self._splits(table, split_bytes))
         return SnapshotRows.of(self._source, self._settings, self._settings.kind, table, splits)
 
     def ensure_unreplaced(self, table: Table) -> None:
-        """See to it that what was read of the table is what was there at the point.
+        """Check that the rows read from the table were those at the point.
 
-        Who truncates a table, or rewrites it, empties it for older snapshots too. Raises
-        TableChangedError.
+        TRUNCATE and rewrites empty a table for older snapshots, too. Raises TableChangedError.
         """
         if self._run(self._files_of(table)) != self._files.get(table.id):
             raise TableChangedError(
@@ -114,7 +113,7 @@ class SourcePoint:
             )
 
     def close(self) -> None:
-        """Let the snapshot and its slot go. Twice is fine."""
+        """End the snapshot and its slot. May be called twice."""
         if not self._thread.is_alive():
             return
         exported, self._exported = self._exported, None
@@ -139,7 +138,7 @@ class SourcePoint:
         self.coverage = await self._connector.coverage(self._known)
         if self.coverage.faults:
             raise self.coverage.faults[0]
-        # Before the point: what is replaced between here and the end of reading shows.
+        # Before the point, so that a file replaced between here and the end of reading is detected.
         for table in self.coverage.tables:
             self._files[table.id] = await self._files_of(table)
         try:
@@ -147,7 +146,7 @@ class SourcePoint:
                 self._exported = await temporary_point(self._settings)
         except TimeoutError as error:
             raise TransientError(
-                f"{where}: no snapshot within {self._slot_limit_s:g} s: making its temporary slot"
+                f"{where}: no snapshot within {self._slot_limit_s:g} s: creating its temporary slot"
                 " waits for all transactions that began before",
                 reason="slot_waits",
                 remedy="end the oldest: SELECT pid, xact_start, state, query FROM "

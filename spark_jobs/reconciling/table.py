@@ -1,4 +1,4 @@
-"""Compares one table: the source at L, moved on to where the mirror is, against the mirror."""
+"""Compares one table: the source at L, rolled forward to the mirror's position, and the mirror."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from spark_jobs.source.split_frame import snapshot_frame, task_fault
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How tables are compared. `shown`: differences to show of each table."""
+    """Settings of comparisons. `shown`: the number of differences to show per table."""
 
     target: str
     report: str | None = None
@@ -79,7 +79,7 @@ class TableComparison:
         self._registry: Registry = lake.registry()
 
     def compare(self, table: Table) -> TableResult:
-        """Compare a table; what keeps it from being compared is in the result."""
+        """Return the comparison of a table, or the fault that prevents it."""
         try:
             return self._compare(table)
         except TableError as error:
@@ -107,12 +107,12 @@ class TableComparison:
         epoch, version = (None, None) if found is None else (found.epoch, found.version)
         return replace(result, epoch=epoch, mirror_version=version, note=note)
 
-    # --- what must be compared ---------------------------------------------------------------
+    # --- what is compared --------------------------------------------------------------------
 
     def _definition(self, table: Table) -> Definition:
         name = str(table.id)
         definition = self._registry.at(name, self._row.end_lsn)
-        # A quiet table's new columns may come to the mirror before its next change.
+        # The mirror may already have new columns of a table that has not changed since.
         brought_to, now = self._row.schemas.get(name), self._registry.at(name)
         if now is not None and now.schema_version == brought_to:
             definition = now
@@ -122,7 +122,7 @@ class TableComparison:
                 raise TableError(
                     table.id,
                     f"is stopped: {definition.reason}",
-                    remedy="ingestd check names what to do",
+                    remedy="run `ingestd check`, which shows the remedy",
                 )
             raise TableChangedError(
                 table.id, "is being read by the daemon", remedy="compare it when it is live"
@@ -130,7 +130,7 @@ class TableComparison:
         if brought_to is not None and definition.schema_version > brought_to:
             raise TableChangedError(
                 table.id,
-                "has columns that its mirror was not brought to yet",
+                "has columns that its mirror does not have yet",
                 remedy="compare it again after the mirror's next batch",
             )
         lake_names = {c.name: c.lake_name for c in table.columns}
@@ -138,7 +138,7 @@ class TableComparison:
         if identifying != set(definition.key):
             raise TableChangedError(
                 table.id,
-                "has another key or replica identity than the lake knows of yet",
+                "has a key or replica identity that the lake does not have yet",
                 remedy="compare it again",
             )
         return definition
@@ -151,14 +151,14 @@ class TableComparison:
         new = [c.name for c in table.columns if c.lake_name not in known]
         note = None
         if new:
-            note = f"not compared, because the lake has not heard of them yet: {', '.join(new)}"
+            note = f"not compared, because the lake does not have them yet: {', '.join(new)}"
         settings = self._settings
         return ComparedTable(compared, definition.key, settings.ranges, settings.with_values), note
 
     def _mirror(
         self, table: Table, comparison: ComparedTable
     ) -> tuple[MirrorVersion | None, DataFrame]:
-        """Return the newest version of the mirror, and its rows; none where there is no mirror."""
+        """Return the newest version of the mirror, and its rows; no rows without a mirror."""
         recorded = self._row.versions.get(str(table.id))
         if recorded is None:
             rows = snapshot_schema(self._session, comparison)
@@ -171,7 +171,7 @@ class TableComparison:
             raise TableError(
                 table.id,
                 f"its mirror {path} can't be read",
-                remedy="take the table's folder away and let the mirror job make it again",
+                remedy="remove the table's folder, and let the mirror job re-create it",
             ) from error
         return found, hashed(_conformed(table, rows, comparison), comparison)
 
@@ -230,16 +230,16 @@ class TableComparison:
         )
 
     def _ensure_whole_still(self, table: Table) -> None:
-        """Raise TableChangedError where a difference is what the daemon is about to mend."""
+        """Raise TableChangedError if the daemon is about to fix a difference by a re-read."""
         now = self._lake.registry().at(str(table.id))
         if now is None or not now.is_whole:
             raise TableChangedError(
-                table.id, "is being read anew by the daemon", remedy="compare it when it is live"
+                table.id, "is being re-read by the daemon", remedy="compare it when it is live"
             )
 
 
 def snapshot_schema(session: SparkSession, comparison: ComparedTable) -> DataFrame:
-    """Return no rows, of the compared columns and `_cdc_raw`."""
+    """Return an empty DataFrame with the compared columns and `_cdc_raw`."""
     nothing = session.range(0)
     columns = [f.lit(None).cast(kind).alias(name) for name, kind in comparison.columns]
     return nothing.select(*columns, f.lit(None).cast("map<string,string>").alias(RAW))
@@ -258,7 +258,7 @@ def _conformed(table: Table, rows: DataFrame, comparison: ComparedTable) -> Data
                 table.id,
                 f"column {name!r} of its mirror is {there[name].simpleString()}, in the lake"
                 f" {kind.simpleString()}",
-                remedy="take the table's folder away and let the mirror job make it again",
+                remedy="remove the table's folder, and let the mirror job re-create it",
             )
         columns.append(named(name))
     raw = named(RAW) if RAW in there else f.lit(None).cast("map<string,string>")

@@ -1,1 +1,1 @@
-"""The data source."""
+"""The Spark data source that reads tables from Postgres."""

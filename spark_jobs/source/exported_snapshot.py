@@ -1,29 +1,30 @@
-"""The one snapshot that all readers of a Spark query share, and when it ends.
+"""The snapshot that all readers of a Spark query share, and its lifetime.
 
-Spark plans a Python data source in a process that ends at once, keeps the partitions for as long as
-the DataFrame lives, and runs them any number of times: by every action again, twice where it sorts,
-partly where it shows some rows, never where it only explains. Nobody tells Python when a query
-ends. So a snapshot can't belong to the plan. It belongs to an execution:
+Spark plans a Python data source in a short-lived process, and keeps the partitions as long as the
+DataFrame lives. It runs them any number of times: again for every action, twice for a sort, partly
+to show some rows, never for an EXPLAIN. Python is not notified of the end of a query. So a snapshot
+can't belong to the plan. It belongs to an execution:
 
-- Planning registers a `ReadPlan` with a keeper, a process beside the driver's JVM
+- Planning registers a `ReadPlan` with a keeper, a process next to the driver's JVM
   (`spark_jobs.source.keeper`), and leaves nothing open in the database.
-- The first task of an execution (Spark tells each its number) has the keeper take a snapshot; all
-  other tasks of that execution get the same, whatever table they read: a join is of one point.
-- The table is cut under that snapshot, so a plan that runs later knows partitions, rewrites and
-  growth of the meantime.
-- While a task reads, it holds a lease: its connection to the keeper. The snapshot ends when
-  nobody has had a lease for `WHOLE_IDLE_S` and all partitions of the tables begun were read, else
-  after `PARTLY_IDLE_S` (a query that failed, or wanted some rows only); and at last after the
+- The first task of an execution (each task knows its execution's number) makes the keeper take a
+  snapshot. All other tasks of the execution share it, whatever table they read, so a join sees one
+  consistent point.
+- The table is split under that snapshot. So a plan that runs later sees the partitions, rewrites
+  and growth since planning.
+- A task that reads holds a lease: its connection to the keeper. The snapshot ends when there was no
+  lease for `WHOLE_IDLE_S` and all partitions of the tables in use were read. Otherwise it ends
+  after `PARTLY_IDLE_S` (a query failed, or needed only some rows), and at the latest after the
   option `snapshot_limit`.
-- A task that comes after that (its executor was lost late) gets an error, never another snapshot.
-- The keeper ends with the JVM. If it is killed, the server sees its connections close; if its
-  machine vanishes or it is frozen, the server ends the transaction itself, because nothing came for
-  `spark_jobs.source.read_plan.SERVER_PATIENCE_S`.
+- A task that comes later (because its executor was lost) gets an error, never another snapshot.
+- The keeper ends with the JVM. If it is killed, the server sees its connections close. If its
+  machine vanishes or freezes, the server ends the transaction after
+  `spark_jobs.source.read_plan.SERVER_PATIENCE_S` without a message.
 
-A table is locked (ACCESS SHARE) only while a task reads it: a lock for the whole query would make
-whoever alters the table wait, and everybody else behind him. No snapshot shields from TRUNCATE and
-rewrites, so after a task has read, and before Spark takes its word for it, the keeper looks whether
-the files are still those of the snapshot; if not, the query fails.
+A table is locked (ACCESS SHARE) only while a task reads it: a lock for the whole query would block
+an ALTER TABLE, and every session behind that. No snapshot protects against TRUNCATE and rewrites.
+So after a task has read, and before Spark accepts its result, the keeper checks that the files are
+still those of the snapshot; if not, the query fails.
 
 Source: PostgreSQL documentation, "Snapshot Synchronization Functions", "SET TRANSACTION", "Client
 Connection Defaults" (idle_in_transaction_session_timeout).
@@ -48,12 +49,12 @@ from spark_jobs.source.read_plan import ReadPlan, cut, ensure_described, export
 from spark_jobs.source.split_packing import Bins
 
 WHOLE_IDLE_S = 10.0
-"""After all was read: a sort reads its input twice, the second time at once."""
+"""After everything was read: a sort reads its input a second time, at once."""
 PARTLY_IDLE_S = 60.0
-"""With partitions left: their tasks may wait for cores that others have."""
+"""With partitions left: their tasks may wait for cores that other tasks use."""
 HEARTBEAT_S = 15.0
 
-# pg_class as the snapshot sees it, against the function, which sees the present.
+# pg_class as the snapshot sees it, compared with the function, which sees the present.
 _REPLACED = """
 WITH RECURSIVE tree AS (
   SELECT %s::oid AS oid
@@ -68,14 +69,14 @@ SELECT count(*) FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.oid
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """What a task reads: splits, in this order, under the snapshot that they name."""
+    """The splits that a task reads, in this order, under the snapshot that they name."""
 
     splits: Sequence[Split]
 
 
 @dataclass(slots=True)
 class _Begun:
-    """A table that an execution has begun to read: who reads what, and what is unread."""
+    """A table that an execution is reading: the splits per partition, and the unread partitions."""
 
     bins: Bins
     unread: set[int]
@@ -83,7 +84,7 @@ class _Begun:
 
 @dataclass(slots=True)
 class HeldSnapshot:
-    """A snapshot of one execution on one database. All methods from one event loop."""
+    """A snapshot of one execution on one database. Call all methods from one event loop."""
 
     dsn: str
     idle_s: float | None
@@ -98,7 +99,7 @@ class HeldSnapshot:
 
     @property
     def plans(self) -> Sequence[str]:
-        """The plans that were begun under it."""
+        """The plans that are read under the snapshot."""
         return tuple(self._begun)
 
     async def grant(self, plan_id: str, plan: ReadPlan, count: int, partition: int) -> Granted:
@@ -111,9 +112,9 @@ class HeldSnapshot:
         return Granted(begun.bins[partition])
 
     async def ensure_unreplaced(self, plan: ReadPlan) -> None:
-        """See to it that what was read until now was read from the snapshot's files.
+        """Check that all reads until now used the snapshot's files.
 
-        Raises TableChangedError, or TransientError if it can't be told any more.
+        Raises TableChangedError, or TransientError if that can't be determined any more.
         """
         table = plan.source.table
         async with self._turn:
@@ -133,14 +134,14 @@ class HeldSnapshot:
             )
 
     def released(self, plan_id: str, partition: int, *, is_read: bool) -> None:
-        """Take back a lease; `is_read`: the partition was read to its end."""
+        """End a lease. `is_read`: the partition was read to its end."""
         self.leases -= 1
         if is_read and plan_id in self._begun:
             self._begun[plan_id].unread.discard(partition)
         self._changed.set()
 
     async def until_over(self) -> None:
-        """Return when nobody wants it any more, or it is lost; the caller closes it then."""
+        """Return when the snapshot is no longer needed or is lost; the caller then closes it."""
         loop = asyncio.get_running_loop()
         idle_from = loop.time()
         ends_at = idle_from + self.limit_s
@@ -156,12 +157,12 @@ class HeldSnapshot:
                     idle_from = loop.time()
                 await self._beat()
         except psycopg.Error:
-            return  # whoever asks for it is told
+            return  # the next caller gets an error
         finally:
             self._is_over = True
 
     async def close(self) -> None:
-        """End the transaction. Twice is fine."""
+        """End the transaction. May be called twice."""
         connection, self._connection = self._connection, None
         if connection is not None:
             with contextlib.suppress(psycopg.Error):
@@ -180,7 +181,7 @@ class HeldSnapshot:
                 await self._changed.wait()
 
     async def _beat(self) -> None:
-        """Tell the server that we are there. Raises psycopg.Error if it is not."""
+        """Send the server a sign of life. Raises psycopg.Error if the connection is lost."""
         async with self._turn:
             if self._connection is not None:
                 await self._connection.execute("SELECT")
@@ -201,7 +202,7 @@ class HeldSnapshot:
 
 def _lost(table: TableId) -> TransientError:
     return TransientError(
-        f"table {table}: the snapshot that this query read is over",
+        f"table {table}: the snapshot that this query read has ended",
         reason="snapshot_gone",
         remedy="run the query again",
     )

@@ -50,9 +50,10 @@ _NEGATED: Mapping[Operator, Operator] = {
 
 
 def predicate_of(found: Filter, columns: Mapping[str, Column]) -> Predicate | None:
-    """Return the predicate that Postgres applies exactly as Spark would; None: Spark's own.
+    """Return the predicate that Postgres applies exactly as Spark would; None: left to Spark.
 
-    A filter stands at the top of a WHERE: null counts as false. `columns` by the lake's names.
+    The filter is a top-level condition of a WHERE, so null counts as false. `columns`: by the
+    lake's names.
     """
     predicate = _translated(found, columns)
     if predicate is None:
@@ -81,10 +82,10 @@ def _translated(found: Filter, columns: Mapping[str, Column]) -> Predicate | Non
 
 
 def _may_be_another(value: object) -> bool:
-    """Return whether Spark may have handed over another value than the query has.
+    """Return whether Spark may have passed a value that differs from the query's.
 
-    By the calendar that it uses for this the days from 1582-10-05 to 14 are not there, and become
-    the 15th. A day more on both sides is for zones.
+    The calendar that Spark uses here lacks the days from 1582-10-05 to 14, which become the 15th.
+    One more day on both sides allows for time zones.
     """
     day = value.date() if isinstance(value, datetime) else value
     return isinstance(day, date) and abs(day - _FIRST_GREGORIAN) <= timedelta(days=1)
@@ -96,7 +97,7 @@ def _comparison(name: str, inner: Filter, *, is_negated: bool) -> Predicate | No
     if operator is None or not isinstance(value, Value) or _may_be_another(value):
         return None
     if is_negated:
-        if isinstance(inner, EqualNullSafe):  # true for null: another matter
+        if isinstance(inner, EqualNullSafe):  # true for null, unlike `<>`
             return None
         operator = _NEGATED[operator]
     return ColumnPredicate(name, operator, value)

@@ -1,8 +1,8 @@
-"""The process beside a Spark driver that holds its queries' snapshots.
+"""The process next to a Spark driver that holds its queries' snapshots.
 
-``python -m spark_jobs.source.keeper HOST JVM_PID [FILE...]`` prints port and token, and ends with
-that process; then it removes the files, which tell where it was. See
-`spark_jobs.source.exported_snapshot` for what it does, and why.
+``python -m spark_jobs.source.keeper HOST JVM_PID [FILE...]`` prints its port and token, and ends
+when that process ends. It then removes the files, which contained its address. See
+`spark_jobs.source.exported_snapshot` for its purpose.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from spark_jobs.source.keeper_protocol import (
 from spark_jobs.source.read_plan import ReadPlan, count_partitions, source_error
 
 KNOWN_PLANS = 1000
-"""A plan has the description of its table: some kB."""
+"""A plan contains the description of its table: a few kB."""
 KNOWN_OVER = 10_000
-"""Executions that are over."""
+"""Number of ended executions to remember."""
 _WATCH_S = 1.0
 
 
 class SnapshotKeeper:
-    """Plans and the snapshots of their executions. All methods from one event loop."""
+    """Plans, and the snapshots of their executions. Call all methods from one event loop."""
 
     def __init__(self) -> None:
         self._plans: OrderedDict[str, tuple[ReadPlan, str, int]] = OrderedDict()
@@ -51,7 +51,7 @@ class SnapshotKeeper:
         self._filtered = FilteredLoads()
 
     async def plan(self, plan: ReadPlan) -> tuple[str, int]:
-        """Take a plan; give its id and the number of its partitions."""
+        """Store a plan; return its id and the number of its partitions. Raises IngestdError."""
         self._filtered.planned(plan)
         dsn = plan.source.settings.dsn.get_secret_value()  # type: ignore[attr-defined] # all kinds
         try:
@@ -67,14 +67,14 @@ class SnapshotKeeper:
     async def lease(
         self, plan_id: str, execution: str | None, partition: int
     ) -> tuple[HeldSnapshot, Any]:
-        """Return the execution's snapshot, and what the partition reads; to be `released`.
+        """Return the execution's snapshot, and what the partition reads; must be `released`.
 
-        An execution without a number (a DataFrame's `rdd`) is one with its plan. Raises
+        An execution without a number (a DataFrame's `rdd`) is identified by its plan. Raises
         IngestdError.
         """
         if plan_id not in self._plans:
             raise OperatorError(
-                "this DataFrame was planned by a keeper of snapshots that is gone",
+                "this DataFrame was planned by a keeper of snapshots that has ended",
                 remedy="load() the table again",
             )
         plan, dsn, count = self._plans[plan_id]
@@ -96,7 +96,7 @@ class SnapshotKeeper:
             raise
 
     async def checked(self, held: HeldSnapshot, plan_id: str) -> dict[str, Any]:
-        """Say that what a task has read was the snapshot's. Raises IngestdError."""
+        """Check that a task has read from the snapshot's files. Raises IngestdError."""
         plan, _, _ = self._plans[plan_id]
         await held.ensure_unreplaced(plan)
         return {}
@@ -118,12 +118,12 @@ def _over(plan: ReadPlan, *, is_numbered: bool) -> IngestdError:
     if not is_numbered:
         return OperatorError(
             f"table {table}: read outside of an SQL execution of Spark's (df.rdd), whose snapshot "
-            "is over",
+            "has ended",
             remedy="load() the table again, or raise the option snapshot_idle",
         )
     return TransientError(
-        f"table {table}: the snapshot that this query read is over, and a part of the table is to "
-        "be read again or late",
+        f"table {table}: the snapshot that this query read has ended, but a part of the table "
+        "is read again or late",
         reason="snapshot_gone",
         remedy="run the query again; if it waits long between its parts, raise the option "
         "snapshot_idle (or snapshot_limit)",
@@ -169,7 +169,7 @@ class KeeperServer:
             if request is not None:
                 await self._answer(request, line)
         except (OSError, ValueError):
-            pass  # it went, or is none of ours
+            pass  # the peer left, or is not ours
         finally:
             writer.close()
             with contextlib.suppress(OSError):
@@ -251,7 +251,7 @@ async def _main(host: str, pid: int) -> None:
     port = server.sockets[0].getsockname()[1]
     sys.stdout.write(json.dumps({"port": port, "token": token}) + "\n")
     sys.stdout.flush()
-    # Nobody reads on: a full pipe must never stop it.
+    # The starter reads only one line: a full pipe must never block this process.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     await _ended(pid)
 

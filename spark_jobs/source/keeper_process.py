@@ -1,7 +1,7 @@
-"""Finds the keeper of this Spark driver's snapshots, or starts it.
+"""Finds or starts the keeper of this Spark driver's snapshots.
 
-One for a JVM: Spark's planning processes come and go, and have other parents each. Where it listens
-is written to a file that only this user can read, named after the JVM.
+There is one keeper per JVM: Spark's planning processes are short-lived and have different parents.
+Its address is in a file named after the JVM, which only this user can read.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from spark_jobs.source.lease import is_there
 
 _START_LIMIT_S = 60.0
 _ANY_PORT = 5432
-"""Nothing is sent: only a route is looked up."""
+"""No data is sent: the port is only needed to look up a route."""
 
 
 def keeper_of(jvm_pid: int, host: str) -> KeeperAddress:
-    """Return the keeper of the process `jvm_pid` that listens on `host`; start it if there is none.
+    """Return the keeper of the process `jvm_pid` that listens on `host`; start it if necessary.
 
     Raises OperatorError if it does not start.
     """
@@ -49,16 +49,16 @@ def keeper_of(jvm_pid: int, host: str) -> KeeperAddress:
 
 
 def jvm_pid() -> int:
-    """Return the pid of the JVM that this Python worker works for: its parent, or the daemon's."""
+    """Return the pid of this Python worker's JVM: its parent, or the parent of pyspark's daemon."""
     parent = os.getppid()
     return _parent(parent) if "pyspark.daemon" in _command(parent) else parent
 
 
 def listening_host(dsn: str) -> str:
-    """Return the address of this machine that executors reach it by.
+    """Return the address of this machine at which executors can reach it.
 
-    What Spark was told (SPARK_LOCAL_IP, or by its operator for Kubernetes), else the one that the
-    way to the source goes out of: executors have to get there too.
+    That is the address set for Spark (SPARK_LOCAL_IP, or by its operator for Kubernetes), else the
+    local address of the route to the source, which executors must reach, too.
     """
     for name in ("SPARK_LOCAL_IP", "SPARK_DRIVER_BIND_ADDRESS"):
         if os.environ.get(name):
@@ -78,7 +78,7 @@ def listening_host(dsn: str) -> str:
 
 
 def _import_path() -> list[str]:
-    """Return where this driver imports from, but for the directory that it was started in."""
+    """Return this driver's import path, without the directory that it was started in."""
     own = str(Path(__file__).parents[2])
     here = str(Path.cwd())
     found = (path for path in sys.path if Path(path).is_absolute())
@@ -88,7 +88,7 @@ def _import_path() -> list[str]:
 def _start(jvm_pid: int, host: str, *files: Path) -> KeeperAddress:
     command = python_command("-m", "spark_jobs.source.keeper", host, str(jvm_pid))
     command += map(str, files)
-    # A session of its own: a Ctrl-C at the driver is not meant for it.
+    # In a separate session: a Ctrl-C at the driver must not end it.
     process = subprocess.Popen(  # noqa: S603 - this Python, our module
         command,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(_import_path())},
@@ -105,8 +105,8 @@ def _start(jvm_pid: int, host: str, *files: Path) -> KeeperAddress:
         process.wait(_START_LIMIT_S)
         raise OperatorError(
             f"the keeper of snapshots did not start on {host} (exit code {process.returncode})",
-            remedy="see what `python -m spark_jobs.source.keeper HOST PID` says on the driver's "
-            "machine; the option keeper_host names another address of it",
+            remedy="run `python -m spark_jobs.source.keeper HOST PID` to see why, on the driver's "
+            "machine; set another address of it with the option keeper_host",
         )
     return KeeperAddress(host, **json.loads(line))
 
@@ -138,12 +138,12 @@ def _command(pid: int) -> str:
 
 def _parent(pid: int) -> int:
     status = _told(pid, "stat", "ppid")
-    # The name in parentheses may have blanks; state and parent follow it.
+    # The name in parentheses may contain blanks; state and parent follow it.
     return int(status.rpartition(")")[2].split()[1] if ")" in status else status)
 
 
 def _started(pid: int) -> str:
-    """Tell processes apart that had the same pid one after the other."""
+    """Return the start time of a process, to distinguish processes that reuse a pid."""
     status = _told(pid, "stat", "lstart")
     if ")" in status:
         return status.rpartition(")")[2].split()[19]
@@ -151,7 +151,7 @@ def _started(pid: int) -> str:
 
 
 def _told(pid: int, file: str, column: str) -> str:
-    """Return what /proc says of a process, or ps where there is none."""
+    """Return a field of a process from /proc, or from ps if /proc does not exist."""
     path = Path(f"/proc/{pid}/{file}")
     if path.exists():
         return path.read_text(errors="replace")

@@ -1,10 +1,10 @@
-"""How readers and the keeper of their snapshots talk: lines of JSON over TCP.
+"""The protocol between readers and the keeper of their snapshots: lines of JSON over TCP.
 
-Each side says a nonce; every line after that carries an HMAC by the token that only this Spark
-application's processes have (`Talk`). The keeper's first is its greeting: a plan, with its DSN, is
-told to nobody else. Tables go as pickles, in both directions; none is loaded before its line is
-verified. One connection, one request; for a lease the connection stays open. What is said is
-signed, not hidden.
+Each side sends a nonce. Every later line carries an HMAC with the token, which only processes of
+this Spark application have (`Talk`). The keeper's first line is its greeting: before that, a reader
+sends no plan, which contains a DSN. Tables are sent as pickles in both directions; a pickle is
+loaded only after its line is verified. A connection carries one request; for a lease it stays open.
+Messages are signed, not encrypted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_LINE_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class KeeperAddress:
-    """Where the keeper listens, and what it knows its own by."""
+    """Where the keeper listens, and the token that authenticates both sides."""
 
     host: str
     port: int
@@ -33,10 +33,10 @@ class KeeperAddress:
 
 
 class Talk:
-    """One connection as one of its sides has it: all that is said is signed, what is heard checked.
+    """One side of a connection: signs the lines it sends, and verifies those it receives.
 
-    `nonces`: the reader's and the keeper's, so that nothing can be told again on another
-    connection; who says it and how many lines before it are signed too.
+    `nonces`: the reader's and the keeper's, so that no line can be replayed on another connection.
+    The signature also covers the sender and the number of lines before it.
     """
 
     def __init__(self, token: str, nonces: tuple[str, str], *, is_keeper: bool) -> None:
@@ -46,14 +46,14 @@ class Talk:
         self._said = self._heard = 0
 
     def line(self, value: dict[str, Any]) -> bytes:
-        """Write the next line of this side."""
+        """Return this side's next line."""
         text = json.dumps(value)
         mark = self._mark(text, self._said, is_keeper=self._is_keeper)
         self._said += 1
         return f"{mark} {text}\n".encode()
 
     def heard(self, line: bytes) -> dict[str, Any] | None:
-        """Read the other side's next line; None if it is not from one of ours."""
+        """Return the peer's next message; None if its signature is wrong."""
         mark, _, text = line.decode(errors="replace").rstrip("\n").partition(" ")
         expected = self._mark(text, self._heard, is_keeper=not self._is_keeper)
         self._heard += 1
@@ -73,23 +73,23 @@ def new_nonce() -> str:
 
 
 def to_text(value: object) -> str:
-    """Pickle, for a line."""
+    """Return a value as a pickle, encoded for a line."""
     return base64.b64encode(pickle.dumps(value)).decode()
 
 
 def from_text(text: str) -> Any:  # noqa: ANN401 - whatever was written
-    """Return what was pickled, of a line that was verified."""
+    """Return the value of a pickle from a verified line."""
     return pickle.loads(base64.b64decode(text))  # noqa: S301 - see the module's docstring
 
 
 def failure(error: IngestdError) -> dict[str, Any]:
-    """Write an error as an answer."""
+    """Return an error as an answer."""
     reason = error.reason if isinstance(error, TransientError) else None
     return {"failed": error.what, "remedy": error.remedy, "reason": reason}
 
 
 def raise_failure(answer: dict[str, Any]) -> None:
-    """Raise what the keeper answered, if it is an error."""
+    """Raise the keeper's answer if it is an error."""
     if "failed" not in answer:
         return
     if answer["reason"] is not None:

@@ -1,4 +1,4 @@
-"""What planning and tasks ask of the keeper of snapshots. Blocking; any process may ask."""
+"""Requests from planning and tasks to the keeper of snapshots. Blocking; from any process."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from spark_jobs.source.read_plan import ReadPlan
 
 CONNECT_LIMIT_S = 10.0
 ANSWER_LIMIT_S = 120.0
-"""A snapshot waits for a table that someone alters."""
+"""A snapshot may wait for a table that is being altered."""
 
 
 class Lease:
-    """A partition being read. `granted`: what to read; `finish` when all of it was."""
+    """A partition being read. `granted`: what to read; call `finish` after that."""
 
     def __init__(self, line: _LeaseConnection, granted: Granted) -> None:
         self._line = line
         self.granted = granted
 
     def finish(self) -> None:
-        """Say that all was read that was wanted. Raises IngestdError if it does not count."""
+        """Report that everything needed was read. Raises IngestdError if the result is void."""
         self._line.say({"asks": "read"})
         raise_failure(self._line.answer())
 
 
 def register(keeper: KeeperAddress, plan: ReadPlan) -> tuple[str, int]:
-    """Have a plan kept; give its id and the number of its partitions. Raises IngestdError."""
+    """Register a plan; return its id and number of partitions. Raises IngestdError."""
     with _asked(keeper, {"asks": "plan", "plan": to_text(plan)}) as (_, answer):
         return answer["plan"], answer["count"]
 
@@ -61,7 +61,7 @@ def leased(
 
 
 def is_there(keeper: KeeperAddress) -> bool:
-    """Return whether the keeper answers, and is ours."""
+    """Return whether the keeper answers and is this application's."""
     try:
         with _asked(keeper, {"asks": "there"}):
             return True
@@ -70,7 +70,7 @@ def is_there(keeper: KeeperAddress) -> bool:
 
 
 class _LeaseConnection:
-    """A connection to the keeper. Raises TransientError when it goes."""
+    """A connection to the keeper. Raises TransientError when it is lost."""
 
     def __init__(
         self, connection: socket.socket, file: io.BufferedReader, token: str, where: str
@@ -90,7 +90,7 @@ class _LeaseConnection:
     def answer(self) -> dict[str, Any]:
         found = self._talk.heard(self._read())
         if found is None:
-            raise _unreachable(self._where, "what answers there is not the keeper")
+            raise _unreachable(self._where, "the server there is not the keeper")
         return found
 
     def _read(self) -> bytes:
@@ -130,9 +130,9 @@ def _asked(
 
 def _unreachable(where: str, error: object) -> TransientError:
     return TransientError(
-        f"the keeper of this query's snapshot, on the driver's machine at {where}, can't be asked: "
+        f"the keeper of this query's snapshot, on the driver's machine at {where}, is unreachable: "
         f"{error}",
         reason="keeper_unreachable",
         remedy="executors must reach the driver there (the option keeper_host names another "
-        "address of it); if the driver was started anew, load() the table again",
+        "address of it); if the driver was restarted, load() the table again",
     )

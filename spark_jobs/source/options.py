@@ -18,13 +18,13 @@ FORMAT = "ingestd"
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What must be read, and how.
+    """The table to read, and how.
 
-    `config`: a config file that the driver can read; `source`, `table`: of it. `columns`: only
-    these, by the lake's names. `where`: a condition that Postgres applies, in its SQL. `limit`: not
-    more rows than these, whichever they are. `partitions`: how many; without it as many as
-    `split_bytes` of the table need. `resumable`: cut by the key, not by blocks. `raw`: with
-    `_cdc_raw`. `pushdown`: take filters from Spark (see `spark_jobs.datasource`). `snapshot_idle`,
+    `config`: a config file that the driver can read; `source`, `table`: in that config. `columns`:
+    only these, by the lake's names. `where`: an SQL condition that Postgres applies. `limit`: at
+    most this many rows, in no particular order. `partitions`: their number; by default as many as
+    `split_bytes` requires. `resumable`: split by the key, not by blocks. `raw`: with `_cdc_raw`.
+    `pushdown`: accept filters from Spark (see `spark_jobs.datasource`). `snapshot_idle`,
     `snapshot_limit` (seconds), `keeper_host`: see `spark_jobs.source.exported_snapshot`.
     """
 
@@ -45,10 +45,10 @@ class SourceOptions:
 
 
 def parse_options(options: Mapping[str, str]) -> SourceOptions:
-    """Read what Spark hands over: names in lower case, values as texts.
+    """Return the options that Spark passes: names in lower case, values as texts.
 
-    Raises ConfigError: unknown option (with the nearest), value that can't be read, or one of
-    `config`, `source` and `table` missing.
+    Raises ConfigError for an unknown option (with the nearest name), an invalid value, or if one
+    of `config`, `source` and `table` is missing.
     """
     known = [field.name for field in fields(SourceOptions)]
     found: dict[str, Any] = {}
@@ -71,9 +71,9 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
 
 def _unknown(name: str, known: list[str]) -> tuple[str]:
     if name == "path":
-        return ("load() takes no path here: name the table by the option `table`",)
+        return ("load() accepts no path here: name the table with the option `table`",)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"
+    hint = f"; did you mean {near[0]!r}?" if near else f"; the options are {', '.join(known)}"
     return (f"option {name}: there is no such option{hint}",)
 
 
@@ -103,7 +103,7 @@ def _limit(text: str) -> int:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """Read ``a,b``, or a JSON array for names with commas or blanks around."""
+    """Return the names in ``a,b``, or in a JSON array (for commas or blanks in names)."""
     if text.lstrip().startswith("["):
         try:
             names = json.loads(text)
@@ -116,14 +116,14 @@ def _names(text: str) -> tuple[str, ...]:
         msg = 'write names, like "id,note", or a JSON array of them'
         raise ValueError(msg)
     if len(set(names)) != len(names):
-        msg = "a name comes twice"
+        msg = "a name appears twice"
         raise ValueError(msg)
     return tuple(names)
 
 
 def _condition(text: str) -> str:
     if not text.strip():
-        msg = "is empty; write it as after WHERE in SQL"
+        msg = "is empty; write an SQL condition, as after WHERE"
         raise ValueError(msg)
     return text
 

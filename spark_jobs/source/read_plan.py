@@ -1,6 +1,6 @@
-"""How a table must be read by tasks, and the transaction whose snapshot they read.
+"""The plan by which tasks read a table, and the transaction that exports their snapshot.
 
-See `spark_jobs.source.exported_snapshot` for who holds it.
+See `spark_jobs.source.exported_snapshot` for the lifetime of the snapshot.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from spark_jobs.source.split_packing import Bins, packed
 from spark_jobs.source.table import SourceTable
 
 SERVER_PATIENCE_S = 60
-"""After so long silently the server ends the transaction."""
+"""The server ends the transaction after this long without a message."""
 _WHOLE_BYTES = 1 << 62
 
 _COLUMNS = """
@@ -35,10 +35,10 @@ SELECT a.attname::text, a.atttypid::int8, a.atttypmod FROM pg_catalog.pg_attribu
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """How a table must be read: planned once, executed any number of times. Picklable.
+    """A plan to read a table: made once, executed any number of times. Picklable.
 
-    `partitions`: how many, None for as many as `split_bytes` asks for. `idle_s`: None for the
-    defaults above. `load`: which `load()` it is of; `filters`: names those that Spark handed over,
+    `partitions`: their number; None for as many as `split_bytes` requires. `idle_s`: None for the
+    defaults. `load`: the `load()` that it belongs to; `filters`: an identifier of Spark's filters,
     empty without any.
     """
 
@@ -53,7 +53,7 @@ class ReadPlan:
 
 
 async def export(dsn: str) -> tuple[AsyncConnection[Any], str]:
-    """Begin a transaction; give it with its snapshot's name. Raises psycopg.Error."""
+    """Begin a transaction; return it and its snapshot's name. Raises psycopg.Error."""
     connection = await connect(dsn, autocommit=False)
     try:
         await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -70,10 +70,10 @@ async def export(dsn: str) -> tuple[AsyncConnection[Any], str]:
 
 
 async def cut(plan: ReadPlan, connection: AsyncConnection[Any], snapshot: str, count: int) -> Bins:
-    """Cut the plan's table as the snapshot has it, for `count` readers.
+    """Split the plan's table under the snapshot, for `count` readers.
 
-    By blocks on the connection that has the snapshot: making others takes longer than cutting. A
-    fault leaves the transaction as it was. Raises psycopg.Error, IngestdError.
+    Splits by blocks use the snapshot's own connection: opening another takes longer than
+    splitting. A fault does not end the transaction. Raises psycopg.Error, IngestdError.
     """
     table = plan.source.table
 
@@ -96,7 +96,7 @@ async def cut(plan: ReadPlan, connection: AsyncConnection[Any], snapshot: str, c
 
 
 async def count_partitions(plan: ReadPlan, dsn: str) -> int:
-    """Say how many readers the plan is for, by the table's present size; leaves nothing open."""
+    """Return the number of readers for the table's present size. Leaves nothing open."""
     if plan.partitions is not None:
         return plan.partitions
     table = plan.source.table
@@ -110,9 +110,9 @@ async def count_partitions(plan: ReadPlan, dsn: str) -> int:
 
 
 async def ensure_described(connection: AsyncConnection[Any], table: Table) -> None:
-    """See to it that the columns are those that `load()` found. Raises TableChangedError.
+    """Check that the columns are those that `load()` found. Raises TableChangedError.
 
-    A column that came since is none of this DataFrame's.
+    Columns added since then are ignored.
     """
     cursor = await connection.execute(_COLUMNS, (table.oid, table.id.schema, table.id.name))
     found = {name: (type_oid, typmod) for name, type_oid, typmod in await cursor.fetchall()}
@@ -120,11 +120,11 @@ async def ensure_described(connection: AsyncConnection[Any], table: Table) -> No
         if found.get(column.name) != (column.type_oid, column.typmod):
             raise TableChangedError(
                 table.id,
-                f"column {column.name!r} is gone or another than when the table was loaded",
+                f"column {column.name!r} was dropped or changed after the table was loaded",
                 remedy="load() the table again",
             )
 
 
 def source_error(error: psycopg.Error, plan: ReadPlan, dsn: str) -> Exception:
-    """Say what it means that the plan's source can't be asked."""
+    """Return the error for a source that can't be reached."""
     return classify(error, f"source {plan.source.source}", dsn)

@@ -1,4 +1,4 @@
-"""Lake types as Spark and its Arrow reader have them."""
+"""Lake types as types of Spark and of its Arrow reader."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def spark_type(arrow: pa.DataType) -> DataType:
 
 
 def spark_schema(table: Table, columns: Sequence[str] | None, *, raw: bool) -> StructType:
-    """Return the schema of a table's rows; `columns` by the lake's names, None for all.
+    """Return the schema of a table's rows. `columns`: by the lake's names, None for all.
 
-    Raises ConfigError for a column that the table has not.
+    Raises ConfigError for a column that the table does not have.
     """
     there = {c.lake_name: c for c in table.columns}
     names = list(there) if columns is None else [c for c in columns if c != RAW]
@@ -87,9 +87,9 @@ def spark_schema(table: Table, columns: Sequence[str] | None, *, raw: bool) -> S
 
 
 def chosen(schema: StructType, table: Table) -> tuple[list[Column], bool]:
-    """Return the table's columns that are asked for by a schema, and whether `_cdc_raw` is.
+    """Return the table's columns in a schema, and whether the schema has `_cdc_raw`.
 
-    Raises ConfigError where it asks for what the table has not, or for another type.
+    Raises ConfigError for a column that the table does not have, or has with another type.
     """
     there = {c.lake_name: c for c in table.columns}
     columns: list[Column] = []
@@ -108,7 +108,7 @@ def chosen(schema: StructType, table: Table) -> tuple[list[Column], bool]:
             raise ConfigError(
                 f"schema: column {field.name!r} of table {table.id} is "
                 f"{kind.simpleString()}, not {field.dataType.simpleString()}",
-                remedy="leave the schema out and cast in Spark, or choose the type by `types` in "
+                remedy="omit the schema and cast in Spark, or choose the type by `types` in "
                 "the config",
             )
         if column is None:
@@ -119,14 +119,14 @@ def chosen(schema: StructType, table: Table) -> tuple[list[Column], bool]:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the Arrow schema that Spark's reader takes batches with, and no other."""
+    """Return the only Arrow schema with which Spark's reader accepts batches."""
     return cast("pa.Schema", to_arrow_schema(schema, timezone="UTC"))
 
 
 def as_spark_takes(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
     """Return a batch's columns in the order and with the field names of `target`.
 
-    Values stay where they are: only names inside of nested types differ.
+    Values are not copied: only names inside nested types differ.
     """
     columns = [
         column if column.type.equals(field.type) else column.cast(field.type)

@@ -1,4 +1,4 @@
-"""Batches of a page source for a reader that blocks: the next ones are read meanwhile."""
+"""Batches of a page source for a blocking reader; the next ones are read ahead."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import pyarrow as pa
 from ingestd.ports import PageSource
 
 BATCHES_AHEAD = 2
-"""Each has some MB."""
+"""Each has a few MB."""
 
 Sources = Callable[[], Iterator[PageSource]]
 
 
 class _End:
-    """After the last batch, or for the error that came instead of it."""
+    """The end of the batches: an error, or None after the last one."""
 
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
 
 
 def batches_of(sources: Sources) -> Generator[pa.RecordBatch, None, None]:
-    """Yield the batches of these sources, one after the other, which a thread reads.
+    """Yield the batches of these sources in order, read by a thread.
 
-    Closing the iterator stops the reading and closes the source. Raises what the sources raise.
+    Closing the iterator stops reading and closes the source. Raises the sources' errors.
     """
     reading = _Reading(sources)
     try:
@@ -44,7 +44,7 @@ def batches_of(sources: Sources) -> Generator[pa.RecordBatch, None, None]:
 
 
 class _Reading:
-    """A thread with an event loop that reads ahead of its user."""
+    """A thread with an event loop that reads ahead of its consumer."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
@@ -57,15 +57,15 @@ class _Reading:
         self._is_ready.wait()
 
     def next(self) -> pa.RecordBatch | _End:
-        """Return the next item. Not after an end."""
+        """Return the next item. Must not be called after an end."""
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(self._items.get(), self._loop).result()
 
     def close(self) -> None:
-        """Stop reading. Twice is fine."""
+        """Stop reading. May be called twice."""
         loop, task = self._loop, self._task
         if loop is not None and task is not None and self._thread.is_alive():
-            with contextlib.suppress(RuntimeError):  # the loop ended this moment
+            with contextlib.suppress(RuntimeError):  # the loop has just ended
                 loop.call_soon_threadsafe(task.cancel)
         self._thread.join()
 
@@ -82,10 +82,10 @@ class _Reading:
             await self._read()
         except asyncio.CancelledError:
             raise
-        except Exception as error:  # noqa: BLE001 - the user's thread raises it
+        except Exception as error:  # noqa: BLE001 - the consumer's thread raises it
             end = _End(error)
         await self._items.put(end)
-        await asyncio.Event().wait()  # the user takes the end from this loop, and closes
+        await asyncio.Event().wait()  # keep the loop until the consumer closes
 
     async def _read(self) -> None:
         for source in self._sources():

@@ -1,8 +1,8 @@
-"""A table's rows at a snapshot that the driver holds, as a DataFrame: executors read its splits.
+"""A table's rows in a snapshot held by the driver, as a DataFrame; executors read its splits.
 
-A Python data source of its own for each table (Spark Connect has no RDDs, and its Arrow functions
-want pandas). The splits, and with them the DSN and keys of masks, travel in the pickled class: they
-are in no option, plan or message.
+Each table is a separate Python data source, because Spark Connect has no RDDs and its Arrow
+functions need pandas. The splits, with the DSN and the keys of masks, are in the pickled class: no
+option, plan or message contains them.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _FAULT = re.compile(re.escape(_MARK) + r"(\{.*?\})(?:$|\n|\\n)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SnapshotRows:
-    """What executors need to read a table: picklable, with the DSN in it, so never shown.
+    """What executors need to read a table. Picklable; contains the DSN, so `repr` hides it.
 
-    `columns`: by the source's names. `splits` have no table of their own: it is `table`.
+    `columns`: by the source's names. The splits have no table: use `table`.
     """
 
     source: str
@@ -55,7 +55,7 @@ class SnapshotRows:
     def of(
         cls, source: str, settings: BaseModel, kind: str, table: Table, splits: Sequence[Split]
     ) -> SnapshotRows:
-        """Return the rows of these splits, all columns."""
+        """Return all columns of the rows in these splits."""
         names = tuple(c.name for c in table.columns)
         bare = replace(table, columns=(), key=(), before=())
         parts = tuple(replace(split, table=bare) for split in splits)
@@ -72,9 +72,9 @@ class SnapshotRows:
 
 
 def snapshot_frame(session: SparkSession, rows: SnapshotRows) -> DataFrame:
-    """Return the rows: each action reads them again, which can be done while the snapshot is held.
+    """Return the rows. Every action reads them again, as long as the snapshot is held.
 
-    Errors of tasks come as Spark's own: `task_fault` has what was raised there.
+    Errors in tasks come as Spark's own: `task_fault` returns the original error.
     """
     name = f"ingestd_snapshot_{rows.table.oid}"
 
@@ -96,20 +96,20 @@ def snapshot_frame(session: SparkSession, rows: SnapshotRows) -> DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class SplitNumber(InputPartition):
-    """A task's split, by its number."""
+    """The number of a task's split."""
 
     number: int
 
 
 class SplitReader(DataSourceReader):
-    """Reads splits by COPY; Arrow batches are handed through."""
+    """Reads splits by COPY, and passes Arrow batches through."""
 
     def __init__(self, rows: SnapshotRows, schema: StructType) -> None:
         self._rows = rows
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One for each split."""
+        """Return one partition per split."""
         return [SplitNumber(number) for number in range(len(self._rows.splits))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -133,7 +133,7 @@ class SplitReader(DataSourceReader):
 
 
 class TaskFaultError(Exception):
-    """An IngestdError in a task, written so that the driver can tell it from Spark's text."""
+    """An IngestdError in a task, in a form that the driver finds in Spark's text."""
 
     def __init__(self, error: IngestdError) -> None:
         told = {
@@ -147,11 +147,11 @@ class TaskFaultError(Exception):
 
 
 _KINDS = (TransientError, TableChangedError, TableError, OperatorError, IngestdError)
-"""From special to general."""
+"""From specific to general."""
 
 
 def task_fault(error: BaseException) -> IngestdError | None:
-    """Give the IngestdError that a Spark job failed with in a task, None if it was another one."""
+    """Return the IngestdError that made a Spark task fail; None for any other error."""
     found = _FAULT.search(str(error))
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""Packs splits into a given number of partitions of about the same size."""
+"""Packs splits into a given number of partitions of similar size."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from ingestd.ports import Split
 
 Bins = tuple[tuple[Split, ...], ...]
-"""What each partition reads; some may read nothing."""
+"""The splits of each partition; a partition may have none."""
 
 
 def packed(splits: Sequence[Split], count: int) -> Bins:
-    """Return `count` bins that have every split once: the largest first, each to the emptiest.
+    """Return `count` bins that share the splits: the largest first, each to the emptiest bin.
 
-    Splits of a bin stay in their order, so that blocks are read as they lie.
+    The splits of a bin stay in order, so that blocks are read sequentially.
     """
     bins: list[list[int]] = [[] for _ in range(count)]
     sizes = [0] * count
     for number in sorted(range(len(splits)), key=lambda n: -splits[n].estimated_bytes):
-        # Not all to the first one while sizes are 0: a table that was never vacuumed tells none.
+        # A table that was never vacuumed has sizes of 0: don't put all splits into the first bin.
         emptiest = min(range(count), key=lambda b: (sizes[b], len(bins[b])))
         bins[emptiest].append(number)
         sizes[emptiest] += splits[number].estimated_bytes

@@ -1,4 +1,4 @@
-"""Finds the table that must be read, as the config has it."""
+"""Finds the table to read, with its settings in the config."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from spark_jobs.source.options import SourceOptions
 
 APPLICATION_NAME = "ingestd spark"
 READER_BYTES = 64 << 20
-"""What a task reads ahead with; a row may have `ingestd.model.row_limit.READING_PART` times it."""
+"""Memory for a task's read-ahead; a row may have `ingestd.model.row_limit.READING_PART` of it."""
 _WATCHED = {
     "tcp_keepalives_idle": 30,
     "tcp_keepalives_interval": 10,
     "tcp_keepalives_count": 3,
     "tcp_user_timeout": 60_000,
 }
-"""Settings of the server's side. Not for sockets of one machine, which tell at once."""
+"""Settings of the server's side. Unix sockets don't need them: they report a dead peer at once."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SourceTable:
-    """A table and its source, for another process: picklable, with the DSN in it, so never shown.
+    """A table and its source, for another process. Picklable; contains the DSN, so `repr` hides it.
 
-    `table` has the condition that was asked for in its row filter.
+    The row filter of `table` includes the requested condition.
     """
 
     source: str
@@ -46,7 +46,7 @@ class SourceTable:
     table: Table
 
     def connector(self) -> Connector:
-        """Make a connector, to be closed."""
+        """Return a new connector, which the caller closes."""
         return FACTORIES[self.kind].create(self.source, self.settings, memory_bytes=READER_BYTES)
 
     def __repr__(self) -> str:
@@ -54,16 +54,16 @@ class SourceTable:
 
 
 async def find_table(options: SourceOptions) -> SourceTable:
-    """Read the config and ask the source for the table; columns are left out and masked as it says.
+    """Return the table, read from the source's catalog, with columns omitted and masked by config.
 
-    A table that can't be captured, but read, will do. Raises ConfigError, OperatorError,
+    A table that can be read but not captured is accepted. Raises ConfigError, OperatorError,
     TransientError, TableError.
     """
     settings = _settings(options)
     asked = options.table
     if not settings.includes(asked.schema, asked.name):
         await _refuse_unasked(options, settings)
-    # Of all the tables only this one: described, it need not be held against the others.
+    # Describe only this table: the others need not be checked against it.
     only = [f"{_quoted(asked.schema)}.{_literally(asked.name)}"]
     sections = {text: s for text, s in settings.table.items() if TableId.parse(text) == asked}
     dsn = SecretStr(_watched(settings.dsn.get_secret_value()))
@@ -82,7 +82,7 @@ async def find_table(options: SourceOptions) -> SourceTable:
             raise classify(error, f"source {options.source}", dsn_text) from error
         conditions = [table.row_filter, options.where] if table.row_filter else [options.where]
         table = replace(table, row_filter=joined(conditions))
-    # Whether it is still as described is the keeper's to see, for all kinds of tables.
+    # The keeper checks that the table is still as described, for all kinds of tables.
     table = replace(table, storage="")
     return SourceTable(options.source, settings.kind, settings, table)
 
@@ -111,9 +111,9 @@ def _settings(options: SourceOptions) -> SourceSettings:
 
 
 async def _read_anyway(connector: Connector, refused: Refused) -> Table:
-    """Give a table that the stream can't have: without a replica identity, say. Its rows are there.
+    """Return a table that can be read but not streamed, such as one without a replica identity.
 
-    Raises what it was refused for where it could not even be described.
+    Raises the error of the refusal if the table could not even be described.
     """
     if refused.table.columns:
         return refused.table
@@ -133,7 +133,7 @@ async def _absent(connector: Connector, asked: TableId) -> IngestdError:
 
 
 async def _refuse_unasked(options: SourceOptions, settings: SourceSettings) -> None:
-    """Raise ConfigError: the config does not let this table out; TableError if it is not there."""
+    """Raise ConfigError if the config excludes the table, TableError if it does not exist."""
     asked = options.table
     connector = FACTORIES[settings.kind].create(options.source, settings, memory_bytes=0)
     try:
@@ -149,7 +149,7 @@ async def _refuse_unasked(options: SourceOptions, settings: SourceSettings) -> N
 
 
 def _literally(name: str) -> str:
-    """Write a name as a pattern that matches nothing else."""
+    """Return a pattern that matches only this name."""
     return re.sub(r"[*?\[]", r"[\g<0>]", name)
 
 
@@ -158,7 +158,7 @@ def _quoted(schema: str) -> str:
 
 
 def _watched(dsn: str) -> str:
-    """Have the server notice soon that a reader's machine is gone, and end its session."""
+    """Return the DSN with settings by which the server soon detects a reader's dead machine."""
     parameters = read_dsn(dsn)
     own = parameters.get("options") or os.environ.get("PGOPTIONS", "")
     pinned = " ".join(f"-c {name}={value}" for name, value in _WATCHED.items())

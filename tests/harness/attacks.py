@@ -1,6 +1,6 @@
-"""Which tests attack, and as whom: the attackers of SECURITY.md, and a report by attacker.
+"""Marks the tests that attack with their attackers in SECURITY.md, and reports by attacker.
 
-A test is marked, ``@pytest.mark.attack("account")``, or listed here: by its file, or file and name.
+A test is marked, ``@pytest.mark.attack("account")``, or listed here, by file or by file and name.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _PROPERTY = "attacker"
 
 
 def mark_attacks(items: Iterable[pytest.Item]) -> None:
-    """Mark the tests that are listed; each then says in its report as whom it attacks."""
+    """Mark the listed tests. Each test then records its attackers in its report."""
     for item in items:
         path = item.path.relative_to(ROOT).as_posix()
         place = f"{path}::{item.name}"
@@ -92,7 +92,7 @@ def mark_attacks(items: Iterable[pytest.Item]) -> None:
 
 
 def attackers_of(item: pytest.Item) -> set[str]:
-    """Name whom a test attacks as. Raises UsageError for one that SECURITY.md does not have."""
+    """Return the attackers of a test. Raises UsageError for one that is not in SECURITY.md."""
     marks = list(item.iter_markers("attack"))
     found = {str(attacker) for mark in marks for attacker in mark.args}
     if (marks and not found) or not found <= ATTACKERS.keys():
@@ -101,7 +101,7 @@ def attackers_of(item: pytest.Item) -> set[str]:
 
 
 def report_lines(reports: Iterable[tuple[str, pytest.TestReport]]) -> Iterator[str]:
-    """Return of each attacker how many attacks were held, and which were not.
+    """Yield, for each attacker, how many attacks were held off and which were not.
 
     `reports`: each with its outcome.
     """

@@ -1,4 +1,4 @@
-"""A source that keeps its own history: triggers note what every transaction did to each row."""
+"""A source that keeps its own history: triggers record each change of a row."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SCHEMA = (
 )
 
 Rows = Counter[tuple[tuple[str, Any], ...]]
-"""Rows as sorted (column, value) pairs, and how often each is there."""
+"""Rows as sorted (column, value) pairs, with the number of copies."""
 
 
 def as_row(values: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
@@ -48,9 +48,9 @@ def as_row(values: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
 
 @dataclass
 class Audited:
-    """Writes to the tables of SCHEMA by one session.
+    """Writes to the tables of SCHEMA in one session.
 
-    `points`: after how many notes a transaction ended, and when it committed.
+    `points`: for each transaction, the number of notes at its end and its commit time.
     """
 
     database: Database
@@ -76,7 +76,7 @@ class Audited:
                 self.points.append((notes, at))
 
     def rows(self, table: str, notes: int) -> Rows:
-        """The table after so many notes."""
+        """Return the rows of a table after this many notes."""
         found: Rows = Counter()
         for name, old, new in self.database.rows(
             "SELECT name, old, new FROM noted ORDER BY n LIMIT %s", notes

@@ -1,7 +1,7 @@
-"""Backfills whose tasks are threads of the driver, and which are killed where a test wants it.
+"""Backfills whose tasks are threads of the driver, and which can be killed in a given state.
 
-``python -m tests.harness.backfill CONFIG SOURCE STATE [--again] TABLE...`` kills itself when STATE
-is reached: one of `spark_jobs.backfills.driver`, or ``split:N``, when N splits have been read.
+``python -m tests.harness.backfill CONFIG SOURCE STATE [--again] TABLE...`` kills itself when it
+reaches STATE: one of `spark_jobs.backfills.driver`, or ``split:N`` after N splits are read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LIMIT_S = 60
 
 
 class Threads:
-    """Tasks as threads; `ended` is called with how many have."""
+    """Runs tasks as threads. `ended` is called with the number of finished tasks."""
 
     def __init__(self, ended: Callable[[int], None] = lambda _: None, *, at_once: int = 2) -> None:
         self._ended = ended
@@ -82,7 +82,7 @@ def backfill(
 
 
 def killed_backfill(config_path: Path, source: str, state: str, *tables: str) -> None:
-    """Run one in a process of its own that kills itself (SIGKILL) in a state."""
+    """Run a backfill in a separate process that kills itself (SIGKILL) in a state."""
     done = subprocess.run(
         [sys.executable, "-m", __name__, str(config_path), source, state, *tables],
         env=module_environment(),

@@ -1,4 +1,4 @@
-"""Transfers between accounts of two tables: no transaction changes the total over both."""
+"""Transfers between accounts of two tables: no transaction changes the total of both."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ TOTAL = len(TABLES) * ACCOUNTS * BALANCE
 
 
 class Bank:
-    """`sessions` threads that transfer until the exit; `open` makes the tables.
+    """`sessions` threads that transfer until the exit; `open` creates the tables.
 
-    Beside plain transfers, an account is closed and its balance moved, opened with what another
-    had, moved to the other table, or gets another number. The exit raises what a session raised.
+    Besides plain transfers, they close an account and move its balance, open one with the balance
+    of another, move one to the other table, or change its number. The exit re-raises the error of a
+    session.
     """
 
     def __init__(self, dsn: str, *, seed: int, sessions: int = 2) -> None:
@@ -41,7 +42,7 @@ class Bank:
         self._sessions = sessions
 
     def open(self) -> None:
-        """Make the accounts."""
+        """Create the accounts."""
         with psycopg.connect(self._dsn) as session:
             for table in TABLES:
                 name = sql.Identifier(table.schema, table.name)
@@ -68,7 +69,7 @@ class Bank:
         self._pool.shutdown()
 
     def await_transfers(self, count: int, limit_s: float = 60.0) -> None:
-        """Wait until there have been so many more."""
+        """Wait for this many more transfers."""
         goal = self.transfers + count
 
         def reached() -> bool:
@@ -95,7 +96,7 @@ class Bank:
 
 
 def _transfer(session: Session, rng: random.Random) -> None:
-    """From a random account to another one, of whichever tables."""
+    """Transfer from a random account to another, in any of the tables."""
     amount = rng.randint(1, 50)
     take = sql.SQL("UPDATE {} SET balance = balance - %s WHERE id = %s").format(_table(rng))
     if session.execute(take, [amount, rng.randint(1, ACCOUNTS)]).rowcount:

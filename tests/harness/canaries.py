@@ -1,6 +1,6 @@
-"""A value that can't be mistaken for anything else, for every type that a server has for columns.
+"""An unmistakable value for every type that columns of a server can have.
 
-The types are those of pg_type, so a newer server's and those of its extensions are among them.
+The types are read from pg_type, so those of newer servers and of extensions are included.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 WORD = "Kanarienvogel"
 SCHEMA = WORD.lower()
-"""Has the objects whose names are values of regclass and the like. Nothing of it is captured."""
+"""Schema of the objects named by values of regclass and similar types. It is not captured."""
 _MOMENT = datetime(7316, 4, 9, 17, 31, 49, 264973, tzinfo=UTC)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _BITS = "101100111000111100101"
@@ -64,7 +64,7 @@ TEXTS = (
     *_ISN,
     "(6378168, 0, 0)",
 )
-"""What input functions are offered; the first that a type takes and gives back is its canary."""
+"""Input for the input functions. A type's canary is the first one that survives a round trip."""
 FORMS = (
     WORD.lower(),
     WORD.encode().hex(),
@@ -92,18 +92,18 @@ FORMS = (
     *(number.lower() for number in _ISN),
     "6378168",
 )
-"""How a canary may be written, by the server or by a library, in lower case."""
+"""The forms in which a server or a library may print a canary, in lower case."""
 WITHOUT = {"bool", "char"}
-"""Whose values are too short to be known again."""
+"""Types whose values are too short to be recognized."""
 WITHOUT_INPUT = re.compile(
     r"pg_(node_tree|ndistinct|dependencies|mcv_list|brin_\w+)"
     r"|xml|gtsvector|gbtreekey\w*|ghstore|gtrgm|ltree_gist|intbig_gkey"
 )
-"""Types of which no value can be written (xml: by a server that is built without libxml)."""
+"""Types without input (xml: on servers built without libxml)."""
 EXTENSIONS = ("citext", "hstore", "ltree", "cube", "earthdistance", "pg_trgm", "seg", "isn", "lo",
               "intarray", "vector", "btree_gist")  # fmt: skip
 SETUP = (
-    f"CREATE ROLE {SCHEMA}",  # of the server, so for one database of it
+    f"CREATE ROLE {SCHEMA}",  # a role belongs to the server: only one database can have it
     f"CREATE SCHEMA {SCHEMA}",
     f"CREATE TABLE {SCHEMA}.{SCHEMA} ()",
     f"CREATE FUNCTION {SCHEMA}.{SCHEMA}(int) RETURNS int LANGUAGE sql AS 'SELECT 1'",
@@ -157,7 +157,7 @@ SELECT t.oid::int8, n.nspname::text, t.typname::text, t.typtype::text, t.typbase
 
 @dataclass(frozen=True, slots=True)
 class CanaryType:
-    """A type that a column can have. `value`: SQL of its canary, None where it has none."""
+    """A type that a column can have. `value`: its canary as SQL, or None."""
 
     oid: int
     name: tuple[str, str]
@@ -165,11 +165,11 @@ class CanaryType:
     base: int
     element: int
     part: int
-    """Of a range: its bounds' type; of a multirange: its ranges'."""
+    """A range's subtype, or a multirange's range type."""
     attributes: Sequence[int]
     label: str | None
     is_ordered: bool
-    """Whether it has an operator class of its own for indexes."""
+    """Whether it has its own operator class for indexes."""
     value: sql.Composable | None = field(default=None, compare=False)
 
     @property
@@ -178,16 +178,16 @@ class CanaryType:
 
     @property
     def column(self) -> str:
-        """A name for a column of it."""
+        """The name of a column of this type."""
         return re.sub(r"\W", "_", "_".join(("c", *self.name[self.name[0] == "pg_catalog" :])))
 
     def is_known(self, text: str) -> bool:
-        """Whether its canary can be recognised in what the server writes of it."""
+        """Return whether its canary can be recognized in the server's output."""
         return any(form in text.lower() for form in FORMS)
 
 
 class Canaries:
-    """Finds the canary of each type of a database."""
+    """The canaries of all types of a database."""
 
     def __init__(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
         self._connection = connection
@@ -196,7 +196,7 @@ class Canaries:
         self._values: dict[int, sql.Composable | None] = {}
 
     def types(self) -> list[CanaryType]:
-        """Return all types that have one, and those whose values are too short."""
+        """Return all types that have a canary, and those whose values are too short for one."""
         found = []
         for known in self._types.values():
             value = self._value(known.oid)
@@ -248,7 +248,7 @@ class Canaries:
         return shortest if known.name[1] in WITHOUT else None
 
     def _text(self, value: sql.Composable) -> str | None:
-        """Return what the server writes of a value; None if it refuses it."""
+        """Return the server's output of a value; None if the server rejects it."""
         try:
             query = sql.SQL("SELECT concat({})").format(value)
             [[written]] = self._connection.execute(query).fetchall()
@@ -258,7 +258,7 @@ class Canaries:
 
 
 def make_canaries(database: Database) -> list[CanaryType]:
-    """Make the types of this module in a database, and return all that it has."""
+    """Create the types of this module in a database, and return all of its types."""
     available = {name for (name,) in database.rows("SELECT name FROM pg_available_extensions")}
     extensions = [f"CREATE EXTENSION {name} CASCADE" for name in EXTENSIONS if name in available]
     database.execute(*(e for e in extensions if "earth" not in e or "cube" in available), *SETUP)
@@ -267,7 +267,7 @@ def make_canaries(database: Database) -> list[CanaryType]:
 
 
 def told_forms(text: str, forms: Iterable[str] = FORMS) -> list[str]:
-    """Return what of a canary is in a text, each with what is around it."""
+    """Return the forms of canaries in a text, each with the text around it."""
     low = text.lower()
     return [
         f"{form}: ...{text[max(0, low.index(form) - 300) :][:600]}" for form in forms if form in low

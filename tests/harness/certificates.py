@@ -1,4 +1,4 @@
-"""Certificates of a test's own: a CA, and what it signs."""
+"""Certificates for one test: a CA, and certificates that it signs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _VALID = timedelta(days=2)
 
 @dataclass(frozen=True)
 class Certified:
-    """PEM files of a certificate and its key, which only their owner may read."""
+    """PEM files of a certificate and its key; only their owner may read the key."""
 
     cert: Path
     key: Path
 
 
 class Authority:
-    """A CA, whose files are in `folder`; `cert` is its certificate."""
+    """A CA with its files in `folder`. `cert`: its certificate."""
 
     def __init__(self, folder: Path, name: str = "ca") -> None:
         self._folder = folder
@@ -42,7 +42,7 @@ class Authority:
         )
 
     def sign(self, name: str, *hosts: str, file: str | None = None) -> Certified:
-        """Make a certificate for the common name, and for these host names and addresses."""
+        """Return a new certificate for the common name, and for these host names and addresses."""
         key = ec.generate_private_key(ec.SECP256R1())
         built = _builder(_named(name), self._name, key.public_key())
         if hosts:

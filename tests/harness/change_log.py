@@ -1,4 +1,4 @@
-"""A raw table written change by change, without a source."""
+"""A raw table that a test writes change by change, without a source."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ SOURCE = "shop"
 class ChangeLogWriter:
     """One table of a lake at `path`; each epoch has one transaction.
 
-    A change is (op, row) with the op of `_cdc_op`; a row may have `_cdc_before`, `_cdc_unchanged`
-    and `_cdc_raw`, and `_cdc_lsn` and `_cdc_seq` if its position is to be another.
+    A change is (op, row), where op is that of `_cdc_op`. A row may have `_cdc_before`,
+    `_cdc_unchanged` and `_cdc_raw`, and its own position in `_cdc_lsn` and `_cdc_seq`.
     """
 
     def __init__(self, path: Path, table: Table) -> None:
@@ -37,7 +37,7 @@ class ChangeLogWriter:
         self.lsn = 100
 
     async def begin(self, *, is_empty: bool = False) -> None:
-        """Make the lake; the table is live, with nothing in it but the `t` of its snapshot."""
+        """Create the lake. The table is live and has only the `t` of its snapshot."""
         await self.sink.open()
         await self.sink.adopt("server")
         if not is_empty:
@@ -47,13 +47,13 @@ class ChangeLogWriter:
         await self.record(TableState.LIVE)
 
     async def record(self, state: TableState, table: Table | None = None) -> None:
-        """Append to `_tables`; `table`: as it is from now on."""
+        """Append to `_tables`. `table`: its definition from now on."""
         if table is not None:
             self.table = table
         await self.sink.record([TableEvent(self.table, state, NOW, Lsn(self.lsn), Lsn(100))])
 
     async def epoch(self, changes: Sequence[tuple[str, dict[str, Any]]]) -> None:
-        """Commit these changes."""
+        """Commit these changes as an epoch."""
         self.lsn += 10
         writer = self.sink.begin()
         schema = change_schema(self.table)

@@ -1,4 +1,4 @@
-"""Connections by each kind of channel to one server."""
+"""DSNs for each kind of channel to one server."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from tests.harness.tls_servers import TlsServer
 
 WAYS = ("tcp", "unix", "tls", "libpq")
-"""The last is also over TLS, as if its session could not be had."""
+"""The last one uses TLS, too, as if the TLS session were not accessible."""
 
 
 def dsn_by(way: str, secure: TlsServer, database: Database, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The DSN of a database of `secure`, as a superuser."""
+    """Return the DSN of a database of `secure`, as a superuser."""
     if way == "unix":
         return database.socket_dsn
     if way == "tcp":
@@ -31,7 +31,7 @@ def dsn_by(way: str, secure: TlsServer, database: Database, monkeypatch: pytest.
 
 
 def encrypted(dsn: str, secure: TlsServer) -> str:
-    """A DSN of `secure`, as that of a server elsewhere."""
+    """Return a DSN of `secure` as a remote server."""
     roots = str(secure.authority.cert)
     return make_conninfo(
         dsn, host=NAME, hostaddr="127.0.0.1", sslmode="verify-full", sslrootcert=roots

@@ -1,4 +1,4 @@
-"""Lake types that the config chooses for columns, and what they hold of the values."""
+"""Lake types that the config sets for columns, and the values that they can represent."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ WITH_STRUCTS = (
     (Type("timestamptz", "string", ("infinity", "2024-02-29 01:02:03.45+05")), "string"),
     (Type("tags", "string", ("{a,NULL}", "{{a},{b}}")), "string"),
 )
-"""Types, and the lake type that the config asks for."""
+"""Types, and the lake types that the config sets for them."""
 
 NARROWED = "narrowed"
 HUGE = "9" * 29
@@ -107,9 +107,9 @@ NARROW: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
         },
     ),
 )
-"""Column, type, the lake type chosen for it, and what it holds of texts (None: `_cdc_raw` does).
+"""Column, type, its lake type in the config, and its value for each text (None: in `_cdc_raw`).
 
-A decimal takes the number, however many zeros the source writes behind it; all others the text.
+A decimal accepts any number of trailing zeros in the source; all others need the exact text.
 """
 
 
@@ -130,7 +130,7 @@ def change_narrowed(database: Database) -> None:
 
 
 def types_of(tables: Mapping[str, Mapping[str, str]]) -> str:
-    """TOML of the lake types chosen for columns, by table."""
+    """Return TOML that sets lake types for columns, by table."""
     lines = []
     for table, types in tables.items():
         lines += [f'[sources.shop.table."public.{table}".types]']

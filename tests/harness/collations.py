@@ -1,4 +1,4 @@
-"""Collations that order and compare otherwise than by bytes, where the server has ICU."""
+"""Collations that do not order and compare by bytes, if the server has ICU."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
 
 def make_collations(database: Database) -> None:
-    """Make `german`, and `ignoring`, to which letters are equal whatever their case.
+    """Create `german`, and `ignoring`, which ignores the case of letters.
 
-    A server built without ICU knows neither: there both are copies of "C".
+    On a server built without ICU, both are copies of "C".
     """
     if database.value("SELECT EXISTS (SELECT FROM pg_collation WHERE collname = 'de-x-icu')"):
         database.execute(

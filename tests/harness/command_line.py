@@ -1,4 +1,4 @@
-"""The command line, as a person uses it: in a process of its own."""
+"""The command line, run by tests as a user runs it, in a separate process."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def run_command(
 
 
 def snapshot_of(remedy: str) -> list[str]:
-    """The arguments of the `ingestd snapshot` with which a remedy ends, with that word."""
+    """Return the arguments of the `ingestd snapshot` at the end of a remedy, with that word."""
     _, *arguments = shlex.split(remedy[remedy.rindex("ingestd snapshot ") :])
     return arguments
 
 
 def await_verified(daemon: Daemon, limit_s: float) -> None:
-    """Wait until `ingestd verify` finds that the lake has what the source has."""
+    """Wait until `ingestd verify` finds the lake equal to the source."""
     told = ""
 
     def is_equal() -> bool:

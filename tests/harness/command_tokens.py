@@ -1,4 +1,4 @@
-"""The token that a server without `[http] token` makes for commands."""
+"""The token that a server without `[http] token` creates for commands."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ if TYPE_CHECKING:
 
 
 def bearer(server: HttpServer) -> dict[str, str]:
-    """Return the header that commands need, as a client on this machine reads it."""
+    """Return the header for commands, as a client on this machine reads it."""
     path = server.commands.path
     return {} if path is None else {"Authorization": f"Bearer {path.read_text().strip()}"}

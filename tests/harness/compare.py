@@ -1,4 +1,4 @@
-"""What the invariants say of a lake, asserted against its source."""
+"""The invariants of a lake, asserted against its source."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def assert_lake_equals_source(
     slot: str | None = None,
     limit_s: float = 60.0,
 ) -> list[LakeComparison]:
-    """Wait until the slot is confirmed up to now, then compare row by row; give what was compared.
+    """Wait until the slot is confirmed up to now, then compare row by row; return the comparisons.
 
-    The writers must rest. `slot`: ``ingestd_<source>`` by default.
+    The writers must be idle. `slot`: ``ingestd_<source>`` by default.
     """
     with database.connect() as connection:
         await_caught_up(connection, slot or f"ingestd_{source}", limit_s)
@@ -51,12 +51,12 @@ def assert_lake_equals_source(
 
 
 def epochs(lake: Path | str, source: str = "shop") -> list[dict[str, Any]]:
-    """The rows of `_epochs`, in order; empty if the table is not there."""
+    """Return the rows of `_epochs`, in order; empty if the table does not exist."""
     return sorted(_rows(lake, Layout(source).epochs), key=lambda row: int(row["epoch"]))
 
 
 def registry(lake: Path | str, source: str = "shop") -> list[dict[str, Any]]:
-    """The rows of `_tables`, in order; empty if the table is not there."""
+    """Return the rows of `_tables`, in order; empty if the table does not exist."""
     return sorted(read_registry(str(lake), source), key=lambda row: row["at"])
 
 
@@ -71,9 +71,9 @@ def _rows(lake: Path | str, folder: str) -> list[dict[str, Any]]:
 
 
 def raw_rows(lake: Path | str, table: TableId, source: str = "shop") -> list[dict[str, Any]]:
-    """All rows of a raw table, in any order; empty while it is not there.
+    """Return all rows of a raw table, in any order; empty while it does not exist.
 
-    (Its folder is there a moment before it is a table.)
+    (Its folder exists shortly before the table does.)
     """
     try:
         rows: list[dict[str, Any]] = read_raw(str(lake), source, table).to_pylist()
@@ -102,9 +102,9 @@ def changes(
 
 
 def await_listed(database: Database, lake: Path | str, limit_s: float = 30.0) -> None:
-    """Wait until `_epochs` has what raw tables have, which a daemon that runs commits before.
+    """Wait until `_epochs` lists the rows of raw tables, which a daemon commits first.
 
-    For those that watch raw tables; whoever waits for a slot need not (I1).
+    For tests that watch raw tables; a test that waits for a slot does not need it (I1).
     """
     with database.connect() as connection:
         tables = source_tables(connection)
@@ -129,13 +129,13 @@ def assert_change_log_is_sound(
 ) -> set[int]:
     """I2, I3: positions are unique and dense, epochs have no gaps and split no transaction.
 
-    Not dense: where tables went, with what was not read of them yet, or not in `_epochs`. Changes
-    of a table that went between a kill and the replay are not counted any more, so one of another
-    table may have a position then that one of its own had.
+    `is_dense`: False if tables were dropped before all their changes were read, or listed in
+    `_epochs`. A replay after a kill no longer counts the changes of such a table, so a change of
+    another table may then have a position that a change of the dropped table had.
 
-    `torn_epoch`: of this epoch only some tables' parts were durable when the slot was lost that
-    would have brought the rest again. All tables are read anew then, so what there is of those
-    transactions is void. Gives the commit LSNs of those that lack changes.
+    `torn_epoch`: the slot was lost while only some tables' parts of this epoch were durable. All
+    tables are then re-read, which voids these transactions. Returns the commit LSNs of those that
+    lack changes.
     """
     with database.connect() as connection:
         tables = source_tables(connection)
@@ -172,13 +172,13 @@ def assert_change_log_is_sound(
 
 
 def _read_anew_at(lake: Path | str, table: TableId, source: str) -> int:
-    """Give the position of the newest snapshot of a table, below which its rows are void."""
+    """Return the position of a table's newest snapshot, below which its rows are void."""
     rows = raw_rows(lake, table, source)
     return max((int(row["_cdc_lsn"]) for row in rows if row["_cdc_seq"] == -1), default=0)
 
 
 def _went(lake: Path | str, source: str) -> set[str]:
-    """Name the tables that were dropped, renamed or made anew at some time."""
+    """Return the tables that were dropped, renamed or re-created at some time."""
     oids: dict[str, set[int]] = defaultdict(set)
     for event in registry(lake, source):
         oids[event["table"]].add(event["oid"])

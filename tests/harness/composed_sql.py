@@ -1,8 +1,8 @@
-"""Finds SQL that is built as text: what a name or a value could break out of.
+"""Finds SQL built as text, out of which a name or a value could break.
 
-What is given to `execute`, `copy`, `sql.SQL` and their like has to be a literal, a constant that
-comes to literals, or composed by `psycopg.sql`; where it comes from is followed through names,
-parameters' annotations and the return annotations of functions.
+The arguments of `execute`, `copy`, `sql.SQL` and the like must be literals, constants made of
+literals, or composed by `psycopg.sql`. Their origin is traced through names, annotations of
+parameters, and return annotations of functions.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ SINKS = frozenset(
 )
 _COMPOSING = frozenset(["SQL", "Identifier", "Literal", "Composed", "Placeholder"])
 _COMPOSED = re.compile(r"((list|Sequence|Iterable|tuple)\[)?(sql\.|LiteralString|Compos(ed|able))")
-"""Annotations of what is composed, or has to be a literal, and of several of it."""
+"""Annotations of composed SQL, of literals, and of sequences of them."""
 _TEXT_METHODS = frozenset(["encode", "as_bytes", "as_string"])
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A text that is built, or whose origin can't be told, given to `sink` as `argument`."""
+    """A text that is built, or has an unknown origin, and is passed to `sink` as `argument`."""
 
     module: str
     line: int
@@ -50,7 +50,7 @@ class Built:
 
 @dataclass(slots=True)
 class _Scope:
-    """Names of a module, or of a function in it."""
+    """The names of a module or of a function in it."""
 
     values: dict[str, list[ast.expr]] = field(default_factory=dict)
     annotations: dict[str, str] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class _Scope:
 
 
 def built_texts(source: str, module: str = "module.py") -> list[Built]:
-    """Give what is wrong in a module's text."""
+    """Return the faults in a module's text."""
     tree = ast.parse(source)
     outer = _scope_of(tree)
     found = []
@@ -74,7 +74,7 @@ def built_texts(source: str, module: str = "module.py") -> list[Built]:
 def _calls(
     node: ast.AST, scopes: list[_Scope]
 ) -> list[tuple[list[_Scope], list[tuple[ast.Call, str]]]]:
-    """Give the calls of sinks in each function, with the scopes that they see."""
+    """Return the calls of sinks in each function, with the scopes visible there."""
     found = []
     own: list[tuple[ast.Call, str]] = []
     for inner in _body(node):
@@ -86,7 +86,7 @@ def _calls(
 
 
 def _body(node: ast.AST) -> list[ast.AST]:
-    """Give what is in a module or function, but not what is in functions in it."""
+    """Return the nodes of a module or function, without those of inner functions."""
     found: list[ast.AST] = []
     waiting = list(ast.iter_child_nodes(node))
     while waiting:
@@ -155,7 +155,7 @@ class _Checker:
         self._seen: set[str] = set()
 
     def is_safe(self, e: ast.expr) -> bool:  # noqa: PLR0911 - one for each kind
-        """Whether a text is made of literals alone, or by psycopg.sql."""
+        """Return whether a text consists only of literals, or is made by psycopg.sql."""
         if isinstance(e, ast.Constant):
             return True
         if isinstance(e, ast.JoinedStr):
@@ -181,7 +181,7 @@ class _Checker:
     def _is_safe_call(self, call: ast.Call) -> bool:
         name = _name(call.func)
         if name in _COMPOSING:
-            return True  # what `SQL` is given is looked at by itself
+            return True  # the argument of `SQL` is checked separately
         if isinstance(call.func, ast.Attribute):
             receiver = call.func.value
             if name in _TEXT_METHODS:
@@ -194,7 +194,7 @@ class _Checker:
         return self._returns_composed(name)
 
     def _is_composed(self, e: ast.expr) -> bool:
-        """Whether it is an object of psycopg.sql, whose methods compose."""
+        """Return whether this is an object of psycopg.sql, whose methods compose."""
         if isinstance(e, ast.Call):
             name = _name(e.func)
             inner = e.func.value if isinstance(e.func, ast.Attribute) else None
@@ -212,7 +212,7 @@ class _Checker:
 
     def _is_safe_name(self, name: str) -> bool:
         if name in self._seen:
-            return True  # it is made of itself: the others decide
+            return True  # it is built from itself: the other values decide
         self._seen.add(name)
         values, annotation = self._look_up(name)
         if annotation is not None and _COMPOSED.match(annotation):

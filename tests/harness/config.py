@@ -23,7 +23,7 @@ def wal_config(
     source_extra: str = "",
     extra: str = "",
 ) -> str:
-    """TOML of a daemon with one source of kind `wal`; the extras are lines put in as they are.
+    """Return TOML of a daemon with one source of kind `wal`; extras are inserted verbatim.
 
     `epoch`: into `[epoch]`, `source_extra`: into the source, `extra`: at the end.
     """
@@ -57,7 +57,7 @@ def polling_config(
     source_extra: str = "",
     extra: str = "",
 ) -> str:
-    """TOML of a daemon with one source of kind `polling`; the extras are lines put in as they are.
+    """Return TOML of a daemon with one source of kind `polling`; extras are inserted verbatim.
 
     `source_extra`: into the source, `extra`: at the end, such as the tables' sections.
     """

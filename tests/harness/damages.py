@@ -1,4 +1,4 @@
-"""What may be done to a Delta table behind the daemon's back: one function a kind."""
+"""Damages that can be done to a Delta table without the daemon: one function for each kind."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _field(name: str, kind: str) -> dict[str, Any]:
 
 
 def _map_columns(fields: dict[str, Any]) -> None:
-    """Give each field an id and the name that files have it by, as Spark does: its own."""
+    """Add ids and physical names for column mapping: the logical names, as in Spark."""
     numbers = itertools.count(1)
 
     def annotate(field: dict[str, Any]) -> None:
@@ -149,7 +149,7 @@ EVER: dict[str, Damage] = {
     "foreign_delete": lambda f: DeltaTable(f).delete("true"),
     "restored": lambda f: DeltaTable(f).restore(1),
 }
-"""What stops a table, whenever it is done."""
+"""Damages that stop a table at any time."""
 AT_START: dict[str, Damage] = {
     "empty": lambda f: newest(f).write_bytes(b""),
     "nul": lambda f: newest(f).write_bytes(bytes(newest(f).stat().st_size)),
@@ -159,14 +159,14 @@ AT_START: dict[str, Damage] = {
         '{"version":77,"size":1}'
     ),
 }
-"""What does so when the log is read."""
+"""Damages that stop a table when its log is read."""
 NEVER: dict[str, Damage] = {
     "optimized": lambda f: DeltaTable(f).optimize.compact(),
     "pointer": lambda f: (f / "_delta_log/_last_checkpoint").write_text("{"),
     "vectors": lambda f: _protocol(f, 3, 7, "deletionVectors"),
     "untouched": lambda _: None,
 }
-"""What does not: the table goes on, or is read again, and is whole."""
+"""Damages after which the table continues or is re-read, and is complete."""
 ALTERED: dict[str, Damage] = {
     "row_tracking": lambda f: _writer_features(f, "rowTracking", "domainMetadata"),
     "constrained": lambda f: _alter(
@@ -178,7 +178,7 @@ ALTERED: dict[str, Damage] = {
     "column_dropped": lambda f: _alter(f, lambda fields: fields.pop("note")),
     "column_retyped": lambda f: _alter(f, lambda fields: fields["note"].update(type="binary")),
 }
-"""What another engine may switch on or change, without rows, that is not written over."""
+"""Changes by another engine, without rows, that must not be overwritten."""
 HARMLESS: dict[str, Damage] = {
     "checkpoint_policy": lambda f: _protocol(f, 3, 7, "v2Checkpoint"),
     "change_feed": lambda f: _alter(
@@ -186,6 +186,6 @@ HARMLESS: dict[str, Damage] = {
     ),
     "column_added": lambda f: _alter(f, lambda fields: fields.update(more=_field("more", "date"))),
 }
-"""What it may so that the table goes on."""
+"""Changes by another engine with which the table continues."""
 ANYHOW = {"garbage", "garbage_before", "log_is_a_file", "reader_version"}
-"""What the daemon need not see while it runs: it appends without reading the log."""
+"""Damages that a running daemon may miss, since it appends without reading the log."""

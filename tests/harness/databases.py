@@ -1,4 +1,4 @@
-"""Fresh databases on a shared server, and nothing left of them."""
+"""New databases on a shared server, dropped with all that belongs to them."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _LIMIT_S = 15
 
 
 async def lineage_of(dsn: str) -> str:
-    """What connections to the same server are told by (`refuse_other`)."""
+    """Return the lineage by which connections recognize the same server (`refuse_other`)."""
     async with await connect(dsn) as connection:
         return (await inspect_server(connection, dsn)).lineage
 
 
 @dataclass(frozen=True)
 class Database:
-    """A database of its own on `server`. Its name also serves for slot and publication names."""
+    """A separate database on `server`. Its name is also used for slots and publications."""
 
     server: PostgresServer
     name: str
     user: str | None = None
-    """Who `dsn` is of; None for the superuser that the tests are."""
+    """The user in `dsn`; None for the superuser of the tests."""
 
     @property
     def dsn(self) -> str:
@@ -54,9 +54,9 @@ class Database:
         return self.server.connect(self.name, autocommit=autocommit)
 
     def execute(self, *statements: str) -> None:
-        """Run each statement in a transaction of its own.
+        """Run each statement in a separate transaction.
 
-        A role that it lets log in has the server's password, as `dsn` expects.
+        A role that is created with LOGIN gets the server's password, which `dsn` uses.
         """
         with self.connect() as connection:
             for statement in statements:
@@ -69,7 +69,7 @@ class Database:
             return connection.execute(query.encode(), values or None).fetchall()
 
     def value(self, query: str, *values: object) -> Any:
-        """The first column of the only row."""
+        """Return the first column of the only row."""
         [[value]] = self.rows(query, *values)
         return value
 
@@ -82,7 +82,7 @@ class Database:
 
 @contextmanager
 def fresh_database(server: PostgresServer, template: str = "template1") -> Iterator[Database]:
-    """Make a database; at the end drop its sessions, slots and itself."""
+    """Create a database; at the end, drop its sessions, its slots and itself."""
     database = Database(server, f"t_{uuid4().hex[:12]}")
     name = sql.Identifier(database.name)
     create = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(name, sql.Identifier(template))
@@ -118,6 +118,6 @@ def _drop_slots(connection: psycopg.Connection[tuple[Any, ...]], dbname: str) ->
 
 
 def skip_without_lists(database: Database) -> None:
-    """Skip a test of column lists, row filters or schemas in a publication where there are none."""
+    """Skip a test of column lists, row filters or schemas of publications before PostgreSQL 15."""
     if database.server.major < 15:
-        pytest.skip("PostgreSQL 14 publishes no columns, rows or schemas by themselves")
+        pytest.skip("PostgreSQL 14 has no column lists, row filters or schemas in publications")

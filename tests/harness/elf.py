@@ -1,4 +1,4 @@
-"""What an ELF file of 64 bits says of how it is loaded (System V ABI, chapters 4 and 5)."""
+"""The load information of a 64-bit ELF file (System V ABI, chapters 4 and 5)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PF_X = 1
 
 @dataclass(frozen=True)
 class Elf:
-    """`paths`: of RPATH and RUNPATH; `names`: the dynamic symbols' and libraries'."""
+    """`paths`: those of RPATH and RUNPATH; `names`: of dynamic symbols and libraries."""
 
     binds_now: bool
     has_relro: bool

@@ -1,4 +1,4 @@
-"""Whether `_epochs` tells the right version of each raw table, by the tables' own logs."""
+"""Checks the versions of raw tables in `_epochs` against the tables' own logs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Added:
 
 
 def added_rows(lake: Path | str, folder: str) -> list[Added]:
-    """Read the log of a local table that has all its commits; rows that moved do not count."""
+    """Return the rows added according to a local table's complete log, without moved rows."""
     found = []
     for path in sorted((Path(lake) / folder / "_delta_log").glob("*.json")):
         for added in parse_commit(path.read_bytes(), str(path)).added():
@@ -37,9 +37,9 @@ def added_rows(lake: Path | str, folder: str) -> list[Added]:
 
 
 def assert_epoch_versions(lake: Path | str, source: str = "shop") -> None:
-    """Design 2: `version` holds the table up to this epoch and no more; `rows` are the epoch's.
+    """Assert that `version` has the table's rows up to an epoch only, and `rows` the epoch's count.
 
-    The log's commits must all be there. Rows of the epoch that is not closed yet are passed over.
+    The log must have all its commits. Rows of the epoch that is still open are ignored.
     """
     layout = Layout(source)
     told: dict[str, list[tuple[int, int, int]]] = defaultdict(list)

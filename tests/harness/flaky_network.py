@@ -1,7 +1,7 @@
-"""A network between a client and a server on loopback, that can be at fault in many ways.
+"""A network between a client and a server on loopback that can fail in many ways.
 
-It acknowledges what it takes, as a proxy, a tunnel or a load balancer does: nobody's TCP notices
-what it does not pass on.
+It acknowledges the data that it accepts, as a proxy, a tunnel or a load balancer does, so neither
+side's TCP notices data that it does not pass on.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _PIECE_BYTES = 1 << 16
 _LIMIT_S = 30
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER of no time: close sends RST
 STREAM = b"START_REPLICATION"
-"""What a stream's connection has sent."""
+"""Sent by the client of every stream."""
 
 
 class FlakyNetwork:
-    """Passes connections to `port` on, from a port of its own; from `with` to its end.
+    """Forwards connections to `port` from its own port, as a context manager.
 
-    Faults hold for what is connected and, but for `reset`, for what connects afterwards, until
-    `heal`. `saw`: only for connections whose client has sent these bytes, of those that are there.
+    Faults apply to existing connections and, except for `reset`, to later ones, until `heal`.
+    `saw`: limits a fault to existing connections whose client has sent these bytes.
     """
 
     def __init__(self, port: int) -> None:
@@ -54,45 +54,45 @@ class FlakyNetwork:
         self._loop.close()
 
     def dsn(self, dsn: str, **more: str) -> str:
-        """Give a DSN of the server, through here."""
+        """Return a DSN of the server through this network."""
         return make_conninfo("", **{**conninfo_to_dict(dsn), **more, "port": str(self.port)})
 
     # --- faults ------------------------------------------------------------------------------
 
     def reset(self, saw: bytes = b"") -> int:
-        """End connections by RST, on both sides; give how many."""
+        """End connections by RST on both sides; return their number."""
         return self._do(saw, _Link.reset)
 
     def stall(self, saw: bytes = b"") -> int:
-        """Take what comes, pass nothing on, until `heal`: then nothing is lost."""
+        """Accept data but forward none until `heal`; nothing is lost then."""
         return self._change(saw, stalls=True)
 
     def blackhole(self, saw: bytes = b"") -> int:
-        """Swallow what comes, an end of the connection too; both sides think that it lives.
+        """Swallow all data, and a connection's end, too: both sides think that it is alive.
 
-        What was swallowed is gone: such connections are of no use any more, healed or not.
+        What was swallowed is lost, so such connections are useless even after `heal`.
         """
         return self._change(saw, swallows=True)
 
     def slow_down(self, bytes_per_s: float) -> None:
-        """Pass so much on in each direction of each connection."""
+        """Forward at most this many bytes per second, in each direction of each connection."""
         self._change(b"", bytes_per_s=bytes_per_s)
 
     def split(self, seed: int, most: int) -> None:
-        """Pass pieces of 1 to `most` bytes on, each by itself."""
+        """Forward data in pieces of 1 to `most` bytes."""
         self._change(b"", cuts=random.Random(seed), most=most)
 
     def heal(self) -> None:
-        """Let all go on, and what is left of swallowed connections end by RST."""
+        """End all faults. Connections that swallowed data end by RST."""
         self._call(self._heal())
 
     @property
     def connections(self) -> int:
-        """How many there are now."""
+        """The number of connections."""
         return len(self._links)
 
     def count(self, saw: bytes) -> int:
-        """How many there are whose client has sent these bytes."""
+        """Return the number of connections whose client has sent these bytes."""
         return self._do(saw, lambda _: None)
 
     # --- inside ------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class FlakyNetwork:
         self._state = _State()
         for link in self._links:
             if link.state.swallows:
-                link.reset()  # and swallows until it has ended: bytes after a gap are no TCP
+                link.reset()  # still swallowing: TCP has no bytes after a gap
             else:
                 link.state = _State()
             link.changed.set()
@@ -162,7 +162,7 @@ class FlakyNetwork:
 
 
 class _State:
-    """What is wrong with a connection."""
+    """The faults of a connection."""
 
     def __init__(self, **faults: Any) -> None:
         self._faults = faults
@@ -188,7 +188,7 @@ class _Link:
         self._ending = asyncio.Event()
 
     async def run(self) -> None:
-        """Return when both directions have ended, or it was reset."""
+        """Return when both directions have ended, or the connection was reset."""
         pumps = [
             asyncio.create_task(self._pump(self._client, self._server)),
             asyncio.create_task(self._pump(self._server, self._client)),
@@ -231,12 +231,12 @@ class _Link:
                 return
 
     async def _unless_swallowed(self) -> None:
-        """Return at once if an end of the connection is to be told, else never."""
+        """Return at once, unless the connection swallows data: its end is then hidden, too."""
         if self.state.swallows:
             await self._ending.wait()
 
     async def _pass(self, target: socket.socket, data: bytes) -> None:
-        """Send it in the pieces and at the pace that hold now; an end of data, too."""
+        """Send data, or its end, in the current piece sizes and at the current pace."""
         loop = asyncio.get_running_loop()
         while True:
             while self.state.stalls and not self.state.swallows:

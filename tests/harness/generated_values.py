@@ -1,4 +1,4 @@
-"""Hypothesis strategies for the texts that Postgres' input functions take, by type."""
+"""Hypothesis strategies for the texts that Postgres' input functions accept, by type."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """A type, its values, and the lake type chosen for it (the usual one if None)."""
+    """A type, its values, and the lake type chosen for it (None: the default)."""
 
     name: str
     values: Texts
@@ -33,19 +33,19 @@ def _integers(bits: int) -> Texts:
 
 
 def _between(lowest: int, highest: int) -> Texts:
-    """Any number, and often those that a smaller type does not hold."""
+    """Return any number, and often one that is too large for a smaller type."""
     return (st.integers(lowest, highest) | st.sampled_from([lowest, highest])).map(str)
 
 
 def _numeric(precision: int, scale: int) -> Texts:
-    """Any number of a declared type, near its bounds and near zero too."""
+    """Return any number of a declared type, often near its bounds or near zero."""
     largest = 10**precision - 1
     unscaled = st.integers(-largest, largest) | st.integers(-20, 20) | st.just(largest)
     return unscaled.map(lambda n: _scaled(n, scale)) | st.just("NaN")
 
 
 def _scaled(unscaled: int, scale: int) -> str:
-    """Write a number exactly, which Decimal's arithmetic would round."""
+    """Return a number as exact text. Decimal's arithmetic would round it."""
     sign, digits = "-" if unscaled < 0 else "", str(abs(unscaled)).rjust(scale + 1, "0")
     return f"{sign}{digits[: len(digits) - scale]}.{digits[len(digits) - scale :]}"
 
@@ -74,7 +74,7 @@ _special = st.sampled_from(["infinity", "-infinity"])
 
 
 def _dated(*behind: Texts) -> Texts:
-    """Give dates of our era, earlier ones, and infinities; each with what comes behind the day."""
+    """Return AD dates, BC dates, and infinities. `behind`: the texts that follow the day."""
     after_christ = st.tuples(_era_years, _month_days).map("-".join)
     before_christ = st.tuples(st.integers(1, 4712).map("{:04d}".format), _month_days).map("-".join)
     return (
@@ -124,7 +124,7 @@ def _ranges(bounds: Texts, key: Callable[[str], Any]) -> Texts:
 
 
 def arrays(elements: Texts) -> Texts:
-    """One dimension, empty or with nulls; several dimensions; other bounds."""
+    """Return arrays: one dimension, empty or with nulls; several dimensions; other bounds."""
     flat = st.lists(st.none() | elements, max_size=6).map(array_text)
     pairs = st.lists(st.none() | elements, min_size=2, max_size=2).map(array_text)
     square = st.lists(pairs, min_size=1, max_size=3).map(lambda rows: "{" + ",".join(rows) + "}")
@@ -137,7 +137,7 @@ def _array_of_one(text: str) -> str:
 
 
 def records(*fields: Texts) -> Texts:
-    """Composite values of these fields, any of which may be null."""
+    """Return composite values of these fields, any of which may be null."""
     return st.tuples(*(st.none() | f for f in fields)).map(record_text)
 
 
@@ -208,4 +208,4 @@ GENERATED: dict[str, tuple[Generated, ...]] = {
         Generated("nest[]", arrays(_nests), "array<struct>"),
     ),
 }
-"""Types that are tried together, as columns of one table."""
+"""Types that are tested together, as columns of one table."""

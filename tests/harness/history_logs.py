@@ -1,4 +1,4 @@
-"""Random change logs with what histories have to bear: late reads, key changes, unsent values."""
+"""Random change logs with late reads, key changes and unsent values, for tests of histories."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Row = dict[str, Any]
 
 @dataclass
 class KeyedLog:
-    """A keyed table (id, note, big) that is written to, and read anew now and then.
+    """A keyed table (id, note, big) that is written, and re-read now and then.
 
-    `epochs`: the raw rows of each, in order of arrival. `states`: the table after each transaction.
+    `epochs`: their raw rows in order of arrival. `states`: the table after each transaction.
     """
 
     rng: random.Random
@@ -37,7 +37,7 @@ class KeyedLog:
         self.states[self._lsn] = self._copy()
 
     def transaction(self, *, is_lost: bool = False) -> None:
-        """Some changes; `is_lost`: the log does not have them."""
+        """Make a few changes. `is_lost`: the log does not get them."""
         self._lsn += self.rng.choice((1, 10))
         rows: list[Row] = []
         for seq in range(1, self.rng.choice((1, 2, 8)) + 1):
@@ -49,7 +49,7 @@ class KeyedLog:
         self.states[self._lsn] = self._copy()
 
     def read_anew(self, *, transactions: int, with_marker: bool = True) -> None:
-        """In chunks, while transactions go on; each chunk's rows come up to two epochs late."""
+        """Re-read in chunks between transactions; a chunk's rows come up to two epochs late."""
         self._lsn += 10
         marker = self._row("t", seq=-1)
         keys = list(range(self.keys))
@@ -127,7 +127,7 @@ class KeyedLog:
 
 @dataclass
 class KeylessLog:
-    """A table of equal rows (id, note, big) that is read anew, each time at one point."""
+    """A table of equal rows (id, note, big) that is re-read, each time at a consistent point."""
 
     rng: random.Random
     epochs: list[list[Row]] = field(default_factory=list)
@@ -137,7 +137,7 @@ class KeylessLog:
     _open: list[Row] = field(default_factory=list)
 
     def read(self, *, late: int = 0) -> None:
-        """At one point; rows and `t` come after `late` more transactions, in a later epoch."""
+        """Read at one point; rows and `t` come `late` transactions later, in a later epoch."""
         self._lsn += 10
         rows = [change("t", self._lsn, -1, {})]
         rows += [change("r", self._lsn, 0, self._named(row)) for row in self._table]
@@ -190,7 +190,7 @@ class KeylessLog:
 
 
 def change(op: str, lsn: int, seq: int, values: Row, before: Row | None = None) -> Row:
-    """A raw row; a value ("raw", text) goes to `_cdc_raw`."""
+    """Return a raw row. A value ("raw", text) goes to `_cdc_raw`."""
     raw = [(n, v[1]) for n, v in values.items() if isinstance(v, tuple)]
     row = {n: None if isinstance(v, tuple) else v for n, v in values.items()}
     if before is not None:

@@ -1,7 +1,7 @@
-"""A schema, first in everybody's path, that shadows all that pg_catalog has.
+"""A schema, first in every search path, that shadows all of pg_catalog.
 
-Whatever of it is called raises, which the server's log keeps. What a statement of ours names, and
-has not pinned or qualified, is so found by running it.
+Calling anything in it raises an error, which the server logs. So a run shows every name in our
+statements that is neither pinned nor qualified.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SCHEMA = "hostile"
 CALLED = "a hostile function was called"
 _ANY = ("text", "name", "oid", "regclass", "regnamespace", "int", "bigint", "bool", "anyelement")
-"""Instead of the pseudo-type "any", which PL/pgSQL does not take: what is nearer beats it."""
+"""Replacements of the pseudo-type "any", which PL/pgSQL lacks: a closer match wins over it."""
 
 _FUNCTIONS = f"""
 DO $do$
@@ -88,9 +88,10 @@ END $do$
 
 
 def add_hostile_schema(database: Database, victim: str) -> None:
-    """Add the schema, and have all sessions from now on begin with it in their paths.
+    """Add the schema, and put it into the search path of all later sessions.
 
-    But for those of the tests themselves. `victim`: a superuser that is made, and has none of that.
+    Sessions of the tests themselves are excepted. `victim`: a superuser that is created without
+    that exception.
     """
     make_hostile_schema(database)
     set_hostile_path(database, victim)
@@ -107,7 +108,7 @@ def make_hostile_schema(database: Database) -> None:
 
 
 def set_hostile_path(database: Database, victim: str) -> None:
-    """Have sessions begin with the schema in their paths; see `add_hostile_schema`."""
+    """Put the schema into the search path of later sessions; see `add_hostile_schema`."""
     with database.connect() as connection:
         for statement in (
             f"CREATE ROLE {victim} LOGIN SUPERUSER",
@@ -119,6 +120,6 @@ def set_hostile_path(database: Database, victim: str) -> None:
 
 
 def hostile_calls(server: PostgresServer) -> list[str]:
-    """What was called of it, as the server's log says."""
+    """Return the calls of the schema's functions in the server's log."""
     lines = Path(server.log_path).read_text(encoding="utf-8", errors="replace").splitlines()
     return [line for line in lines if CALLED in line]

@@ -1,6 +1,6 @@
-"""The daemon, with little patience: what a person has to do is looked for again at once.
+"""The daemon with short delays: it soon checks again for faults that an operator fixed.
 
-``python -m tests.harness.impatient run ...`` is as ``ingestd run ...``.
+``python -m tests.harness.impatient run ...`` is ``ingestd run ...`` with these delays.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from ingestd.postgres.wal import replication_stream as stream
 
 OPERATOR_DELAY_S = 1.0
 SILENT_S = 1.0
-"""What a silent server is given, in all some seconds."""
+"""Patience with a silent server; in total it gets a few seconds."""
 STORAGE_S = 5.0
-"""What a call of the storage is given."""
+"""Time limit of a storage call."""
 
 
 def impatient() -> None:

@@ -1,4 +1,4 @@
-"""What befalls a lake's file system, by whatever way the present user has."""
+"""Faults of a lake's file system, as far as the present user can cause them."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ _PASSES = "-dac_override,-dac_read_search,-fowner,-linux_immutable"
 
 
 def bound_by_permissions(program: tuple[str, ...]) -> tuple[str, ...]:
-    """Give the command by which permissions hold for a program that root starts, too."""
+    """Return a command that makes permissions apply to a program that root starts, too."""
     if os.getuid():
         return program
     return ("setpriv", f"--bounding-set={_PASSES}", f"--inh-caps={_PASSES}", *program)
 
 
 def close_folder(folder: Path, *, yes: bool = True) -> None:
-    """Let nobody write in a folder and in those below it; or let them again."""
+    """Make a folder and those below it read-only, or writable again."""
     for at, _, _ in os.walk(folder):
         Path(at).chmod(0o555 if yes else 0o755)
 
 
 def limit_files(pid: int, nbytes: int | None) -> None:
-    """Let no file of a process become larger than that; None: let them again."""
+    """Limit the size of a process's files; None removes the limit."""
     _, most = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (most if nbytes is None else nbytes, most))
 
 
 def can_mount() -> bool:
-    """Whether file systems can be mounted here."""
+    """Return whether this process can mount file systems."""
     if os.getuid() or shutil.which("mount") is None:
         return False
     with tempfile.TemporaryDirectory() as folder:
@@ -53,7 +53,7 @@ def can_mount() -> bool:
 
 @contextmanager
 def mounted(folder: Path, *, megabytes: int) -> Iterator[None]:
-    """Have a small file system there, for as long as it is used."""
+    """Mount a small file system at `folder` inside the block."""
     folder.mkdir(parents=True, exist_ok=True)
     size = f"size={megabytes}m"
     subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(folder)], check=True)
@@ -64,7 +64,7 @@ def mounted(folder: Path, *, megabytes: int) -> Iterator[None]:
 
 
 def remount(folder: Path, options: str) -> None:
-    """Change a mounted file system: `size=64m`, `ro`, `rw`; not while files are being written."""
+    """Change a mounted file system: `size=64m`, `ro`, `rw`. Waits while files are written."""
     command = ("mount", "-o", f"remount,{options}", str(folder))
     await_until(lambda: _run(*command) == 0, _LIMIT_S, " ".join(command))
 

@@ -1,8 +1,8 @@
-"""Lies about messages, generated field by field: what a server may send instead of each.
+"""Lies: the messages that a dishonest server may send instead of honest ones, field by field.
 
-A message is a list of fields, so a lie is about one of them: another number, another text, cut off
-there, left out, repeated. Lengths that enclose others (`Enclosing`) stay right when a lie is about
-what is inside, or the reader would never get that far; then they are lied about themselves.
+A message is a list of fields. A lie is about one of them: another number, another text, truncated,
+omitted or repeated. An enclosing length (`Enclosing`) stays correct if the lie is inside it, or the
+reader would never get that far; separate lies are about that length itself.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 _WIDTHS = {"c": 1, "B": 1, "H": 2, "h": 2, "I": 4, "i": 4, "Q": 8, "q": 8}
 LONG = 100_000
-"""Bytes of a text that no server sends where a name is expected."""
+"""Length in bytes of a text that no server sends as a name."""
 _TEXTS = (b"", b"\xff\xfe\xc3", b"\0\0\0", b"\x1b[31m", b"x" * LONG)
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field: its bytes; `form`: of a number as in `struct`, 'c' a kind, 's' a text, 'z' a text
-    with its terminator."""
+    """One field and its bytes. `form`: a number's format in `struct`, 'c' a kind, 's' a text, 'z' a
+    text with its terminator."""
 
     name: str
     form: str
     content: bytes
 
     def lies(self) -> Iterator[tuple[str, bytes]]:
-        """Return what it may be instead."""
+        """Yield the lies about this field, with their names."""
         if self.form in _WIDTHS:
             yield from self._numbers()
         else:
@@ -56,12 +56,12 @@ class Field:
 
 
 def number(name: str, form: str, value: int) -> Field:
-    """Return a field of a number."""
+    """Return a field with a number."""
     return Field(name, form, struct.pack(f">{form}", value))
 
 
 def kind(value: str) -> Field:
-    """Return the byte that says what a message is."""
+    """Return the byte with the kind of a message."""
     return Field("kind", "c", value.encode())
 
 
@@ -71,13 +71,13 @@ def text(name: str, value: bytes | str) -> Field:
 
 
 def raw(name: str, value: bytes) -> Field:
-    """Return bytes whose length is said elsewhere."""
+    """Return bytes whose length is in another field."""
     return Field(name, "s", value)
 
 
 @dataclass(frozen=True, slots=True)
 class Enclosing:
-    """The length of all fields up to the end of the message; `added`: what it counts besides."""
+    """The length of all fields up to the message's end; `added`: counted in addition."""
 
     name: str
     added: int = 0
@@ -92,7 +92,7 @@ def written(message: Sequence[Field | Enclosing]) -> bytes:
 
 
 def _settled(message: Sequence[Field | Enclosing]) -> list[Field]:
-    """Return the fields with the enclosing lengths in place."""
+    """Return the fields with correct enclosing lengths."""
     found: list[Field] = []
     nbytes = 0
     for field in reversed(message):
@@ -105,10 +105,10 @@ def _settled(message: Sequence[Field | Enclosing]) -> list[Field]:
 
 
 def lies(message: Message) -> Iterator[tuple[str, bytes]]:
-    """Return what may stand for the message, each by its name."""
+    """Yield the lies about a message, with their names."""
     for at, field in enumerate(message):
         honest = _settled(message)[at]
-        if isinstance(field, Enclosing):  # what is inside stays as it is
+        if isinstance(field, Enclosing):  # the enclosed fields stay as they are
             before, after = written_parts(message, at)
             for name, content in honest.lies():
                 yield f"{field.name} {name}", before + content + after
@@ -122,7 +122,7 @@ def lies(message: Message) -> Iterator[tuple[str, bytes]]:
 
 
 def written_parts(message: Message, at: int) -> tuple[bytes, bytes]:
-    """Return what an honest server sends before and after a field."""
+    """Return the bytes that an honest server sends before and after a field."""
     settled = _settled(message)
     return (
         b"".join(field.content for field in settled[:at]),
@@ -131,7 +131,7 @@ def written_parts(message: Message, at: int) -> tuple[bytes, bytes]:
 
 
 def lying_scripts(script: Sequence[tuple[str, Message]]) -> Iterator[tuple[str, bytes]]:
-    """Return what may stand for a script of messages: one lies, or two change places."""
+    """Yield scripts with a lie: in one message, or two messages swapped."""
     honest = [written(message) for _, message in script]
     for at, (name, message) in enumerate(script):
         before, after = b"".join(honest[:at]), b"".join(honest[at + 1 :])

@@ -1,7 +1,7 @@
-"""One daemon on one database, living through one failpoint after another while others write.
+"""One daemon on one database that lives through one failpoint after another, under a workload.
 
-A life: what the failpoint needs is prepared while the daemon is down (a new table, a backlog), then
-the daemon is started with it, under a workload, until the failpoint has acted.
+In each life, what the failpoint needs (a new table, a backlog) is prepared while the daemon is
+down. Then the daemon is started with the failpoint, under a workload, until it has acted.
 """
 
 from __future__ import annotations
@@ -40,32 +40,32 @@ if TYPE_CHECKING:
 SOURCE = "shop"
 LIMIT_S = 120.0
 PAUSE_S, LONG_PAUSE_S = 0.02, 0.2
-"""Of each writing session, between two transactions."""
+"""Pauses of a writing session between two transactions."""
 BEHIND, BEHIND_BYTES = 20, 400_000
-"""Transactions and bytes that are written before a start: a backlog of a few parts."""
+"""Transactions and bytes written before a start: a backlog of a few parts."""
 LATE = ("sink.checkpoint",)
-"""Steps that come every hundred commits only."""
+"""Steps that occur only every hundred commits."""
 QUIET = ("sink.advance",)
-"""Steps that come when nothing is written to captured tables."""
+"""Steps that occur while captured tables are not written."""
 ANEW = ("capture.slot",)
-"""Steps that come when the slot is gone."""
+"""Steps that occur when the slot is missing."""
 NEW_TABLE = ("capture.publication", "capture.split", "sink.raw_create", "sink.tables_commit")
 KEYLESS_TABLE = ("capture.point",)
 NEW_COLUMN = ("sink.new_columns",)
 CAUGHT_UP = ("capture.stream_begin",)
-"""Steps that come when the daemon has caught up: where commits take long, not with all writing."""
+"""Steps after catching up. If commits are slow, not every workload lets the daemon catch up."""
 
 DRAINS = ("capture.slot_copy", "capture.drain", "capture.slot_advance")
-"""Steps that come at a start with a backlog."""
+"""Steps that occur at a start with a backlog."""
 ONCE = (*DRAINS, *CAUGHT_UP)
-"""Of the usual steps those that need not come a second time in a life."""
+"""The usual steps that need not occur twice in a life."""
 HELP = {"capture.slot_advance": "capture.drain.after=delay:0.5@1+"}
-"""What has a step come: the slot is moved only if an epoch is durable before all is drained."""
+"""Makes a step occur: the slot is advanced only if an epoch is durable before the drain ends."""
 HELP_ROWS = 1_000
-"""Then so many are written, that parts of the backlog have changes: 200 kB of WAL."""
+"""Rows to write for that, so that parts of the backlog have changes: 200 kB of WAL."""
 
 FIRST = ("sink.marker", "sink.adopt")
-"""Steps that come at a first start only: tests/faults/test_lake_lost.py."""
+"""Steps that occur only at a first start: tests/faults/test_lake_lost.py."""
 
 
 def step_of(point: str) -> str:
@@ -73,7 +73,7 @@ def step_of(point: str) -> str:
 
 
 OWN = tuple(p for p in POINTS if not p.startswith("maintenance.") and step_of(p) not in FIRST)
-"""The points of the daemon's own process that come in a life."""
+"""The points of the daemon's own process that are reached in a life."""
 
 
 USUAL = tuple(
@@ -81,14 +81,14 @@ USUAL = tuple(
     for point in OWN
     if step_of(point) not in (*LATE, *QUIET, *ANEW, *NEW_TABLE, *KEYLESS_TABLE, *NEW_COLUMN)
 )
-"""Points that come in any life."""
+"""Points that are reached in any life."""
 
 OFTEN = tuple(point for point in USUAL if step_of(point) not in ONCE)
-"""Points that come many times in any life."""
+"""Points that are reached many times in any life."""
 
 
 def lives_config(database: Database, lake: Path, *, max_delay: str = "20ms") -> str:
-    """TOML: epochs come fast, backlogs are drained in small parts, tables are noticed soon."""
+    """Return TOML for short epochs, small parts of backlogs, and fast discovery of tables."""
     return wal_config(
         lake=lake,
         dsn=database.dsn,
@@ -99,7 +99,7 @@ def lives_config(database: Database, lake: Path, *, max_delay: str = "20ms") -> 
 
 
 def confirmed_lsn(database: Database) -> Lsn:
-    """Where the slot of `lives_config` is confirmed; 0 without one."""
+    """Return the confirmed position of the slot of `lives_config`; 0 without one."""
     found = database.rows(
         "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s",
         database.name,
@@ -108,7 +108,7 @@ def confirmed_lsn(database: Database) -> Lsn:
 
 
 def durable_lsn(lake: Path) -> Lsn | None:
-    """The position that the lake holds: of the last epoch, or recorded later while idle."""
+    """Return the lake's position: of the last epoch, or one recorded later while idle."""
     layout = Layout(SOURCE)
     try:
         handle = DeltaTable(str(lake / layout.epochs))
@@ -119,13 +119,13 @@ def durable_lsn(lake: Path) -> Lsn | None:
 
 
 def helped(point: str, action: str) -> str:
-    """Give the entries that have it act there in any life."""
+    """Return the failpoint entries that make a point act in any life."""
     helping = HELP.get(step_of(point))
     return f"{point}={action}" if helping is None else f"{helping},{point}={action}"
 
 
 def last_end_lsn(lake: Path) -> Lsn:
-    """Where the last epoch ends, 0 without one; without reading all of `_epochs`."""
+    """Return the end of the last epoch, 0 without one, without reading all of `_epochs`."""
     layout = Layout(SOURCE)
     log = AppendLog(open_store(str(lake), None), layout.epochs, layout.app_id())
     table = EpochTable(log, lambda _: None)
@@ -134,7 +134,7 @@ def last_end_lsn(lake: Path) -> Lsn:
 
 
 class Lives:
-    """See above. `reached`: what acted, as (point, action); `lives`: how many there were."""
+    """See the module. `reached`: each (point, action) that acted; `lives`: their number."""
 
     def __init__(self, database: Database, lake: Path, daemon: Daemon, seed: int) -> None:
         self.database = database
@@ -147,7 +147,7 @@ class Lives:
         self._new_slot = True
 
     def load(self) -> None:
-        """Have the tables' raw tables made, and kill the daemon: every point can be reached now."""
+        """Create the raw tables, then kill the daemon. After this, every point can be reached."""
         self._write(BEHIND)
         self.start()
         self.daemon.await_ready(LIMIT_S)
@@ -158,7 +158,7 @@ class Lives:
     # --- lives -------------------------------------------------------------------------------
 
     def crash(self, point: str, *, first: str = "") -> None:
-        """Have the daemon die at `point`; with `first`, the connection or the lake fails there."""
+        """Make the daemon die at `point`. `first`: where the connection or lake fails before."""
         times = self._rng.choice((1, 1, 2, 3)) if point in OFTEN else 1
         asked = (
             [(first, "error"), (point, f"crash@{times}")] if first else [(point, f"crash@{times}")]
@@ -172,7 +172,7 @@ class Lives:
         self._took_note(asked)
 
     def endure(self, point: str, action: str) -> None:
-        """Have it fail or take long at `point`; it goes on by itself, and is killed."""
+        """Make a fault or delay at `point`; the daemon continues automatically, and is killed."""
         asked = [(point, action)]
         with self._life(asked):
             self._await_acted({(point, action.partition(":")[0])})
@@ -181,7 +181,7 @@ class Lives:
         self._took_note(asked)
 
     def fail_twice(self, first: str, then: str) -> None:
-        """Have it fail at one point, and at the next attempt at another."""
+        """Make a fault at one point, and at the next attempt one at another."""
         asked = [(first, "error"), (then, "error")]
         with self._life(asked):
             self._await_acted(set(asked))
@@ -190,7 +190,7 @@ class Lives:
         self._took_note(asked)
 
     def crawl(self, points: Collection[str]) -> None:
-        """Have it take long at all of these points, each time; not at such as need help."""
+        """Delay all of these points, each time. Points that need HELP can't be used."""
         with self._life([(point, "delay:0.02@1+") for point in points], side_by_side=True):
             self._await_acted({(point, "delay") for point in points})
             self.await_epoch()
@@ -199,7 +199,7 @@ class Lives:
         self.assert_not_early()
 
     def await_epoch(self) -> None:
-        """Wait until something is written, and in the lake."""
+        """Wait until a new row is in the lake."""
         mark = self._position()
         self.database.execute("INSERT INTO events (kind) VALUES ('later')")
         await_until(
@@ -208,20 +208,20 @@ class Lives:
 
     @contextlib.contextmanager
     def writing(self, pause_s: float = PAUSE_S) -> Iterator[None]:
-        """Have others write meanwhile."""
+        """Run a workload inside the block."""
         with self._workload(100_000, pause_s=pause_s):
             yield
 
     def start(self, entries: str = "") -> None:
-        """Start the daemon with these failpoints, or none."""
+        """Start the daemon with these failpoints, or with none."""
         self.daemon.environment[VARIABLE] = entries
         self._seen = len(self.daemon.events("failpoint.reached"))
         self.daemon.start()
 
-    # --- looking -----------------------------------------------------------------------------
+    # --- checks ------------------------------------------------------------------------------
 
     def compare(self) -> Sequence[LakeComparison]:
-        """Start without failpoints, wait until the lake has all, compare. The daemon is left up."""
+        """Start without failpoints, wait until the lake is complete, and compare."""
         self.start()
         self.daemon.await_ready(LIMIT_S)
         self.await_settled()
@@ -229,7 +229,7 @@ class Lives:
         return self.compare_now()
 
     def compare_now(self) -> Sequence[LakeComparison]:
-        """I1 to I4, I6: nothing lost or doubled, epochs whole, versions right. All must rest."""
+        """I1 to I4, I6: nothing lost or doubled, epochs and versions correct. Writers must rest."""
         with self.database.connect() as connection:
             found = compare_source(connection, str(self.lake), SOURCE)
         wrong = [str(one) for one in found if not one.is_equal]
@@ -241,7 +241,7 @@ class Lives:
         return found
 
     def await_settled(self) -> None:
-        """Wait until every table of the source is whole."""
+        """Wait until every table of the source is live."""
 
         def is_settled() -> bool:
             last = {row["table"]: row["state"] for row in registry(self.lake)}
@@ -250,24 +250,24 @@ class Lives:
         await_until(is_settled, LIMIT_S, lambda: self._awaited("all tables to be live"))
 
     def assert_not_early(self) -> None:
-        """I1. Not while the slot is a new one: what came before it is read anew."""
-        # The slot first: whatever is durable then is so still when the lake is read.
+        """I1. Skipped while the slot is new: all earlier changes are then re-read."""
+        # Read the slot first: what is durable then is still durable when the lake is read.
         confirmed = confirmed_lsn(self.database)
         durable = durable_lsn(self.lake)
         if durable is not None and not self._new_slot:
             assert confirmed <= durable, f"confirmed {confirmed}, durable {durable}"
 
     def epochs(self) -> int:
-        """How many there are."""
+        """Return the number of epochs."""
         return max((row["epoch"] for row in epochs(self.lake)), default=0)
 
     def acted(self) -> list[tuple[str, str]]:
-        """Give the (point, action) that acted since the last start."""
+        """Return the (point, action) that acted since the last start."""
         events = self.daemon.events("failpoint.reached")[self._seen :]
         return [(event["point"], event["action"]) for event in events]
 
     def fall_behind(self) -> None:
-        """Write what is no change: the next start has a backlog to drain."""
+        """Write WAL that contains no change: the next start has a backlog to drain."""
         self.database.execute(
             f"SELECT pg_logical_emit_message(false, 'test', repeat('x', {BEHIND_BYTES}))"
         )
@@ -278,7 +278,7 @@ class Lives:
     def _life(
         self, asked: Sequence[tuple[str, str]], *, side_by_side: bool = False
     ) -> Iterator[None]:
-        """Start the daemon with these (point, action): one after the other has acted, or all."""
+        """Start the daemon with these (point, action), one after the other or `side_by_side`."""
         self.lives += 1
         steps = {step_of(point) for point, _ in asked}
         self._write(BEHIND)
@@ -353,7 +353,7 @@ class Lives:
         )
 
     def _took_note(self, asked: Sequence[tuple[str, str]]) -> None:
-        """Assert that all that was asked for acted, in its order."""
+        """Assert that all requested failpoints acted, in order."""
         names = [(point, re.split("[@:]", action)[0]) for point, action in asked]
         acted = [one for one in self.acted() if one in names]
         assert acted == names, f"{asked}: {acted} acted\n{self.daemon.tail()}"

@@ -1,4 +1,4 @@
-"""What an honest server sends, field by field: what `lies` are told about.
+"""The messages of an honest server, field by field, from which `lies` are made.
 
 Source: PostgreSQL documentation, "Message Formats", "Streaming Replication Protocol", "Logical
 Replication Message Formats"; COPY, "Binary Format".
@@ -163,7 +163,7 @@ def _stream(found: Mapping[str, Fields]) -> Script:
 
 
 def segments() -> Script:
-    """Return a stream: a transaction sent while it is open, a sub-transaction of it undone."""
+    """Return a stream: a transaction sent while in progress, with an aborted sub-transaction."""
     sub = XID + 1
     start = kind("S"), *_xid(XID)
     stop = (kind("E"),)
@@ -192,7 +192,7 @@ def segments() -> Script:
 
 
 def two_phases() -> Script:
-    """Return a stream of prepared transactions, which are never asked for."""
+    """Return a stream of prepared transactions, which the client never requests."""
     gid = text("gid", "g")
     lsns = number("prepare_lsn", "Q", LSN), number("end_lsn", "Q", LSN + 48)
     times = number("time", "q", TIME), *_xid(XID), gid
@@ -207,11 +207,11 @@ def two_phases() -> Script:
     return _stream(found)
 
 
-# --- beside the data -------------------------------------------------------------------------
+# --- besides data ----------------------------------------------------------------------------
 
 
 def error(letter: str = "E", code: str = "XX000", said: str = "internal error") -> Message:
-    """Return an ErrorResponse, or a NoticeResponse."""
+    """Return an ErrorResponse or a NoticeResponse."""
     told = {"S": "ERROR", "V": "ERROR", "C": code, "M": said, "F": "walsender.c", "L": "1"}
     fields: list[Field] = []
     for field, value in told.items():
@@ -230,7 +230,7 @@ def notification() -> Message:
 
 
 def primary_status() -> Message:
-    """Return a message of the primary that is only sent if it is asked for."""
+    """Return a message that the primary sends only on request."""
     return copy_data(kind("s"), number("lsn", "Q", LSN), *_xid(XID), *_xid(0), number("t", "q", 0))
 
 
@@ -256,7 +256,7 @@ def copy_done() -> Message:
 
 
 def beside() -> Script:
-    """Return a stream with what may come at any time, and an error at its end."""
+    """Return a stream with messages that may come at any time, and an error at its end."""
     return [
         ("CopyBothResponse", copy_response("W")),
         ("keepalive", keepalive()),
@@ -287,12 +287,12 @@ def copy_row(*values: bytes | None) -> Fields:
 
 
 def copied(*rows: Sequence[bytes | None]) -> Script:
-    """Return a whole COPY of these rows, from its CopyOutResponse on."""
+    """Return a complete COPY of these rows, beginning with its CopyOutResponse."""
     return copied_rows(*(copy_row(*row) for row in rows))
 
 
 def copied_rows(*rows: Fields) -> Script:
-    """Return the same of rows as their fields."""
+    """Return a complete COPY of rows that are given as fields."""
     [first, *others] = rows
     script: Script = [("CopyOutResponse", copy_response("H", 3))]
     script.append(("first row", copy_data(*copy_header(), *first)))

@@ -1,4 +1,4 @@
-"""A server that lies: a proxy that changes what a real one says, or answers in its place."""
+"""A server that lies: a proxy that changes a real server's messages, or answers for it."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ _PIECE_BYTES = 1 << 16
 
 
 def message(kind: bytes, content: bytes, length: int | None = None) -> bytes:
-    """Write a message of the backend; `length`: what it says of its content."""
+    """Return a message of the backend. `length`: the length of its content that it claims."""
     told = len(content) if length is None else length
     return struct.pack(">ci", kind, told + 4) + content
 
 
 def keepalive(position: int, *, asks: bool = False) -> bytes:
-    """Write a keepalive that says that nothing lies before a position."""
+    """Return a keepalive that claims that there is no WAL before a position."""
     return message(b"d", struct.pack(">cQqB", b"k", position, 0, asks))
 
 
 class LyingServer:
-    """Passes connections to `port` on, from `with` to its end.
+    """Forwards connections to `port`, as a context manager.
 
-    `lie`: takes each message of a stream, header and all, and returns what is sent instead; None:
-    what follows is passed on as it is, for good. It is called for one stream at a time. `about`:
-    what a stream begins with. `answer`: takes each query of the simple protocol, and returns what
-    is sent instead of passing it on; None: it is passed on. `then_ends`: the connection ends then.
+    `lie`: receives each message of a stream, with its header, and returns the bytes to send
+    instead. Once it returns None, all later messages are forwarded unchanged. It is called for one
+    stream at a time. `about`: the beginning of such a stream. `answer`: receives each query of the
+    simple protocol, and returns the bytes to send instead of forwarding it, or None to forward it.
+    `then_ends`: the connection ends after an answer.
     """
 
     def __init__(self, port: int) -> None:
@@ -63,7 +64,7 @@ class LyingServer:
             each.close()
 
     def dsn(self, dsn: str) -> str:
-        """Return a DSN of the server, through here."""
+        """Return a DSN of the server through this proxy."""
         fields = {**conninfo_to_dict(dsn), "host": "127.0.0.1", "port": str(self.port)}
         return make_conninfo("", **fields, sslmode="disable", gssencmode="disable")
 

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RETENTION_S = 24 * 3600.0
-"""Nothing of a test's is older: no commit of a log goes."""
+"""Longer than any test's data exists, so no commit of a log is removed."""
 
 
 def order_of(lake: Path, source: str = "shop", only: Sequence[str] | None = None) -> str:
-    """Give the line that it reads: join and clean these tables, or all."""
+    """Return an input line for the process: compact and clean these tables, or all."""
     order = {
         "uri": str(lake),
         "storage_options": {},

@@ -1,4 +1,4 @@
-"""The mirror job under test: in this process's session, or as a process that can be killed."""
+"""The mirror job under test, in this process's session or as a separate process."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ LIMIT_S = 600.0
 
 
 class InterruptionError(Exception):
-    """The job was to end here, between two of its commits."""
+    """The test ends the job here, between two of its commits."""
 
 
 class MirrorRun:
-    """The job in this process, until the exit; interrupted after its `interrupt_after`th commit.
+    """The job in this process, until the exit or until its `interrupt_after`th commit.
 
-    The session has to be there. The exit raises what the job ended with, but for the interruption.
+    The session must exist. The exit raises the job's error, except for the interruption.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class MirrorRun:
         return self._interrupt_after is not None and len(self.commits) >= self._interrupt_after
 
     def await_interrupted(self) -> None:
-        """Wait until it has ended at its interruption."""
+        """Wait until the job has ended by its interruption."""
         self._ended(LIMIT_S)
-        assert self.is_interrupted, "the job ended by itself"
+        assert self.is_interrupted, "the job ended without an interruption"
 
     def await_until(self, condition: Callable[[], object], what: str) -> None:
-        """Wait for something that the job does."""
+        """Wait for an effect of the job."""
         await_until(
             lambda: self._is_over() or condition(),
             LIMIT_S,
@@ -95,7 +95,7 @@ class MirrorRun:
 
 
 class MirrorProcess:
-    """The job as a process of its own, killed at the exit if it has not been before."""
+    """The job as a separate process, which is killed at the exit if it still runs."""
 
     def __init__(self, lake: Path, target: Path, folder: Path, *more: str) -> None:
         self._log = folder / "mirror.log"
@@ -117,13 +117,13 @@ class MirrorProcess:
         self.sigkill()
 
     def sigkill(self) -> None:
-        """End it and its JVM at once. Twice is fine."""
+        """Kill the process and its JVM. May be called twice."""
         if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)  # it leads a session of its own
+            os.killpg(self._process.pid, signal.SIGKILL)  # it leads a process group
         self._process.wait()
 
     def await_commits(self, count: int) -> None:
-        """Wait until so many commits of mirrors are there."""
+        """Wait until the mirrors have this many commits."""
 
         def are_there() -> bool:
             assert self._process.poll() is None, f"the mirror job ended\n{self._tail()}"
@@ -136,7 +136,7 @@ class MirrorProcess:
 
 
 def commit_count(target: Path) -> int:
-    """Count the commits of all mirrors, `_mirror` left out."""
+    """Return the number of commits of all mirrors, without `_mirror`."""
     return sum(1 for _ in target.glob("[!_]*/*/_delta_log/[0-9]*.json"))
 
 

@@ -1,4 +1,4 @@
-"""What a mirror job has made, against the source and against the lake as of an epoch."""
+"""Comparisons of mirrors with the source, and with the lake as of an epoch."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ SOURCE = "shop"
 def assert_mirrors_equal_source(
     spark: SparkSession, database: Database, lake: Path, target: Path, tables: Sequence[TableId]
 ) -> None:
-    """The newest cut has these tables and no others, each equal to the source's.
+    """Assert that the newest cut has exactly these tables, each equal to the source's.
 
-    The writers must rest, and the mirror must have caught up.
+    The writers must be idle, and the mirror must have caught up.
     """
     cut = latest(spark, str(target))
     assert sorted(cut) == sorted(map(str, tables))
@@ -52,9 +52,9 @@ def assert_mirrors_equal_source(
 def assert_cut_is_the_fold(
     database: Database, lake: Path, cut: MirrorCut, tables: Sequence[TableId]
 ) -> list[str]:
-    """Each of these tables that is in the cut is the plain fold of its raw rows up to the epoch.
+    """Assert that these tables in the cut are the plain fold of their raw rows up to the epoch.
 
-    Their columns must not have changed. Gives the names of those that were in it.
+    Their columns must not have changed. Returns the names of the tables in the cut.
     """
     wrong, found = [], []
     with database.connect() as connection:
@@ -74,7 +74,7 @@ def assert_cut_is_the_fold(
 
 
 def differences(what: str, there: Counter[Texts], mirrored: Counter[Texts]) -> list[str]:
-    """Say of both sides what the other has not; nothing if they are equal."""
+    """Return what either side lacks; empty if they are equal."""
     found = []
     for side, rows in (("missing", there - mirrored), ("too many", mirrored - there)):
         if rows:
@@ -84,14 +84,14 @@ def differences(what: str, there: Counter[Texts], mirrored: Counter[Texts]) -> l
 
 
 def lake_columns(lake: Path, table: TableId, columns: Sequence[str]) -> list[str]:
-    """Name the lake columns that take the values of these columns now, by `_tables`."""
+    """Return the lake columns that now receive the values of these columns, by `_tables`."""
     events = [e for e in registry(lake, SOURCE) if e["table"] == str(table) and e["columns"]]
     names = {c["source_name"] or c["name"]: c["name"] for c in events[-1]["columns"]}
     return [names[column] for column in columns]
 
 
 def mirror_texts(mirror: DataFrame, columns: Sequence[str]) -> Counter[Texts]:
-    """Give the rows of these columns as the server's texts, and how often each is there."""
+    """Return the rows of these columns as the server's texts, with their number of copies."""
     quoted = ["`" + name.replace("`", "``") + "`" for name in [*columns, "_cdc_raw"]]
     rows: pa.Table = mirror.select(*quoted).toArrow()
     functions = [text_function(field.type) for field in rows.schema][:-1]
@@ -112,11 +112,11 @@ def _text(value: Any, raw: str | None, function: Callable[[Any], str]) -> str | 
 
 
 def cut_epochs(spark: SparkSession, target: Path) -> list[int]:
-    """Give the epochs of all rows of `_mirror`, in order."""
+    """Return the epochs of all rows of `_mirror`, in order."""
     rows = spark.read.format("delta").load(f"{target}/_mirror").select("epoch").collect()
     return sorted(row["epoch"] for row in rows)
 
 
 def versions(cuts: Mapping[int, MirrorCut], table: TableId) -> list[int]:
-    """Give the different Delta versions that these cuts have of a table."""
+    """Return the distinct Delta versions of a table in these cuts."""
     return sorted({cut.versions[str(table)] for cut in cuts.values() if str(table) in cut})

@@ -1,7 +1,7 @@
-"""An S3 store on loopback, that counts requests and can be slow or at fault.
+"""An S3 store on loopback that counts requests, and can be slow or faulty.
 
-The server is a process of its own: deltalake waits for its store without letting the other threads
-of its process go on everywhere.
+The server is a separate process: while deltalake waits for its store, it blocks other threads of
+its process in places.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BUCKET = "lake"
 
 
 class ObjectStoreServer:
-    """A running server, from `with` to its end. `uri`: of a lake in it, empty at first."""
+    """A running server, as a context manager. `uri`: of a lake in it, empty at first."""
 
     def __init__(self) -> None:
         self._lakes = 0
@@ -46,11 +46,11 @@ class ObjectStoreServer:
         return self
 
     def freeze(self) -> None:
-        """Answer nothing, and take no connection, until `thaw`."""
+        """Answer nothing and accept no connection until `thaw`."""
         self._process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Go on."""
+        """Continue."""
         self._process.send_signal(signal.SIGCONT)
 
     def __exit__(self, *_: object) -> None:
@@ -66,9 +66,9 @@ class ObjectStoreServer:
         return f"s3://{BUCKET}/some/prefix{self._lakes}"
 
     def begin_anew(self, *, by_deltalake: bool = False) -> None:
-        """Let `uri` be another lake's, and forget the requests.
+        """Make `uri` that of another lake, and forget the requests.
 
-        `by_deltalake`: with an option that obstore is not given, so all goes through deltalake.
+        `by_deltalake`: set an option that obstore does not support, so that deltalake does all I/O.
         """
         self._lakes += 1
         self._is_deltalakes = by_deltalake
@@ -76,7 +76,7 @@ class ObjectStoreServer:
 
     @property
     def options(self) -> dict[str, str]:
-        """What is needed to reach it."""
+        """The options to connect to it."""
         return {
             **({"user_agent": "ingestd"} if self._is_deltalakes else {}),
             "AWS_ENDPOINT_URL": self._endpoint,
@@ -92,13 +92,13 @@ class ObjectStoreServer:
         return self.config_with()
 
     def config_with(self, **more: str) -> str:
-        """The same, with more options or others."""
+        """Return that section with additional or other options."""
         options = {**self.options, **more}
         lines = (f"{key} = {json.dumps(value)}" for key, value in options.items())
         return "\n".join(["[lake.storage_options]", *lines])
 
     def delay(self, latency_s: float) -> None:
-        """Let each request take so much longer from now on."""
+        """Delay each request by this time from now on."""
         self._steer("latency", s=latency_s)
 
     def refuse(self, method: str, path: str, times: int = 1) -> None:
@@ -106,20 +106,20 @@ class ObjectStoreServer:
         self._steer("fault", kind="refuse", method=method, path=path, times=times)
 
     def lose_answer(self, method: str, path: str, times: int = 1) -> None:
-        """Do what the next such requests want, but answer 500."""
+        """Execute the next such requests, but answer 500."""
         self._steer("fault", kind="lose", method=method, path=path, times=times)
 
     def hold(self, path: str, *, is_conflict: bool = False) -> None:
-        """Answer the next put of such a commit by 500, or 409; do it when `do_late` says so."""
+        """Answer the next put of such a commit by 500 or 409; `do_late` executes it."""
         kind = "hold_409" if is_conflict else "hold"
         self._steer("fault", kind=kind, method="PUT", path=path, times=1)
 
     def do_late(self) -> list[int]:
-        """Do what `hold` kept; give what is answered to nobody."""
+        """Execute what `hold` kept; return the status codes that no client receives."""
         return [int(code) for [code] in self._steer("late")]
 
     def forget_upload(self, path: str) -> None:
-        """Answer what would end such a file's upload by 404 NoSuchUpload."""
+        """Answer the request that completes such a file's upload by 404 NoSuchUpload."""
         self._steer("fault", kind="forget", method="POST", path=path, times=1)
 
     def expire(self, method: str, path: str, times: int = 1) -> None:
@@ -131,7 +131,7 @@ class ObjectStoreServer:
         self._steer("fault", kind="break", method=method, path=path, times=times)
 
     def overwrite(self, times: int = 1) -> None:
-        """Do the next puts of commits that are refused where there is one, whatever is there."""
+        """Execute the next conditional puts of commits even if the file exists."""
         self._steer("fault", kind="overwrite", method="PUT", path="/", times=times)
 
     def know_no_conditions(self, times: int = 1) -> None:
@@ -139,29 +139,29 @@ class ObjectStoreServer:
         self._steer("fault", kind="unknown", method="PUT", path="/", times=times)
 
     def recover(self) -> int:
-        """Forget the faults that are still to come; give how many have been since the last time."""
+        """Forget pending faults; return the number of faults since the last call."""
         [[came]] = self._steer("recover")
         return int(came)
 
     def faults_left(self) -> list[object]:
-        """What of `refuse` and `lose_answer` has not come to pass."""
+        """Return the pending faults."""
         return list(self._steer("faults"))
 
     def requests(self) -> Counter[str]:
-        """How many there were since this was asked last, by method (LIST: GET of a bucket)."""
+        """Return the requests since the last call, by method (LIST: GET of a bucket)."""
         return Counter(method for method, _ in self._steer("requests"))
 
     def download(self, folder: Path) -> Path:
-        """Copy the lake to a local folder, where whatever reads files can read it."""
+        """Copy the lake to a local folder, for readers of files."""
         folder.mkdir()
         pafs.copy_files("", str(folder), source_filesystem=self._files())
-        # While a daemon runs, a hint may be copied that names a checkpoint of after the listing.
+        # With a running daemon, a hint may name a checkpoint that is newer than the listing.
         for hint in folder.rglob("_last_checkpoint"):
             hint.unlink()
         return folder
 
     def upload(self, folder: Path) -> None:
-        """Put a local lake's files there."""
+        """Upload a local lake's files."""
         pafs.copy_files(str(folder), "", destination_filesystem=self._files())
 
     def _files(self) -> pafs.PyFileSystem:

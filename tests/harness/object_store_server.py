@@ -1,6 +1,6 @@
-"""moto's S3 behind a layer that is steered by requests below ``/-/``: a process of its own.
+"""moto's S3 behind a layer that requests below ``/-/`` control, as a separate process.
 
-It prints its port, and ends when its standard input does. ``tests.harness.object_store`` starts it.
+It prints its port, and ends when its standard input ends. ``tests.harness.object_store`` starts it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _UNKNOWN = "<Error><Code>NotImplemented</Code><Message>A header is unknown</Mess
 _SLOW_DOWN = "<Error><Code>SlowDown</Code><Message>Reduce your request rate</Message></Error>"
 _CONFLICT = "<Error><Code>ConditionalRequestConflict</Code><Message>Try again</Message></Error>"
 _HELD = {"hold": ("", 500), "hold_409": (_CONFLICT, 409)}
-"""What is answered to a put that is done later."""
+"""Answers to puts that are executed later."""
 _NO_UPLOAD = "<Error><Code>NoSuchUpload</Code><Message>It does not exist.</Message></Error>"
 _ANSWERS = {
     "forget": (_NO_UPLOAD, 404),
@@ -36,13 +36,13 @@ _ANSWERS = {
     "break": ("", 500),
     "unknown": (_UNKNOWN, 501),
 }
-"""What is answered without doing anything, by the kind of fault."""
+"""Answers without any effect, by kind of fault."""
 _OF_CONDITIONS = ("overwrite", "unknown", "hold", "hold_409")
-"""Faults of puts that are to be refused where there is one already (If-None-Match)."""
+"""Faults of conditional puts (If-None-Match), which must fail if the object exists."""
 
 
 class Layer:
-    """Notes each request, delays it, and fails those that it was told to fail."""
+    """Records and delays each request, and fails those for which a fault is pending."""
 
     def __init__(self, app: WSGIApplication) -> None:
         self._app = app
@@ -104,7 +104,7 @@ class Layer:
                 held, self._held = self._held, []
                 answers = [Response.from_app(self._app, environ) for environ in held]
                 return Response(json.dumps([[answer.status_code] for answer in answers]))
-            elif what == "faults":  # that are still to come
+            elif what == "faults":  # pending ones
                 return Response(json.dumps([f for f in self._faults if f["times"]]))
             requests, self._requests = self._requests, []
         return Response(json.dumps(requests))
@@ -121,7 +121,7 @@ def main() -> None:
     app = Layer(DomainDispatcherApplication(create_backend_app))
     server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=_Quiet)
     threading.Thread(target=_end_with_stdin, daemon=True).start()
-    print(server.port, flush=True)  # noqa: T201 - to who started it
+    print(server.port, flush=True)  # noqa: T201 - for the parent process
     server.serve_forever()
 
 

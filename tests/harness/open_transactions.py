@@ -1,7 +1,7 @@
-"""A writer of transactions that a server sends while they are open.
+"""A writer of transactions that a server sends while they are in progress.
 
-Many rows each, in nested savepoints that are rolled back or released, in plpgsql blocks that catch
-what they raise, with DDL that is undone; some transactions are rolled back as a whole.
+They have many rows each, in nested savepoints that are rolled back or released, in PL/pgSQL blocks
+that catch their own exceptions, with DDL that is undone. Some transactions are rolled back.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ END $$"""
 
 
 def send_while_open(database: Database) -> None:
-    """Have this database's walsenders send a transaction from 64 kB on, the least there is."""
+    """Make this database's walsenders stream transactions above 64 kB, the lowest setting."""
     database.execute(f"ALTER DATABASE {database.name} SET logical_decoding_work_mem = '64kB'")
 
 
 def given_in_segments(database: Database, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Have drains give large transactions so, from 64 kB on; give their ids as they are read."""
+    """Make drains stream transactions above 64 kB; return a list that collects their ids."""
     send_while_open(database)
     monkeypatch.setattr(decoding_memory, "DECODING_MEMORY", "64kB")
     monkeypatch.setattr(commits_ahead, "MOST", 1000)
@@ -65,16 +65,16 @@ def given_in_segments(database: Database, monkeypatch: pytest.MonkeyPatch) -> li
 
 
 def sent_while_open(database: Database, slot: str) -> int:
-    """How many transactions a slot has sent so; known after a while, or when the stream ends."""
+    """Return how many transactions a slot has streamed; known with a delay, or at its end."""
     query = "SELECT stream_txns FROM pg_stat_replication_slots WHERE slot_name = %s"
     found = database.rows(query, slot)
     return int(found[0][0]) if found else 0
 
 
 def meanings(messages: list[bytes]) -> Iterator[tuple[bytes, list[bytes]]]:
-    """Give each message but definitions, with those that hold for the relations it names.
+    """Yield each message except definitions, with the definitions of the relations it names.
 
-    Transactions of which nothing is left are sent as such while they are open, else not at all.
+    Empty transactions are left out: they are sent only while they are in progress.
     """
     known: dict[bytes, bytes] = {}
     for message in without_empty(messages):
@@ -98,7 +98,7 @@ def without_empty(messages: list[bytes]) -> list[bytes]:
 
 
 class OpenWriters:
-    """`sessions` threads, each with tables of its own, from `with` to its end."""
+    """`sessions` threads, each with its own tables, as a context manager."""
 
     def __init__(
         self,
@@ -132,12 +132,12 @@ class OpenWriters:
         self.stop()
 
     def stop(self) -> None:
-        """End after the transactions under way; raise what a session raised."""
+        """End after the current transactions; raise a session's error."""
         self._stopping.set()
         self.join()
 
     def join(self) -> None:
-        """Wait for the last transaction; raise what a session raised."""
+        """Wait for the last transaction; raise a session's error."""
         for future in self._futures:
             future.result()
         self._pool.shutdown()
@@ -169,8 +169,8 @@ class OpenWriters:
             return
         [action] = rng.choices(list(self._actions), list(self._actions.values()))
         if action in {_alter, _widen}:
-            # Servers to 18 fail at some transactions that alter a table again after that was
-            # undone: they can't find it while the second ALTER is not decoded yet.
+            # Servers up to 18 fail on some transactions that alter a table after an undone ALTER:
+            # they can't find the table while the second ALTER is not decoded yet.
             if n in self._altered:
                 return
             self._altered.add(n)
@@ -203,7 +203,7 @@ def _catch(session: Session, rng: random.Random, n: int) -> None:
 
 
 def _alter(session: Session, rng: random.Random, n: int) -> None:
-    """DDL that is always undone, and rows with it."""
+    """Run DDL that is always undone, with its rows."""
     with session.transaction(force_rollback=True):
         _run(session, f"ALTER TABLE ledger_{n} ADD COLUMN extra text")
         _run(
@@ -214,7 +214,7 @@ def _alter(session: Session, rng: random.Random, n: int) -> None:
 
 
 def _widen(session: Session, rng: random.Random, n: int) -> None:
-    """DDL that is undone only with what is around it."""
+    """Run DDL that is undone only with the surrounding transaction."""
     name = f"more_{rng.randrange(3)}"
     change = rng.choice((f"ADD COLUMN IF NOT EXISTS {name} int", f"DROP COLUMN IF EXISTS {name}"))
     _run(session, f"ALTER TABLE ledger_{n} {change}")

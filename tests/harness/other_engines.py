@@ -1,4 +1,4 @@
-"""What other engines do to a Delta table: by Spark's SQL, or as files written by pyarrow."""
+"""Changes of a Delta table by other engines: with Spark's SQL, or as files written by pyarrow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 Statements = Sequence[str]
-"""``{t}`` stands for the table."""
+"""SQL statements, with ``{t}`` for the table."""
 
 PROPERTIES = "ALTER TABLE {t} SET TBLPROPERTIES"
 VECTORS = f"{PROPERTIES} ('delta.enableDeletionVectors' = 'true')"
@@ -29,7 +29,7 @@ GO_ON: dict[str, Statements] = {
         "OPTIMIZE {t}",
     ),
 }
-"""After which ingestd writes on."""
+"""Changes after which ingestd continues to write."""
 STOP: dict[str, Statements] = {
     "vectors_deleted": (VECTORS, "OPTIMIZE {t}", "DELETE FROM {t} WHERE id = 200"),
     "renamed": (MAPPING, "ALTER TABLE {t} RENAME COLUMN note TO remark"),
@@ -38,11 +38,11 @@ STOP: dict[str, Statements] = {
     "constrained": ("ALTER TABLE {t} ADD CONSTRAINT some CHECK (id > 0 OR id IS NULL)",),
     "row_tracking": (f"{PROPERTIES} ('delta.enableRowTracking' = 'true')",),
 }
-"""After which the table stops alone."""
+"""Changes that stop the table, and only this table."""
 
 
 def _layout(kind: pa.DataType) -> pa.DataType:
-    """The type as polars and deltalake have it in memory."""
+    """Return the type that polars and deltalake use in memory."""
     if pa.types.is_string(kind):
         return pa.large_string()
     if pa.types.is_binary(kind):
@@ -85,11 +85,11 @@ REWRITTEN: Mapping[str, Written] = {
     "column_order": (_reversed, {"store_schema": False}),
     "int96": (lambda rows: rows, {"use_deprecated_int96_timestamps": True}),
 }
-"""How the rows are given to pyarrow's writer, and its options."""
+"""How the rows are passed to pyarrow's writer, and its options."""
 
 
 def rewrite(folder: Path, kind: str) -> None:
-    """Have one file take the place of all, with equal rows and no statistics."""
+    """Replace all files by one, with equal rows and without statistics."""
     given, options = REWRITTEN[kind]
     handle = DeltaTable(folder)
     paths = pa.table(handle.get_add_actions())["path"].to_pylist()

@@ -1,4 +1,4 @@
-"""The daemon's HTTP side in a thread of its own, for tests that drive a browser."""
+"""The daemon's HTTP server in a separate thread, for tests with a browser."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 _LIMIT_S = 30
 SAMPLED_AFTER_S = 3600
-"""The history is what is given: points of a daemon where nothing happens would follow it."""
+"""Delay of sampling, so that no points of an idle daemon follow the given history."""
 T = TypeVar("T")
 
 
 class NoCommands:
-    """A daemon that nobody sends commands to."""
+    """A daemon that must not receive commands."""
 
     def request_snapshot(self, *asked: Any) -> None:
         raise AssertionError(asked)
@@ -36,9 +36,9 @@ class NoCommands:
 
 
 class PageServer:
-    """Serves `status` with the given history; used as a context manager, and again after its end.
+    """Serves `status` with the given history; a context manager that can be entered again.
 
-    `port` stays the same. What changes the status goes through `do`: its loop owns it.
+    `port` stays the same. Change the status through `do`, in the server's event loop.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class PageServer:
         return self.do(lambda: self.server._feed.readers)
 
     def do(self, change: Callable[[], T]) -> T:
-        """Run it in the server's loop."""
+        """Run `change` in the server's event loop."""
 
         async def run() -> T:
             return change()

@@ -1,4 +1,4 @@
-"""Daemons in the states that the status page is looked at in, with an hour of history."""
+"""Daemons in the states in which the status page is tested, with an hour of history."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ GB = 10**9
 
 
 class Hour:
-    """A source's last hour, lived through in ten-second steps up to now."""
+    """A source's last hour, simulated in ten-second steps up to now."""
 
     def __init__(self, name: str, tables: Sequence[str], *, seed: int = 1) -> None:
         self.now = datetime.now(UTC)
@@ -61,7 +61,7 @@ class Hour:
         wal: Callable[[float], float] | None = None,
         safe_bytes: int | None = 40 * GB,
     ) -> Hour:
-        """Have lag, throughput and the lag's WAL (bytes) follow these, of minutes 0 to 60."""
+        """Simulate lag, throughput and the lag's WAL (bytes), as functions of minutes 0 to 60."""
         live = [t.table for t in self.source.tables.values() if t.state is TableState.LIVE]
         for n in range(POINTS_KEPT):
             at = self.begin + timedelta(seconds=INTERVAL_S * n)
@@ -99,7 +99,7 @@ class Hour:
 
 
 def daemon(*hours: Hour) -> tuple[DaemonStatus, SourceHistories]:
-    """Put sources into one daemon."""
+    """Combine sources into one daemon."""
     status = DaemonStatus("0.1.0", hours[0].begin - timedelta(days=3, hours=7))
     history = SourceHistories()
     for hour in hours:
@@ -138,7 +138,7 @@ def lagging() -> tuple[DaemonStatus, SourceHistories]:
         safe_bytes=40 * GB,
     )
     gone = TransientError(
-        "lake s3://lake/shop: 503 SlowDown", reason="storage", remedy="it passes by itself"
+        "lake s3://lake/shop: 503 SlowDown", reason="storage", remedy="it is retried automatically"
     )
     for _ in range(4):
         shop.source.enter(SourceState.BACKING_OFF, shop.now - timedelta(minutes=21), gone)
@@ -189,7 +189,7 @@ def snapshotting() -> tuple[DaemonStatus, SourceHistories]:
 
 
 def many(count: int) -> tuple[DaemonStatus, SourceHistories]:
-    """Give a source of that many tables, each of which changes all the time."""
+    """Return a source with this many tables, each of which changes all the time."""
     shop = Hour("shop", [f"public.table_{n:04}" for n in range(count)])
     return daemon(shop.live(lambda _: 1.1, _daily))
 

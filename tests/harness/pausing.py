@@ -1,4 +1,4 @@
-"""A daemon's process paused, its sessions ended meanwhile, and who committed what after that."""
+"""Pauses of a daemon's process, ends of its sessions, and a check of who committed afterwards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SESSIONS = "FROM pg_stat_activity WHERE datname = %s AND application_name LIKE 
 
 @contextlib.contextmanager
 def paused(daemon: Daemon) -> Iterator[None]:
-    """Stop the process as a debugger or a frozen virtual machine does; at the end it goes on."""
+    """Stop the process, as a debugger or a frozen virtual machine does; continue it at the end."""
     os.kill(daemon.pid, signal.SIGSTOP)
     try:
         stat = Path(f"/proc/{daemon.pid}/stat")
@@ -37,15 +37,15 @@ def paused(daemon: Daemon) -> Iterator[None]:
 
 
 def let_pass(seconds: float) -> None:
-    """Return after so long: how long a pause lasts is what is tested."""
+    """Return after this time: the length of a pause is what the test is about."""
     end = time.monotonic() + seconds
     await_until(lambda: time.monotonic() >= end, seconds + 5)
 
 
 def end_sessions(database: Database) -> int:
-    """Have the server end all sessions of daemons, as it does when TCP is cut; give how many.
+    """Terminate all daemon sessions on the server, as a TCP failure does; return their number.
 
-    One that was being opened meanwhile is ended too.
+    Sessions that are being opened are terminated, too.
     """
     query = f"SELECT pid, application_name, wait_event, pg_terminate_backend(pid) {_SESSIONS}"
     ended: set[int] = set()
@@ -70,10 +70,10 @@ def await_acted(daemon: Daemon, point: str) -> None:
 
 
 def assert_nobody_commits_after_a_fence(lake: Path, *, may_return: bool = False) -> int:
-    """I5: in every log, once another process has fenced it, one before commits nothing more.
+    """I5: after another process has fenced a log, no earlier process commits to it.
 
-    Gives how many processes fenced `_epochs`. The logs' commits must all be there. `may_return`:
-    one that was fenced may take over again, by a fence.
+    Returns how many processes fenced `_epochs`. The logs must have all their commits.
+    `may_return`: a fenced process may take over again with its own fence.
     """
     fences = 0
     for log in sorted(lake.glob("**/_delta_log")):

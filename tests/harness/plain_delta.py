@@ -1,8 +1,8 @@
-"""The rows of a version of a Delta table, read from its log by hand, without Spark.
+"""The rows of a version of a Delta table, read directly from its log, without Spark.
 
-Spark takes half a second to replay the log of a table of three rows; tests of what a job has made
-read many. Logs without checkpoints' worth of history only: every commit is read. Source: Delta
-transaction log protocol, "Actions", "Column Mapping", "Deletion Vector Format".
+Spark takes half a second to replay the log of a table of three rows, and tests read many such
+tables. Every commit is read, so the log must not be cleaned up. Source: Delta transaction log
+protocol, "Actions", "Column Mapping", "Deletion Vector Format".
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAGIC = struct.pack("<i", 1681511377)
 
 
 def read_delta(path: Path, version: int) -> list[dict[str, Any]]:
-    """Give the rows of a version, by the columns' names; a column that a file lacks is null."""
+    """Return the rows of a version by column name; a column that a file lacks is null."""
     adds: dict[str, dict[str, Any]] = {}
     schema: dict[str, Any] = {}
     for number in range(version + 1):
@@ -51,12 +51,12 @@ def read_delta(path: Path, version: int) -> list[dict[str, Any]]:
 
 
 def _key(action: dict[str, Any]) -> str:
-    """A file with another deletion vector is another logical file; removals may come after it."""
+    """Return a file's identity: another deletion vector makes another logical file."""
     return f"{action['path']} {json.dumps(action.get('deletionVector'), sort_keys=True)}"
 
 
 def _rows(path: Path, add: dict[str, Any]) -> list[dict[str, Any]]:
-    # ParquetFile, for a path is no partition's
+    # ParquetFile, because a path is not a partition's
     rows: pa.Table = pq.ParquetFile(path / unquote(add["path"])).read()
     gone = _gone(path, add["deletionVector"]) if add.get("deletionVector") else BitMap64()
     return [row for number, row in enumerate(rows.to_pylist()) if number not in gone]

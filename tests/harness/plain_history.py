@@ -1,4 +1,4 @@
-"""Versions of rows from a change log, row by row: what histories are judged by."""
+"""A plain, row-by-row computation of row versions from a change log, to compare histories with."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def is_snapshot(row: Row) -> bool:
 
 
 def keyed_history(rows: Sequence[Row], columns: Sequence[str], key: Sequence[str]) -> list[Version]:
-    """Fold rows, in any order, to versions. Rows below the first snapshot do not count."""
+    """Return the versions of rows in any order. Rows below the first snapshot are ignored."""
     rows = sorted(rows, key=position)
     first = next((position(r) for r in rows if is_snapshot(r)), (0, 0))
     rows = [r for r in rows if position(r) >= first]
@@ -77,7 +77,7 @@ class _Keyed:
         self.versions.append(version)
 
     def _is_there(self, at: Hashable, marker: Row) -> bool:
-        """Whether the next that is told of a key tells that it was there."""
+        """Return whether the key's next event shows that its row existed at the marker."""
         later = [e for e in self._events.get(at, ()) if e[0] > position(marker)]
         return bool(later) and not later[0][1]
 
@@ -98,7 +98,7 @@ class _Keyed:
 
 
 def keyless_history(rows: Sequence[Row], columns: Sequence[str]) -> list[Version]:
-    """Fold rows of a table without a key, that begins with a snapshot."""
+    """Return the versions of a table without a key. Its rows begin with a snapshot."""
     rows = sorted(rows, key=position)
     fold = _Keyless(columns, rows)
     for row in rows:
@@ -144,7 +144,7 @@ class _Keyless:
             self._new[marker["_cdc_lsn"], whole] = new
 
     def _read(self, marker: Row) -> Counter[Hashable]:
-        """How often the snapshot of this marker read each row; none for a TRUNCATE."""
+        """Return how often this marker's snapshot read each row; none for a TRUNCATE."""
         return Counter(
             self._whole(_values(r, self._columns))
             for r in self._rows
@@ -158,7 +158,7 @@ class _Keyless:
 def _by_key(
     rows: Sequence[Row], columns: Sequence[str], key: Sequence[str]
 ) -> dict[Hashable, list[tuple[Position, bool]]]:
-    """Positions of what is told of each key, and whether a row comes to it then."""
+    """Return the events of each key: the position, and whether a row comes to the key."""
     events: dict[Hashable, list[tuple[Position, bool]]] = {}
     for row in rows:
         if row["_cdc_op"] == "t":

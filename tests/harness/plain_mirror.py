@@ -1,4 +1,4 @@
-"""A mirror made in the plainest way: the whole lake folded row by row, in the mirror's layout."""
+"""A mirror made in the simplest way: the complete lake folded row by row."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MIRROR = pa.schema(
 
 
 def write_mirrors(lake: Path, source: str, target: Path) -> int:
-    """Bring all tables that are whole to the lake's last epoch; gives that."""
+    """Bring all complete tables to the lake's last epoch; return that epoch."""
     last = epochs(lake, source)[-1]
     registry = Registry(read_registry(str(lake), source))
     versions = []
@@ -74,14 +74,14 @@ def write_mirrors(lake: Path, source: str, target: Path) -> int:
 
 
 def epochs(lake: Path, source: str) -> list[Row]:
-    """Give the rows of `_epochs`, in order."""
+    """Return the rows of `_epochs`, in order."""
     store, folder = open_store(str(lake), None), Layout(source).epochs
     rows: list[Row] = read_files(DeltaTable(store.uri(folder)), store, folder).to_pylist()
     return sorted(rows, key=lambda row: row["epoch"])
 
 
 def fold(changes: list[Row], key: tuple[str, ...]) -> list[Row]:
-    """Fold raw rows to the current ones."""
+    """Return the current rows after these raw rows."""
     current: dict[str, list[Row]] = {}
     for change in sorted(changes, key=lambda r: (r["_cdc_lsn"], r["_cdc_seq"])):
         op, raw = change["_cdc_op"], dict(change["_cdc_raw"] or {})
@@ -109,5 +109,5 @@ def fold(changes: list[Row], key: tuple[str, ...]) -> list[Row]:
 
 
 def identity(row: Row, names: tuple[str, ...]) -> str:
-    """Tell rows apart: -0.0 from 0.0, and NaN is NaN."""
+    """Return a row's identity. It distinguishes -0.0 from 0.0; NaN equals NaN."""
     return repr([row["_cdc_raw"].get(n, row.get(n)) for n in names])

@@ -1,8 +1,8 @@
-"""A seeded random workload with what breaks polling elsewhere, each of whose writes is numbered.
+"""A seeded random workload with changes that are difficult to poll. Every write has a number.
 
-Cursors that are old, null, equal or years ahead; transactions that are slow, commit out of order,
-are rolled back whole or to a savepoint; keys that change, are deleted, and come again, also within
-one transaction; numbers and texts that are equal and written otherwise.
+Cursors are old, null, equal or years ahead. Transactions are slow, commit out of order, or are
+rolled back completely or to a savepoint. Keys change, are deleted, and come back, even within one
+transaction. Numbers and texts are equal but written differently.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ORDERS, NOTES, TOKENS, PARTS = (
     TableId("public", n) for n in ("orders", "notes", "tokens", "parts")
 )
 SEEN_NOTES = TableId("seen", "notes")
-"""Those that are not hidden."""
+"""Notes that are not hidden."""
 KEYS = {ORDERS: ("id",), NOTES: ("id",), TOKENS: ("id",), PARTS: ("region", "number")}
 CURSORS = """
 [sources.shop.table."public.orders"]
@@ -67,7 +67,7 @@ cursor = "step"
 detect_deletes = "300ms"
 """
 STAYING = range(1000, 1010)
-"""Orders that are there from the beginning on, and in every snapshot."""
+"""Orders that exist from the beginning, and in every snapshot."""
 _KEYS = 40
 _PASSING = (
     errors.DeadlockDetected,
@@ -78,7 +78,7 @@ _PASSING = (
 
 
 def create_tables(database: Database) -> None:
-    """Make the tables, with the orders that stay."""
+    """Create the tables, with the orders that always exist."""
     make_collations(database)
     database.execute(*SCHEMA)
     database.execute(
@@ -88,7 +88,7 @@ def create_tables(database: Database) -> None:
 
 
 class PolledWorkload:
-    """Threads that write until `stop`, which raises what one of them raised."""
+    """Threads that write until `stop`, which raises a thread's error."""
 
     def __init__(self, dsn: str, *, seed: int, sessions: int = 4) -> None:
         self.outcomes: Counter[str] = Counter()
@@ -108,7 +108,7 @@ class PolledWorkload:
         self.stop()
 
     def stop(self) -> None:
-        """End after the transactions under way."""
+        """End after the current transactions."""
         self._stopping.set()
         for future in self._futures:
             future.result()
@@ -167,7 +167,7 @@ def _act(session: Session, rng: random.Random) -> None:
 
 
 def _cursor(rng: random.Random) -> str:
-    """What a cursor is set to: mostly what it should be."""
+    """Return a value for a cursor: mostly a correct one."""
     return rng.choice(
         (
             *("clock_timestamp()", "clock_timestamp()", "now()", "now()"),
@@ -209,7 +209,7 @@ def _touch_staying(session: Session, rng: random.Random) -> None:
             rng.choice(STAYING),
         )
         return
-    # Away and back in one transaction: no snapshot is without it.
+    # Deleted and inserted in one transaction: every snapshot contains the row.
     _run(
         session,
         "DELETE FROM orders WHERE id = %s",

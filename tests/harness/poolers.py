@@ -31,7 +31,7 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Pooler:
-    """A running PgBouncer. `dsn` leads through it to the test's database."""
+    """A running PgBouncer. `dsn` connects through it to the test's database."""
 
     dsn: str
 
@@ -46,9 +46,9 @@ def pooler_of(
     user: str | None = None,
     certified: Certified | None = None,
 ) -> Iterator[Pooler]:
-    """Run a PgBouncer for this database; `ignored`: startup parameters that it leaves out.
+    """Run a PgBouncer for this database. `ignored`: startup parameters that it ignores.
 
-    With `certified` it speaks TLS only.
+    With `certified` it accepts only TLS.
     """
     program = shutil.which("pgbouncer", path="/usr/sbin:/usr/bin:/usr/local/bin:/opt/homebrew/bin")
     if program is None:
@@ -83,7 +83,7 @@ logfile = {folder}/log
                     file.write(f"client_tls_{name}_file = {folder}/{name}\n")
         (folder / "users").write_text(f'"{role}" "{database.server.password}"\n')
         if account is not None:
-            account.own(folder)  # which nobody else may enter
+            account.own(folder)  # a folder that only this account may enter
         process = subprocess.Popen(
             [program, str(config)],
             stdout=subprocess.DEVNULL,
@@ -95,9 +95,7 @@ logfile = {folder}/log
         def answers() -> bool:
             assert process.poll() is None, (folder / "log").read_text()
             try:
-                connect(
-                    dsn
-                ).close()  # not as tests do on a hostile path: PgBouncer takes no options
+                connect(dsn).close()  # not by the tests' own connect: PgBouncer accepts no options
             except OperationalError:
                 return False
             return True

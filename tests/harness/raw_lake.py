@@ -1,4 +1,4 @@
-"""A source's lake written epoch by epoch by the daemon's own sink, without a source."""
+"""A source's lake, written epoch by epoch with the daemon's own sink, without a source."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ START = datetime(2026, 1, 2, tzinfo=UTC)
 
 
 class RawLake:
-    """Positions are given by `next_lsn`: ten apart, so that others fit between."""
+    """A lake whose positions come from `next_lsn`: ten apart, so that others fit in between."""
 
     def __init__(self, uri: Path, source: str = "shop") -> None:
         self.uri = uri
@@ -34,11 +34,11 @@ class RawLake:
         return self.lsn
 
     def at(self) -> datetime:
-        """Give the time of the newest position: a second each."""
+        """Return the time of the newest position: one second per position."""
         return START + timedelta(seconds=self.lsn)
 
     def commit(self, changes: Mapping[Table, Sequence[Change]] | Sequence[TableBatch]) -> int:
-        """Commit an epoch that ends at the newest position; gives its number."""
+        """Commit an epoch that ends at the newest position; return its number."""
         if isinstance(changes, Mapping):
             batches = [
                 make_batch(table, [{"_cdc_ts": self.at(), **row} for row in rows])

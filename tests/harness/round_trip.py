@@ -1,4 +1,4 @@
-"""Whether a row of a raw table gives back the source's texts (I7, design 8.5)."""
+"""Checks that rows of a raw table reproduce the source's texts (I7, docs/types.md)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.harness.databases import Database
 
 Texts = dict[str, str | None]
-"""A row of the source: the output functions' texts by column."""
+"""A row of the source: the output functions' texts, by column."""
 
 READER_SETTINGS = {
     "DateStyle": "ISO",
@@ -33,8 +33,8 @@ BEFORE = "_cdc_before"
 def source_texts(
     connection: psycopg.Connection[Any], table: str, columns: Sequence[str]
 ) -> dict[int, Texts]:
-    """Read a table as the texts of its types' output functions, by `id`."""
-    # not a cast to text, which for char(n), inet, bool and whatever has a cast is another function
+    """Return a table's rows as texts of the types' output functions, by `id`."""
+    # not a cast to text, which is another function for char(n), inet, bool and types with a cast
     text = "CASE WHEN {0} IS DISTINCT FROM NULL THEN concat({0}) END"
     each = [sql.SQL(text).format(sql.Identifier(c)) for c in columns]
     query = sql.SQL("SELECT id, {} FROM {}").format(
@@ -55,10 +55,10 @@ def read_texts(database: Database, table: str, columns: Sequence[str]) -> dict[i
 def row_faults(
     row: Mapping[str, Any], schema: pa.Schema, new: Texts, old: Texts | None
 ) -> Iterator[str]:
-    """Say what is wrong with a row as `to_pylist(maps_as_pydicts="strict")` gives it.
+    """Yield the faults of a row of `to_pylist(maps_as_pydicts="strict")`.
 
-    `new`: what the columns must give back; `old`: what `_cdc_before` must, None for a null there.
-    Each value is in its column if that can hold it, else in `_cdc_raw`, and never in both.
+    `new`: the expected texts of the columns; `old`: those of `_cdc_before`, None if that is null.
+    A value must be in its column if the column can represent it, else in `_cdc_raw`, never in both.
     """
     raw = dict(row["_cdc_raw"] or {})
     for name, text in new.items():

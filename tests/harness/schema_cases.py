@@ -1,6 +1,6 @@
-"""What DDL can do to a captured table, as steps between which rows are written.
+"""DDL on a captured table, as steps between which rows are written.
 
-In each statement ``{t}`` stands for the case's table, ``{s}`` for the bare name.
+In a statement, ``{t}`` stands for the case's table and ``{s}`` for its bare name.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PATTERNS = ("public.*", "other.*", "!public.hidden_*")
-"""`tables` of the source under test; the schema `elsewhere` is there too."""
+"""`tables` of the source under test; the schema `elsewhere` also exists."""
 TABLESPACE = "elsewhere_on_disk"
 
 STANDARD = ("CREATE TABLE {t} (id int PRIMARY KEY, note text, n int)",)
@@ -21,7 +21,7 @@ RANGES = (
     "CREATE TABLE {t} (id int PRIMARY KEY, note text) PARTITION BY RANGE (id)",
     "CREATE TABLE {t}_old PARTITION OF {t} FOR VALUES FROM (0) TO (900)",
     "CREATE TABLE {t}_rest PARTITION OF {t} FOR VALUES FROM (1000) TO (1000000)",
-    # So many that the writers leave some as they are until the catalog is read the next time.
+    # Enough rows that the writers leave some of them unchanged until the next catalog poll.
     "INSERT INTO {t} SELECT n, 'old' FROM generate_series(1, 200) n",
     "INSERT INTO {t} SELECT n, 'rest' FROM generate_series(500001, 500200) n",
 )
@@ -29,13 +29,13 @@ RANGES = (
 
 @dataclass(frozen=True)
 class Case:
-    """DDL on a table of its own.
+    """DDL on a separate table.
 
-    `steps`: each is one transaction (or one statement that can't be in one). `create` comes before
-    the daemon starts. `writes`: the tables that the writers know of, by what is put behind the
-    case's name, or as `schema.name`. `is_read_anew`: whether a snapshot has to be taken again; None
-    if it may be. `columns`: what the lake has to have, by name, of these Delta types. `missing`:
-    the text that is recorded of a column.
+    `steps`: each is a transaction, or a statement that can't be in one. `create`: runs before the
+    daemon starts. `writes`: the tables for the writers, as suffixes of the case's name or as
+    `schema.name`. `is_read_anew`: whether a new snapshot must be taken; None if it may be.
+    `columns`: names and Delta types of columns that the lake must have. `missing`: the recorded
+    text of a column.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Case:
         return statement.replace("{t}", f"public.{self.name}").replace("{s}", self.name)
 
     def tables(self) -> list[tuple[str, str]]:
-        """Name the tables that are written to, schema and name."""
+        """Return the tables that are written to, as schema and name."""
         found = []
         for suffix in self.writes:
             schema, _, name = suffix.rpartition(".")
@@ -65,7 +65,7 @@ FORGOTTEN = (
     "ALTER TABLE {t} ADD x int DEFAULT 5",
     "ALTER TABLE {t} ALTER x DROP DEFAULT",
 )
-"""As migrations often do: rows lack a value whose default is not there any more."""
+"""As in many migrations: earlier rows lack a value whose default no longer exists."""
 
 
 OLD_ROWS = (*STANDARD, "INSERT INTO {t} SELECT -n, 'old', n FROM generate_series(10, 50) n")
@@ -76,7 +76,7 @@ def with_column(kind: str) -> tuple[str, ...]:
 
 
 def retyped(name: str, before: str, *after: str, anew: bool, **more: object) -> Case:
-    """Make a case in which the column `v` gets other types; one clause a step."""
+    """Return a case in which the column `v` gets other types, one clause per step."""
     steps = tuple((f"ALTER TABLE {{t}} ALTER v TYPE {clause}",) for clause in after)
     return Case(name, steps, with_column(before), is_read_anew=anew, **more)  # type: ignore[arg-type]
 
@@ -612,7 +612,7 @@ UNNAMED = (
             (FILL_UNNAMED,),
         ),
         RANGES,
-        is_read_anew=None,  # if it had rows when the catalog was read
+        is_read_anew=None,  # if it had rows at the catalog poll
     ),
 )
 PARTITIONS = (
@@ -833,7 +833,7 @@ KEPT = (
     Case(
         "vacuum_full_with_missing",
         (("ALTER TABLE {t} ADD x int DEFAULT 5",), ("VACUUM FULL {t}",)),
-        is_read_anew=None,  # if nobody looked between the two
+        is_read_anew=None,  # if no catalog poll came between the two
     ),
     Case("vacuum_full_without_default", (("VACUUM FULL {t}",),), FORGOTTEN),
     Case(

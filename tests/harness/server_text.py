@@ -1,8 +1,8 @@
-"""What Postgres writes for a value, and which values a lake's column holds: slow and plain.
+"""The server's text of a value, and the values that a lake's column can represent: slow and plain.
 
-The reference for ingestd's typed columns, made from the documentation and the server's source only:
-nothing here is shared with the decoder. Settings as every reader pins them (DateStyle ISO, TimeZone
-UTC, bytea_output hex, shortest-precise floats).
+This reference for ingestd's typed columns is based only on the documentation and the server's
+source: it shares nothing with the decoder. Settings are those that every reader pins (DateStyle
+ISO, TimeZone UTC, bytea_output hex, shortest-precise floats).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _INSTANT = re.compile(_TIMESTAMP.pattern + r"\+00", re.ASCII)
 
 
 def text_of(value: Any, arrow: pa.DataType) -> str:
-    """Write a value of the lake, as `to_pylist` gives it, as the server's output function would."""
+    """Return a value of `to_pylist` as the server's output function would write it."""
     for is_of_type, written in _WRITERS:
         if is_of_type(arrow):
             return written(value, arrow)
@@ -61,9 +61,9 @@ _WRITERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any, Any], str]],
 
 
 def float_text(value: float, kind: type[np.float32 | np.float64]) -> str:
-    """Write the shortest decimal strictly between the neighbours' midpoints, nearest to the value.
+    """Return the shortest decimal strictly between the neighbours' midpoints, nearest to the value.
 
-    Of two as near, the one with the even last digit.
+    Of two equally near ones, return the one with the even last digit.
 
     Source: PostgreSQL, src/common/d2s.c and f2s.c (acceptBounds is false: so not always the
     shortest), double_to_shortest_decimal_buf; positional from 1e-4 to below 1e15 (1e6 for float4).
@@ -86,7 +86,7 @@ def float_text(value: float, kind: type[np.float32 | np.float64]) -> str:
 
 
 def _shortest(number: np.float32 | np.float64) -> tuple[str, int]:
-    """Give digits d1d2d3... and the exponent of d1.d2d3..."""
+    """Return the digits d1d2d3... and the exponent of d1.d2d3..."""
     exact = Fraction(float(number))
     kind = type(number)
     below = exact - Fraction(float(np.nextafter(number, kind(0))))
@@ -109,7 +109,7 @@ def _shortest(number: np.float32 | np.float64) -> tuple[str, int]:
 
 
 def array_text(elements: Sequence[str | None]) -> str:
-    """Write a one-dimensional array with lower bound 1, elements parted by commas.
+    """Return a one-dimensional array with lower bound 1 and commas between its elements.
 
     Source: PostgreSQL, src/backend/utils/adt/arrayfuncs.c, array_out.
     """
@@ -125,7 +125,7 @@ def _array_element(text: str | None) -> str:
 
 
 def record_text(fields: Sequence[str | None]) -> str:
-    """Write a composite value. Source: src/backend/utils/adt/rowtypes.c, record_out."""
+    """Return a composite value. Source: src/backend/utils/adt/rowtypes.c, record_out."""
     return "(" + ",".join(map(_record_field, fields)) + ")"
 
 
@@ -137,14 +137,14 @@ def _record_field(text: str | None) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '""') + '"'
 
 
-# --- what a column holds ---------------------------------------------------------------------
+# --- what a column can represent -------------------------------------------------------------
 
 
 def holds(arrow: pa.DataType, text: str) -> bool:
-    """Whether the lake's column must hold the value that the server writes so (design 8.5).
+    """Return whether the lake's column must hold a value with this text (docs/types.md).
 
-    If not, it is null there, and `_cdc_raw` has the text. `text` is the server's own for a type
-    that this column is for, so only what a type has beyond its column is looked for.
+    If not, the column is null and `_cdc_raw` has the text. `text` is the server's own, for a type
+    of this column, so only values beyond the column's range are looked for.
     """
     if pa.types.is_list(arrow):
         elements = array_elements(text)
@@ -167,14 +167,14 @@ def holds(arrow: pa.DataType, text: str) -> bool:
 
 @dataclass(slots=True)
 class _Reader:
-    """Reads the elements of an array, or the fields of a record, behind the opening bracket."""
+    """Reads the elements of an array, or the fields of a record, after the opening bracket."""
 
     text: str
     is_record: bool
     at: int = 1
 
     def elements(self) -> Iterator[tuple[str, bool]]:
-        """Give each element without its quotes, and whether it had some."""
+        """Yield each element without its quotes, and whether it had any."""
         while self.at < len(self.text):
             yield self._element()
 
@@ -204,7 +204,7 @@ class _Reader:
 
 
 def array_elements(text: str) -> list[str | None] | None:
-    """Take an array's text apart; None if it has several dimensions or bounds of its own."""
+    """Return an array's elements; None if it has several dimensions or its own bounds."""
     if text == "{}":
         return []
     if not text.startswith("{") or text.startswith("{{"):
@@ -214,6 +214,6 @@ def array_elements(text: str) -> list[str | None] | None:
 
 
 def record_fields(text: str) -> list[str | None]:
-    """Take a composite value's text apart. One without fields reads as one null field."""
+    """Return a composite value's fields. One without fields reads as one null field."""
     found = _Reader(text, is_record=True).elements()
     return [field if field or was_quoted else None for field, was_quoted in found]

@@ -1,4 +1,4 @@
-"""A server of a test's own, and nothing left of it."""
+"""A server for one test, which is removed with its data."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 FAST = {"fsync": "off"}
-"""What is lost with the machine is lost with the test."""
+"""Settings without durability, which a test's data does not need."""
 
 
 @contextmanager
 def running_server(
     bindir: Path, settings: Mapping[str, str] = FAST, *, password: str | None = None
 ) -> Iterator[PostgresServer]:
-    """Run one.
+    """Run a server.
 
-    `password`: see `PostgresServer`; roles that log in without one of their own are given the
-    server's by `Database.execute`, or by `PostgresServer.share_password`.
+    `password`: see `PostgresServer`. Roles with LOGIN and no own password get the server's by
+    `Database.execute` or `PostgresServer.share_password`.
 
-    Not below tmp_path: each pytest that starts closes that folder to the server's own account.
+    Its folder is not below tmp_path, which every pytest start closes to the server's account.
     """
     with tempfile.TemporaryDirectory(prefix="ingestd-tests-") as folder:
         server = PostgresServer(

@@ -1,4 +1,4 @@
-"""A shop of orders on servers of a test's own, and a daemon that follows from one to the next."""
+"""A shop of orders on a test's own servers, and a daemon that follows from one to the next."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SLOT = "ingestd_shop"
 
 
 def with_shop(server: PostgresServer) -> Database:
-    """The database `shop` on a server of the test's own; it goes with the server."""
+    """Return a new database `shop` on a test's own server; it is removed with the server."""
     with server.connect() as connection:
         connection.execute("CREATE DATABASE shop")
     shop = shop_on(server)
@@ -35,7 +35,7 @@ def with_shop(server: PostgresServer) -> Database:
 
 
 def shop_on(server: PostgresServer) -> Database:
-    """The same database on a copy of that server."""
+    """Return the same database on a copy of that server."""
     return Database(server, "shop")
 
 
@@ -48,20 +48,20 @@ def assert_equal(shop: Database, lake: Path) -> None:
 
 
 def snapshots(lake: Path) -> int:
-    """How often `orders` was read."""
+    """Return how often `orders` was read."""
     operations: list[str] = read_raw(str(lake), "shop", ORDERS)["_cdc_op"].to_pylist()
     return operations.count("t")
 
 
 def loss(daemon: Daemon) -> str:
-    """The reason that the daemon gave, once, for reading all tables anew."""
+    """Return the daemon's only reason for re-reading all tables."""
     [lost] = daemon.events("source.slot_lost")
     reason: str = lost["reason"]
     return reason
 
 
 def stopped_for(daemon: Daemon) -> dict[str, Any]:
-    """Wait until the source stops; give the event that says why."""
+    """Wait until the source stops; return the event with the cause."""
 
     def stopped() -> bool:
         status = daemon.status()
@@ -72,7 +72,7 @@ def stopped_for(daemon: Daemon) -> dict[str, Any]:
 
 
 def slot(shop: Database, column: str) -> Any:
-    """A column of the daemon's slot, None without a slot."""
+    """Return a column of the daemon's slot; None without a slot."""
     query = f"SELECT {column} FROM pg_replication_slots WHERE slot_name = %s"
     rows = shop.rows(query, SLOT)
     return rows[0][0] if rows else None

@@ -1,4 +1,4 @@
-"""`ingestd snapshot` as a person would run it."""
+"""`ingestd snapshot`, run as a user runs it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ LIMIT_S = 60
 
 
 def ask_for_snapshot(daemon: Daemon, *tables: str, source: str = "shop") -> None:
-    """Ask the running daemon to read these tables anew; do not wait for it."""
+    """Request that the running daemon re-read these tables; do not wait for it."""
     done = run_command(daemon.config_path, "snapshot", source, *tables, "--no-wait")
     assert done.returncode == 0, f"{done.stderr}\n{daemon.tail()}"

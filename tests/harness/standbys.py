@@ -31,18 +31,18 @@ LIMIT_S = 40.0
 STANDBY = "standby_1"
 """The primary's slot for the standby."""
 Kind = Literal["standby", "recovery", "plain"]
-"""A standby; a server that recovers and begins a timeline of its own; one that does not even."""
+"""A standby; a server that recovers and begins a new timeline; a server that only starts."""
 
 
 def bindir_of(major: int) -> Path:
-    """Where an installation of this version is; first of all that which the tests are run on."""
+    """Return the programs of a version, preferably of the installation that the tests use."""
     found = _bindirs(major)
     assert found, f"no PostgreSQL {major}: pip install 'ingestd[dev]' or apt install postgresql"
     return found[0]
 
 
 def needs(major: int) -> None:
-    """Skip a test where this version is not installed."""
+    """Skip a test if this version is not installed."""
     if not _bindirs(major):
         pytest.skip(f"no PostgreSQL {major} here: `make matrix ARGS={major}` has it")
 
@@ -79,7 +79,7 @@ def copy_of(
     *,
     starts: bool = True,
 ) -> Iterator[PostgresServer]:
-    """Make a base backup of a running server now, and run it unless told otherwise."""
+    """Make a base backup of a running server now, and run it if `starts`."""
     with tempfile.TemporaryDirectory(prefix="ingestd-tests-") as folder:
         data = Path(folder) / "data"
         account = account_for_server()
@@ -115,13 +115,13 @@ def copy_of(
 
 @contextmanager
 def standby_of(primary: PostgresServer, **settings: str) -> Iterator[PostgresServer]:
-    """A standby as the documentation says to set it up for slots of its own (16+)."""
+    """Run a standby, set up for its own slots as the documentation says (16+)."""
     with primary.connect() as connection:
         connection.execute("SELECT pg_create_physical_replication_slot(%s, true)", [STANDBY])
     own = {
         "primary_slot_name": STANDBY,
         "hot_standby_feedback": "on",
-        "wal_receiver_status_interval": "1s",  # what is not told of is not sent to the daemon
+        "wal_receiver_status_interval": "1s",  # the daemon gets only WAL that was reported
     }
     with copy_of(primary, settings={**own, **settings}) as standby:
         yield standby
@@ -129,7 +129,7 @@ def standby_of(primary: PostgresServer, **settings: str) -> Iterator[PostgresSer
 
 @contextmanager
 def syncing_standby(primary: PostgresServer, shop: Database) -> Iterator[PostgresServer]:
-    """One that copies the slots as well (17+)."""
+    """Run a standby that copies the slots as well (17+)."""
     with standby_of(
         primary,
         primary_conninfo=shop.dsn,  # names a database: the slots' copier connects to it
@@ -139,14 +139,14 @@ def syncing_standby(primary: PostgresServer, shop: Database) -> Iterator[Postgre
 
 
 def keep_slots_behind_the_standby(shop: Database) -> None:
-    """Let nobody read from a slot what the standby has not got yet (17+)."""
+    """Stop readers of slots from getting ahead of the standby (17+)."""
     shop.execute(
         f"ALTER SYSTEM SET synchronized_standby_slots = '{STANDBY}'", "SELECT pg_reload_conf()"
     )
 
 
 def await_copied(shop: Database, standby: PostgresServer) -> None:
-    """Wait until the standby's copy of the slot would live through a promotion."""
+    """Wait until the standby's copy of the slot would survive a promotion."""
 
     def copied() -> bool:
         shop.execute("SELECT pg_log_standby_snapshot()")
@@ -156,7 +156,7 @@ def await_copied(shop: Database, standby: PostgresServer) -> None:
 
 
 def start_on_standby(daemon: Daemon, primary: Database) -> None:
-    """Start it, and do on the primary what a busy one does by itself, until it is ready."""
+    """Start the daemon, and imitate a busy primary until the daemon is ready."""
     daemon.start()
 
     def ready() -> bool:
@@ -169,7 +169,7 @@ def start_on_standby(daemon: Daemon, primary: Database) -> None:
 
 @contextmanager
 def disk_copy_of(server: PostgresServer) -> Iterator[PostgresServer]:
-    """Copy the data of a server that is stopped, slots and all; the copy is not started."""
+    """Copy the data of a stopped server, including slots; the copy is not started."""
     with tempfile.TemporaryDirectory(prefix="ingestd-tests-") as folder:
         account = account_for_server()
         if account is not None:
@@ -188,7 +188,7 @@ def disk_copy_of(server: PostgresServer) -> Iterator[PostgresServer]:
 
 
 def await_replayed(primary: PostgresServer, standby: PostgresServer) -> None:
-    """Wait until the standby shows all that is committed on the primary now."""
+    """Wait until the standby shows everything that is committed on the primary now."""
     with primary.connect() as connection:
         row = connection.execute("SELECT pg_current_wal_lsn()::text").fetchone()
     assert row is not None
@@ -204,7 +204,7 @@ def await_replayed(primary: PostgresServer, standby: PostgresServer) -> None:
 
 
 def promote(standby: PostgresServer) -> None:
-    """Make a primary of it."""
+    """Promote the standby."""
     with standby.connect() as connection:
         row = connection.execute("SELECT pg_promote(true, 60)").fetchone()
     assert row

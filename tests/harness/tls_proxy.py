@@ -1,4 +1,4 @@
-"""What speaks TLS in a server's place, and chooses the records that its bytes come in."""
+"""A proxy that speaks TLS for a server, and chooses the sizes of the records that it sends."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ ENDS = ("close_notify", "end", "half_record", "garbage", "reset")
 
 
 class TlsProxy:
-    """Passes connections to a server without TLS on; from `with` to its end.
+    """Forwards connections to a server without TLS, as a context manager.
 
-    `sizes`: how many bytes the next record has. `end_after`: so many bytes of rows, and how a
-    connection ends then (one of `ENDS`); None for not.
+    `sizes`: returns the size of the next record. `end_after`: end a connection after this many
+    bytes of rows, in one of the ways of `ENDS`; None to leave it open.
     """
 
     def __init__(self, port: int, authority: Authority, sizes: Callable[[], int]) -> None:
@@ -109,7 +109,7 @@ class TlsProxy:
 
 
 class _Session:
-    """TLS on a socket, by one thread for each direction."""
+    """TLS on a socket, used by one thread per direction."""
 
     def __init__(self, client: socket.socket, context: ssl.SSLContext) -> None:
         self._client = client
@@ -155,7 +155,7 @@ class _Session:
                 self._client.sendall(b"\x17\x03\x03\x00\x40" + bytes(64))
             elif how == "reset":
                 self._client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-                self._client.shutdown(socket.SHUT_RD)  # whoever reads would keep it open
+                self._client.shutdown(socket.SHUT_RD)  # a blocked reader would keep it open
                 self._client.close()
                 return
             self._client.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""A server that speaks TLS, with a certificate of a test's own CA."""
+"""A server with TLS and a certificate of the test's own CA."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 NAME = "db.example"
-"""What the server's certificate is for."""
+"""The host name in the server's certificate."""
 PASSWORD = "geheim-17"
 _AUTHENTICATION = """\
 local all all scram-sha-256
@@ -33,17 +33,16 @@ host all scram 127.0.0.1/32 scram-sha-256
 
 @dataclass(frozen=True)
 class TlsServer:
-    """`server` runs; the files of its `authority` are in `folder`."""
+    """A running server. `folder`: the files of `authority`."""
 
     server: PostgresServer
     authority: Authority
     folder: Path
 
     def dsn(self, dbname: str = "postgres", host: str = NAME, **parameters: str) -> str:
-        """As to a server elsewhere; the way leads over loopback all the same.
+        """Return a DSN as for a remote server, which connects over loopback.
 
-        Its CA is known unless `parameters` say otherwise, and the server's password, which is that
-        of the role `trusted`.
+        By default it has the CA and the server's password, which is that of the role `trusted`.
         """
         given = {
             "user": "trusted",
@@ -69,7 +68,7 @@ def _has_tls(bindir: Path) -> bool:
 
 @contextmanager
 def tls_server() -> Iterator[TlsServer]:
-    """Run one, with roles of each way to say who one is, all with REPLICATION."""
+    """Run a server with a role for each authentication method, all with REPLICATION."""
     found = [path for path in find_bindirs() if (path / "pg_config").exists() and _has_tls(path)]
     assert found, "no PostgreSQL with TLS: apt install postgresql (those of wheels have none)"
     with tempfile.TemporaryDirectory(prefix="ingestd-tests-") as made:
@@ -96,7 +95,7 @@ def tls_server() -> Iterator[TlsServer]:
 
 
 def _give(server: PostgresServer, name: str, path: Path) -> None:
-    """Copy a file into the server's folder, as its own."""
+    """Copy a file into the server's folder, owned by the server's account."""
     copy = server.data_dir / name
     copy.touch(mode=0o600)
     copy.write_bytes(path.read_bytes())

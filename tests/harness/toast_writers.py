@@ -1,4 +1,4 @@
-"""Sessions that change a table with TOASTed values in every way that a snapshot could lose."""
+"""Sessions that change a table with TOASTed values in all the ways that a snapshot could lose."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ INSERT INTO big SELECT i % 1000 - 500, 'k' || i, i,
 
 
 def create_big(database: Database, rows: int) -> None:
-    """Make the table `big` with `rows` rows; a third of them have a value that is TOASTed."""
+    """Create the table `big` with `rows` rows; a third of them have a TOASTed value."""
     database.execute(TABLE, EXTERNAL, FILL.format(rows=rows), "CHECKPOINT")
 
 
 class ToastWriters:
-    """`sessions` threads until `stop`; as a context manager. `stop` raises what one raised.
+    """`sessions` threads that write until `stop`, which raises their errors; a context manager.
 
-    Updates that leave the TOASTed value unsent, changes of the key, deletes, inserts, transactions
-    that are rolled back and some that stay open for `held_s` seconds.
+    They run updates that leave the TOASTed value unsent, changes of the key, deletes and inserts.
+    Some transactions are rolled back, and some stay open for `held_s` seconds.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Every built-in type a table can have: its column in the lake, ordinary values, and odd ones.
+"""Every built-in type that a table can have, with its lake column, ordinary and odd values.
 
-The mapping is written out here, apart from `ingestd.decode.type_mapping`. A value is the text of an
-SQL literal, or an SQL expression (`Sql`) where the type's input function takes nothing.
+The mapping is written out here, independently of `ingestd.decode.type_mapping`. A value is the text
+of an SQL literal, or an SQL expression (`Sql`) if the type's input function accepts nothing.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ Values = tuple[str, ...]
 class Type:
     """A type as SQL writes it, and the Delta type of its column.
 
-    `values` must be in the column, `odd` ones in `_cdc_raw`. `elements`: Delta type of an array of
-    it, ``array<delta>`` by default; empty where Postgres has no such array. `since`: the server's
-    major version.
+    `values` belong in the column, `odd` ones in `_cdc_raw`. `elements`: the Delta type of an array,
+    ``array<delta>`` by default; empty if Postgres has no such array. `since`: the first major
+    version of the server with this type.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Type:
         return f"array<{self.delta}>" if self.elements is None else self.elements
 
     def expressions(self) -> list[sql.Composable]:
-        """SQL of every value, and of null."""
+        """Return SQL of every value, and of null."""
         return [self._expression(v) for v in (*self.values, *self.odd)] + [self.null]
 
     @property
@@ -62,9 +62,9 @@ class Type:
         return sql.SQL("({})::{}").format(literal, sql.SQL(self.name))
 
     def array_expressions(self) -> list[sql.Composable]:
-        """SQL of arrays of the values: empty, all ordinary ones with nulls, each odd one, others.
+        """Return SQL of arrays: empty, ordinary values with nulls, each odd value, other shapes.
 
-        The others go by the text of an array, which any type has: two dimensions, other bounds.
+        The other shapes, with two dimensions or other bounds, use the text that any array has.
         """
         ordinary = [self._expression(v) for v in self.values] or [self.null]
         one = self._array(ordinary[:1])
@@ -216,12 +216,12 @@ BUILT_IN: tuple[Type, ...] = (
     Type("tsmultirange", "string", ('{["2024-01-01 00:00:00",infinity)}',), since=14),
     Type("tstzmultirange", "string", ('{["2024-01-01 00:00:00+00",)}',), since=14),
     Type("datemultirange", "string", ("{[2024-01-01,2024-02-01),[2025-01-01,)}",), since=14),
-    # No values but what the server itself computes
+    # Only values that the server itself computes
     Type("pg_node_tree", "string", (Sql("SELECT adbin FROM pg_attrdef LIMIT 1"),), elements=""),
     Type("pg_ndistinct", "string", (_statistic("stxdndistinct"),), elements=""),
     Type("pg_dependencies", "string", (_statistic("stxddependencies"),), elements=""),
     Type("pg_mcv_list", "string", (_statistic("stxdmcv"),), elements=""),
-    # No values at all in a table's rows
+    # No values in a table's rows
     Type("gtsvector", "string"),
     Type("pg_brin_bloom_summary", "string", elements="", since=14),
     Type("pg_brin_minmax_multi_summary", "string", elements="", since=14),

@@ -1,4 +1,4 @@
-"""Types that users and extensions make, like `tests.harness.types` for the built-in ones."""
+"""Types that users and extensions create, as `tests.harness.types` for built-in ones."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ SETUP = (
     "CREATE TYPE nest AS (p pair, ints int[], day date)",
     "CREATE DOMAIN filled_pair AS pair CHECK ((value).a > 0)",
     "CREATE TYPE wordrange AS RANGE (subtype = text)",
-    # base types whose OIDs nobody knows; the second parts its arrays' elements by semicolons
+    # base types whose OIDs are unknown; the second separates array elements by semicolons
     *_base_type("opaque", ","),
     *_base_type("semicolons", ";"),
-    # a row type, statistics and a default to read the server's own values from
+    # a row type, statistics and a default, from which to read the server's own values
     "CREATE TABLE parts (a int DEFAULT 1 + 1, d date)",
     "INSERT INTO parts SELECT i % 3, '2024-01-01'::date + i % 3 FROM generate_series(1, 90) i",
     "CREATE STATISTICS part_statistics ON a, d FROM parts",
@@ -96,4 +96,4 @@ EXTENSIONS: dict[str, tuple[Type, ...]] = {
                Type("sparsevec", "string", ("{1:1.5,5:-2}/5",))),
 }
 # fmt: on
-"""Types of extensions that a server may have, by extension (an extension after what it needs)."""
+"""Types of extensions that a server may have, by extension, after those that it requires."""

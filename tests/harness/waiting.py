@@ -1,4 +1,4 @@
-"""`await_until(condition, limit_s, what)`: a test never sleeps to wait."""
+"""`await_until(condition, limit_s, what)`: a test waits for a condition, never for a time."""
 
 from __future__ import annotations
 

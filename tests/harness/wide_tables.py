@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.harness.types import Type, Values
 
 STREAMED = 1000
-"""Added to the `id` of a row of the snapshot, for the row of the same values in the stream."""
+"""Added to the `id` of a snapshot's row for the streamed row with the same values."""
 FIRST_WITH_ESCAPED_CHAR = 15
 
 
@@ -29,7 +29,7 @@ class Column:
     delta: str
     expressions: list[sql.Composable]
     odd: range
-    """Which of the expressions are not for the column."""
+    """The expressions whose values the column can't represent."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Wide:
                 )
 
     def change(self, database: Database) -> tuple[dict[int, Texts], dict[int, Texts]]:
-        """Insert the rows again, give each the next one's values, delete them; what was there."""
+        """Insert all rows again, rotate their values, delete them; return both sets of values."""
         table, columns = sql.Identifier(self.name), [sql.Identifier(n) for n in self.names]
         insert = sql.SQL("INSERT INTO {0} SELECT id + {1}, {2} FROM {0}").format(
             table, STREAMED, sql.SQL(", ").join(columns)
@@ -116,9 +116,9 @@ def array_columns_of(types: Sequence[Type]) -> list[Column]:
 
 
 def built_in_types(database: Database) -> list[Type]:
-    """Give those that the server has; where it is built without libxml, xml has no values.
+    """Return the types that the server has. Without libxml, xml has no values.
 
-    Nor has "char" one above 127 where the server writes that as a byte, which is no text.
+    Nor has "char" values above 127 on servers that send them as bytes, which are not text.
     """
     query = "SELECT setting LIKE '%--with-libxml%' FROM pg_config WHERE name = 'CONFIGURE'"
     values: dict[str, Values] = {} if database.value(query) else {"xml": ()}
@@ -132,7 +132,7 @@ def built_in_types(database: Database) -> list[Type]:
 
 
 def install_extensions(database: Database) -> list[Type]:
-    """Create those that the server has; give their types."""
+    """Create the extensions that the server has; return their types."""
     query = "SELECT name FROM pg_available_extensions"
     available = {name for (name,) in database.rows(query)}
     found: list[Type] = []

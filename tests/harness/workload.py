@@ -1,8 +1,8 @@
-"""A seeded random workload of several sessions, with what breaks change capture elsewhere.
+"""A seeded random workload of several sessions, with cases that are difficult to capture.
 
-Composite keys, TOASTed columns updated around, key changes (with unsent TOAST under the old key),
-truncates, rolled-back savepoints and transactions, upserts, a keyless table with equal rows,
-multi-byte names, transactions over several tables.
+Composite keys, updates of rows with TOASTed columns, key changes (with unsent TOAST under the old
+key), truncates, rolled-back savepoints and transactions, upserts, a keyless table with equal rows,
+multi-byte names, transactions on several tables.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ _CONFLICTS = (
 
 
 def create_schema(dsn: str) -> None:
-    """Make the tables, empty."""
+    """Create the tables, empty."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         for statement in SCHEMA:
             connection.execute(statement.encode())
 
 
 class Workload:
-    """`sessions` threads that write until `transactions` are through, `limit_s` is over, or `stop`.
+    """`sessions` threads that write up to `transactions`, for up to `limit_s`, or until `stop`.
 
-    The choices are seeded, the interleaving is the server's. `pause_s`: between two transactions of
-    a session. The sessions connect again should the server go away. As a context manager it starts,
-    and stops at the end; `stop` and `join` raise what a session raised.
+    The choices are seeded; the interleaving is the server's. `pause_s`: between two transactions of
+    a session. Sessions reconnect if the server goes down. A context manager starts and stops it;
+    `stop` and `join` raise a session's error.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Workload:
         return self.outcomes["committed"]
 
     def join(self) -> Counter[str]:
-        """Wait for the end; give how many were committed, rolled back, in conflict or cut off."""
+        """Wait for the end; return how many committed, rolled back, conflicted or were cut off."""
         for future in self._futures:
             future.result(timeout=self._limit_s + _RECONNECT_LIMIT_S)
         if self._pool is not None:
@@ -118,7 +118,7 @@ class Workload:
         return self.outcomes
 
     def stop(self) -> Counter[str]:
-        """End after the transactions under way."""
+        """End after the current transactions."""
         self._stopping.set()
         return self.join()
 
@@ -155,7 +155,7 @@ class Workload:
 
 
 def _transaction(session: Session, rng: random.Random) -> str:
-    """Run one random transaction, say how it ended."""
+    """Run one random transaction; return its outcome."""
     try:
         for _ in range(rng.choice((1, 1, 2, 3, 5, 12))):
             if rng.random() < 0.12:
@@ -173,7 +173,7 @@ def _transaction(session: Session, rng: random.Random) -> str:
 
 
 def _undone_savepoint(session: Session, rng: random.Random) -> None:
-    # Not by Rollback: psycopg lets that through where the server has gone meanwhile.
+    # Not by Rollback, which psycopg ignores if the server went down meanwhile.
     with session.transaction(force_rollback=rng.random() < 0.7):
         for _ in range(rng.randint(1, 3)):
             _action(rng)(session, rng)
@@ -234,7 +234,7 @@ def _put_lines(session: Session, rng: random.Random) -> None:
 
 
 def _move_lines(session: Session, rng: random.Random) -> None:
-    # the composite key changes, for several rows at once, also in one column only
+    # the composite key changes, for several rows at once, or in one column only
     session.execute(
         "UPDATE order_lines SET order_id = %s, line_no = line_no + %s WHERE order_id = %s",
         [_key(rng), rng.choice((0, 0, 10)), _key(rng)],
@@ -257,7 +257,7 @@ def _put_document(session: Session, rng: random.Random) -> None:
 
 
 def _revise_around(session: Session, rng: random.Random) -> None:
-    # body and scan stay as they are: the server does not send them
+    # body and scan are unchanged, so the server does not send them
     session.execute(
         "UPDATE documents SET revision = revision + 1, title = %s WHERE id BETWEEN %s AND %s",
         [rng.choice((None, "final", "")), low := _key(rng), low + 3],

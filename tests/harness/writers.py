@@ -1,7 +1,7 @@
-"""Sessions that write whatever tables there are with whatever columns they have just now.
+"""Sessions that write any tables, with the columns that the tables have at the time.
 
-They go on while others change the tables' definitions: each transaction asks the catalog first, and
-what comes too late for its table is rolled back.
+They continue while tables are altered: each transaction reads the catalog first, and is rolled back
+if its table changed in the meantime.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Session = psycopg.Connection[tuple[Any, ...]]
 
 UNIQUE = ("id", "code")
-"""Columns of these names never get the same value twice."""
+"""Columns with these names never get the same value twice."""
 
 _COLUMNS = """
 SELECT c.oid::int8, a.attname::text, format_type(a.atttypid, a.atttypmod), a.attnotnull,
@@ -62,9 +62,9 @@ class WriteColumn:
 
 
 class Writers:
-    """`sessions` threads that write to tables of `tables` until `stop`; as a context manager.
+    """`sessions` threads that write to `tables` until `stop`, which raises their errors.
 
-    `focus` is taken three times of four. `stop` raises what a session raised.
+    A context manager. Three of four transactions choose from `focus`.
     """
 
     def __init__(
@@ -90,14 +90,14 @@ class Writers:
         self.stop()
 
     def stop(self) -> None:
-        """End after the transactions under way."""
+        """End after the current transactions."""
         self._stopping.set()
         for future in self._futures:
             future.result(timeout=60)
         self._pool.shutdown()
 
     def await_writes(self, tables: Iterable[TableId], count: int, limit_s: float = 30.0) -> None:
-        """Wait until each of these tables has been written to in `count` more transactions."""
+        """Wait until each of these tables was written in `count` more transactions."""
         self.focus = [t for t in tables if t in self.tables]
         goal = {table: self.committed[table] + count for table in self.focus}
 
@@ -136,7 +136,7 @@ class Writers:
 def write(
     session: Session, table: TableId, rng: random.Random, unique: itertools.count[int]
 ) -> bool:
-    """Insert, update or delete rows of the table; False if it is not there."""
+    """Insert, update or delete rows of the table; return False if it does not exist."""
     columns = columns_of(session, table)
     if not columns:
         return False
@@ -147,7 +147,7 @@ def write(
 
 
 def columns_of(session: Session, table: TableId) -> list[WriteColumn]:
-    """Ask what columns it has now, generated ones left out."""
+    """Return the table's present columns, except generated ones."""
     name = sql.Identifier(table.schema, table.name).as_string(None)
     found = session.execute(_COLUMNS.encode(), [name]).fetchall()
     return [WriteColumn(*row[1:]) for row in found]
@@ -160,7 +160,7 @@ def _insert(
     rng: random.Random,
     unique: itertools.count[int],
 ) -> None:
-    # Some are left to their default.
+    # Some columns get their default.
     named = [
         c for c in columns if c.is_required or c.name in UNIQUE or rng.random() < 0.8
     ] or columns
@@ -215,7 +215,7 @@ def _cast(column: WriteColumn) -> sql.Composable:
 def _text(
     session: Session, column: WriteColumn, rng: random.Random, unique: itertools.count[int]
 ) -> str | None:
-    """Make a value's text: digits wherever a column may become one of numbers."""
+    """Return a value as text, with digits wherever a column may become numeric."""
     if column.name in UNIQUE:
         return str(next(unique))
     if not column.is_required and rng.random() < 0.15:

@@ -127,7 +127,7 @@ def test_i3_i6_command_killed_and_run_again(
         )
         said += again.stdout + again.stderr
         assert again.returncode == 0, said
-        assert "splits are there" in again.stdout
+        assert "splits are done" in again.stdout
         assert "`ingestd run` completes it" in again.stdout
         before = writers.transactions
         daemon.start()

@@ -150,7 +150,7 @@ def test_a_loaded_frame_takes_the_filters_of_one_plan(reading: Reading) -> None:
             pushed.where("id > 50").count()
         again = reading.load("public.filtered", pushdown="true")
         assert again.where("id > 90").count() == 10
-        with pytest.raises(PySparkException, match="another query reads what was planned"):
+        with pytest.raises(PySparkException, match="another query reads a plan made"):
             again.count()
     finally:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")

@@ -192,9 +192,9 @@ def test_a_deletion_vector_elsewhere_is_not_read(
         vector["pathOrInlineDv"] = told + vector["pathOrInlineDv"]
     newer = commit.with_name(f"{int(commit.stem) + 1:020}.json")
     newer.write_text("".join(json.dumps(entry) + "\n" for entry in found if "add" in entry))
-    with pytest.raises(FolderError, match=r"lies elsewhere|is a symbolic link"):
+    with pytest.raises(FolderError, match=r"stored elsewhere|is a symbolic link"):
         tables.rows(spark, str(folder))
-    with pytest.raises(FolderError, match=r"lies elsewhere|is a symbolic link"):
+    with pytest.raises(FolderError, match=r"stored elsewhere|is a symbolic link"):
         rows_gone(spark, str(folder), add)
 
 

@@ -76,7 +76,7 @@ def test_what_is_wrong_with_one_table_stops_that_table_until_it_is_mended(
     # seen without a new epoch; the cut's version is as it was, and what is not there is made
     shutil.rmtree(table_path(mirror.target, "public.fine"))
     assert mirror.run() == 1
-    assert "public/edited was changed by somebody else" in capsys.readouterr().err
+    assert "public/edited was changed by another writer" in capsys.readouterr().err
     assert [row[:2] for row in mirror.rows(fine)] == [(1, "x")]
     cut = latest(mirror.spark, mirror.target)
     assert [row["note"] for row in cut["public.edited"].collect()] == ["x"]
@@ -86,9 +86,9 @@ def test_what_is_wrong_with_one_table_stops_that_table_until_it_is_mended(
     lose_rows(raw, "public/gone", raw.epoch)
     assert mirror.run() == 1
     said = capsys.readouterr().err
-    assert "public/edited was changed by somebody else" in said
+    assert "public/edited was changed by another writer" in said
     assert "--rebuild public.edited" in said
-    assert "rows of epoch 2 are not there any more" in said
+    assert "rows of epoch 2 are missing" in said
     assert "`ingestd snapshot shop public.gone`" in said
     assert list(latest(mirror.spark, mirror.target)) == ["public.fine"]
 
@@ -132,14 +132,14 @@ def test_files_that_are_gone_are_done_without_where_they_do_not_count(
     raw.commit({void: read, own: [change("u", 1, "y", at, 3)]})
     assert main(arguments(mirror, "--rebuild", "public.lost", "public.void")) == 1
     said = capsys.readouterr().err
-    assert "public/lost: rows of epoch 1 are not there any more" in said
-    assert "public/own: 1 files are not there any more, such as part-" in said
+    assert "public/lost: rows of epoch 1 are missing" in said
+    assert "public/own: 1 files are missing, such as part-" in said
     assert "--rebuild public.own" in said
     assert [row[:2] for row in mirror.rows(void)] == [(2, "y")]
     history = f"{mirror.target}-history"
     chosen = arguments(mirror, "--target", history, "--tables", "public.void", "public.lost")
     assert history_main(chosen) == 1
-    assert "public/lost: all 1 rows of epochs 1 to 2 are not there" in capsys.readouterr().err
+    assert "public/lost: all 1 rows of epochs 1 to 2 are missing" in capsys.readouterr().err
     found = as_of_lsn(mirror.spark, history, "public.void", at)
     assert [row["id"] for row in found.collect()] == [2]
 
@@ -184,7 +184,7 @@ def test_what_was_deleted_does_not_come_back_where_the_deletion_is_gone(
     raw.commit({t: [change("r", key, "x", read_at_lsn, 0) for key in (1, 2)]})
     lose_rows(raw, "public/a", deleted_in)
     assert mirror.run() == 1
-    assert "rows of epoch 2 are not there any more" in capsys.readouterr().err
+    assert "rows of epoch 2 are missing" in capsys.readouterr().err
     assert list(latest(mirror.spark, mirror.target)) == []
 
 
@@ -225,15 +225,15 @@ def test_a_target_and_a_checkpoint_are_of_one_lake(
     other.commit({t: [change("c", 1, "x", other.next_lsn(), 1)]})
     other.record("live", t)
     into_same = Mirror(mirror.spark, other, tmp_path / "mirror")
-    with pytest.raises(OperatorError, match="belongs to source shop of another lake") as found:
+    with pytest.raises(OperatorError, match="source shop of another or earlier lake") as found:
         into_same.run()
     assert "--target" in str(found.value.remedy)
     apart = Mirror(mirror.spark, other, tmp_path / "apart")
-    with pytest.raises(OperatorError, match=r"checkpoint .* is of another lake") as found:
+    with pytest.raises(OperatorError, match=r"checkpoint .* does not belong to") as found:
         apart.run("--checkpoint", f"{mirror.target}/_mirror_checkpoint")
     assert "--checkpoint" in str(found.value.remedy)
     for folder in (mirror.target, f"{mirror.target}/_mirror", f"{mirror.target}/public/a/c"):
-        with pytest.raises(OperatorError, match="is where tables are"):
+        with pytest.raises(OperatorError, match="is a folder of tables"):
             mirror.run("--checkpoint", folder)
     # a lost checkpoint is no loss: the tables say where they are
     shutil.rmtree(f"{mirror.target}/_mirror_checkpoint")

@@ -299,7 +299,7 @@ def test_what_is_behind_or_unknown_is_told(workload_database: Database, make_sho
     assert mirror.value.reason == "mirror_behind"
     shop.daemon.sigkill()
     database.execute("INSERT INTO orders VALUES (2)")
-    with pytest.raises(TransientError, match="is the daemon running") as lake:
+    with pytest.raises(TransientError, match="that the daemon runs") as lake:
         reconcile.main(shop.arguments("--wait", "500ms"))
     assert lake.value.reason == "lake_behind"
     # The server drops a temporary slot when its session has ended, which nobody waits for.

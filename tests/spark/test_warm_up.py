@@ -44,16 +44,16 @@ def test_an_archive_that_is_there_is_taken_by_sessions(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     (cache / "ingestd").mkdir(parents=True)
     (cache / "ingestd" / archive.name).symlink_to(archive)
-    assert "is there" in run("-m", "spark_jobs.warm_up", cache=cache)
+    assert "exists already" in run("-m", "spark_jobs.warm_up", cache=cache)
     assert "rows 3 mapped True" in run("-c", SESSION, cache=cache)
 
 
 @pytest.mark.long
 def test_an_archive_is_made_once_and_taken_by_sessions(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    assert "start sooner now" in run("-m", "spark_jobs.warm_up", cache=cache)
+    assert "now start faster" in run("-m", "spark_jobs.warm_up", cache=cache)
     [archive] = (cache / "ingestd").iterdir()
-    assert "is there" in run("-m", "spark_jobs.warm_up", cache=cache)
+    assert "exists already" in run("-m", "spark_jobs.warm_up", cache=cache)
     said = run("-c", SESSION, cache=cache)
     assert "rows 3 mapped True" in said
     archive.unlink()

@@ -51,10 +51,10 @@ def test_names_with_commas_are_a_json_array() -> None:
     ("name", "value", "said"),
     [
         ("colums", "id", "did you mean 'columns'?"),
-        ("path", "/x", "load() takes no path"),
-        ("zzz", "", "there are config, source"),
+        ("path", "/x", "load() accepts no path"),
+        ("zzz", "", "the options are config, source"),
         ("columns", "id,,b", "write names"),
-        ("columns", "id,id", "a name comes twice"),
+        ("columns", "id,id", "a name appears twice"),
         ("columns", "[1]", "write names"),
         ("columns", "[", "not a JSON array"),
         ("where", " ", "is empty"),
