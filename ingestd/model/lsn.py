@@ -28,7 +28,7 @@ class Lsn(int):
 
     @classmethod
     def parse(cls, text: str) -> Lsn:
-        """Read Postgres' text form. Raises ValueError on anything else."""
+        """Parse Postgres' text form. Raises ValueError on anything else."""
         match = _TEXT.match(text)
         if match is None:
             msg = f"not an LSN: {text!r}"
