@@ -1,1 +1,1 @@
-"""The words: schemas, changes, positions, errors. Imports nothing else of ingestd."""
+"""The domain types: schemas, changes, positions, errors. Imports nothing else of ingestd."""

@@ -1,7 +1,7 @@
-"""Change rows: what a capture gives and a raw table holds (design section 2).
+"""Change rows: the batches of a capture and the contents of a raw table (design section 2).
 
-A capture's batches have the *change schema*: the source's columns, then the `_cdc_*` columns but
-for `_cdc_epoch`, which only the sink knows. The *raw schema* is that with `_cdc_epoch` put in.
+A capture's batches have the *change schema*: the source's columns, then the `_cdc_*` columns except
+`_cdc_epoch`, which only the sink knows. The *raw schema* adds `_cdc_epoch`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SNAPSHOT, INSERT, UPDATE, DELETE, TRUNCATE = "r", "c", "u", "d", "t"
 
 RESERVED_PREFIX = "_cdc_"
-"""A source column whose name starts so is refused, for its table alone."""
+"""A source column with this prefix is refused; only its table is affected."""
 
 _OP = pa.field("_cdc_op", pa.string())
 _LSN = pa.field("_cdc_lsn", pa.int64())
@@ -42,11 +42,11 @@ _RAW = pa.field("_cdc_raw", pa.map_(pa.string(), pa.string()))
 SNAPSHOT_SEQ = 0
 """`_cdc_seq` of an `r` row."""
 MARKER_SEQ = -1
-"""`_cdc_seq` of the `t` row of a snapshot: below its rows, above all that it voids."""
+"""`_cdc_seq` of the `t` row of a snapshot: below its rows, above all rows that it voids."""
 
 
 def change_schema(table: Table) -> pa.Schema:
-    """Arrow schema of a capture's batches of this table (all fields nullable)."""
+    """Return the Arrow schema of a capture's batches of this table (all fields nullable)."""
     columns = [pa.field(c.lake_name, c.type) for c in table.columns]
     old = [pa.field(c.lake_name, c.type) for c in table.before_columns]
     before = pa.field("_cdc_before", pa.struct(old))
@@ -57,9 +57,10 @@ def change_schema(table: Table) -> pa.Schema:
 class TableBatch:
     """Change rows of one table in the order of (`_cdc_lsn`, `_cdc_seq`).
 
-    `rows` has the change schema of `table`; `nbytes` is what the source sent for them. `resume`:
-    where its capture goes on with this table once these rows, and all before, are durable; only the
-    capture knows what it says. It is kept in one commit with the rows (`RegisteredTable.resume`).
+    `rows` has the change schema of `table`; `nbytes` is the size that the source sent for them.
+    `resume`: where the capture of this table continues once these rows, and all before, are
+    durable; opaque to all but the capture. It is committed together with the rows
+    (`RegisteredTable.resume`).
     """
 
     table: Table
@@ -70,23 +71,23 @@ class TableBatch:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What `ChangeCapture.live` gives: rows of any number of tables, and how far that reaches.
+    """An item of `ChangeCapture.live`: rows of any number of tables, and a position.
 
-    `position`: every captured change of every transaction with commit_lsn below it has been given,
-    in this chunk or before. It never shrinks.
+    `position`: every captured change of every transaction with commit_lsn below it has been
+    yielded, in this chunk or before. It never decreases.
     `is_open`: the chunk ends inside a transaction whose rows (all of its last rows) are not below
-    `position`: an epoch can't be closed behind it.
-    `first_lsn`: commit_lsn of the first transaction with captured changes in this chunk, which
-    may have begun in an earlier, open chunk; None if there is none.
+    `position`: an epoch can't be closed after it.
+    `first_lsn`: commit_lsn of the first transaction with captured changes in this chunk, which may
+    have begun in an earlier, open chunk; None if there is none.
     `commit_times`: commit time at the source, in us since 1970 UTC (int64), one for each
     transaction with captured changes that *ended* in this chunk. `are_replicated`: which of them
-    have a replication origin, so that their commit time is another server's; None: none of them.
-    `decode_s`: CPU-bound seconds it took to make. `left_out`: captured tables of which changes are
-    left out from here on: they have to be re-read. `refused`: what stops tables of which a change
-    can't be taken, at most one for each; `batches` lack those changes. `doubts`: captured tables of
-    which the stream has shown something that no discovery has judged yet, with the `Table.storage`
-    that is recorded before anything beyond this chunk can be confirmed.
-    `ignored_messages`: how many logical messages others wrote.
+    have a replication origin, so that another server set their commit time; None: none of them.
+    `decode_s`: CPU-bound seconds spent on decoding. `left_out`: captured tables with missing
+    changes from here on; they must be re-read. `refused`: errors that stop tables because a change
+    can't be accepted, at most one for each; `batches` lack those changes. `doubts`: captured tables
+    for which the stream has shown something that no discovery has resolved yet, with the
+    `Table.storage` to record before anything beyond this chunk can be confirmed.
+    `ignored_messages`: count of logical messages written by others.
     """
 
     batches: tuple[TableBatch, ...]
@@ -104,12 +105,12 @@ class Chunk:
 
     @property
     def transactions(self) -> int:
-        """How many transactions with captured changes ended in this chunk."""
+        """Count of transactions with captured changes that ended in this chunk."""
         return len(self.commit_times)
 
     @property
     def own_commit_times(self) -> NDArray[np.int64]:
-        """The commit times that this server's clock gave."""
+        """The commit times set by this server's clock."""
         if self.are_replicated is None:
             return self.commit_times
         return self.commit_times[~self.are_replicated]
@@ -121,18 +122,18 @@ NO_COMMITS: NDArray[np.int64] = np.empty(0, np.int64)
 def field_of(values: pa.Array | pa.ChunkedArray, name: str) -> pa.Array | pa.ChunkedArray:
     """Return a field of structs, such as `_cdc_before`; null where they are.
 
-    By its number: Arrow takes a name that begins with a dot for a path.
+    By its index: Arrow parses a name that begins with a dot as a path.
     """
     return pc.struct_field(values, values.type.get_field_index(name))
 
 
 def idle_chunk(position: Lsn) -> Chunk:
-    """Nothing captured up to `position`."""
+    """Return a chunk that reports nothing captured up to `position`."""
     return Chunk((), position, is_open=False, first_lsn=None, commit_times=NO_COMMITS, nbytes=0)
 
 
 def marker_batch(table: Table, point: Lsn, at: datetime) -> TableBatch:
-    """Make the one-row batch with the `t` that marks a snapshot at `point` (aware time `at`)."""
+    """Return the one-row batch with the `t` that marks a snapshot at `point` (aware time `at`)."""
     schema = change_schema(table)
     values: dict[str, Any] = {
         "_cdc_op": TRUNCATE,
@@ -146,7 +147,7 @@ def marker_batch(table: Table, point: Lsn, at: datetime) -> TableBatch:
 
 @dataclass(frozen=True, slots=True)
 class EpochSummary:
-    """What an epoch covers, for its row in `_epochs` (design section 2)."""
+    """The contents of an epoch, for its row in `_epochs` (design section 2)."""
 
     first_lsn: Lsn
     end_lsn: Lsn

@@ -1,4 +1,4 @@
-"""What a preflight finds: the lines of `ingestd check`."""
+"""The findings of a preflight: the lines of `ingestd check`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ Level = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class CheckLine:
-    """One thing looked at.
+    """One check.
 
-    `source`: its name in the config, empty for the lake and the process. `subject`: what was looked
-    at (`wal_level`, `table public.orders`). `detail`: what was found. `remedy`: the SQL or command
-    that puts it right, ready to paste.
+    `source`: its name in the config, empty for the lake and the process. `subject`: the object
+    checked (`wal_level`, `table public.orders`). `detail`: the finding. `remedy`: the SQL or
+    command that fixes it, ready to paste.
     """
 
     source: str

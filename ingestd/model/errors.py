@@ -1,17 +1,17 @@
 """The errors of ingestd: one hierarchy, by what happens next.
 
 ===================  ================================================================
-class                what the supervisor does
+class                action of the supervisor
 ===================  ================================================================
-`TransientError`     backs off 0.5 s to 30 s with jitter and tries again
-`OperatorError`      stops the source, tries again every 60 s: a person must act
-`TableError`         stops that one table, goes on with the others
+`TransientError`     backs off 0.5 s to 30 s with jitter and retries
+`OperatorError`      stops the source, retries every 60 s: operator action required
+`TableError`         stops that one table, continues with the others
 `ProtocolError`      as OperatorError: bytes that do not follow the protocol
 `ConfigError`        ends the command with exit code 2
 ===================  ================================================================
 
-Every error says what failed and where, and what to do about it, in one to three lines; none of
-them ever carries a secret or a value of a row.
+Every error says what failed and where, and what to do about it, in one to three lines. None
+carries a secret or a row value.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from ingestd.model.schema import TableId
 
 SIMILAR = 0.6
-"""How similar two names are, 0 to 1, of which one may have been meant by the other."""
+"""Least similarity of two names, 0 to 1, at which one may be a typo of the other."""
 
 
 def reading_anew(source: str, *tables: TableId | str) -> str:
-    """Return the command that has a source's tables re-read, for a remedy."""
+    """Return the command that re-reads a source's tables, for a remedy."""
     return printable_command(["ingestd", "snapshot", source, *map(str, tables)])
 
 
 def did_you_mean(name: str, candidates: Iterable[str]) -> str:
-    """Return a question for the most similar candidate, with a space after it; empty if none is.
+    """Return a question for the most similar candidate, with a trailing space; empty if none is.
 
-    `candidates`: only what would help: not what is asked for, or configured, already.
+    `candidates`: only names that would help, not the requested or already configured ones.
     """
     others = sorted({*candidates} - {name})
     near = difflib.get_close_matches(name, others, n=1, cutoff=SIMILAR)
@@ -45,9 +45,9 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str:
 
 
 def did_you_mean_table(table: TableId, candidates: Iterable[TableId]) -> str:
-    """Do so for a table: schema and name must each be similar.
+    """Return the same question for a table: schema and name must each be similar.
 
-    A long schema would have any two tables in it look alike.
+    Otherwise a long common schema would make any two tables look alike.
     """
 
     def similarity(other: TableId) -> float:
@@ -60,7 +60,7 @@ def did_you_mean_table(table: TableId, candidates: Iterable[TableId]) -> str:
 
 
 class IngestdError(Exception):
-    """Base of all: `what` is the cause and place, `remedy` what to do (SQL or a command)."""
+    """Base of all errors. `what`: cause and place; `remedy`: what to do (SQL or a command)."""
 
     def __init__(self, what: str, *, remedy: str | None = None) -> None:
         super().__init__(what)
@@ -72,7 +72,7 @@ class IngestdError(Exception):
 
 
 class TransientError(IngestdError):
-    """Passes by itself: connection lost, server restarting, slot still held, storage throttling.
+    """A fault that passes: connection lost, server restarting, slot still held, throttling.
 
     `reason` is a short constant word for the metric `ingestd_restarts_total{reason}`.
     """
@@ -83,23 +83,23 @@ class TransientError(IngestdError):
 
 
 class OperatorError(IngestdError):
-    """Someone must act: wrong password, missing right, wrong setting, disk full, unknown fault."""
+    """Operator action required: wrong password, missing privilege, wrong setting, disk full."""
 
 
 class LakeLostError(OperatorError):
-    """A source's lake is not there, or is another one, or an older copy: nothing is written."""
+    """A source's lake is missing, is another one, or an older copy: nothing is written."""
 
 
 class FolderError(OperatorError):
-    """What is in one folder of the lake can't be read or written: a fault of the table there."""
+    """A lake folder's contents can't be read or written: a fault of the table stored there."""
 
 
 class DamagedError(FolderError):
-    """A data file in the lake is not whole, or gone: of one table, so others can be read."""
+    """A data file in the lake is damaged or missing: of one table, so others can be read."""
 
 
 class TableError(OperatorError):
-    """One table can't go on; its source can (I8)."""
+    """One table can't continue; its source can (I8)."""
 
     def __init__(self, table: TableId, what: str, *, remedy: str | None = None) -> None:
         super().__init__(f"table {table}: {what}", remedy=remedy)
@@ -108,24 +108,23 @@ class TableError(OperatorError):
 
 
 class TableChangedError(TableError):
-    """A table was altered while it was read: to be read again, as it is now."""
+    """A table was altered while it was read: it must be re-read as it is now."""
 
 
 class TableReplacedError(TableChangedError):
-    """Its rows lie elsewhere than what was read of it: what was kept of its snapshot is void."""
+    """The table's storage is no longer the one that was read: its partial snapshot is void."""
 
 
 PROTOCOL_REMEDY = (
-    "run `ingestd check`: it says which server answers. What is between may alter what it sends,"
-    " unless `dsn` has sslmode=verify-full. If it happens again, report this text and the server's"
-    " version"
+    "run `ingestd check` to see which server answers. A proxy in between may alter the data unless"
+    " `dsn` has sslmode=verify-full. If it happens again, report this text and the server's version"
 )
 
 
 class ProtocolError(IngestdError):
-    """Bytes that are not what the protocol says. The only error that leaves `ingestd.decode`.
+    """Bytes that violate the protocol. The only error that `ingestd.decode` raises.
 
-    `where` they came from, said by who reads them: what decodes them does not know.
+    `where`: the origin of the bytes, set by their reader: the decoder does not know it.
     """
 
     def __init__(self, what: str, *, where: str = "", remedy: str = PROTOCOL_REMEDY) -> None:
@@ -133,7 +132,7 @@ class ProtocolError(IngestdError):
         self.where = where
 
     def within(self, where: str) -> ProtocolError:
-        """Return it with where it came from, if it does not say so already."""
+        """Return the error with its origin, unless it already has one."""
         return self if self.where else ProtocolError(self.what, where=where)
 
 

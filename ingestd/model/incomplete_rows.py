@@ -1,7 +1,7 @@
-"""Rows that come without values that nothing else has: what their table's error says.
+"""Rows that lack values which exist nowhere else, and their table's error.
 
-A row that an UPDATE moves into a publication's row filter is sent as an INSERT. It lacks what is
-TOASTed and unchanged, unless the old row was sent whole. Source: PostgreSQL,
+A row that an UPDATE moves into a publication's row filter is sent as an INSERT. It lacks TOASTed
+values that did not change, unless the complete old row was sent. Source: PostgreSQL,
 src/backend/replication/pgoutput/pgoutput.c (pgoutput_row_filter).
 """
 
@@ -15,7 +15,7 @@ from ingestd.model.schema import TableId
 
 
 def has_incomplete(batch: TableBatch) -> bool:
-    """Return whether a row that is new lacks values that were not sent."""
+    """Return whether a new row lacks values that were not sent."""
     unchanged = batch.rows.column("_cdc_unchanged")
     if unchanged.null_count == len(unchanged):
         return False
@@ -24,11 +24,11 @@ def has_incomplete(batch: TableBatch) -> bool:
 
 
 def incomplete_row(table: TableId) -> TableError:
-    """Make the error of a table that such a row came of."""
+    """Return the error of a table with such a row."""
     return TableError(
         table,
-        "an UPDATE moved a row into the publication's row filter, and large values of it"
-        " (TOASTed) were not sent: without them the row would be wrong",
-        remedy="have old rows sent whole (ALTER TABLE ... REPLICA IDENTITY FULL), or publish the"
-        " table without the row filter; then `ingestd snapshot` reads it",
+        "an UPDATE moved a row into the publication's row filter, and the server did not send its"
+        " large (TOASTed) values: without them the row would be wrong",
+        remedy="make the server send complete old rows (ALTER TABLE ... REPLICA IDENTITY FULL), or"
+        " publish the table without the row filter; then re-read it with `ingestd snapshot`",
     )

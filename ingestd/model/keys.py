@@ -1,4 +1,4 @@
-"""What identifies the rows of a batch, as texts that Postgres reads back."""
+"""The keys that identify the rows of a batch, as texts that Postgres parses."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from ingestd.model.schema import Table
 
 Key = tuple[str | bytes | None, ...]
-"""Texts of the values of `Table.identifying`, in that order; bytes of one that is no UTF-8."""
+"""Texts of the values of `Table.identifying`, in that order; bytes if a text is not UTF-8."""
 
 _OF_BEFORE = "_cdc_before."
 
 
 def new_keys(table: Table, rows: pa.RecordBatch) -> Iterator[Key]:
-    """Yield the key of each of these change rows; of before what was not sent, being TOASTed."""
+    """Yield the key of each change row; values not sent (TOASTed) come from the old row."""
     columns = [rows.column(n) for n in _lake_names(table)]
     keys = _keys(columns, rows.column("_cdc_raw"), _lake_names(table))
-    # What is read has no row of before, and nothing that was not sent.
+    # Rows of a snapshot have no old row, and all their values were sent.
     if "_cdc_before" not in rows.schema.names or not any(c.null_count for c in columns):
         return keys
     both = zip(keys, old_keys(table, rows), strict=True)
@@ -41,12 +41,12 @@ def old_keys(table: Table, rows: pa.RecordBatch) -> Iterator[Key]:
 
 
 def key_columns(table: Table) -> list[str]:
-    """Name the columns of the change schema that `key_rows` looks at."""
+    """Return the columns of the change schema that `key_rows` reads."""
     return list(dict.fromkeys([*_lake_names(table), "_cdc_before", "_cdc_raw"]))
 
 
 def key_rows(table: Table, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return of these change rows what `new_keys` and `old_keys` look at, and no more to hold."""
+    """Return only the columns of these rows that `new_keys` and `old_keys` read, to save memory."""
     before = rows.column("_cdc_before")
     names = _lake_names(table)
     fields = [field_of(before, name) for name in names]
@@ -60,7 +60,7 @@ def _lake_names(table: Table) -> list[str]:
 
 
 def _keys(columns: Sequence[pa.Array], raw: pa.Array, names: Sequence[str]) -> Iterator[Key]:
-    """Join the columns' texts; what a column can't hold is in `raw`: of a text, its bytes."""
+    """Join the columns' texts; `raw` has values that they can't hold: of a text, its bytes."""
     texts = [_texts(column) for column in columns]
     if raw.null_count < len(raw):
         are_texts = [pa.types.is_string(column.type) for column in columns]

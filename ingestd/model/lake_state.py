@@ -1,4 +1,4 @@
-"""What is recorded of a source in the lake: its tables, its positions (design section 2)."""
+"""The record of a source in the lake: its tables, its positions (design section 2)."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class TableState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TableEvent:
-    """A row of `_tables` to be: the table's present state and schema.
+    """A row to append to `_tables`: the table's current state and schema.
 
     `snapshot_lsn`: the point its rows were read at (None before the first). `at_lsn`: the position
-    from which this holds. `remedy` is for people and not recorded. `progress`: what is left to be
-    read of the snapshot at `snapshot_lsn` (`Snapshot.left`), empty if nothing of it is kept. A
-    table without columns here has those of the event before.
+    from which this holds. `remedy` is for display and not recorded. `progress`: the part of the
+    snapshot at `snapshot_lsn` still to be read (`Snapshot.left`), empty if nothing of it is kept. A
+    table without columns here keeps those of the previous event.
     """
 
     table: Table
@@ -48,7 +48,7 @@ class TableEvent:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredColumn:
-    """A column of a table as `_tables` has it; `name` is the lake column's."""
+    """A column of a table as recorded in `_tables`; `name` is the lake column's."""
 
     name: str
     source_name: str
@@ -61,7 +61,7 @@ class RegisteredColumn:
 
 
 def registered_columns(table: Table) -> tuple[RegisteredColumn, ...]:
-    """Return the table's columns as `_tables` would have them: to see whether something is new."""
+    """Return the table's columns as `_tables` would record them, to detect changes."""
     key = table.captured_key
     return tuple(
         RegisteredColumn(
@@ -79,7 +79,7 @@ def registered_columns(table: Table) -> tuple[RegisteredColumn, ...]:
 
 
 _EARLIER = 16
-"""So many tables that had a name before are kept: changes of older ones are long in the lake."""
+"""Count of former tables of one name that are kept: the lake has the changes of older ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +87,9 @@ class RegisteredTable:
     """The last row of a table in `_tables`, as far as a start needs it.
 
     `columns`: those of the last row that has any. `lake_columns`: the newest entry of every lake
-    column that the table ever had, by its name: what was dropped in the source stays in the lake.
-    `resume`: the last `TableBatch.resume` that is durable, from the raw table; empty without one.
-    `earlier`: the tables that had this name before, as last registered. `at`: when that was.
+    column that the table ever had, by name: a column dropped in the source stays in the lake.
+    `resume`: the last durable `TableBatch.resume`, from the raw table; empty without one.
+    `earlier`: the tables that had this name before, as last registered. `at`: time of that row.
     """
 
     table: TableId
@@ -108,7 +108,7 @@ class RegisteredTable:
     at: datetime | None = field(default=None, compare=False)
 
     def carrying(self, before: RegisteredTable | None) -> RegisteredTable:
-        """Return it with what an earlier row had and this one leaves open."""
+        """Return this entry with gaps filled from an earlier row."""
         if before is None:
             return replace(self, lake_columns={c.name: c for c in self.columns})
         columns = self.columns or before.columns
@@ -121,7 +121,7 @@ class RegisteredTable:
 
 
 def registered(event: TableEvent, before: RegisteredTable | None) -> RegisteredTable:
-    """Return what is registered of a table after an event."""
+    """Return the registered state of a table after an event."""
     table = event.table
     found = RegisteredTable(
         table=table.id,
@@ -145,7 +145,7 @@ def registered(event: TableEvent, before: RegisteredTable | None) -> RegisteredT
 
 @dataclass(frozen=True, slots=True)
 class UnlistedRows:
-    """Rows that the lake has beyond its last epoch: no row of `_epochs` says so yet.
+    """Rows in the lake beyond its last epoch: not listed in `_epochs` yet.
 
     `first`, `reach`: the lowest and the highest position (`_cdc_lsn`) among them; `at`: the latest
     time (`_cdc_ts`, aware), or up to a millisecond later.
@@ -156,13 +156,13 @@ class UnlistedRows:
     at: datetime
 
 
-GONE = "its raw table is gone from the lake"
-"""Why a table is re-read."""
+GONE = "its raw table is missing from the lake"
+"""Reason for re-reading a table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What a person should know of how the lake was found. `event`: its name in the log."""
+    """An operator notice about the state of the lake. `event`: its name in the log."""
 
     event: str
     what: str
@@ -171,17 +171,17 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class LakeState:
-    """What the lake durably holds of a source.
+    """The durable state of a source in the lake.
 
-    `epoch`: number of the last epoch, 0 if none. `position`: where streaming goes on: the end_lsn
+    `epoch`: number of the last epoch, 0 if none. `position`: where streaming continues: the end_lsn
     of the last epoch or a later position with nothing captured between (`Sink.advance`); None in an
     empty lake. `watermarks`: per table, the position up to which its raw table is complete, which
     may be above `position` after a crash between two commits. `origin`: the server (its system
-    identifier) these rows come from. `gone`: tables that an epoch lists and that have no raw table
-    any more; `tables` has them as stopped. `damaged`: tables whose raw table can't be used, and
-    why: only they stop (I8). What the lake has of them is neither in `watermarks` nor `unlisted`.
-    `lake`: the id in the lake's marker, None without one. `removed`: of a lake that has nothing of
-    the source, what speaks for its having had something; None where nothing does.
+    identifier) these rows come from. `gone`: tables that an epoch lists and whose raw table is
+    missing; `tables` has them as stopped. `damaged`: tables whose raw table can't be used, and why:
+    only they stop (I8); they are in neither `watermarks` nor `unlisted`. `lake`: the id in the
+    lake's marker, None without one. `removed`: if the lake has nothing of the source, the evidence
+    that it once had something; None without any.
     """
 
     epoch: int = 0
@@ -198,7 +198,7 @@ class LakeState:
 
     @property
     def has_nothing(self) -> bool:
-        """Whether the lake has nothing of the source: its server is recorded before all else."""
+        """True if the lake has nothing of the source: its server is recorded first of all."""
         has_rows = bool(self.watermarks or self.tables)
         return self.origin is None and self.position is None and not has_rows
 
@@ -210,10 +210,10 @@ class LakeState:
 
     @property
     def needs_continuity(self) -> bool:
-        """Whether there are rows in the lake that go on being right only without a gap."""
+        """True if the lake has rows that stay correct only without a gap."""
         return any(t.state is TableState.LIVE or t.progress for t in self.tables.values())
 
     def is_live(self, table: TableId) -> bool:
-        """Return whether the table's snapshot is complete and its changes are taken."""
+        """Return whether the table's snapshot is complete and its changes are applied."""
         found = self.tables.get(table)
         return found is not None and found.state is TableState.LIVE

@@ -1,4 +1,4 @@
-"""Which transactions a snapshot of the source sees.
+"""The transactions that a snapshot of the source sees.
 
 Source: PostgreSQL documentation, "Transaction ID and Snapshot Information Functions"
 (pg_current_snapshot, xid8), "Transactions and Identifiers".
@@ -21,11 +21,11 @@ _XIDS = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class PgSnapshot:
-    """A snapshot, by 64-bit transaction ids: seen is what is below `xmax` and not in `running`.
+    """A snapshot, by 64-bit transaction ids: it sees ids below `xmax` that are not in `running`.
 
-    `running`: ids of transactions below `xmax` that have not ended for this snapshot, however far
-    their commits are: one is in the WAL for a moment before others see it, and for as long as its
-    session waits for a synchronous standby.
+    `running`: ids below `xmax` that this snapshot considers unfinished, even if the commit is
+    already in the WAL. A commit is in the WAL shortly before other sessions see it; while its
+    session waits for a synchronous standby, that lasts as long as the wait.
     """
 
     xmin: int
@@ -34,19 +34,19 @@ class PgSnapshot:
 
     @classmethod
     def parse(cls, text: str) -> PgSnapshot:
-        """Read the text of a pg_snapshot: ``xmin:xmax:xip,xip``. Raises ValueError."""
+        """Parse the text of a pg_snapshot: ``xmin:xmax:xip,xip``. Raises ValueError."""
         xmin, xmax, running = text.split(":")
         return cls(int(xmin), int(xmax), frozenset(int(x) for x in running.split(",") if x))
 
     @property
     def age(self) -> tuple[int, int]:
-        """What orders the snapshots of one server by when they were taken: the older is less."""
+        """Sort key that orders the snapshots of one server by age: the older is less."""
         return self.xmax, -len(self.running)
 
     def sees(self, xids: Xids) -> NDArray[np.bool_]:
-        """Say of each transaction whether it is seen. The stream's ids: their low 32 bits.
+        """Return for each transaction whether it is seen. The stream's ids: their low 32 bits.
 
-        They are taken for those nearest to `xmax`, as Postgres does.
+        They are resolved to the ids nearest to `xmax`, as Postgres does.
         """
         away = (xids - self.xmax) % _XIDS
         whole = self.xmax + np.where(away < _XIDS // 2, away, away - _XIDS)
@@ -57,5 +57,5 @@ class PgSnapshot:
 
 
 def is_before(xid: int, later: int) -> bool:
-    """Whether a transaction, given by the low 32 bits of its id, has a lower one than `later`."""
+    """Return whether an id precedes `later`; both are the low 32 bits of transaction ids."""
     return (xid - later) % _XIDS >= _XIDS // 2

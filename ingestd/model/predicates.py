@@ -1,8 +1,8 @@
-"""Conditions on a table's rows, as readers hand them to a `ingestd.ports.PageSource`.
+"""Conditions on a table's rows, as readers pass them to a `ingestd.ports.PageSource`.
 
-Each is about one column, by the source's name of it, and about the value as the lake has it: null
-where the column's type can't hold the source's value. As in SQL, a comparison with null is not
-true. Several stand for all of them (AND).
+Each refers to one column, by the source's name, and to the value as stored in the lake: null if the
+column's type can't hold the source's value. As in SQL, a comparison with null is not true. Several
+are combined with AND.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ColumnPredicate:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """`column` IN `values`; none of them is true for no row."""
+    """`column` IN `values`; with no values it is true for no row."""
 
     column: str
     values: tuple[Value, ...]
@@ -70,10 +70,10 @@ _COMPARE: Mapping[Operator, Callable[[Any, Any], Any]] = MappingProxyType(
 
 
 def kept(rows: pa.RecordBatch, predicates: Sequence[Predicate]) -> pa.RecordBatch:
-    """Return the rows for which all predicates are true: what a reader does with `remaining`.
+    """Return the rows for which all predicates are true, as a reader must for `remaining`.
 
-    The columns have the predicates' names here. Raises pyarrow.ArrowInvalid for values that can't
-    be compared with the column, KeyError for a column that is not there.
+    The predicates' columns are named as in `rows`. Raises pyarrow.ArrowInvalid for values that
+    can't be compared with the column, KeyError for a missing column.
     """
     for predicate in predicates:
         if rows.schema.get_field_index(predicate.column) < 0:

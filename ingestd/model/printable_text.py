@@ -1,7 +1,7 @@
-"""Texts as a terminal may have them: names of tables and columns hold whatever someone wrote.
+"""Safe text for a terminal: table and column names may hold any character.
 
-A terminal obeys what comes after an escape character: it changes its title and clipboard, or shows
-lines that nobody printed.
+A terminal interprets what follows an escape character: it may change its title or clipboard, or
+show lines that no program printed.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections.abc import Iterable
 from unicodedata import category
 
 _TOKEN = re.compile(r"""[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|"(?:[^"]|"")*\"""", re.DOTALL)
-"""What SQL has in quotes; names and texts with a quote double it."""
+"""Quoted parts of SQL; a quote inside a name or text is doubled."""
 
 
 def printable(text: str) -> str:
-    """Return a text on one line, without what a terminal would obey.
+    """Return a text on one line, without control characters.
 
-    Spaces of any width stay: they may be part of a name in SQL that is there to be pasted.
+    Spaces of any width stay: they may belong to a name in SQL that an operator pastes.
     """
     return "".join(c if _is_printable(c) else " " for c in text)
 
 
 def printable_sql(statement: str) -> str:
-    r"""Return a statement that means the same, and in which every name and text is printable.
+    r"""Return an equivalent statement in which every name and text is printable.
 
     Such a name is written with escapes: ``U&"nopk\001B[31m"``. Source: PostgreSQL documentation,
     "Lexical Structure".
@@ -33,12 +33,12 @@ def printable_sql(statement: str) -> str:
 
 
 def printable_command(words: Iterable[str]) -> str:
-    """Return a command for a shell, in which every word is printable: ``$'...'`` where need be."""
+    """Return a shell command in which every word is printable: ``$'...'`` where necessary."""
     return " ".join(map(_shell_word, words))
 
 
 def one_line(text: str) -> str:
-    """Return a text as `printable`, its lines joined; spaces inside them stay as they are."""
+    """Return a text as `printable` does, lines joined by spaces; inner spaces stay."""
     return printable(" ".join(filter(None, (line.strip(" ") for line in text.split("\n")))))
 
 
@@ -77,5 +77,5 @@ def _shell_character(character: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return a text as `printable`, but for the ends of its lines."""
+    """Return a text as `printable` does, but keep its line ends."""
     return "\n".join(map(printable, text.split("\n")))

@@ -24,11 +24,11 @@ _TABLE_TEXT = re.compile(r'(?:"((?:[^"]|"")+)"|([^".][^.]*))\.(.+)', re.DOTALL)
 
 @dataclass(frozen=True, slots=True, order=True)
 class TableId:
-    """A table's schema and name in the source, as they are there (not quoted).
+    """A table's schema and name in the source, as stored there (not quoted).
 
-    Its text is `schema.table`. Only a schema that has a dot or begins with a quote is quoted, as
-    SQL does it, so that no two tables have the same text: ``"s.x".y`` is not ``s.x.y``, which is
-    the table ``x.y`` of ``s``. The table's name is the rest of the text, never quoted.
+    Its text is `schema.table`. Only a schema that has a dot or begins with a quote is quoted, as in
+    SQL, so that no two tables have the same text: ``"s.x".y`` is not ``s.x.y``, which is the table
+    ``x.y`` of ``s``. The table's name is the rest of the text, never quoted.
     """
 
     schema: str
@@ -41,7 +41,7 @@ class TableId:
 
     @classmethod
     def parse(cls, text: str) -> TableId:
-        """Read what `str` writes, or the same with a quoted schema. Raises ValueError."""
+        """Parse the output of `str`, or the same with a quoted schema. Raises ValueError."""
         found = _TABLE_TEXT.fullmatch(text)
         if found is None:
             msg = f"{text!r} is not `schema.table` (a schema with a dot is quoted, as in SQL)"
@@ -60,17 +60,16 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a source table, and the lake's column that takes its values.
+    """One column of a source table, and the lake column that stores its values.
 
     `name` is the source's. `type` is the Arrow type of the lake's column. `pg_type` is the type as
-    format_type() writes it (``numeric(12,2)``); empty where only a RELATION message told of the
-    column. `identity` says that the column belongs to the replica identity. `missing` is the text
-    that rows written before the column existed have in the source (pg_attribute.attmissingval),
-    None if none; `unread_bytes`: its size if it is too large to be read. `stored_as` is the lake
-    column's name where it is not the source's: another type than before (``name__v2``), or a name
-    that differs from another only by case. `is_override` says that the config chose `type`: a
-    decimal then takes whatever number it holds exactly, however it is written. `mask` hides the
-    values.
+    format_type() writes it (``numeric(12,2)``); empty if only a RELATION message described the
+    column. `identity` is True for a column of the replica identity. `missing` is the text that rows
+    written before the column existed have in the source (pg_attribute.attmissingval), None if none;
+    `unread_bytes`: its size if it is too large to be read. `stored_as` is the lake column's name if
+    it differs from the source's: the type has changed (``name__v2``), or another name differs only
+    by case. `is_override` is True if the config chose `type`: a decimal then accepts any number it
+    holds exactly, however it is written. `mask` hides the values.
     """
 
     name: str
@@ -100,8 +99,8 @@ class Table:
     `columns` are in the source's order. `key` names the primary key's columns, in key order, empty
     without one. `before` names the columns of `_cdc_before`, in column order, never empty unless
     the table has no columns. (Both by the source's names.) `row_filter` is the publication's, as
-    SQL. `storage` names the files that hold the rows (and for partitions, which): other rows
-    may be there without an event only if it has changed; empty where it is not known.
+    SQL. `storage` identifies the files that hold the rows (and for partitions, which ones): rows
+    can be replaced without a change event only if it has changed; empty if unknown.
     """
 
     id: TableId
@@ -128,7 +127,7 @@ class Table:
 
     @property
     def captured_key(self) -> tuple[str, ...]:
-        """The primary key, if all its columns are captured: else it does not tell rows apart."""
+        """The primary key if all its columns are captured; otherwise it does not identify rows."""
         names = {c.name for c in self.columns}
         return self.key if names.issuperset(self.key) else ()
 
@@ -144,12 +143,12 @@ class Table:
 
 
 def with_before(table: Table, *, full: bool) -> Table:
-    """Return the table with `before` decided: which columns `_cdc_before` has (design section 2).
+    """Return the table with `before` set: the columns of `_cdc_before` (design section 2).
 
-    The identity columns by default. With REPLICA IDENTITY FULL the server sends whole old rows:
-    kept whole when asked for (`full`) or when there is no key to go by, else cut to the primary
-    key. A table without any identity has nothing to send; its struct (Delta has no empty struct)
-    has all columns and is never set.
+    The identity columns by default. With REPLICA IDENTITY FULL the server sends complete old rows:
+    all columns are kept on request (`full`) or if there is no primary key, otherwise only the key.
+    A table without any identity sends no old row; its struct (Delta has no empty struct) has all
+    columns and is always null.
     """
     every = tuple(c.name for c in table.columns)
     if table.replica_identity == "f":
@@ -160,7 +159,7 @@ def with_before(table: Table, *, full: bool) -> Table:
 
 
 def in_name_order(arrow: pa.DataType) -> pa.DataType:
-    """Return the type with its structs' fields in the order of their names, at any depth."""
+    """Return the type with its structs' fields sorted by name, at any depth."""
     if pa.types.is_list(arrow):
         return pa.list_(arrow.value_field.with_type(in_name_order(arrow.value_type)))
     if pa.types.is_struct(arrow):
@@ -170,7 +169,7 @@ def in_name_order(arrow: pa.DataType) -> pa.DataType:
 
 
 def delta_type(arrow: pa.DataType) -> str:
-    """Name the Delta type of an Arrow type that a raw table can have. Raises TypeError."""
+    """Return the name of the Delta type for an Arrow type of a raw table. Raises TypeError."""
     simple = _DELTA_NAMES.get(arrow)
     if simple is not None:
         return simple

@@ -1,1 +1,1 @@
-"""What a daemon shows of itself: metrics, status, HTTP."""
+"""The daemon's observable state: metrics, status, logs, notifications to systemd."""

@@ -1,4 +1,4 @@
-"""Freshness: seconds from the commit at the source to durable in the lake, many at a time.
+"""Freshness: seconds from the commit at the source to durable in the lake, in bulk.
 
 An epoch holds thousands of transactions: their ages are counted as one array.
 """
@@ -32,7 +32,7 @@ class FreshnessHistogram(Collector):
         self._sums: dict[str, float] = {}
 
     def observe(self, source: str, ages_s: NDArray[np.float64]) -> None:
-        """Count ages in seconds; clocks that disagree may make them negative, which counts as 0."""
+        """Count ages in seconds; negative ones, from clocks that disagree, count as 0."""
         ages = np.maximum(ages_s, 0.0)
         buckets = np.searchsorted(BOUNDS, ages, side="left")  # an age equal to a bound is in it
         counts = np.bincount(buckets, minlength=len(BOUNDS) + 1)
@@ -40,7 +40,7 @@ class FreshnessHistogram(Collector):
         self._sums[source] = self._sums.get(source, 0.0) + float(ages.sum())
 
     def forget(self, source: str) -> None:
-        """Show nothing of a source any more."""
+        """Remove a source from the metric."""
         self._counts.pop(source, None)
         self._sums.pop(source, None)
 
@@ -60,14 +60,14 @@ class FreshnessHistogram(Collector):
 
 
 class RecentFreshness:
-    """Quantiles over the last some thousand transactions."""
+    """Quantiles over the last few thousand transactions."""
 
     def __init__(self) -> None:
         self._ages = np.empty(_RECENT, np.float64)
         self._seen = 0
 
     def observe(self, ages_s: NDArray[np.float64]) -> None:
-        """Take ages in seconds, the newest last."""
+        """Record ages in seconds, the newest last."""
         newest = np.maximum(ages_s[-_RECENT:], 0.0)
         at = (self._seen + np.arange(len(newest))) % _RECENT
         self._ages[at] = newest
@@ -75,7 +75,7 @@ class RecentFreshness:
 
     @property
     def seen(self) -> int:
-        """How many transactions it has taken."""
+        """Count of transactions recorded so far."""
         return self._seen
 
     def quantile(self, q: float) -> float | None:
@@ -84,7 +84,7 @@ class RecentFreshness:
         return float(np.quantile(held, q)) if len(held) else None
 
     def quantile_since(self, seen: int, q: float) -> float | None:
-        """Return that of the transactions after the first `seen`, None without any."""
+        """Return the quantile over the transactions after the first `seen`, None without any."""
         count = min(self._seen - seen, _RECENT)
         if count <= 0:
             return None

@@ -1,4 +1,4 @@
-"""The last hour of each source, a point every ten seconds: what the page draws."""
+"""The last hour of each source, one point every ten seconds, for the status page's charts."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 INTERVAL_S = 10.0
 POINTS_KEPT = 360
 _MEASURED = {SourceState.SNAPSHOTTING, SourceState.STREAMING}
-"""Only then is the lag measured; what it was before says nothing of now."""
+"""The lag is measured only in these states; an earlier value would be stale."""
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryPoint:
-    """A source at one time. None where it was not measured, or nothing happened to measure.
+    """A source at one time. None if not measured, or if there was nothing to measure.
 
-    `rows_per_s`, and the quantiles of freshness in seconds, are those since the point before.
+    `rows_per_s` and the quantiles of freshness, in seconds, cover the time since the previous
+    point.
     """
 
     at: datetime
@@ -37,7 +38,7 @@ class HistoryPoint:
 
 @dataclass(slots=True)
 class SourceHistory:
-    """The points of one source, oldest first; `added`: how many there ever were."""
+    """The points of one source, oldest first; `added`: how many were ever added."""
 
     points: deque[HistoryPoint] = field(default_factory=lambda: deque(maxlen=POINTS_KEPT))
     added: int = 0
@@ -68,29 +69,29 @@ class SourceHistory:
         self.added += 1
 
     def since(self, added: int) -> list[HistoryPoint]:
-        """Return the points that came after the first `added`, as far as they are kept."""
+        """Return the points after the first `added`, as far as they are kept."""
         new = min(self.added - added, len(self.points))
         return list(self.points)[len(self.points) - new :]
 
 
 class SourceHistories:
-    """The histories of all sources, by name. One event loop calls all of it."""
+    """The histories of all sources, by name. Called from one event loop."""
 
     def __init__(self) -> None:
         self._sources: dict[str, SourceHistory] = {}
 
     def observe(self, sources: Mapping[str, SourceStatus], now: datetime) -> None:
-        """Add a point to each."""
+        """Add a point for each source."""
         for name, source in sources.items():
             self.of(name).observe(source, now)
 
     def of(self, source: str) -> SourceHistory:
-        """Return that of one source; an empty one before its first point."""
+        """Return the history of one source; empty before its first point."""
         return self._sources.setdefault(source, SourceHistory())
 
 
 def columns(points: Iterable[HistoryPoint]) -> dict[str, list[float | None]]:
-    """Return points for JSON, a list for each figure; `at`: milliseconds since 1970 UTC."""
+    """Return points for JSON, one list per figure; `at`: milliseconds since 1970 UTC."""
     held = list(points)
     return {
         "at": [round(p.at.timestamp() * 1000) for p in held],

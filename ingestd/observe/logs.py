@@ -1,4 +1,4 @@
-"""Logs: constant event names, key=value facts, one line each; JSON unless a person watches."""
+"""Logs: constant event names, key=value facts, one line each; JSON unless on a terminal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REFUSED_EVERY_S = 60.0
 
 
 class RedactSecrets:
-    """A structlog processor: the last look at an event, exceptions' text included."""
+    """A structlog processor, run last: redacts an event, including the text of exceptions."""
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
@@ -42,10 +42,10 @@ class RedactSecrets:
 
 
 def configure(settings: LogSettings, redactor: Redactor, stream: TextIO) -> None:
-    """Send our logs, and the warnings of libraries, to `stream`. Call once, at the start.
+    """Send the logs of ingestd and of libraries to `stream`. Call once, at the start.
 
-    Libraries log through the standard library's root logger; both ways end in the same processors,
-    so nothing gets round the redaction.
+    Libraries log through the standard library's root logger. Both paths end in the same processors,
+    so nothing bypasses the redaction.
     """
     pretty = settings.format == "pretty" or (settings.format == "auto" and stream.isatty())
     shared: list[Processor] = [
@@ -63,7 +63,7 @@ def configure(settings: LogSettings, redactor: Redactor, stream: TextIO) -> None
     root.handlers = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("ingestd").setLevel(settings.level.upper())
-    # It warns of connections that are given up, which is what a stop or a cancelled reading does.
+    # It warns of closed connections, which a stop or a cancelled read causes.
     logging.getLogger("psycopg").setLevel(logging.ERROR)
     structlog.configure(
         processors=[
@@ -78,7 +78,7 @@ def configure(settings: LogSettings, redactor: Redactor, stream: TextIO) -> None
 
 
 def take_what_is_uncaught() -> None:
-    """Have warnings, and errors that nobody can catch, go to the log too: they may quote secrets.
+    """Send warnings and uncaught errors through the log: they may quote secrets.
 
     For the process as a whole, after `configure`.
     """
@@ -88,13 +88,13 @@ def take_what_is_uncaught() -> None:
 
 
 class _RefusedConnections:
-    """When it was last told that no connection can be taken: asyncio says so 100 times a second."""
+    """Rate limit for failed accepts, which asyncio reports 100 times a second."""
 
     def __init__(self) -> None:
         self._told_at: float | None = None
 
     def is_told(self, context: Mapping[str, Any]) -> bool:
-        """Return whether this is that, and was reported recently."""
+        """Return whether this is a failed accept, and one was reported recently."""
         if "socket" not in context or not isinstance(context.get("exception"), OSError):
             return False
         now = time.monotonic()
@@ -108,10 +108,10 @@ _REFUSED = _RefusedConnections()
 
 
 def tell_of_loop(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
-    """Say that a task or callback failed and nobody asked: by the log, and not as asyncio does.
+    """Log a task or callback that failed unobserved, instead of asyncio's default report.
 
-    A handler for `AbstractEventLoop.set_exception_handler`. The default one shows the task, and
-    with it its error's text, which may quote a row; or the callback, with its arguments.
+    A handler for `AbstractEventLoop.set_exception_handler`. The default one shows the task with its
+    error's text, which may quote a row, or the callback with its arguments.
     """
     del loop
     if _REFUSED.is_told(context):
@@ -127,7 +127,7 @@ def tell_of_loop(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) ->
 
 
 def _tell_thread(ended: threading.ExceptHookArgs) -> None:
-    """Say that a thread ended by an error: by the log, as all else, for it may quote a secret."""
+    """Log that a thread ended with an error: its text may quote a secret."""
     if ended.exc_value is not None and not isinstance(ended.exc_value, SystemExit):
         name = None if ended.thread is None else ended.thread.name
         structlog.get_logger("ingestd").error(
@@ -136,7 +136,7 @@ def _tell_thread(ended: threading.ExceptHookArgs) -> None:
 
 
 def _tell_unraisable(found: sys.UnraisableHookArgs) -> None:
-    """Say that an object could not be cleared up: by the log, too."""
+    """Log that an object's cleanup failed."""
     structlog.get_logger("ingestd").error(
         "object.failed", what=type(found.object).__name__, exc_info=found.exc_value
     )

@@ -62,25 +62,25 @@ class Metrics:
     def _build_positions(self) -> None:
         self._lag_bytes = self._gauge("lag_bytes", "WAL from the confirmed position to the end.")
         self._lag_seconds = self._gauge("lag_seconds", "Age of the oldest change not durable yet.")
-        self._retained = self._gauge("slot_retained_bytes", "WAL that the slot holds back.")
+        self._retained = self._gauge("slot_retained_bytes", "WAL that the slot retains.")
         self._safe = self._gauge("slot_safe_bytes", "WAL until the slot is in danger.")
         self._received = self._gauge("received_lsn", "Position up to which the source has sent.")
-        self._confirmed = self._gauge("confirmed_lsn", "Position the source may discard below.")
+        self._confirmed = self._gauge("confirmed_lsn", "The source may discard WAL below this.")
 
     def _build_counts(self) -> None:
-        self._rows = self._counter("rows", "Rows durable in raw tables.", "table", "op")
-        self._transactions = self._counter("transactions", "Transactions durable.")
+        self._rows = self._counter("rows", "Durable rows in raw tables.", "table", "op")
+        self._transactions = self._counter("transactions", "Durable transactions.")
         self._replicated = self._counter(
-            "replicated_transactions", "Transactions durable whose commit time an origin set."
+            "replicated_transactions", "Durable transactions with a replication origin."
         )
-        self._epochs = self._counter("epochs", "Epochs durable.")
+        self._epochs = self._counter("epochs", "Durable epochs.")
         self._decode = self._counter("decode_seconds", "Time spent on decoding.")
-        self._restarts = self._counter("restarts", "Times a source started anew.", "reason")
+        self._restarts = self._counter("restarts", "Restarts of a source after a fault.", "reason")
         self._raw = self._counter("raw_values", "Values kept as text in _cdc_raw.", "table")
-        self._ignored = self._counter("ignored_messages", "Logical messages that others wrote.")
+        self._ignored = self._counter("ignored_messages", "Logical messages written by others.")
         self._joined = self._counter("joined_files", "Small files that maintenance joined.")
         self._removed = self._counter("removed_files", "Files that maintenance removed.")
-        self._not_maintained = self._counter("maintenance_failures", "Looks that failed.")
+        self._not_maintained = self._counter("maintenance_failures", "Failed maintenance runs.")
         self._commit = Histogram(
             "ingestd_epoch_commit_seconds",
             "Time from closing an epoch until it is durable.",
@@ -92,41 +92,41 @@ class Metrics:
 
     def _build_states(self) -> None:
         self._buffer = self._gauge("buffer_bytes", "Bytes received and not durable yet.")
-        self._table_state = self._gauge("table_state", "1 for the present state.", "table", "state")
-        self._source_state = self._gauge("source_state", "1 for the present state.", "state")
+        self._table_state = self._gauge("table_state", "1 for the current state.", "table", "state")
+        self._source_state = self._gauge("source_state", "1 for the current state.", "state")
         self._lake_lost = self._gauge("lake_lost", "1 while the source waits for its lake.")
         self._progress = self._gauge("snapshot_progress_ratio", "Part of a table read.", "table")
         self._eta = self._gauge("snapshot_eta_seconds", "Time until a table is read.", "table")
-        self._small = self._gauge("small_files", "Files of a table to be joined.", "table")
+        self._small = self._gauge("small_files", "Small files of a table.", "table")
 
     # --- positions ---
 
     def lag(self, source: str, lag: CaptureLag, lag_seconds: float | None) -> None:
-        """Take a measured lag; what the server does not tell becomes NaN."""
+        """Set a measured lag; unknown values become NaN."""
         self._lag_bytes.labels(source).set(_known(lag.lag_bytes))
         self._lag_seconds.labels(source).set(_known(lag_seconds))
         self._retained.labels(source).set(_known(lag.retained_bytes))
         self._safe.labels(source).set(_known(lag.safe_bytes))
 
     def held(self, source: str, lag: CaptureLag) -> None:
-        """Take what is kept for a source that reads nothing: how old its changes are is not known.
+        """Set the lag of a source that reads nothing: the age of its changes is unknown.
 
-        No series of that, so nothing that is about delivery is told by it.
+        The age gets no series, so that no alert about delivery depends on it.
         """
         self.lag(source, lag, None)
         _remove(self._lag_seconds, source)
 
     def no_lag(self, source: str) -> None:
-        """Show no lag: it is not known. No series, because a NaN in a window hides all of it."""
+        """Remove the unknown lag. A NaN in its place would hide all of a query's window."""
         for gauge in (self._lag_bytes, self._lag_seconds, self._retained, self._safe):
             _remove(gauge, source)
 
     def received(self, source: str, position: Lsn) -> None:
-        """Take how far the source has sent."""
+        """Set the position up to which the source has sent."""
         self._received.labels(source).set(position)
 
     def confirmed(self, source: str, position: Lsn) -> None:
-        """Take what the source was told it may discard."""
+        """Set the position below which the source may discard."""
         self._confirmed.labels(source).set(position)
 
     # --- work done ---
@@ -145,12 +145,12 @@ class Metrics:
         self._decode.labels(source).inc(seconds)
 
     def ignored(self, source: str, count: int) -> None:
-        """Count logical messages that are not the event triggers'."""
+        """Count logical messages that were not written by the event triggers."""
         if count:
             self._ignored.labels(source).inc(count)
 
     def buffered(self, source: str, nbytes: int) -> None:
-        """Take how many bytes are received and not durable yet."""
+        """Set the bytes received and not durable yet."""
         self._buffer.labels(source).set(nbytes)
 
     def committed(
@@ -164,7 +164,8 @@ class Metrics:
     ) -> None:
         """Count a durable epoch; `ages_s`: seconds since each transaction's commit.
 
-        `replicated`: so many have a replication origin, and no age: another server set their time.
+        `replicated`: how many have a replication origin, and so no age: another server set their
+        time.
         """
         self._epochs.labels(source).inc()
         self._transactions.labels(source).inc(transactions)
@@ -173,17 +174,17 @@ class Metrics:
         self._freshness.observe(source, ages_s)
 
     def small_file_added(self, source: str, table: str) -> None:
-        """Count a file that an epoch added, as small until maintenance has looked at it."""
+        """Count a file that an epoch added as small, until maintenance has checked it."""
         self._small.labels(source, table).inc()
 
     def small_files(self, source: str, table: str, count: int) -> None:
-        """Take how many files of a table are below a quarter of the target size."""
+        """Set how many files of a table are below a quarter of the target size."""
         self._small.labels(source, table).set(count)
 
     def maintained(
         self, source: str, *, joined_files: int, removed_files: int, has_failed: bool
     ) -> None:
-        """Count what maintenance did in one look at the lake."""
+        """Count the results of one maintenance run."""
         self._joined.labels(source).inc(joined_files)
         self._removed.labels(source).inc(removed_files)
         self._not_maintained.labels(source).inc(int(has_failed))
@@ -196,11 +197,11 @@ class Metrics:
             self._source_state.labels(source, each.value).set(each is state)
 
     def lake_lost(self, source: str, *, is_lost: bool) -> None:
-        """Take whether a source's lake is lost."""
+        """Set whether a source's lake is lost."""
         self._lake_lost.labels(source).set(is_lost)
 
     def forget_source(self, source: str) -> None:
-        """Show nothing of a source that is not in the config any more."""
+        """Remove all series of a source that is no longer in the config."""
         for metric, names in self._by_source:
             self._forget(metric, names, lambda labels: labels.get("source") == source)
         self._freshness.forget(source)
@@ -222,7 +223,7 @@ class Metrics:
             self._table_state.labels(source, table, each.value).set(each is state)
 
     def forget_tables(self, source: str, tables: Collection[str]) -> None:
-        """Show nothing of tables that are not captured any more."""
+        """Remove the series of tables that are no longer captured."""
         for metric, names in self._by_source:
             if tables and "table" in names:
                 self._forget(
@@ -234,26 +235,26 @@ class Metrics:
     def snapshot_progress(
         self, source: str, table: str, ratio: float, eta_s: float | None = None
     ) -> None:
-        """Take how much of a table's snapshot is read, 0 to 1 (by the server's estimate)."""
+        """Set how much of a table's snapshot is read, 0 to 1 (by the server's estimate)."""
         self._progress.labels(source, table).set(min(max(ratio, 0.0), 1.0))
         self._eta.labels(source, table).set(_known(eta_s))
 
     def no_snapshot(self, source: str, table: str) -> None:
-        """Show no progress: no snapshot of the table is under way."""
+        """Remove the progress: no snapshot of the table is running."""
         _remove(self._progress, source, table)
         _remove(self._eta, source, table)
 
     def restarted(self, source: str, reason: str) -> None:
-        """Count a start after a fault; `reason` is a constant word."""
+        """Count a restart after a fault; `reason` is a constant word."""
         self._restarts.labels(source, reason).inc()
 
     def text(self) -> bytes:
-        """Return all of it in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
 def _remove(gauge: Gauge, *labels: str) -> None:
-    gauge.labels(*labels)  # older releases of the client refuse to remove what is not there
+    gauge.labels(*labels)  # older releases of the client refuse to remove a missing series
     gauge.remove(*labels)
 
 

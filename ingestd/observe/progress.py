@@ -1,4 +1,4 @@
-"""How far a snapshot of a table is, and when it will be done."""
+"""The progress of a table's snapshot, and when it will be complete."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 _WINDOW_S = 60.0
-"""The speed of this last while tells when it will be done."""
+"""The estimate uses the speed over this window."""
 _SAMPLES = 64
 _BEGAN_AGAIN = 0.5
-"""A ratio below this part of the last one: it is read from the beginning."""
+"""If the ratio drops below this part of the last one, the snapshot has started over."""
 
 
 @dataclass(slots=True)
 class SnapshotProgress:
-    """A snapshot under way. `now` is passed in by the caller (aware).
+    """A running snapshot. `now` is passed in by the caller (aware).
 
-    `ratio`: how much is read, 0 to 1, by the source's estimate of the table's size. `nbytes`: what
-    the source has sent for it since `started_at`. An earlier daemon may have read some: so the
-    speed, and the bytes that go with a ratio, are those since the first `observe`.
+    `ratio`: the part that is read, 0 to 1, by the source's estimate of the table's size. `nbytes`:
+    bytes that the source has sent for it since `started_at`. An earlier daemon may have read a
+    part, so the speed and the bytes per ratio count from the first `observe`.
     """
 
     started_at: datetime
@@ -32,7 +32,7 @@ class SnapshotProgress:
     _samples: deque[tuple[datetime, float]] = field(default_factory=deque)
 
     def observe(self, ratio: float, nbytes: int, now: datetime) -> None:
-        """Take how much is read; `nbytes`: what the source has sent since the last call."""
+        """Record the part that is read; `nbytes`: bytes sent by the source since the last call."""
         ratio = min(max(ratio, 0.0), 1.0)
         if ratio < self.ratio * _BEGAN_AGAIN:
             self.started_at, self.nbytes, self._first = now, 0, None
@@ -53,7 +53,7 @@ class SnapshotProgress:
 
     @property
     def total_bytes(self) -> int | None:
-        """What the source sends for the whole table, about; None while that can't be told."""
+        """Estimate of the bytes that the source sends for all of the table; None if unknown."""
         ratio, nbytes = self._first or (0.0, 0)
         if self.ratio <= ratio or self.nbytes <= nbytes:
             return None
@@ -61,7 +61,7 @@ class SnapshotProgress:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds until it is read, as of the last `observe`; None while that can't be told."""
+        """Seconds until the snapshot is complete, as of the last `observe`; None if unknown."""
         if not self._samples:
             return None
         (began, had), (ended, has) = self._samples[0], self._samples[-1]

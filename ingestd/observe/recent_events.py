@@ -1,4 +1,4 @@
-"""What a source met lately: its last epochs and its last errors, a bounded number of each."""
+"""The last epochs and errors of a source, a bounded number of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EPOCHS_KEPT = 10
 
 @dataclass(frozen=True, slots=True)
 class ErrorStatus:
-    """An error that a source met, or one of its tables; `times`: how often, the last time `at`."""
+    """An error of a source or of one of its tables; `times`: its count, the last one `at`."""
 
     at: datetime
     what: str
@@ -28,9 +28,9 @@ class ErrorStatus:
 
 @dataclass(frozen=True, slots=True)
 class EpochStatus:
-    """A durable epoch. `commit_s`: from closing it; `oldest_s`: age of its oldest change, then.
+    """A durable epoch. `commit_s`: since its closing; `oldest_s`: age of its oldest change, then.
 
-    `nbytes`: what the source sent for it. None where it is not told, or there was no transaction.
+    `nbytes`: bytes sent by the source for it. None if not reported, or if there was no transaction.
     """
 
     epoch: int
@@ -52,7 +52,7 @@ def note_error(
     *,
     table: str | None = None,
 ) -> None:
-    """Make it the newest; one that comes again and again is counted and takes one place."""
+    """Make it the newest; a repeated error is counted and takes one place."""
     times = 1
     for known in errors:
         if (known.what, known.table) == (what, table):

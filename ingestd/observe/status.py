@@ -1,4 +1,4 @@
-"""What a daemon knows of itself: what /status, /readyz, the page and `ingestd status` show."""
+"""The state that /status, /readyz, the status page and `ingestd status` show."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 
 DROPPED_SHOWN_FOR = timedelta(days=1)
-"""How long a table is shown after it was found to be dropped; `_tables` keeps its rows."""
+"""How long a dropped table is shown after its drop was found; `_tables` keeps its rows."""
 
 
 class SourceState(StrEnum):
-    """Where a source stands. Only `STREAMING` delivers changes; `PAUSED` is meant not to."""
+    """The state of a source. Only `STREAMING` delivers changes; `PAUSED` intentionally does not."""
 
     STARTING = "starting"
     SNAPSHOTTING = "snapshotting"
@@ -51,7 +51,7 @@ class SourceState(StrEnum):
 
 
 class SnapshotOutcome(StrEnum):
-    """How a snapshot ended. `LOST`: its pipeline ended, and the next knows nothing of it."""
+    """How a snapshot ended. `LOST`: its pipeline ended, and the next one has no record of it."""
 
     DONE = "done"
     CANCELLED = "cancelled"
@@ -71,7 +71,7 @@ class LastSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class StorageWait:
-    """A call of the lake's storage that has not come back for so many seconds."""
+    """A call to the lake's storage that has not returned for this many seconds."""
 
     path: str
     seconds: float
@@ -82,10 +82,10 @@ class StorageWait:
     @property
     def remedy(self) -> str:
         """What to do."""
-        what = "see whether it answers elsewhere"
+        what = "check whether it answers from another host"
         if "://" not in self.path:
-            what = f"see whether it answers: timeout 10 stat {shlex.quote(self.path)}"
-        return f"{what}; nothing is lost, and ingestd goes on as soon as it does"
+            what = f"check whether it answers: timeout 10 stat {shlex.quote(self.path)}"
+        return f"{what}; nothing is lost, and ingestd continues as soon as it does"
 
 
 def _no_wait() -> StorageWait | None:
@@ -96,10 +96,9 @@ def _no_wait() -> StorageWait | None:
 class TableStatus:
     """A table of a source. `rows`: committed by this daemon since it started.
 
-    `snapshot_lsn`: the point its rows were read at; `replaced_lsn`: that before the present or last
-    snapshot. `snapshot`: one that is under way.
-    `snapshot_requested`: one was asked for and has not begun. `last_snapshot`: how the last one
-    ended, since this daemon started.
+    `snapshot_lsn`: the point its rows were read at; `replaced_lsn`: the same before the current or
+    last snapshot. `snapshot`: the one that is running. `snapshot_requested`: one was requested and
+    has not begun. `last_snapshot`: how the last one ended, since this daemon started.
     """
 
     table: str
@@ -116,7 +115,7 @@ class TableStatus:
     last_change: datetime | None = None
 
     def read(self, ratio: float, nbytes: int, now: datetime) -> SnapshotProgress:
-        """Take how much of a snapshot is read: the ratio, and bytes sent since the last call."""
+        """Record the progress of a snapshot: its ratio, and bytes sent since the last call."""
         self.snapshot_requested = False
         if self.snapshot is None:
             self.snapshot = SnapshotProgress(now)
@@ -124,14 +123,14 @@ class TableStatus:
         return self.snapshot
 
     def go_live(self, snapshot_lsn: Lsn | None, now: datetime) -> None:
-        """Record that the table is live by the rows that were read at a point, new ones or old."""
+        """Record that the table is live with the rows read at a point, which may be old or new."""
         if snapshot_lsn not in {None, self.replaced_lsn}:
             self.last_snapshot = LastSnapshot(now, SnapshotOutcome.DONE)
 
     def end_snapshot(
         self, outcome: SnapshotOutcome, now: datetime, error: IngestdError | None = None
     ) -> None:
-        """Record that no snapshot is asked for or under way any more."""
+        """Record that no snapshot is requested or running any more."""
         self.snapshot, self.snapshot_requested = None, False
         what, remedy = (None, None) if error is None else (error.what, error.remedy)
         self.last_snapshot = LastSnapshot(now, outcome, what, remedy)
@@ -142,8 +141,8 @@ class ReferenceStatus:
     """The current rows of a table in the lake; `kind`: the config's `reference`.
 
     `state`: `snapshotting` before the first version, then `live`, or `stopped` for a reason: the
-    version that is there serves. `epoch`: with "snapshot_plus_cdc", up to which it goes. `looked`:
-    when it was last found to be, or made, what the source had.
+    existing version remains readable. `epoch`: with "snapshot_plus_cdc", the last epoch it
+    includes. `looked`: when it was last found, or brought, up to date with the source.
     """
 
     table: str
@@ -160,14 +159,14 @@ class ReferenceStatus:
 
 @dataclass(slots=True)
 class SourceStatus:
-    """A source as it is now. Counts are since the daemon's start, `epoch` is the lake's.
+    """The current state of a source. Counts are since the daemon's start, `epoch` is the lake's.
 
-    `claim`: what it works by, for people; `lake_lost`: whether it waits for its lake;
-    `left`: of `references`, those whose table was forgotten (`forget_dropped`).
-    `wal_status`: the server's word for its slot; `safe_bytes`: None, too, where the server sets its
-    slots no limit. `storage`: tells whether a call of the lake's storage does not come back.
-    `lag_at`: when the lag was measured. `notices`: what needs attention though
-    nothing is stopped. `now` is passed in by the caller (aware). One event loop calls all of it.
+    `claim`: the claim it works under, for display; `lake_lost`: True while it waits for its lake;
+    `left`: those of `references` whose table was forgotten (`forget_dropped`). `wal_status`: the
+    server's status of the slot; `safe_bytes`: None also if the server sets no limit for slots.
+    `storage`: returns the call to the lake's storage that hangs, if any. `lag_at`: when the lag was
+    measured. `notices`: what needs attention although nothing is stopped. `now` is passed in by the
+    caller (aware). Called from one event loop.
     """
 
     source: str
@@ -201,7 +200,7 @@ class SourceStatus:
     storage: Callable[[], StorageWait | None] = _no_wait
 
     def enter(self, state: SourceState, now: datetime, error: IngestdError | None = None) -> bool:
-        """Go to a state, with the error that led there; say whether that changed anything."""
+        """Enter a state, with the error that caused it; return whether anything changed."""
         what = None if error is None else error.what
         changed = (state, what) != (self.state, self.reason)
         if state is not self.state:
@@ -214,7 +213,7 @@ class SourceStatus:
         return changed
 
     def shown_references(self) -> list[ReferenceStatus]:
-        """Return them by name; one that follows a table which is stopped or dropped is stopped."""
+        """Return them by name; one whose table is stopped or dropped is shown as stopped."""
         shown = [each for _, each in sorted(self.references.items()) if each.table not in self.left]
         return [self._shown(reference) for reference in shown]
 
@@ -231,33 +230,33 @@ class SourceStatus:
         )
 
     def attend(self, notices: Sequence[Notice]) -> list[Notice]:
-        """Take what needs attention now though nothing is stopped; return what is new of it."""
+        """Set what needs attention although nothing is stopped; return the new notices."""
         new = [notice for notice in notices if notice not in self.notices]
         self.notices = tuple(notices)
         return new
 
     def pause(self, since: datetime) -> None:
-        """Record that someone paused it, and since when. No fault, so no error is noted."""
+        """Record that an operator paused the source, and since when. No error is noted."""
         self.state, self.since = SourceState.PAUSED, since
         self.reason, self.remedy = None, f"ingestd resume {self.source}"
 
     def resumed(self, *, epoch: int, end_lsn: Lsn | None) -> None:
-        """Take what the lake held at the start."""
+        """Record the state of the lake at the start."""
         self.epoch = epoch
         self.end_lsn = end_lsn
 
     def received(self, position: Lsn) -> None:
-        """Take how far the source has sent."""
+        """Record the position up to which the source has sent."""
         self.received_lsn = position
 
     def confirmed(self, position: Lsn) -> None:
-        """Take what the source was told it may discard."""
+        """Record the position below which the source may discard."""
         self.confirmed_lsn = position
 
     def measured(
         self, lag: CaptureLag, lag_seconds: float | None, now: datetime | None = None
     ) -> None:
-        """Take a measured lag."""
+        """Record a measured lag."""
         self.lag_at = now
         self.lag_bytes = lag.lag_bytes
         self.retained_bytes = lag.retained_bytes
@@ -265,7 +264,7 @@ class SourceStatus:
         self.wal_status = lag.wal_status
         self.lag_seconds = lag_seconds
 
-    def committed(  # what the row of `_epochs` says
+    def committed(  # the columns of its row in `_epochs`
         self,
         epoch: int,
         end_lsn: Lsn,
@@ -277,7 +276,7 @@ class SourceStatus:
         nbytes: int | None = None,
         commit_s: float | None = None,
     ) -> None:
-        """Take an epoch that is durable: `rows` per table, `ages_s` per transaction."""
+        """Record a durable epoch: `rows` per table, `ages_s` per transaction."""
         self.epoch = epoch
         self.end_lsn = end_lsn
         self.last_commit = now
@@ -304,7 +303,7 @@ class SourceStatus:
             status.last_change = now
 
     def forget_dropped(self, now: datetime) -> list[str]:
-        """Show tables no more that were dropped a day ago; return which."""
+        """Remove tables that were dropped over a day ago; return their names."""
         old = [
             table.table
             for table in self.tables.values()
@@ -324,12 +323,12 @@ class SourceStatus:
         *,
         snapshot_lsn: Lsn | None = None,
     ) -> None:
-        """Take a table's state, and why it is not an ordinary one."""
+        """Record a table's state, and the error that led to it, if any."""
         self.left.discard(table)
         status = self.tables.setdefault(table, TableStatus(table, state, now))
         what = None if error is None else error.what
         if isinstance(error, TableError):
-            what = error.reason  # of which table is said
+            what = error.reason  # the table is shown already
         if error is not None and state is TableState.STOPPED and what != status.reason:
             note_error(self.last_errors, now, str(what), error.remedy, table=table)
         is_again = state is TableState.STOPPED and status.snapshot_requested
@@ -350,7 +349,7 @@ class SourceStatus:
 
 
 class CommandAccess(Protocol):
-    """How a client gets the token that commands need, or why there is none."""
+    """How a client gets the token that commands require, or why there is none."""
 
     def to_json(self) -> dict[str, str | None]:
         """Return `token_file`, `user` and `off`, each None where it does not apply."""
@@ -359,9 +358,9 @@ class CommandAccess(Protocol):
 
 @dataclass(slots=True)
 class DaemonStatus:
-    """The whole daemon: `sources` by name, `lake`: its URI as the config has it.
+    """The state of the daemon: `sources` by name, `lake`: its URI as configured.
 
-    `commands`: the token that commands need; None where nothing is served.
+    `commands`: the token that commands require; None if nothing is served.
     """
 
     version: str
@@ -372,16 +371,16 @@ class DaemonStatus:
 
 
 def ready(status: DaemonStatus) -> tuple[bool, list[str]]:
-    """Return whether every source delivers all its tables, and if not why not (I8).
+    """Return whether every source delivers all its tables, and the reasons if not (I8).
 
-    A source that someone paused is not asked for more: see `paused`.
+    A paused source need not deliver: see `paused`.
     """
     reasons = [reason for reason, _ in not_ready(status)]
     return not reasons, reasons
 
 
 def not_ready(status: DaemonStatus) -> list[tuple[str, str | None]]:
-    """Return what `ready` does, each reason with its remedy, if there is one."""
+    """Return the reasons of `ready`, each with its remedy, if there is one."""
     found: list[tuple[str, str | None]] = [] if status.sources else [("no sources", None)]
     for name, source in status.sources.items():
         if source.state is SourceState.PAUSED:
@@ -405,7 +404,7 @@ def not_ready(status: DaemonStatus) -> list[tuple[str, str | None]]:
 
 
 def paused(status: DaemonStatus) -> list[str]:
-    """Say which sources are paused, and since when."""
+    """Return which sources are paused, and since when."""
     return [
         f"source {name} is paused since {source.since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
         for name, source in status.sources.items()

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 def to_json(status: DaemonStatus) -> dict[str, Any]:
-    """Return the whole status.
+    """Return the status of the daemon.
 
-    `commands`: the file of the token that they need, its user, or why they are off. `offline`: why
-    it is not the daemon itself that says so; see `ingestd.app.offline_status`.
+    `commands`: the file of the token that they require, its user, or why they are off. `offline`:
+    why the status does not come from the daemon itself; see `ingestd.app.offline_status`.
     """
     is_ready, reasons = ready(status)
     return {
@@ -50,7 +50,7 @@ def source_to_json(source: SourceStatus) -> dict[str, Any]:
 
 
 def facts_to_json(source: SourceStatus) -> dict[str, Any]:
-    """Return all that `source_to_json` does but the tables."""
+    """Return what `source_to_json` returns, without the tables."""
     return {
         "state": str(source.state),
         "reason": source.reason,

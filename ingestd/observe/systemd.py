@@ -1,7 +1,7 @@
-"""Tells systemd how the daemon is (sd_notify(3)): ready, what it does, that it lives, its end.
+"""Notifications to systemd (sd_notify(3)): readiness, status, watchdog, reload and stop.
 
-Nothing is told where `NOTIFY_SOCKET` is not set. The loop itself sends the signs of life, so a loop
-that hangs sends none, and systemd starts the daemon again (`WatchdogSec=`).
+Nothing is sent if `NOTIFY_SOCKET` is not set. The event loop itself sends the watchdog messages. A
+loop that hangs sends none, and systemd restarts the daemon (`WatchdogSec=`).
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from ingestd.config.redaction import Redactor
 
 READY_WITHIN_S = 30.0
-"""A daemon whose sources don't deliver by then counts as started: it goes on trying."""
+"""A daemon whose sources don't deliver by then counts as started: it keeps retrying."""
 LOOK_INTERVAL_S = 0.5
-"""How often it is looked whether it delivers, until that was told."""
+"""How often readiness is checked until it is sent."""
 STATUS_INTERVAL_S = 5.0
-"""How often, after that, it is looked whether what was told still holds."""
+"""How often the status is checked after that."""
 _STATUS_CHARS = 400
 
 Readiness = Callable[[], tuple[bool, list[str]]]
-"""Whether every source delivers, and if not why not."""
+"""Return whether every source delivers, and the reasons if not."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceManager:
-    """Where a service manager listens. `watchdog_s`: it wants a sign of life that often, or None.
+    """A service manager's socket. `watchdog_s`: its watchdog period, or None.
 
     `address`: a path, or `@` and an abstract name (unix(7)).
     """
@@ -44,7 +44,7 @@ class ServiceManager:
 
     @classmethod
     def of(cls, environment: Mapping[str, str], pid: int) -> ServiceManager | None:
-        """Read what systemd tells a service; None without one, or one that can't be spoken to."""
+        """Return the service manager of this process; None without one, or an unknown address."""
         address = environment.get("NOTIFY_SOCKET", "")
         if not address.startswith(("/", "@")):
             return None
@@ -63,7 +63,7 @@ class ServiceManager:
 
 
 class SystemdNotifier:
-    """What was reported and what must be; `now`: of a clock that only goes forward, seconds."""
+    """The messages already sent and those now due; `now`: monotonic seconds."""
 
     def __init__(
         self,
@@ -83,11 +83,11 @@ class SystemdNotifier:
 
     @property
     def is_ready_told(self) -> bool:
-        """Whether the service counts as started."""
+        """True once the service counts as started."""
         return self._is_ready_told
 
     def due(self, now: float, *, stopping: bool) -> list[str]:
-        """Return what has to be told now, and take it as told."""
+        """Return the messages that are due now, and record them as sent."""
         if stopping:
             if self._is_end_told:
                 return []
@@ -109,7 +109,7 @@ class SystemdNotifier:
 
 
 class ReloadNotifier:
-    """Tells when a reload begins and ends; to nobody where there is no service manager."""
+    """Notifies the service manager, if there is one, when a reload begins and ends."""
 
     def __init__(
         self, manager: ServiceManager | None = None, telling: SystemdNotifier | None = None
@@ -118,19 +118,19 @@ class ReloadNotifier:
         self._telling = telling
 
     def began(self) -> None:
-        """Say that the config is re-read. The time is for `Type=notify-reload`."""
+        """Send that the config is being re-read. `Type=notify-reload` requires the time."""
         usec = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self._tell("RELOADING=1", f"MONOTONIC_USEC={usec}")
 
     def ended(self) -> None:
-        """Say that it holds, or was refused: either way the service is as ready as it was."""
+        """Send that the reload ended. Accepted or refused, the service is as ready as before."""
         self._tell("READY=1")
 
     def _tell(self, *assignments: str) -> None:
-        # A service that has not started yet is not reloaded, and READY=1 would say it has.
+        # A service that has not started yet can't reload, and READY=1 would mark it as started.
         if self._manager is None or self._telling is None or not self._telling.is_ready_told:
             return
-        with suppress(OSError):  # `_tell` below says so, once
+        with suppress(OSError):  # `_tell` below logs it, once
             self._manager.tell(*assignments)
 
 
@@ -143,9 +143,9 @@ async def telling_service_manager(
     paused: Callable[[], list[str]] = list,
     environment: Mapping[str, str] = os.environ,
 ) -> AsyncIterator[ReloadNotifier]:
-    """Tell the service manager, if there is one, for as long as this is entered.
+    """Notify the service manager, if there is one, while this context is entered.
 
-    `stop`: set when the daemon begins to stop. `paused`: what is paused, and means no fault.
+    `stop`: set when the daemon begins to stop. `paused`: the paused sources; not a fault.
     """
     manager = ServiceManager.of(environment, os.getpid())
     if manager is None:
@@ -164,7 +164,7 @@ async def telling_service_manager(
 async def _tell(manager: ServiceManager, telling: SystemdNotifier, stop: asyncio.Event) -> None:
     log = structlog.get_logger("ingestd")
     sign = [] if manager.watchdog_s is None else ["WATCHDOG=1"]
-    # systemd advises half of the period at the most
+    # systemd recommends at most half of the period
     most_s = STATUS_INTERVAL_S if manager.watchdog_s is None else manager.watchdog_s / 3
     is_heard = True
     while True:
@@ -182,7 +182,7 @@ async def _tell(manager: ServiceManager, telling: SystemdNotifier, stop: asyncio
 
 
 async def _wait(stop: asyncio.Event, limit_s: float) -> None:
-    """Wait that long, or until the daemon begins to stop; once it does, just that long."""
+    """Wait that long, or until the daemon begins to stop; after that, always that long."""
     if stop.is_set():
         await asyncio.sleep(limit_s)
         return

@@ -1,4 +1,4 @@
-"""Tracebacks for a log: where an error arose, without what its text may quote of a row."""
+"""Tracebacks for a log: where an error arose, without text that may quote a row."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from structlog.typing import ExcInfo
 
 _TOLD = (IngestdError, OSError)
-"""Their texts are about files, addresses and names; others quote what they were given."""
+"""Their texts are about files, addresses and names; other errors quote their arguments."""
 
 
 def trace(exc_info: ExcInfo) -> str:
-    """Return the traceback of an error and of those that led to it, the first one first.
+    """Return the traceback of an error and of the errors that led to it, the first one first.
 
-    A structlog exception formatter. The texts of libraries' errors are left out.
+    A structlog exception formatter. The texts of libraries' errors are omitted.
     """
     return "\n".join(_lines(exc_info[1], set()))
 

@@ -1,20 +1,20 @@
-"""The ports: what `pipeline/` drives and a capture or a sink provides.
+"""The ports: Protocols that `pipeline/` drives and a capture or a sink implements.
 
-Their docstrings are the contract; `tests/contract/` holds every implementation to it, the in-memory
-ones of `ingestd.testing.fakes` like the real ones.
+Their docstrings are the contract. `tests/contract/` checks every implementation against it: the
+in-memory fakes of `ingestd.testing.fakes` as well as the real ones.
 
-The order of a source's life, and who moves which position::
+The order of calls in a source's life, and the component that advances each position::
 
     capture.claim -> sink.open -> capture.discover -> capture.continuity -> sink.adopt
       -> capture.prepare -> capture.snapshot -> capture.live ... capture.confirm -> close
 
     received    the capture, as bytes arrive
-    whole       the decoder, at a commit: Chunk.position
+    complete    the decoder, at a commit: Chunk.position
     durable     the sink, when EpochWriter.commit or Sink.advance returns
     confirmed   the pipeline alone, by ChangeCapture.confirm, and only to a durable position (I1)
 
-All async methods may be cancelled at any await and leave nothing half done that a next `claim` and
-`open` would not put right.
+Any async method may be cancelled at any await. The next `claim` and `open` must be able to repair
+whatever it leaves unfinished.
 """
 
 from ingestd.ports.capture import (

@@ -1,4 +1,4 @@
-"""What a source provides that is captured: discovery, snapshots, changes."""
+"""The port of a source that is captured: discovery, snapshots, changes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A table that the config asks for and that can't be captured, with reason and remedy."""
+    """A table that the config asks for but that can't be captured, with reason and remedy."""
 
     table: Table
     error: TableError
@@ -30,10 +30,11 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What the source was made ready for.
+    """The result of preparing a source.
 
-    `locked`: tables that it can't stream yet, because someone holds a lock: prepare them later.
-    `storages`: what `_tables` is to have of tables that it has begun to send (`Table.storage`).
+    `locked`: tables that it can't stream yet because another session holds a lock; prepare them
+    again later. `storages`: for tables whose streaming has begun, the `Table.storage` that must be
+    recorded in `_tables`.
     """
 
     locked: frozenset[TableId] = frozenset()
@@ -42,18 +43,18 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """What the source offers of what the config asks for.
+    """The source's answer to what the config asks for.
 
-    `tables`: those that can be captured. `refused`: those that can't, or are not there (oid 0).
-    `origin`: names the server and its history, within which LSNs can be compared. `interrupted`:
-    tables whose changes the source does not keep whole at present, or did not for a time, and why;
-    if they were live there is a gap. `rewritten`: known tables whose rows have other values than
-    the changes told of, and why. `lsn`: all this holds at that position; earlier changes may be of
-    other definitions. `seen`: the transactions that it is after, which a commit below `lsn` may not
-    be among yet; None where no stream tells of definitions. `doubts`: `Chunk.doubts` that it has
-    not judged. `departed`: OIDs and names of known tables that were dropped or renamed since, whose
-    last changes may be still to come. `notices`: what an operator should know of it, though nothing
-    is refused for it.
+    `tables`: the tables that can be captured. `refused`: the tables that can't, or that don't exist
+    (oid 0). `origin`: identifies the server and its history; LSNs are comparable only within it.
+    `interrupted`: tables whose changes the source does not retain completely, now or for some time
+    in the past, and why; if such a table was live, there is a gap. `rewritten`: known tables whose
+    rows have values that no change reported, and why. `lsn`: the position at which all this holds;
+    earlier changes may have other definitions. `seen`: the transactions that precede the discovery;
+    a commit below `lsn` may not be among them yet. None if the stream does not send definitions.
+    `doubts`: the `Chunk.doubts` that this discovery has not resolved. `departed`: OIDs and names of
+    known tables that have been dropped or renamed; their last changes may still arrive. `notices`:
+    facts that an operator should know although nothing is refused for them.
     """
 
     tables: tuple[Table, ...]
@@ -70,7 +71,7 @@ class Discovery:
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """Nothing in the lake yet, or nothing that a snapshot would not replace."""
+    """The lake is empty, or holds nothing that a snapshot would not replace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +81,10 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """There may be a gap between the lake's position and what the source still has.
+    """There may be a gap between the lake's position and the first change the source still has.
 
-    `is_behind`: the source is at a position below what the lake has, so tables can't be re-read
-    before it has passed that; `remedy` says how.
+    `is_behind`: the source's position precedes the lake's, so tables can't be re-read until the
+    source has passed it; `remedy` says how.
     """
 
     reason: str
@@ -93,10 +94,10 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class LakeLost:
-    """The source was read further than the lake says, or into another lake than this one.
+    """The source was read further than this lake says, or into another lake.
 
-    The source still has what follows for the lake that it was read into: nothing may be taken of it
-    before someone has agreed to that.
+    The source still has the changes that the other lake needs next. They must not be consumed
+    before an operator agrees.
     """
 
     reason: str
@@ -107,13 +108,13 @@ Continuity = Fresh | Resumed | Lost | LakeLost
 
 @dataclass(frozen=True, slots=True)
 class CaptureLag:
-    """How far the source is ahead. Bytes of WAL; None where the server does not tell.
+    """How far the source is ahead. Bytes of WAL; None where the server does not report it.
 
     `current_lsn`: the server's own position. `lag_bytes`: from the confirmed position to there.
-    `retained_bytes`: WAL the slot holds back. `safe_bytes`: WAL that may still be written before
-    the slot is in danger. `seconds`: age of the oldest change that was not given yet, where the
-    capture can tell (else the pipeline goes by what was delivered). `wal_status`: what the server
-    says of the slot's WAL, pg_replication_slots.wal_status.
+    `retained_bytes`: WAL the slot retains. `safe_bytes`: WAL that may still be written before the
+    slot is in danger. `seconds`: age of the oldest change not yielded yet, if the capture knows it
+    (otherwise the pipeline derives it from delivered changes). `wal_status`: the state of the
+    slot's WAL, pg_replication_slots.wal_status.
     """
 
     current_lsn: Lsn
@@ -129,8 +130,8 @@ class CaptureLag:
 class SnapshotPage:
     """Rows of a table as `r` rows at (`position`, 0).
 
-    `seen`: what the snapshot saw that they were read in; None where that is all that committed
-    below `position` and nothing else. Nothing visible in it commits at or above `position`.
+    `seen`: the snapshot that the rows were read in; None if that saw exactly what committed below
+    `position`. Nothing visible in it commits at or above `position`.
     """
 
     batch: TableBatch
@@ -140,7 +141,7 @@ class SnapshotPage:
 
 @dataclass(frozen=True, slots=True)
 class SplitRead:
-    """All pages of a table's split `where` have been given before this."""
+    """All pages of a table's split `where` have been yielded before this."""
 
     table: TableId
     where: str
@@ -157,12 +158,12 @@ SnapshotItem = SnapshotPage | SplitRead | TableRead | TableError
 
 
 class Snapshot(Protocol):
-    """Tables being read, at one consistent point or in chunks. Close it always; twice is fine.
+    """Tables being read, at one consistent point or incrementally. Always close it; twice is fine.
 
-    At one point: every row is at (`point`, 0). In chunks (`is_chunked`): each page has its own
-    position above `point` and says what its snapshot saw; the stream's changes have to be held
-    against that (design section 8.9, docs/snapshots.md). A row that is read again, by this snapshot
-    or by another one, has another position, on an idle source too.
+    At a consistent point: every row is at (`point`, 0). Incrementally (`is_chunked`): each page has
+    its own position above `point` and carries the snapshot it was read in; the stream's changes
+    must be compared with that (design section 8.9, docs/snapshots.md). A row that is read again, by
+    this or another snapshot, gets a new position, even on an idle source.
     """
 
     @property
@@ -172,57 +173,57 @@ class Snapshot(Protocol):
     def point(self) -> Lsn:
         """Position of the tables' `t`.
 
-        At one point: changes with commit_lsn >= this are not in it; all below are. In chunks: all
-        changes from here on must be taken from the stream.
+        At a consistent point: changes with commit_lsn below this are in the snapshot, all others
+        are not. Incrementally: all changes from here on must be taken from the stream.
         """
         ...
 
     @property
     def at(self) -> datetime:
-        """When it was taken (aware)."""
+        """Time of the snapshot (aware)."""
         ...
 
     def items(self) -> AsyncGenerator[SnapshotItem, None]:
         """Yield every table's pages, tables and splits in any order or mixed.
 
-        A TableError: that table failed, nothing more of it comes, the others go on (I8). Bounded
-        memory. Ends when all tables are read. Call once.
+        After a TableError nothing more of that table is yielded; the other tables continue (I8).
+        Memory is bounded. Ends when all tables are read. Call once.
         """
         ...
 
     def rows_of(self, table: Table, keys: Collection[Key]) -> AsyncGenerator[SnapshotPage, None]:
-        """Yield the rows with these keys (of `Table.identifying`), in chunks; at least one page.
+        """Yield the rows with these keys (of `Table.identifying`) in pages; at least one page.
 
-        For a chunked snapshot only. A key without a row is left out. Raises TableError.
+        For a chunked snapshot only. A key without a row is omitted. Raises TableError.
         """
         ...
 
     def oldest(self) -> PgSnapshot | None:
-        """A snapshot that is older than that of any page which comes after what was given last.
+        """Return a snapshot older than that of any page after the one yielded last.
 
-        None where pages do not say what was seen.
+        None where pages don't carry the snapshot they were read in.
         """
         ...
 
     def abandon(self, table: TableId) -> None:
-        """Begin to read nothing more of a table; what is under way may still be given."""
+        """Stop reading a table; pages in flight may still be yielded."""
         ...
 
     def progress(self, table: TableId) -> float:
-        """How much of a table has been given, by the source's estimate of its size: 0 to 1."""
+        """Return the part of a table yielded so far, 0 to 1, by the source's size estimate."""
         ...
 
     def left(self, table: TableId, done: Collection[str]) -> str:
-        """Write what a later snapshot has to read if these splits (`where`) are durable.
+        """Return what a later snapshot must read if these splits (`where`) are durable.
 
-        For `ChangeCapture.snapshot`; empty where it would have to begin again.
+        For `ChangeCapture.snapshot`; empty if it would have to start over.
         """
         ...
 
     async def move_on(self) -> None:
-        """See to it that `live` passes the source's present position soon, were it idle for ever.
+        """Make `live` pass the source's current position soon, even on an idle source.
 
-        An epoch with rows that were read is closed only when the position has grown.
+        An epoch that holds snapshot rows is closed only after the position has grown.
         """
         ...
 
@@ -232,46 +233,46 @@ class Snapshot(Protocol):
 class ChangeCapture(Protocol):
     """Changes of one source. One user at a time, all calls from one event loop.
 
-    Raises TransientError, OperatorError (see `ingestd.model.errors`) or ProtocolError from any
-    call.
+    Any call may raise TransientError, OperatorError (see `ingestd.model.errors`) or ProtocolError.
     """
 
     @property
     def supports_replay(self) -> bool:
-        """Whether `live(after)` can start at any position not confirmed yet."""
+        """True if `live(after)` can start at any position not confirmed yet."""
         ...
 
     async def claim(self) -> None:
         """Become the only daemon on this source, until `close` (I5).
 
-        Idempotent. Raises TransientError (reason ``claimed``) while another holds it. Should the
-        claim be lost later, `hold`, `live` and `health` raise TransientError. It is lost within a
-        bounded time when the event loop stands still (I11).
+        Idempotent. Raises TransientError (reason ``claimed``) while another daemon holds the claim.
+        If the claim is lost later, `hold`, `live` and `health` raise TransientError. It is lost
+        within a bounded time if the event loop stalls (I11).
         """
         ...
 
     async def hold(self) -> None:
-        """Wait until the claim is lost, and raise why (TransientError). Cancel it freely.
+        """Wait until the claim is lost, then raise the cause (TransientError). Safe to cancel.
 
-        After `claim`, which it does not take: the claim is kept with or without this.
+        Call it after `claim`: it does not acquire the claim, and the claim lasts with or without
+        it.
         """
         ...
 
     async def discover(self, known: Mapping[TableId, RegisteredTable]) -> Discovery:
-        """Ask the source what there is to capture, given what the lake has of it (I7).
+        """Return what the source has to capture, given what the lake has of it (I7).
 
-        `known` decides which lake column takes a column's values: one whose type is another than
-        before gets a new one. Changes nothing in the source; needs no claim. Also while `live`
-        runs. What is interrupted or rewritten is told once: the caller keeps it.
+        `known` decides which lake column takes a column's values: a column whose type changed gets
+        a new one. Changes nothing in the source and needs no claim; may also run while `live` does.
+        Interrupted and rewritten tables are reported once; the caller must remember them.
         """
         ...
 
     async def tables_changed(self) -> None:
-        """Return when the tables may be others than `discover` last said. Cancel it freely."""
+        """Return when the result of `discover` may have changed. Safe to cancel."""
         ...
 
     async def continuity(self, committed: LakeState) -> Continuity:
-        """Return whether streaming can go on where the lake ends. Changes nothing."""
+        """Return whether streaming can continue where the lake ends. Changes nothing."""
         ...
 
     async def prepare(
@@ -279,20 +280,20 @@ class ChangeCapture(Protocol):
     ) -> Prepared:
         """Make the source ready to stream these tables (slot, publication). Idempotent.
 
-        `Prepared.locked` has those that it can't stream yet: someone holds a lock, or dropped one,
-        or the source refuses it, which the next discovery tells (`Discovery.refused`). Prepare them
-        later.
+        `Prepared.locked` lists the tables that it can't stream yet: a session holds a lock, a table
+        was dropped, or the source refuses it, which the next discovery reports
+        (`Discovery.refused`). Prepare them again later.
 
-        While `live` runs: from its return on, `live` takes these tables' changes and no others'.
-        With `renew` a position that was kept is given up and a new one begins: only after
-        `continuity` said Lost. `read_to`: up to where tables were read of which the lake does not
-        tell yet; what an earlier preparation began holds if that was before. Must come before
-        `snapshot` and `live`.
+        While `live` runs: once this returns, `live` yields the changes of these tables and no
+        others. `renew` gives up the retained position and begins a new one: only after `continuity`
+        returned Lost. `read_to`: the position up to which tables were read that the lake does not
+        record yet; what an earlier preparation began is kept if it does not lie above that. Must
+        come before `snapshot` and `live`.
         """
         ...
 
     async def chunked(self, tables: Sequence[Table], *, initial: bool) -> frozenset[TableId]:
-        """Say which of these tables must be read in chunks rather than at one point.
+        """Return the tables that must be read incrementally, not at a consistent point.
 
         `initial`: the lake has nothing of them. Raises nothing that a snapshot would not.
         """
@@ -307,56 +308,56 @@ class ChangeCapture(Protocol):
         left: str = "",
         where: str | None = None,
     ) -> Snapshot:
-        """Begin to read these prepared tables at a point that `live` will reach and pass.
+        """Start reading these prepared tables at a point that `live` will reach and pass.
 
-        `chunked`: in chunks, of which `chunked` above is true, and only while `live` runs. `left`:
-        of one table, what an earlier snapshot left (`Snapshot.left`); its `point` is that one's.
-        `are_new`: the source sends their changes only since a moment ago, perhaps not all of the
-        transactions that run: those are waited for.
-        `where`: of one table, only the rows for which this SQL condition holds. Several may be open
-        at once. Before `live` or while it runs; a chunk taken from `live` later may lie below the
-        point. Raises TableReplacedError where `left` does not hold any more (or gives it in
-        `items`), TableError for a `where` that is no condition.
+        `chunked`: incrementally; only for tables that `chunked` above returned, and only while
+        `live` runs. `left`: for one table, what an earlier snapshot left to read (`Snapshot.left`);
+        the new snapshot has that one's `point`. `are_new`: the source has begun to send the tables'
+        changes only just now, and running transactions may not be covered: wait for these. `where`:
+        for one table, read only the rows for which this SQL condition holds. Several snapshots may
+        be open at once. Call before `live` or while it runs; a chunk that `live` yields later may
+        precede the point. Raises TableReplacedError if `left` is no longer valid (or yields it in
+        `items`), TableError if `where` is not a condition.
         """
         ...
 
     def live(self, after: Lsn | None) -> AsyncGenerator[Chunk, None]:
         """Yield changes of transactions with commit_lsn >= `after`, in commit order, indefinitely.
 
-        `after` must be durable: the source may take it as confirmed. None: from the confirmed
-        position. Bounded memory: not asking for the next chunk holds the
-        source back, but never breaks the connection. Now and then a chunk without batches says
-        that nothing was captured up to its position (I10).
+        `after` must be durable: the source may treat it as confirmed. None: from the confirmed
+        position. Memory is bounded: a caller that does not ask for the next chunk slows the source
+        down, but the connection stays up. From time to time a chunk without batches reports that
+        nothing was captured up to its position (I10).
         """
         ...
 
     async def seen(self) -> PgSnapshot:
-        """What a snapshot taken now sees; every chunk that begins later sees that as well."""
+        """Return the snapshot as of now; every chunk that begins later sees at least as much."""
         ...
 
     def checkpoint_requested(self) -> bool:
-        """Return whether to close the epoch: the source waits for it, or a backlog is all there."""
+        """Return True to close the epoch: the source waits for it, or a backlog has arrived."""
         ...
 
     async def confirm(self, position: Lsn) -> None:
-        """Tell the source that it may discard what is below `position`.
+        """Allow the source to discard what precedes `position`.
 
-        Cumulative; repeating or lowering it does nothing. Raises ValueError beyond what `live`
-        or the snapshot's point has delivered.
+        Cumulative; repeating or lowering it has no effect. Raises ValueError for a position beyond
+        what `live` or the snapshot's point has delivered.
         """
         ...
 
     async def lag(self) -> CaptureLag:
-        """Measure the lag, on a connection of its own: works while `live` is blocked."""
+        """Measure the lag on a separate connection: works while `live` is blocked."""
         ...
 
     async def health(self) -> None:
-        """Return if the connections and the claim are good; raise what is wrong otherwise.
+        """Return if the connections and the claim are good; raise the fault otherwise.
 
-        Cancel it freely.
+        Safe to cancel.
         """
         ...
 
     async def close(self) -> None:
-        """Free everything. At any time, twice, after any error."""
+        """Release everything. May be called at any time, twice, and after any error."""
         ...

@@ -1,4 +1,4 @@
-"""The changes that the lake already has, for a capture that compares with them."""
+"""The port for changes the lake already has, for a capture that compares with them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class ChangeLog(Protocol):
-    """What the lake has of a source's changes."""
+    """The lake's copy of a source's changes."""
 
     def changes(
         self, table: TableId, columns: Sequence[str]
     ) -> AsyncGenerator[pa.RecordBatch, None]:
         """Yield the durable change rows of a table, in any order: these columns of its raw table.
 
-        As of when the call is made; nothing of a table that the lake has not. A column that it
-        lacks is left out. Bounded memory. Close it always. Raises TransientError, OperatorError.
+        As of the call; nothing for a table that the lake does not have. A missing column is
+        omitted. Memory is bounded. Always close it. Raises TransientError, OperatorError.
         """
         ...

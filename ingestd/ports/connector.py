@@ -1,4 +1,4 @@
-"""What a source provides for reading a table at one snapshot, split by split."""
+"""The port for reading a table at one snapshot, split by split."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ColumnInfo:
-    """A column for a person to look at; statistics are the server's estimates, None if none."""
+    """A column, for display; statistics are the server's estimates, None if there are none."""
 
     name: str
     pg_type: str
@@ -35,7 +35,7 @@ class ColumnInfo:
 
 @dataclass(frozen=True, slots=True)
 class TableInfo:
-    """A table for a person to look at; `rows` and `bytes` are the server's estimates."""
+    """A table, for display; `rows` and `bytes` are the server's estimates."""
 
     id: TableId
     columns: tuple[ColumnInfo, ...]
@@ -47,27 +47,27 @@ class TableInfo:
 
 
 class Metadata(Protocol):
-    """What is in the database, asked within `timeout_s` (TransientError ``timeout`` beyond it).
+    """The database's catalog, queried within `timeout_s` (TransientError ``timeout`` beyond it).
 
-    Needs no right but to connect; statistics that the role may not see are None. Waits for nobody
-    who holds a table.
+    Needs only the right to connect; statistics that the role may not read are None. Never waits for
+    a table lock.
     """
 
     async def schemas(self) -> Sequence[str]:
-        """Names of the schemas that hold user tables, sorted."""
+        """Return the names of the schemas that hold user tables, sorted."""
         ...
 
     async def tables(self, schema: str | None = None) -> Sequence[TableInfo]:
-        """Tables of a schema, sorted by name; empty for an unknown one. None: of all, in order."""
+        """Return a schema's tables by name; empty if it is unknown. None: all tables, in order."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Which of the tables that the config asks for are captured as things stand, and which not.
+    """The tables that the config asks for, as they are captured now or refused.
 
-    `tables` as they are captured; `refused` may not be there (oid 0). `faults`: what keeps the
-    source from being captured at all.
+    `tables` as they are captured; a table in `refused` may not exist (oid 0). `faults`: what
+    prevents the source from being captured at all.
     """
 
     tables: Sequence[Table]
@@ -77,7 +77,7 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """An independent piece of a table at one snapshot; only its `SplitManager` knows `where`.
+    """An independent part of a table at one snapshot; only its `SplitManager` interprets `where`.
 
     Picklable, so that another process can read it.
     """
@@ -89,7 +89,7 @@ class Split:
 
 
 class SplitManager(Protocol):
-    """Cuts tables into splits: together every row once, whatever the number of them."""
+    """Cuts tables into splits: together they hold every row once, however many there are."""
 
     async def splits(self, table: Table, snapshot: str, target_bytes: int) -> Sequence[Split]:
         """Cut `table` into splits of about `target_bytes` each; at least one."""
@@ -97,20 +97,20 @@ class SplitManager(Protocol):
 
 
 class PageSource(Protocol):
-    """A split's rows as Arrow batches. Always closed; not reusable."""
+    """A split's rows as Arrow batches. Always close it; not reusable."""
 
     @property
     def remaining(self) -> Sequence[Predicate]:
-        """Predicates that it was given and does not apply: the reader must.
+        """Predicates that were passed in but are not applied: the reader must apply them.
 
-        Known from the start. The others are applied exactly as the reader would do it.
+        Known from the start. All others are applied exactly as the reader would.
         """
         ...
 
     def batches(self) -> AsyncIterator[pa.RecordBatch]:
-        """Yield the rows: the projected columns, lake names and types, plus `_cdc_raw`.
+        """Yield the rows: the projected columns with lake names and types, plus `_cdc_raw`.
 
-        Bounded memory.
+        Memory is bounded.
         """
         ...
 
@@ -118,29 +118,29 @@ class PageSource(Protocol):
 
 
 class Connector(Protocol):
-    """One source: everything that can be asked of it. `close` closes all it gave."""
+    """Everything that one source offers. `close` closes all objects obtained from it."""
 
     def metadata(self, timeout_s: float = 10.0) -> Metadata: ...
 
     async def coverage(
         self, known: Mapping[TableId, RegisteredTable], timeout_s: float = 10.0
     ) -> Coverage:
-        """Say which tables are captured, given what the lake has of them. Changes nothing.
+        """Return which tables are captured, given what the lake has of them. Changes nothing.
 
-        Needs no right but to connect. Raises OperatorError, TransientError (``timeout``).
+        Needs only the right to connect. Raises OperatorError, TransientError (``timeout``).
         """
         ...
 
     def capture(self, log: ChangeLog | None = None) -> ChangeCapture:
-        """Make a capture. `log`: the lake that its changes go to, for one that looks back."""
+        """Create a capture. `log`: the lake its changes go to, if it compares with earlier ones."""
         ...
 
     def splits(self, *, resumable: bool = False) -> SplitManager:
-        """Return what cuts tables in the way that is read fastest.
+        """Return a manager that cuts tables in the way that is fastest to read.
 
-        With `resumable` a split has the same rows under a later snapshot too, but for those that
-        came, went or changed; the price is slower reading, and one split for each table or
-        partition where nothing could be cut like that.
+        With `resumable` a split holds the same rows under a later snapshot too, except those
+        inserted, deleted or changed since. Reading is then slower, and each table or partition that
+        can't be cut that way is one split.
         """
         ...
 
@@ -150,19 +150,19 @@ class Connector(Protocol):
         columns: Sequence[str] | None = None,
         predicates: Sequence[Predicate] = (),
     ) -> PageSource:
-        """Read a split: `columns` None for all, else by the source's names, in this order.
+        """Return a source of a split's rows. `columns`: source names, in this order; None for all.
 
-        Rows for which one of the `predicates` is not true are left out, as far as it can be done
-        (`PageSource.remaining`). KeyError for a column that the table has not.
+        Rows for which one of the `predicates` is not true are omitted where possible
+        (`PageSource.remaining`). Raises KeyError for a column that the table does not have.
         """
         ...
 
     async def check(self) -> Sequence[CheckLine]:
-        """Look for everything that would make a run fail. Changes nothing."""
+        """Check for everything that would make a run fail. Changes nothing."""
         ...
 
     async def demand(self) -> ServerDemand:
-        """Return what a run of this source needs of its server, and what the server has left.
+        """Return what a run of this source needs from its server, and what the server has left.
 
         Raises OperatorError, TransientError.
         """
@@ -172,7 +172,7 @@ class Connector(Protocol):
 
 
 class ConnectorFactory(Protocol):
-    """Makes connectors of one kind; found by `kind` in the registry."""
+    """Creates connectors of one kind; the registry finds it by `kind`."""
 
     @property
     def name(self) -> str:
@@ -181,11 +181,11 @@ class ConnectorFactory(Protocol):
 
     @property
     def config_model(self) -> type[BaseModel]:
-        """Model of the `[sources.NAME]` section; it refuses unknown keys."""
+        """Model of the `[sources.NAME]` section; it rejects unknown keys."""
         ...
 
     def create(self, source: str, config: BaseModel, *, memory_bytes: int) -> Connector:
-        """Make a connector whose buffers stay under `memory_bytes`; does no I/O.
+        """Create a connector whose buffers stay under `memory_bytes`; does no I/O.
 
         Raises TypeError for another kind's config.
         """

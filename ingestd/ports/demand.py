@@ -1,4 +1,4 @@
-"""What a source needs of its server, and what that has: other sources may share it."""
+"""The resources a source needs from its server and what is free: other sources may share it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class ServerCapacity:
-    """How many of something a server allows, how many are in use, what to do if none is left."""
+    """How many of a resource a server allows and has in use, and the remedy if none is free."""
 
     total: int
     used: int
@@ -16,16 +16,16 @@ class ServerCapacity:
 
     @property
     def free(self) -> int:
-        """How many are left."""
+        """How many are free."""
         return max(0, self.total - self.used)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerDemand:
-    """What a run of a source would take of its server beyond what is in use.
+    """The resources a run of a source would take from its server beyond those in use.
 
-    `server`: the same for sources on one server. `claimed_by`: the session that holds the source's
-    claim, for people; None if none does. `needed` and `room`: by the name of the limit.
+    `server`: the same for all sources on one server. `claimed_by`: the session that holds the
+    source's claim, for display; None if none does. `needed` and `room`: by the name of the limit.
     """
 
     server: str

@@ -1,4 +1,4 @@
-"""Where it is kept that a source is paused."""
+"""The port of the marker that a source is paused."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Protocol
 
 
 class PauseMark(Protocol):
-    """Says of one source, durably and beside its tables, that nothing of it must be delivered.
+    """A durable marker, stored next to a source's tables: nothing of the source may be delivered.
 
-    It outlives the daemon, and holds for whoever works on that lake. All may be called at any time,
-    twice, and whether someone holds the source's claim or not: it says what is wanted. Times are
-    aware. Raises OperatorError, TransientError (storage).
+    It outlives the daemon and binds every process that works on the lake. All methods may be called
+    at any time, twice, and with or without the source's claim: the marker states an intent. Times
+    are aware. Raises OperatorError, TransientError (storage).
     """
 
     async def since(self) -> datetime | None:
-        """Since when the source is paused; None if it is not."""
+        """Return since when the source is paused; None if it is not."""
         ...
 
     async def put(self, now: datetime) -> datetime:
-        """Pause it, if it is not: gives since when it is. Durable when this returns."""
+        """Pause the source and return since when it is paused. Idempotent; durable on return."""
         ...
 
     async def clear(self) -> bool:
-        """Take the mark away; False if there was none. Durable when this returns."""
+        """Remove the marker; return False if there was none. Durable on return."""
         ...

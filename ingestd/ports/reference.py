@@ -1,4 +1,4 @@
-"""Reference tables: the source of their rows, and the lake that keeps the current ones."""
+"""The ports of reference tables: the source of their rows, and the lake with the current ones."""
 
 from __future__ import annotations
 
@@ -12,73 +12,74 @@ if TYPE_CHECKING:
 
 
 class ReferenceTableSource(Protocol):
-    """Current rows of one table: a snapshot, then what changed.
+    """Current rows of one table: a snapshot, then the changes since.
 
-    One user at a time. Raises TransientError, OperatorError or TableError from any async method;
-    what it gave until then stays given.
+    One user at a time. Any async method may raise TransientError, OperatorError or TableError; what
+    was returned before stays valid.
     """
 
     @property
     def key(self) -> Sequence[str]:
-        """Lake names of the columns that changes find their rows by, known with the first batch.
+        """Lake names of the columns by which changes find their rows, known with the first batch.
 
-        Empty for a source that gives no changes.
+        Empty for a source that returns no changes.
         """
         ...
 
     @property
     def position(self) -> int:
-        """A number that grows with what is given: what was given up to it need not be given again.
+        """A number that grows with what is returned: nothing up to it need be returned again.
 
-        Of a snapshot, known with its first batch, then of the changes polled last. 0 for a source
-        that gives no changes.
+        Known with a snapshot's first batch, then that of the changes polled last. 0 for a source
+        that returns no changes.
         """
         ...
 
     async def poll_snapshot(self) -> pa.RecordBatch | None:
-        """Return the next batch of the snapshot, None for good after the last.
+        """Return the next batch of the snapshot; None from the end of the snapshot on.
 
         All batches together are the table at one moment, each row once. Each has the table's
-        columns, lake names and types, and nothing else; the first may be empty, so that an empty
-        table too tells its columns. An empty batch is not the end: an empty first poll is not the
-        completion of a table. Nor is an error: the next poll goes on where it was, or raises
-        TransientError (``snapshot_gone``), each time: then another source is to begin again.
+        columns, lake names and types, and nothing else. The first may be empty, so that an empty
+        table shows its columns too. An empty batch is not the end: an empty first poll does not
+        complete the snapshot. Neither does an error: the next poll continues where the last one
+        was, or raises TransientError (``snapshot_gone``) each time: then a new source must be
+        opened.
         """
         ...
 
     def is_snapshot_complete(self) -> bool:
-        """Return whether `poll_snapshot` has given None.
+        """Return whether `poll_snapshot` has returned None.
 
-        No longer so when the snapshot is void (the table was truncated, re-read or altered):
-        then `poll_snapshot` gives another one, which takes the place of all that was given.
+        False again once the snapshot is void (the table was truncated, re-read or altered): then
+        `poll_snapshot` returns a new one, which replaces everything returned before.
         """
         ...
 
     async def poll_changes(self) -> pa.RecordBatch | None:
-        """Return what changed since the last poll, or since the snapshot: one row a key.
+        """Return what changed since the last poll, or since the snapshot: one row per key.
 
-        None while the snapshot is not complete, also when it has just become void. The table's
-        columns, and ``_cdc_op``: `u`, the row as it is now, or `d`, the key of one that is gone.
-        There may be ``_cdc_unchanged``, names of columns whose value is that which the row had
-        before these changes, and ``_cdc_before``, the key that it had then if that was another. A
-        source that sees no changes gives an empty batch, always.
+        None while the snapshot is incomplete, also when it has just become void. The columns are
+        the table's and ``_cdc_op``: `u`, the row as it is now, or `d`, the key of a deleted row.
+        Optional are ``_cdc_unchanged``, the names of columns that keep the value from before these
+        changes, and ``_cdc_before``, the earlier key if it was different. A source that sees no
+        changes always returns an empty batch.
         """
         ...
 
     def checkpoint(self) -> bytes:
-        """Return the state from which `restore` goes on. Changes nothing."""
+        """Return the state from which `restore` continues. Changes nothing."""
         ...
 
     def restore(self, checkpoint: bytes) -> bool:
-        """Go on from there, before the first poll.
+        """Continue from a checkpoint, before the first poll.
 
-        False if the snapshot can't be gone on with (whoever held it has ended): it begins anew, and
-        the batches given before the checkpoint are void.
+        Return False if the snapshot can't be continued (the session that held it has ended). It
+        then starts over, and the batches returned before the checkpoint are void.
         """
         ...
 
     async def close(self) -> None:
-        """Free everything. At any time, twice."""
+        """Release everything. May be called at any time, twice."""
         ...
 
 
@@ -86,8 +87,8 @@ class ReferenceTableSource(Protocol):
 class ReferenceState:
     """What the lake has of a reference table: its Delta version, rows and columns.
 
-    `position`: up to which source position its rows are (`ReferenceTableSource.position`), None if
-    that was never told. `is_new`: the call that gave this has made a version.
+    `position`: the source position up to which its rows are (`ReferenceTableSource.position`), None
+    if never reported. `is_new`: the call that returned this has created a version.
     """
 
     version: int
@@ -98,37 +99,37 @@ class ReferenceState:
 
 
 class ReferenceSink(Protocol):
-    """The current rows of one reference table in the lake; every version of it is whole.
+    """The current rows of one reference table in the lake; every version of it is complete.
 
-    One user at a time. Raises TransientError (storage), OperatorError (disk full, another writer);
-    after an error what is there is either that of before or that of after the call.
+    One user at a time. Raises TransientError (storage), OperatorError (disk full, another writer).
+    After an error the table is either as before or as after the call.
     """
 
     async def open(self) -> ReferenceState | None:
-        """Read what the lake has, None if nothing; make it durable. Creates nothing."""
+        """Read what the lake has and make it durable; None if nothing. Creates nothing."""
         ...
 
     async def replace(
         self, batches: AsyncIterator[pa.RecordBatch], *, position: int | None = None
     ) -> ReferenceState:
-        """Put these rows, and their columns, in the place of all there is: one version.
+        """Replace all rows, and the columns, by these: one version.
 
-        At least one batch, all of one schema. With the same rows (in any order) and columns as
-        there are, and no `position`, nothing is written. If `batches` raises, nothing is either.
+        At least one batch, all of one schema. Nothing is written if rows (in any order) and columns
+        are the same as before and there is no `position`, or if `batches` raises.
         """
         ...
 
     async def merge(
         self, changes: pa.RecordBatch, key: Sequence[str], *, position: int
     ) -> ReferenceState:
-        """Apply changes as `ReferenceTableSource.poll_changes` gives them: one version.
+        """Apply changes as `ReferenceTableSource.poll_changes` returns them: one version.
 
-        Nothing if `position` is not above the state's. Raises ValueError for other columns than the
-        table has; TransientError (``row_missing``) if a value is to stay as it was in a row that is
-        not there: replace all rows.
+        No effect if `position` is not above the state's. Raises ValueError for columns that the
+        table does not have; TransientError (``row_missing``) if a value should be kept from a row
+        that is missing: replace all rows.
         """
         ...
 
     async def close(self) -> None:
-        """Return when nothing is written any more. At any time, twice."""
+        """Return when no write is in flight any more. May be called at any time, twice."""
         ...

@@ -1,4 +1,4 @@
-"""What a lake provides that takes the epochs of a source, and its maintenance."""
+"""The ports of a lake that stores the epochs of a source, and of its maintenance."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """A data file written and not committed yet: path inside the table, and what is in it."""
+    """A data file that is written but not committed: path inside the table, and contents."""
 
     path: str
     size_bytes: int
@@ -31,23 +31,23 @@ class Fragment:
 
 
 class PageSink(Protocol):
-    """Writes one table's rows to fragments, which its owner commits. `finish` or `abort`, once."""
+    """Writes one table's rows to fragments, which the caller commits. `finish` or `abort`, once."""
 
     async def append(self, rows: pa.RecordBatch) -> None:
-        """Take rows of any schema version; returns when there is room for more (backpressure)."""
+        """Accept rows of any schema version; returns when there is room for more (backpressure)."""
         ...
 
     async def finish(self) -> Sequence[Fragment]:
-        """Make all fragments durable and give them."""
+        """Make all fragments durable and return them."""
         ...
 
     async def abort(self) -> None:
-        """Remove what was written. At any time, twice."""
+        """Remove what was written. May be called at any time, twice."""
         ...
 
 
 class StoppedTables(Protocol):
-    """Records tables as stopped, and takes nothing more of them."""
+    """Records tables as stopped and accepts nothing more for them."""
 
     async def __call__(self, errors: Sequence[TableError], /) -> None: ...
 
@@ -57,27 +57,27 @@ class EpochWriter(Protocol):
 
     @property
     def number(self) -> int:
-        """The epoch's number: one more than the last."""
+        """Number of this epoch: one more than the last."""
         ...
 
     @property
     def rows(self) -> int:
-        """Rows taken so far, including those the lake had already (I3)."""
+        """Rows accepted so far, including those the lake already had (I3)."""
         ...
 
     async def append(self, batch: TableBatch, *, is_read: bool = False) -> None:
-        """Take rows; those the table's raw table holds already are counted and dropped (I3).
+        """Accept rows; those already in the table's raw table are counted and dropped (I3).
 
-        A row is held already when its `_cdc_lsn` is below the table's watermark at `Sink.open`; but
-        not one that was read (`is_read`): no replay brings that again. The newest `resume` of the
-        table's batches is kept with their commit, also of a batch without rows; if none of an
-        epoch's has one, that of before stays.
-        Returns when there is room for more. Raises TableError if this table can't take them.
+        A row is already there if its `_cdc_lsn` precedes the table's watermark at `Sink.open`;
+        except snapshot rows (`is_read`), which no replay sends again. The newest `resume` of the
+        table's batches is committed with the rows, also that of a batch without rows; if no batch
+        of the epoch has one, the earlier one stays. Returns when there is room for more. Raises
+        TableError if this table can't accept them.
         """
         ...
 
     async def discard(self, table: TableId) -> None:
-        """Forget the table's rows of this epoch: it was stopped. Files that stay are orphans."""
+        """Drop this epoch's rows of a table that was stopped. Remaining files are orphans."""
         ...
 
     async def commit(
@@ -85,20 +85,20 @@ class EpochWriter(Protocol):
     ) -> CommittedEpoch:
         """Make all tables' rows durable, then the epoch's row in `_epochs`.
 
-        `stop` is called before that row is written, if the raw tables of some can't be written:
-        it records them in `_tables` as stopped, since the row confirms their changes too (I8).
-        None of their rows is listed. Without `stop` the first such TableError is raised.
+        If some raw tables can't be written, `stop` is called before that row is written. It records
+        the tables in `_tables` as stopped, since the row confirms their changes too (I8). None of
+        their rows is listed. Without `stop` the first such TableError is raised.
 
-        Closed to `append` from the call on, before its first await.
-        Epochs are committed in the order of their numbers; the next may be filled meanwhile, and
-        numbered, before this one is durable. After any error the sink must be opened again: the
-        lake then holds any subset of the tables' commits, which `LakeState.watermarks` tells.
-        Raises TransientError (storage), OperatorError (disk full, another writer: I5).
+        Closed to `append` from the call on, before its first await. Epochs are committed in the
+        order of their numbers; the next may be numbered and filled before this one is durable.
+        After any error the sink must be opened again. The lake then holds any subset of the tables'
+        commits; `LakeState.watermarks` reports which. Raises TransientError (storage),
+        OperatorError (disk full, another writer: I5).
         """
         ...
 
     async def abort(self) -> None:
-        """Drop the epoch and its files. At any time, twice."""
+        """Drop the epoch and its files. May be called at any time, twice."""
         ...
 
 
@@ -106,8 +106,8 @@ class EpochWriter(Protocol):
 class MaintainedTable:
     """What maintenance did to a table of the lake, by its name ("schema.table", "_epochs").
 
-    `small_files`: how many are left, None where that was not looked at. `error`: what kept it from
-    the table; the others are not concerned.
+    `small_files`: how many remain, None if not counted. `error`: what prevented the maintenance of
+    this table; other tables are not affected.
     """
 
     table: str
@@ -119,83 +119,83 @@ class MaintainedTable:
 
 
 class LakeMaintenance(Protocol):
-    """Keeps the lake of one source in shape, beside its `Sink`: no row, position or state changes.
+    """Maintains one source's lake alongside its `Sink`; changes no row, position or state.
 
-    What readers of the last retention need stays. May be ended at any step.
+    Files that readers need within the retention period stay. May be stopped at any step.
     """
 
     def run(
         self, *, joins: bool, cleans: bool, only: Collection[str] | None = None
     ) -> AsyncGenerator[MaintainedTable, None]:
-        """Join small files, remove what is out of retention; `only`: of these tables.
+        """Compact small files, remove files past the retention period; `only`: for these tables.
 
-        Gives each table when it is done. Close it always: nothing goes on after that. Raises
+        Yields each table when it is done. Always close it: nothing continues after that. Raises
         TransientError, OperatorError.
         """
         ...
 
 
 class Sink(ChangeLog, Protocol):
-    """The lake of one source. `look_every_s`: how often to ask, at most, whether it is there."""
+    """The lake of one source. `look_every_s`: the shortest interval between existence checks."""
 
     @property
     def look_every_s(self) -> float: ...
 
     async def open(self) -> LakeState:
-        """Read what the lake holds; forget all that was not committed. Creates nothing.
+        """Read what the lake holds; drop everything uncommitted. Creates nothing.
 
-        A sink that this process has fenced before may raise OperatorError: another has taken over
-        since, by a claim that does not exclude this one's (I5).
+        A sink that this process has fenced before may raise OperatorError: another process has
+        taken over since, by a claim that does not exclude this one's (I5).
         """
         ...
 
     async def mark(self, lake: str | None = None) -> str:
-        """Write the lake's marker where there is none, and give the id that is there. Idempotent.
+        """Write the lake's marker if it has none, and return the marker's id. Idempotent.
 
-        Before anything else is written, once it is known that this is the source's lake, or that
-        the source has none yet. `lake`: the id that it had. Makes the lake's folder, which nothing
-        else does; from here on every other call that makes something fails (LakeLostError) if the
-        marker is not there any more.
+        Call it before anything else is written, once this is known to be the source's lake, or the
+        source to have none yet. `lake`: the id that it had. Creates the lake's folder; nothing else
+        does. From here on every other call that creates something raises LakeLostError if the
+        marker is missing.
         """
         ...
 
     async def ensure_there(self) -> None:
-        """Raise LakeLostError if the marker that `open` or `mark` saw is not there any more.
+        """Raise LakeLostError if the marker that `open` or `mark` saw is missing.
 
-        Or if an older copy of the lake, which has the same marker, took its place.
+        Also if an older copy of the lake, which has the same marker, has replaced it.
         """
         ...
 
     async def fence(self) -> Mapping[TableId, TableError]:
-        """Have every commit fail of whoever opened this lake before: TransientError (``claimed``).
+        """Make every commit of earlier openers of this lake fail: TransientError (``claimed``).
 
-        Once after `open`, before anything is written and before the source is asked where it
-        stands: what `open` gave stays true. Raises TransientError if someone committed since; who
-        then opens it again, and fences, finds nothing new. Returns the tables whose raw table can't
-        be written, which are now as those in `LakeState.damaged`.
+        Call it once after `open`, before anything is written and before the source's position is
+        read: the state that `open` returned stays true. Raises TransientError if another process
+        committed since; a second `open` and `fence` then find nothing new. Returns the tables whose
+        raw table can't be written; treat them like those in `LakeState.damaged`.
         """
         ...
 
     async def adopt(self, origin: str) -> None:
-        """Record the server these rows come from. Idempotent; makes `_epochs` and `_tables`."""
+        """Record the server these rows come from; creates `_epochs` and `_tables`. Idempotent."""
         ...
 
     def begin(self) -> EpochWriter:
-        """Start to fill the next epoch; the one before must be committing or over. No I/O."""
+        """Start the next epoch; the last one must be committing or closed. No I/O."""
         ...
 
     async def record(self, events: Sequence[TableEvent]) -> None:
-        """Append to `_tables`, durably, one row an event.
+        """Append to `_tables`, durably, one row per event.
 
-        What is kept of a table may be made from nothing when its reading begins (an event with
-        `snapshotting` after another state): all its rows come again.
+        An event with `snapshotting` after another state may re-create the table's data from
+        nothing: all its rows are sent again.
         """
         ...
 
     async def unsent(self, table: Table, since: Lsn) -> Sequence[pa.RecordBatch]:
-        """Give the durable changes with `_cdc_lsn` >= `since` that lack values that were not sent.
+        """Return the durable changes with `_cdc_lsn` >= `since` that lack values not sent.
 
-        Of the change schema, the columns of `ingestd.model.keys.key_columns` and `_cdc_unchanged`.
+        In the change schema, the columns of `ingestd.model.keys.key_columns` and `_cdc_unchanged`.
         """
         ...
 
@@ -208,5 +208,5 @@ class Sink(ChangeLog, Protocol):
         ...
 
     async def close(self) -> None:
-        """Free everything. At any time, twice."""
+        """Release everything. May be called at any time, twice."""
         ...

@@ -1,7 +1,7 @@
-"""What a verification is of: the source at one point, the lake's changes below it, what differs.
+"""The ports of a verification: a source at one point, and the lake's changes below that point.
 
-The ports of `ingestd.pipeline.verify.run`: a source that gives its rows at a point, and a lake that
-gives the changes that the point's rows come of.
+`ingestd.pipeline.verify.run` drives them: the source returns its rows at the point, the lake
+returns the changes that produce those rows.
 """
 
 from __future__ import annotations
@@ -29,24 +29,25 @@ from ingestd.model.changes import SNAPSHOT_SEQ
 from ingestd.model.lsn import Lsn
 
 Matrix = np.ndarray[tuple[int, int], np.dtype[np.uint64]]
-"""Rows of numbers; the first is a hash, by whose upper bits they are parted."""
+"""Rows of numbers; the first is a hash, whose upper bits select the partition."""
 KEY, ROW, LSN, SEQ, THERE, OLD = range(6)
-"""Columns of a change's numbers. `THERE`: 1 if the row is there after it, 0 if it is gone. `OLD`:
-the key of the row that unsent values come from, where `Digested.linked` has any."""
+"""Columns of a change's numbers. `THERE`: 1 if the row exists after it, 0 if it was deleted. `OLD`:
+the key of the row that unsent values come from, if `Digested.linked` has any."""
 SPLIT = 2
-"""Column of a source row's numbers: the place of its split."""
+"""Column of a source row's numbers: the index of its split."""
 UNSENT = np.uint64(0)
 """In a lazy column of a change: no value was sent."""
 _RECENT_BYTES = 1 << 36
-"""Less WAL than 2^31 transactions write, whose ids could be taken for others'."""
+"""Less WAL than 2^31 transactions write; beyond it, transaction ids could be ambiguous."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyPoint:
-    """When the source is compared: all that its snapshot sees lies below `lsn`.
+    """The point of the comparison: everything its snapshot sees precedes `lsn`.
 
-    `seen`: what it sees of that; None: all of it. `is_exact` is False where the lake's changes
-    don't say what the source was at a position (polling): then all of them count.
+    `seen`: the part of it that the snapshot sees; None: all of it. `is_exact` is False if the
+    lake's changes don't determine the source's state at a position (polling): then all of them
+    count.
     """
 
     lsn: Lsn
@@ -56,10 +57,10 @@ class VerifyPoint:
     def sees(
         self, lsn: NDArray[np.int64], seq: NDArray[np.int64], xids: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        """Say of each change whether the snapshot sees it; `xids`: -1 where there is none.
+        """Return for each change whether the snapshot sees it; `xids`: -1 where there is none.
 
-        Rows that were read may lie at the very position: of a table that was whole before, by a
-        snapshot that is older.
+        Snapshot rows may lie exactly at the position: of a table that was complete before, by an
+        older snapshot.
         """
         if not self.is_exact:
             return np.ones(len(lsn), np.bool_)
@@ -74,9 +75,9 @@ class VerifyPoint:
 class Digested:
     """How a table is compared.
 
-    `key`: places of the columns that tell rows apart; none: rows are a multiset. `lazy`: places of
-    those that some change was sent without. `linked`: sorted hashes of the keys of rows that took
-    unsent values along when their key changed. `changes`: how many there are, at most.
+    `key`: indexes of the columns that identify a row; none: rows are a multiset. `lazy`: indexes of
+    columns that some change was sent without. `linked`: sorted hashes of the keys of rows that
+    carried unsent values along when their key changed. `changes`: an upper bound of their number.
     """
 
     table: Table
@@ -89,54 +90,54 @@ class Digested:
 
     @property
     def first_lazy(self) -> int:
-        """Where in a change's numbers the lazy columns begin."""
+        """Index of the first lazy column in a change's numbers."""
         return OLD + 1 if len(self.linked) else OLD
 
     @property
     def width(self) -> int:
-        """How many numbers a change has."""
+        """Count of a change's numbers."""
         return self.first_lazy + len(self.lazy)
 
     def is_linked(self, keys: Hashes) -> NDArray[np.bool_]:
-        """Say which of these keys are linked."""
+        """Return for each of these keys whether it is linked."""
         found: NDArray[np.bool_] = np.isin(keys, self.linked)
         return found
 
 
 Rows = list[dict[str, "Value"]]
-"""Rows as values, by the source's names of their columns."""
+"""Rows as values, by the source's column names."""
 
 
 class VerifiedSource(Protocol):
-    """The source at `point`. Raises TableChangedError for a table that was altered meanwhile."""
+    """The source at `point`. Raises TableChangedError for a table altered since."""
 
     @property
     def point(self) -> VerifyPoint:
-        """When it is."""
+        """The point at which the source is read."""
         ...
 
     async def splits(self, table: Table) -> Sequence[Split]:
-        """Cut a table. Raises TableError, TransientError."""
+        """Return the table's splits. Raises TableError, TransientError."""
         ...
 
     def batches(self, split: Split) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Read a split's rows, no faster than it may."""
+        """Yield a split's rows, within the rate limit."""
         ...
 
     async def ensure_unreplaced(self, table: Table) -> None:
-        """Raise TableChangedError if what was read is not what was there at the point."""
+        """Raise TableChangedError if the rows read are not the table's rows at the point."""
         ...
 
 
 class VerifiedLake(Protocol):
-    """The lake, which only is read."""
+    """The lake, opened read-only."""
 
     async def position(self) -> Lsn | None:
-        """Return the position up to which it has everything; None for an empty lake."""
+        """Return the position up to which the lake is complete; None for an empty lake."""
         ...
 
     async def describe(self, table: Table) -> Digested:
-        """Say how a table is compared, as far as that is known without its changes.
+        """Return how a table is compared, as far as that is known without its changes.
 
         Raises TableError if it can't be compared.
         """
@@ -145,14 +146,14 @@ class VerifiedLake(Protocol):
     async def survey(
         self, described: Digested, point: VerifyPoint, *, most_linked: int
     ) -> Digested:
-        """Look at a table's changes below `point`, which the lake has.
+        """Examine a table's changes below `point`, all of which the lake has.
 
-        Raises TableError as before, and for more than `most_linked` linked keys.
+        Raises TableError as `describe` does, and for more than `most_linked` linked keys.
         """
         ...
 
     def changes(self, digested: Digested) -> AsyncGenerator[Matrix, None]:
-        """Yield the numbers of the changes that were surveyed, in any order."""
+        """Yield the numbers of the surveyed changes, in any order."""
         ...
 
     async def rows_of(self, digested: Digested, keys: Collection[int]) -> Rows:
@@ -160,7 +161,7 @@ class VerifiedLake(Protocol):
         ...
 
     async def ensure_whole(self, table: Table) -> None:
-        """Raise TableChangedError if the table was re-read since, or is not live any more."""
+        """Raise TableChangedError if the table has been re-read or is no longer live."""
         ...
 
 
@@ -174,7 +175,7 @@ class VerifyState(StrEnum):
 
 
 class Kind(StrEnum):
-    """What is wrong with a row. `MISSING`: in the source only; `EXTRA`: in the lake only."""
+    """How a row differs. `MISSING`: in the source only; `EXTRA`: in the lake only."""
 
     MISSING = "missing"
     EXTRA = "extra"
@@ -184,10 +185,10 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A row that differs: its key as texts, or for rows without one a hash under the name `row`.
+    """A row that differs: its key as text; without a key, a hash under the name `row`.
 
-    `count`: how often, of equal rows. `columns`: those that differ. The values are empty unless
-    asked for, and never those of masked columns.
+    `count`: the number of equal rows. `columns`: those that differ. The values are empty unless
+    requested; those of masked columns are always empty.
     """
 
     kind: Kind
@@ -200,7 +201,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class VerifyOutcome:
-    """A table's. `counts`: rows that differ, by how. `fault`: why it was not compared."""
+    """The outcome for one table. `counts`: differing rows by kind. `fault`: why not compared."""
 
     table: str
     state: VerifyState
@@ -214,12 +215,12 @@ class VerifyOutcome:
 
 
 class VerifyProgress(Protocol):
-    """What is told while it goes on."""
+    """Receives the progress of a verification."""
 
     def waiting(self, lake: Lsn | None, until: Lsn) -> None:
-        """Tell that the lake is not there yet."""
+        """Report that the lake has not reached the position yet."""
         ...
 
     def table(self, name: str, ratio: float) -> None:
-        """Tell how much of a table has been read."""
+        """Report the part of a table that has been read, 0 to 1."""
         ...
