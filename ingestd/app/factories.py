@@ -19,7 +19,7 @@ from ingestd.model.errors import ConfigError
 from ingestd.model.row_limit import READING_PART
 from ingestd.model.schema import TableId
 from ingestd.pipeline.filling_epoch import EpochPolicy
-from ingestd.pipeline.pipeline import PipelinePolicy
+from ingestd.pipeline.policy import PipelinePolicy
 from ingestd.ports import Connector, PauseMark, ReferenceTableSource
 from ingestd.postgres.settings import SETTINGS
 from ingestd.process.memory import Trimming
