@@ -1,6 +1,6 @@
-"""The slot's changes: a backlog drained by SQL functions, then the stream; and the confirmation.
+"""The changes of a slot: a backlog drained by SQL functions, then the stream.
 
-States; each hand-over is at the end of a whole transaction, where the next decoder begins::
+::
 
          far behind        drained, or refused
     start ---------> drains -----------------> streams
@@ -8,9 +8,10 @@ States; each hand-over is at the end of a whole transaction, where the next deco
       |                 +-----------------------+   |
       +---------------------------------------------+
 
-Who moves a position: `changes` delivers, `confirm` takes what the pipeline made durable; it goes to
-the stream while there is one, to the slot itself while a backlog is drained, else with the start of
-the next stream.
+Each hand-over is at the end of a transaction, where the next decoder begins.
+
+Who moves a position: `changes` delivers; `confirmation` reports what the pipeline made durable;
+`ingestd.postgres.wal.drain.decision` says when to drain.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from ingestd.model.row_limit import row_limit_bytes
 from ingestd.postgres.connection.errors import FULL, classify, is_unsendable
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal.block_decoder import BlockDecoder
+from ingestd.postgres.wal.drain.decision import DrainDecision
 from ingestd.postgres.wal.drain.drain import (
     PAUSE_S,
     REFUSED_PAUSE_S,
@@ -50,6 +52,7 @@ from ingestd.postgres.wal.replication_stream import (
 )
 from ingestd.postgres.wal.server import WalServer
 from ingestd.postgres.wal.server_position import AskPosition, ServerPosition
+from ingestd.postgres.wal.slot_confirmation import SlotConfirmation
 from ingestd.postgres.wal.slots.advance import ADVANCE_BYTES, SlotAdvance
 from ingestd.postgres.wal.slots.slot import UndecodablePast, moved_slot, older_slot, skipped
 from ingestd.postgres.wal.spool import OpenTransactions, SpoolPolicy
@@ -58,18 +61,14 @@ _COLLECTED = 12
 """One part in so many of the memory is for what comes while the decoder is busy. Of an open
 transaction over many tables all of it is decoded at once: an eighth takes 40 MB more at its peak.
 """
-LATE_LOOKS = 2
-"""A stream that is found far behind so often in a row is given up: the backlog is drained."""
 
 
 class ChangeStream:
-    """One slot's changes, given once. `close` it always.
+    """The changes of one slot, yielded once. `close` it always.
 
-    `slot_position`: asks where the slot is, `server_position` how far the server's WAL goes:
-    nothing is given of a stream that says that it is beyond. `memory_bytes`: for what is read and
-    not decoded yet.
-    `checkpoint_requested`: the server waits for a reply with everything sent, or a backlog has been
-    drained or streamed.
+    `slot_position`: asks where the slot is. `server_position`: asks how far the server's WAL goes;
+    changes that claim to follow it are refused. `memory_bytes`: for what is received and not
+    decoded yet.
     """
 
     def __init__(
@@ -86,48 +85,36 @@ class ChangeStream:
         past: UndecodablePast,
     ) -> None:
         self._source = source
+        self._settings = settings
+        self._dsn = settings.dsn.get_secret_value()
         self._slot_position = slot_position
         self._server_at = ServerPosition(server_position, f"source {source}, stream")
-        self._dsn = settings.dsn.get_secret_value()
-        self._slot = settings.slot
-        self._publication = settings.publication
-        self._logs_ddl = settings.logs_ddl
-        self._is_managed = settings.manage
         self._relations = relations
         self._memory_bytes = memory_bytes
         self._row_limit_bytes = row_limit_bytes(memory_bytes)
         self._catch_up = catch_up
         self._spool = spool
         self._past = past
-        self._position = self._slot_at = ZERO
+        self._position = ZERO
         self._lineage = ""
         self._encoding: Encoding | None = None
-        self._stream: ReplicationStream | None = None
-        self._draining: Drain | None = None
+        self._drain: Drain | None = None
         self._decoder: PgoutputDecoder | None = None
-        self._slot_lock = asyncio.Lock()
-        self._advance = SlotAdvance(
-            self._dsn,
-            self._slot,
-            source,
-            step_bytes=min(ADVANCE_BYTES, catch_up.part_bytes),
+        self._decision = DrainDecision(catch_up)
+        step_bytes = min(ADVANCE_BYTES, catch_up.part_bytes)
+        self.confirmation = SlotConfirmation(
+            SlotAdvance(self._dsn, settings.slot, source, step_bytes=step_bytes)
         )
-        self._delivered = self._confirmed = self._flushed = self._wanted = ZERO
-        self._late_looks = self._again_bytes = 0
-        self._behind_until: Lsn | None = None  # where the server was when the stream began
-        self._is_letting_go = False
-        self.checkpoint_requested = False
 
     async def changes(self, start: Lsn, server: WalServer) -> AsyncGenerator[Chunk, None]:
         """Yield the changes of transactions with commit_lsn >= `start`, the slot's or later.
 
         After `server_is_at`. Raises TransientError, OperatorError, ProtocolError.
         """
-        self._slot_at = self._position = start
-        self._lineage = self._advance.lineage = server.lineage
+        self._position, self._lineage = start, server.lineage
         self._encoding = encoding_of(server.encoding)
         self._server_at.begin()
-        self._advance.begin(max(start, self._confirmed))
+        self.confirmation.begin(start, server.lineage)
         while True:
             async with contextlib.aclosing(self._backlogs()) as chunks:
                 async for chunk in chunks:
@@ -140,75 +127,79 @@ class ChangeStream:
 
     async def _backlogs(self) -> AsyncGenerator[Chunk, None]:
         """Drain what is behind, and what was written meanwhile, until it does not pay."""
-        behind_bytes = self._flushed - self._position
-        pays = self._catch_up.pays(behind_bytes, self._again_bytes)
-        if behind_bytes > self._catch_up.above_bytes and self._catch_up.is_too_much(
-            self._again_bytes, behind_bytes
-        ):
-            self._tell_rereading(self._again_bytes)
+        decision = self._decision
+        pays = decision.pays_at(self._position)
+        if decision.rereads_too_much_at(self._position):
+            self._report_rereading(decision.reread_bytes)
         while pays:
-            begin, target = self._position, self._flushed
+            begin, target = self._position, decision.flushed
             async with contextlib.aclosing(self._backlog(begin, target)) as chunks:
                 async for chunk in chunks:
                     yield chunk
             if self._position > begin:  # else the server refused
-                self._want(self._position)
-            is_drained = self._position >= target
-            pays = is_drained and self._is_late_at(self._position)
+                self.confirmation.request(self._position)
+            pays = self._position >= target and decision.is_late_at(self._position)
 
     async def _streamed(self, start: Lsn, server: WalServer) -> AsyncGenerator[Chunk, None]:
         """Yield the changes as they come, until a backlog must be drained.
 
-        Not before any came: what the server has read of a long transaction would be for nothing.
+        Not before any came: the server would read a long transaction once more.
         """
-        self._late_looks = 0
-        self._behind_until = self._flushed if self._flushed > start else None
+        self._decision.begin_stream(start)
         takes_open = self._spool.takes_open_transactions
-        try:
-            stream = await self._begin_stream(start, server, takes_open=takes_open)
-        except ProtocolError as error:
-            raise self._placed(error, "stream", start) from error
-        self._spool.connected()
-        self._encoding = stream.encoding
-        decoder, order = self._new_decoder(), self._new_order()
-        try:
-            yield self._deliver(decoder.idle(start) or idle_chunk(start))
-            while True:
-                await reach_async("capture.receive.before")
-                collected = await stream.take()
-                await reach_async("capture.receive.after")
-                decoding = BlockDecoder(decoder, order, collected)
-                while not decoding.is_done:
-                    found = await asyncio.to_thread(decoding.some)
-                    # Until something is confirmed: the pipeline looks only now and then.
-                    asked = decoding.reply_requested
-                    self.checkpoint_requested |= asked and decoder.position > self._confirmed
-                    await self._server_at.ensure_reached(decoder.position, self._lineage)
-                    stream.received(decoder.position)
-                    for chunk in found:
-                        yield self._deliver(chunk)
-                self._want_what_was_behind(decoder.position)
-                if decoding.ended is not None:
-                    raise stream.fault(decoding.ended) from decoding.ended
-                # What is kept of open transactions would have to be sent again.
-                if decoder.position > start and self._is_late(decoder) and not order.has_open:
-                    self._position = decoder.position
-                    return
-        except (OperatorError, ProtocolError) as raised:
-            fault = raised
-            if isinstance(raised, ProtocolError):
-                fault = self._placed(raised, "stream", decoder.position)
-            meant = self._meant(fault, takes_open=takes_open)
-            if meant is raised:
-                raise
-            raise meant from raised.__cause__ or raised
-        finally:
-            self._stream, self._is_letting_go = None, True
+
+        async def opened(slot_at: Lsn) -> ReplicationStream:
+            return await self._open_stream(start, server, slot_at, takes_open=takes_open)
+
+        async with self.confirmation.streaming(opened) as stream:
+            self._spool.connected()
+            self._encoding = stream.encoding
+            decoder, order = self._new_decoder(), self._new_order()
             try:
-                await stream.close()
-            finally:
-                self._is_letting_go = False
-                self._advance.begin(max(self._slot_at, self._confirmed))
+                yield self._deliver(decoder.idle(start) or idle_chunk(start))
+                async with contextlib.aclosing(
+                    self._decoded(stream, decoder, order, start)
+                ) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+            except (OperatorError, ProtocolError) as raised:
+                fault = raised
+                if isinstance(raised, ProtocolError):
+                    fault = self._placed(raised, "stream", decoder.position)
+                meant = self._meant(fault, takes_open=takes_open)
+                if meant is raised:
+                    raise
+                raise meant from raised.__cause__ or raised
+
+    async def _decoded(
+        self,
+        stream: ReplicationStream,
+        decoder: PgoutputDecoder,
+        order: StreamedTransactions,
+        start: Lsn,
+    ) -> AsyncGenerator[Chunk, None]:
+        while True:
+            await reach_async("capture.receive.before")
+            collected = await stream.take()
+            await reach_async("capture.receive.after")
+            decoding = BlockDecoder(decoder, order, collected)
+            while not decoding.is_done:
+                found = await asyncio.to_thread(decoding.some)
+                if decoding.reply_requested:  # until confirmed: the pipeline polls it
+                    self.confirmation.request_reply(decoder.position)
+                await self._server_at.ensure_reached(decoder.position, self._lineage)
+                stream.received(decoder.position)
+                for chunk in found:
+                    yield self._deliver(chunk)
+            if self._decision.has_passed_backlog(decoder.position):
+                self.confirmation.request(decoder.position)
+            if decoding.ended is not None:
+                raise stream.fault(decoding.ended) from decoding.ended
+            # The server would send what is kept of open transactions once more.
+            is_between = decoder.position > start and not (decoder.is_open or order.has_open)
+            if is_between and self._decision.ends_stream_at(decoder.position):
+                self._position = decoder.position
+                return
 
     def _placed(self, error: ProtocolError, what: str, position: Lsn) -> ProtocolError:
         """Return it with where it was met."""
@@ -218,8 +209,10 @@ class ChangeStream:
         """Return what it means for the next start that the stream ended so; the same if nothing."""
         cause = error.__cause__
         if self._is_of_publication(cause):
-            fault = older_slot(self._slot, self._publication, f"source {self._source}, stream")
-            if not self._is_managed:
+            fault = older_slot(
+                self._settings.slot, self._settings.publication, f"source {self._source}, stream"
+            )
+            if not self._settings.manage:
                 return fault
             self._past.lacks_publication = True  # `continuity` takes it for a gap
             return TransientError(fault.what, reason="publication_lost")
@@ -242,21 +235,20 @@ class ChangeStream:
     def _is_of_publication(self, fault: BaseException | None) -> bool:
         if not isinstance(fault, psycopg.errors.UndefinedObject):
             return False
-        return f'"{self._publication}"' in (fault.diag.message_primary or "")
+        return f'"{self._settings.publication}"' in (fault.diag.message_primary or "")
 
-    async def _begin_stream(
-        self, start: Lsn, server: WalServer, *, takes_open: bool
+    async def _open_stream(
+        self, start: Lsn, server: WalServer, slot_at: Lsn, *, takes_open: bool
     ) -> ReplicationStream:
-        async with self._slot_lock:
-            await self._advance.settle()
+        try:
             stream = await open_stream(
                 self._dsn,
-                self._slot,
-                self._publication,
+                self._settings.slot,
+                self._settings.publication,
                 start,
-                max(self._slot_at, self._confirmed),
+                slot_at,
                 takes_open=takes_open,
-                messages=self._logs_ddl,
+                messages=self._settings.logs_ddl,
                 where=f"source {self._source}, stream",
                 limits=self._limits(server),
                 lineage=self._lineage,
@@ -266,19 +258,9 @@ class ChangeStream:
             except BaseException:
                 await stream.close()
                 raise
-            stream.begin_reporting()
-            self._stream = stream
+        except ProtocolError as error:
+            raise self._placed(error, "stream", start) from error
         return stream
-
-    def _want_what_was_behind(self, position: Lsn) -> None:
-        if self._behind_until is not None and position >= self._behind_until:
-            self._behind_until = None
-            self._want(position)
-
-    def _want(self, position: Lsn) -> None:
-        """Take that a backlog is given, to there: the slot keeps its WAL until that is durable."""
-        self._wanted = position
-        self.checkpoint_requested |= position > self._confirmed
 
     async def _ensure_not_moved(self, start: Lsn) -> None:
         """Raise TransientError if the slot skipped something: before, anybody could move it.
@@ -286,76 +268,27 @@ class ChangeStream:
         Now it is the stream's, and the stream has not told the server anything.
         """
         if (confirmed := await self._slot_position()) > start:
-            raise moved_slot(self._slot, skipped(confirmed, start))
+            raise moved_slot(self._settings.slot, skipped(confirmed, start))
 
-    @property
-    def confirmed(self) -> Lsn:
-        """What was confirmed last."""
-        return self._confirmed
+    def server_is_at(self, flushed: Lsn, reread_bytes: int) -> None:
+        """Record how far the server is, now and then: a stream may stay far behind.
 
-    def delivered(self, position: Lsn) -> None:
-        """Record that everything below `position` is delivered, by a snapshot's rows."""
-        self._delivered = max(self._delivered, position)
-
-    def server_is_at(self, flushed: Lsn, again_bytes: int) -> None:
-        """Take how far the server is, now and then: a stream may stay far behind.
-
-        `again_bytes`: see `Slot.again_bytes`.
+        `reread_bytes`: see `Slot.again_bytes`.
         """
-        self._flushed = max(self._flushed, flushed)
-        self._again_bytes = again_bytes
-        decoder = None if self._stream is None else self._decoder
-        is_late = decoder is not None and self._is_late_at(decoder.position)
-        self._late_looks = self._late_looks + 1 if is_late else 0
-
-    def _is_late_at(self, position: Lsn) -> bool:
-        return self._catch_up.is_late(self._flushed - position, self._again_bytes)
-
-    def _is_late(self, decoder: PgoutputDecoder) -> bool:
-        """Return whether to drain what is behind; not in the middle of a transaction.
-
-        Nor after one that was all that was behind: the server would decode it once more.
-        """
-        if self._late_looks < LATE_LOOKS or decoder.is_open:
-            return False
-        return self._is_late_at(decoder.position)
+        decoder = None if self.confirmation.stream is None else self._decoder
+        streamed = None if decoder is None else decoder.position
+        self._decision.server_is_at(flushed, reread_bytes, streamed)
 
     def resolve_again(self) -> None:
         """Record that other tables are captured from here on."""
         if self._decoder is not None:
             self._decoder.resolve_again()
 
-    def begin_anew(self) -> None:
-        """Record that the slot is a new one."""
-        self._confirmed = ZERO
-
-    async def confirm(self, position: Lsn) -> None:
-        """Note it, and tell the server: by the stream, or by moving the slot; or the next does.
-
-        Raises ValueError beyond what was delivered.
-        """
-        if position > self._delivered:
-            msg = f"confirm {position} is beyond what was delivered, {self._delivered}"
-            raise ValueError(msg)
-        if position <= self._confirmed:
-            return
-        self._confirmed = position
-        self.checkpoint_requested = position < self._wanted
-        await reach_async("capture.confirm.before")
-        async with self._slot_lock:  # not while the stream takes the slot over
-            if self._stream is not None:
-                await self._stream.confirm(position)
-            elif not self._is_letting_go:  # else the slot is still the stream's that is closed
-                await self._advance.confirm(position)
-        await reach_async("capture.confirm.after")
-
     async def close(self) -> None:
         """Close its connections. At any time, twice."""
-        if self._stream is not None:
-            await self._stream.close()
-        if self._draining is not None:
-            await self._draining.close()
-        await self._advance.close()
+        if self._drain is not None:
+            await self._drain.close()
+        await self.confirmation.close()
 
     async def _backlog(self, start: Lsn, target: Lsn) -> AsyncGenerator[Chunk, None]:
         """Yield the transactions from `start` to about `target`, drained by SQL functions.
@@ -383,10 +316,10 @@ class ChangeStream:
     async def _drained(
         self, start: Lsn, target: Lsn, decoder: PgoutputDecoder
     ) -> AsyncGenerator[Chunk, None]:
-        backlog = self._draining = await Drain.begin(
+        backlog = self._drain = await Drain.begin(
             self._dsn,
-            self._slot,
-            self._publication,
+            self._settings.slot,
+            self._settings.publication,
             self._catch_up,
             target - start,
             lineage=self._lineage,
@@ -397,11 +330,11 @@ class ChangeStream:
                 async for chunk in chunks:
                     yield chunk
         finally:
-            self._draining = None
+            self._drain = None
             await backlog.close()
         if backlog.again_bytes:
             self._catch_up.pause(PAUSE_S)
-            self._tell_rereading(backlog.again_bytes)
+            self._report_rereading(backlog.again_bytes)
         else:
             self._catch_up.finished()
 
@@ -415,19 +348,19 @@ class ChangeStream:
             pause_s = PAUSE_S  # to stream takes fewer connections
         what, remedy = fault.what, fault.remedy
         self._catch_up.pause(pause_s)
-        self._tell_streaming(what, remedy)
+        self._report_streaming(what, remedy)
         if has_given:
             raise TransientError(what, reason="catch_up_refused", remedy=remedy) from error
 
-    def _tell_rereading(self, again_bytes: int) -> None:
-        reason = f"the server would read {again_bytes / 1e9:.1f} GB of WAL anew for each part"
+    def _report_rereading(self, reread_bytes: int) -> None:
+        reason = f"the server would read {reread_bytes / 1e9:.1f} GB of WAL anew for each part"
         remedy = (
             "end transactions that are open for long: "
             "SELECT pid, xact_start, query FROM pg_catalog.pg_stat_activity ORDER BY xact_start;"
         )
-        self._tell_streaming(f"{reason}, from the slot's restart_lsn on", remedy)
+        self._report_streaming(f"{reason}, from the slot's restart_lsn on", remedy)
 
-    def _tell_streaming(self, reason: str, remedy: str | None) -> None:
+    def _report_streaming(self, reason: str, remedy: str | None) -> None:
         """Say why a backlog is streamed."""
         log = structlog.get_logger("ingestd")
         log.warning("catch_up.refused", source=self._source, reason=reason, remedy=remedy)
@@ -438,7 +371,7 @@ class ChangeStream:
             f"leave {what} out (`exclude_columns`), or its table. What is in the WAL is "
             "sent as it was written, so then: stop ingestd, SELECT "
             "pg_catalog.pg_drop_replication_slot("
-            f"'{self._slot}'); and start it: all tables are read anew"
+            f"'{self._settings.slot}'); and start it: all tables are read anew"
         )
 
     def _new_decoder(self) -> PgoutputDecoder:
@@ -460,7 +393,7 @@ class ChangeStream:
         )
 
     def _deliver(self, chunk: Chunk) -> Chunk:
-        self.delivered(chunk.position)
+        self.confirmation.deliver(chunk.position)
         left_out = self._relations.take_left_out()
         return replace(chunk, left_out=left_out) if left_out else chunk
 
