@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ingestd.model.errors import TableError
+from ingestd.model.memory_shares import CONNECTOR
 
 if TYPE_CHECKING:
     from ingestd.model.schema import TableId
@@ -28,13 +29,11 @@ WITHOUT_ITS_COLUMN = f"leave its large column out (`exclude_columns`), and {_RES
 _KEY_PART = 16
 """A key that a sweep reads may have one in so many of it: a sweep's queries have a key's text, and
 it is there in several forms."""
-READING_PART = 4
-"""A connector may read ahead with one in so many of its source's share."""
 
 
 def row_limit_bytes(memory_bytes: int) -> int:
     """Return the largest row that a connector of `memory_bytes` takes: its source's share."""
-    return min(UNLIMITED_BYTES, max(LEAST_BYTES, READING_PART * memory_bytes))
+    return min(UNLIMITED_BYTES, max(LEAST_BYTES, int(memory_bytes / CONNECTOR)))
 
 
 def change_limit_bytes(row_limit_bytes: int) -> int:

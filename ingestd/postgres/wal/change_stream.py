@@ -31,6 +31,7 @@ from ingestd.failpoints import reach_async
 from ingestd.model.changes import Chunk, idle_chunk
 from ingestd.model.errors import IngestdError, OperatorError, ProtocolError, TransientError
 from ingestd.model.lsn import ZERO, Lsn
+from ingestd.model.memory_shares import DECODED, OPEN_TRANSACTIONS, RECEIVED, bytes_of
 from ingestd.model.row_limit import row_limit_bytes
 from ingestd.postgres.connection.errors import FULL, classify, is_unsendable
 from ingestd.postgres.settings import WalSettings
@@ -56,11 +57,6 @@ from ingestd.postgres.wal.slot_confirmation import SlotConfirmation
 from ingestd.postgres.wal.slots.advance import ADVANCE_BYTES, SlotAdvance
 from ingestd.postgres.wal.slots.slot import UndecodablePast, moved_slot, older_slot, skipped
 from ingestd.postgres.wal.spool import OpenTransactions, SpoolPolicy
-
-_COLLECTED = 12
-"""One part in so many of the memory is for what comes while the decoder is busy. Of an open
-transaction over many tables all of it is decoded at once: an eighth takes 40 MB more at its peak.
-"""
 
 
 class ChangeStream:
@@ -375,7 +371,7 @@ class ChangeStream:
         )
 
     def _new_decoder(self) -> PgoutputDecoder:
-        hold_bytes = min(8 << 20, self._memory_bytes // 8)
+        hold_bytes = min(8 << 20, bytes_of(DECODED, self._memory_bytes))
         self._decoder = PgoutputDecoder(
             self._relations.resolve,
             tell_partition=self._relations.tell_partition,
@@ -389,7 +385,11 @@ class ChangeStream:
     def _new_order(self) -> StreamedTransactions:
         where = f"source {self._source}"
         return StreamedTransactions(
-            OpenTransactions(self._spool, memory_bytes=self._memory_bytes // 8, where=where)
+            OpenTransactions(
+                self._spool,
+                memory_bytes=bytes_of(OPEN_TRANSACTIONS, self._memory_bytes),
+                where=where,
+            )
         )
 
     def _deliver(self, chunk: Chunk) -> Chunk:
@@ -402,7 +402,7 @@ class ChangeStream:
         if server.sender_timeout_s > 0:
             interval = min(interval, server.sender_timeout_s / 4)
         return StreamLimits(
-            limit_bytes=max(1 << 20, self._memory_bytes // _COLLECTED),
+            limit_bytes=max(1 << 20, bytes_of(RECEIVED, self._memory_bytes)),
             status_interval_s=interval,
             row_limit_bytes=self._row_limit_bytes,
         )
