@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ingestd.model.backoff import Backoff
+
 QUIETEST = 10
 """A table without changes is polled every `interval` times this at most."""
 GROWTH = 1.5
@@ -14,8 +16,7 @@ WHOLE_SHARE = 200
 """A whole look that takes a second is made every 200 s: it costs the server 0.5 % of its time."""
 WHOLE_LIMIT_S = 600.0
 """But it is made so often at least: rows with a cursor of long ago wait for it."""
-RETRY_S = 1.0
-MAX_DOUBLINGS = 10
+RETRY_S, RETRY_LIMIT_S = 1.0, 1024.0
 
 
 @dataclass(slots=True)
@@ -64,10 +65,8 @@ class PollSchedule:
     def failed(self, now: float) -> int:
         """Record that it could not be looked at; give how often in a row."""
         self.failures += 1
-        self._next(
-            now,
-            min(RETRY_S * 2 ** min(self.failures - 1, MAX_DOUBLINGS), self.interval_s * QUIETEST),
-        )
+        backoff = Backoff(RETRY_S, min(RETRY_LIMIT_S, self.interval_s * QUIETEST))
+        self._next(now, backoff.after(self.failures))
         return self.failures
 
     def _next(self, now: float, delay_s: float) -> None:
