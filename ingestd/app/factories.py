@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from fractions import Fraction
 from pathlib import Path
 
 from ingestd.app.connectors import FACTORIES
-from ingestd.app.reload import share_bytes
 from ingestd.config import Config, SourceSettings, load_config
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.fencing import WriterIdentity
@@ -16,10 +16,17 @@ from ingestd.lake.reference.source import RawReferenceSource
 from ingestd.lake.reference.table import DeltaReferenceTable
 from ingestd.lake.store.pending_calls import StorageCalls
 from ingestd.model.errors import ConfigError
-from ingestd.model.row_limit import READING_PART
+from ingestd.model.memory_shares import (
+    CONNECTOR,
+    EPOCH_BUFFER,
+    REFERENCE_BUFFER,
+    REFERENCE_FOLD,
+    bytes_of,
+    source_bytes,
+)
 from ingestd.model.schema import TableId
 from ingestd.pipeline.filling_epoch import EpochPolicy
-from ingestd.pipeline.pipeline import PipelinePolicy
+from ingestd.pipeline.policy import PipelinePolicy
 from ingestd.ports import Connector, PauseMark, ReferenceTableSource
 from ingestd.postgres.settings import SETTINGS
 from ingestd.process.memory import Trimming
@@ -44,8 +51,17 @@ def storage_options(config: Config) -> Mapping[str, str] | None:
 
 
 def connector_bytes(config: Config) -> int:
-    """Return the bytes that a source's connector may read ahead."""
-    return share_bytes(config) // READING_PART
+    """Return how much memory what reads a source may read ahead with."""
+    return _share(config, CONNECTOR)
+
+
+def share_bytes(config: Config) -> int:
+    """Return each source's share of `limits.memory`."""
+    return source_bytes(config.limits.memory, len(config.sources))
+
+
+def _share(config: Config, part: Fraction) -> int:
+    return bytes_of(part, share_bytes(config))
 
 
 def connector_of(config: Config, name: str, settings: SourceSettings) -> Connector:
@@ -68,8 +84,7 @@ def lake_of(
         config.lake.uri,
         source,
         storage_options=storage_options(config),
-        # Open files use half as much in addition, in an object store 1.5 times as much.
-        buffer_bytes=share_bytes(config) // 6,
+        buffer_bytes=_share(config, EPOCH_BUFFER),
         trimming=trimming,
         writer=writer,
         is_claimed=is_claimed,
@@ -91,7 +106,7 @@ def reference_table_of(
         source,
         table,
         storage_options=storage_options(config),
-        buffer_bytes=share_bytes(config) // 8,
+        buffer_bytes=_share(config, REFERENCE_BUFFER),
         is_claimed=is_claimed,
         needs_marker=True,
         calls=calls,
@@ -107,7 +122,7 @@ def raw_source_of(
         source,
         table,
         storage_options=storage_options(config),
-        memory_bytes=share_bytes(config) // 16,  # a fold takes several times that
+        memory_bytes=_share(config, REFERENCE_FOLD),
         calls=calls,
     )
     if position is not None:

@@ -28,6 +28,7 @@ import structlog
 
 from ingestd.config import Config
 from ingestd.model.errors import ConfigError, IngestdError
+from ingestd.model.memory_shares import source_bytes
 from ingestd.pipeline.supervisor import Supervisor
 
 FIXED = ("lake", "limits", "http")
@@ -72,7 +73,7 @@ def changes(running: Config, wanted: Config, shares: Mapping[str, int]) -> Confi
     kept = {section: getattr(running, section) for section in FIXED}
     config = wanted.model_copy(update=kept)
     is_all = (wanted.epoch, wanted.maintenance) != (running.epoch, running.maintenance)
-    share = share_bytes(config)
+    share = source_bytes(config.limits.memory, len(config.sources))
     changed = tuple(
         name
         for name, settings in config.sources.items()
@@ -88,11 +89,6 @@ def changes(running: Config, wanted: Config, shares: Mapping[str, int]) -> Confi
     )
 
 
-def share_bytes(config: Config) -> int:
-    """Return a source's share of `limits.memory`."""
-    return config.limits.memory // len(config.sources)
-
-
 @dataclass
 class ConfigReload:
     """Reloads the config on request. `load`: reads the file; raises ConfigError."""
@@ -106,8 +102,10 @@ class ConfigReload:
     _shares: dict[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Record the memory shares of the running sources."""
-        self._shares = dict.fromkeys(self.config.sources, share_bytes(self.config))
+        """Take what runs already."""
+        self._shares = dict.fromkeys(
+            self.config.sources, source_bytes(self.config.limits.memory, len(self.config.sources))
+        )
 
     async def run(self, asked: asyncio.Event) -> None:
         """Reload whenever `asked` is set, until cancelled."""
@@ -196,5 +194,5 @@ class ConfigReload:
         )
 
     def _begin(self, name: str, config: Config) -> None:
-        self._shares[name] = share_bytes(config)
+        self._shares[name] = source_bytes(config.limits.memory, len(config.sources))
         self.begin.source(config, name)

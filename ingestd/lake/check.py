@@ -1,4 +1,4 @@
-"""`ingestd check` for the lake: can the daemon commit there, and is a conflicting commit refused?
+"""`ingestd check` for the lake: whether commits succeed, and conflicting commits are refused.
 
 The probe removes everything that it creates, including the lake's own folder.
 """

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ingestd.model.errors import TableError
+from ingestd.model.memory_shares import CONNECTOR
 
 if TYPE_CHECKING:
     from ingestd.model.schema import TableId
@@ -26,15 +27,13 @@ _RESTART = "restart: the table is then re-read"
 WITHOUT_ITS_COLUMN = f"exclude its large column (`exclude_columns`), and {_RESTART}"
 """The remedy where no other one helps."""
 _KEY_PART = 16
-"""Divisor of the row limit: the largest key that a sweep reads. Its queries contain the key as
-text, and the key is held in several forms."""
-READING_PART = 4
-"""Divisor of a source's share: how much its connector may read ahead."""
+"""A key that a sweep reads may take one nth of the limit: the sweep's queries contain the key as
+text, in several forms."""
 
 
 def row_limit_bytes(memory_bytes: int) -> int:
-    """Return the largest row that a connector of `memory_bytes` accepts: its source's share."""
-    return min(UNLIMITED_BYTES, max(LEAST_BYTES, READING_PART * memory_bytes))
+    """Return the largest row that a connector of `memory_bytes` takes: its source's share."""
+    return min(UNLIMITED_BYTES, max(LEAST_BYTES, int(memory_bytes / CONNECTOR)))
 
 
 def change_limit_bytes(row_limit_bytes: int) -> int:

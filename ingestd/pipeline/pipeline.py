@@ -31,8 +31,6 @@ import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from ingestd.model.changes import Chunk
@@ -43,20 +41,20 @@ from ingestd.model.errors import (
     TableError,
     TransientError,
 )
-from ingestd.model.lake_state import GONE, LakeState, TableState
+from ingestd.model.lake_state import LakeState
 from ingestd.model.lsn import ZERO, Lsn
 from ingestd.model.schema import TableId
 from ingestd.observe.status import SourceState
 from ingestd.pipeline.appender import EpochAppender
-from ingestd.pipeline.filling_epoch import EpochPolicy, FillingEpoch
-from ingestd.pipeline.known_lake import KnownLake, LakeRoot, lake_lost, look
-from ingestd.pipeline.slow_waits import warn_if_slow
+from ingestd.pipeline.filling_epoch import FillingEpoch
+from ingestd.pipeline.known_lake import KnownLake, LakeRoot, lake_lost
+from ingestd.pipeline.policy import PipelinePolicy
 from ingestd.pipeline.snapshot_queue import SnapshotWork, StreamBarrier
-from ingestd.pipeline.start_refusals import refuse_behind, refuse_gone, refuse_lost
+from ingestd.pipeline.startup import Started, Startup
 from ingestd.pipeline.table_set import TableSet
 from ingestd.pipeline.table_sync import TableSync
 from ingestd.pipeline.telemetry.source import SourceTelemetry
-from ingestd.ports import ChangeCapture, Continuity, Fresh, LakeLost, Lost, Resumed, Sink
+from ingestd.ports import ChangeCapture, Resumed, Sink
 
 MONITOR_INTERVAL_S = 5.0
 LEAST_IDLE_S = 0.1
@@ -69,31 +67,6 @@ Work = Chunk | SnapshotWork
 
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class PipelinePolicy:
-    """The config of a source's pipeline.
-
-    `idle_interval_s`: the longest interval at which a position without captured changes is recorded
-    and confirmed. The first time after an epoch is once the epoch's delay has passed, the next
-    after twice that, and so on: a client that waits for the lake to catch up has usually just
-    written. `drain_limit_s`: how long a stop may take to finish the open epoch; for a fault, the
-    one that is being committed.
-    """
-
-    epoch: EpochPolicy
-    snapshot: bool = True
-    resnapshot_when_lost: bool = True
-    resnapshot_when_lake_lost: bool = False
-    resnapshot_rewritten: bool = True
-    idle_interval_s: float = 10.0
-    drain_limit_s: float = 8.0
-
-    @property
-    def may_read(self) -> bool:
-        """True if all tables may be re-read after changes were lost."""
-        return self.resnapshot_when_lost and self.snapshot
 
 
 class Pipeline:
@@ -112,7 +85,6 @@ class Pipeline:
     ) -> None:
         self._known = known or KnownLake()
         self._root = root or LakeRoot()
-        self._given_up_lake: LakeLost | None = None
         self._capture = capture
         self._sink = sink
         self._policy = policy
@@ -227,110 +199,58 @@ class Pipeline:
         await _cancel(asking)
 
     async def _work(self, stop: asyncio.Event) -> None:
-        """Do what requires the claim."""
-        committed = await self._opened()
-        self._refuse_gone(committed)
-        discovery = await self._capture.discover(committed.tables)
-        verdict = self._agreed(committed, await self._capture.continuity(committed))
-        end = committed.position or ZERO
-        committed = self._judged(committed, verdict)
-        self._durable = committed.position or ZERO
-        book = TableSet(committed, self._policy.resnapshot_rewritten)
-        book.update(discovery)
-        intake = EpochAppender(self._sink, book, self._watch, self._monotonic)
-        self._watch.discovered(committed, discovery)
-        if isinstance(verdict, Lost):
-            # Before the server is adopted and the slot re-created: the next start sees neither.
-            given_up = [t for t in discovery.tables if _was_given_up(committed, t.id, verdict)]
-            book.explain([table.id for table in given_up], verdict.reason)
-            await intake.enter(given_up, TableState.SNAPSHOTTING, end)
-            refuse_behind(self._watch.source, verdict)
-        await self._sink.adopt(discovery.origin)
-        # Before their raw tables are written: the next start would see no loss then.
-        gone = [table for table in discovery.tables if table.id in committed.gone]
-        book.explain((table.id for table in gone), GONE)
-        await intake.enter(gone, TableState.SNAPSHOTTING, self._durable)
-        damaged = [e for e in committed.damaged.values() if book.is_present(e.table)]
-        await intake.stop_damaged(damaged, self._durable)
-        await intake.record(book.departures(datetime.now(UTC), self._durable))
-        renew = isinstance(verdict, Lost)
-        preparing = self._capture.prepare(discovery.tables, renew=renew)
-        names = [table.id for table in discovery.tables]
-        # Creating a slot waits for all running writers to end.
-        book.prepared(await warn_if_slow(preparing, lambda: self._watch.reading_waits(names)))
+        """Do what only the holder of the claim may."""
+        startup = Startup(
+            self._capture,
+            self._sink,
+            self._policy,
+            self._watch,
+            known=self._known,
+            root=self._root,
+            monotonic=self._monotonic,
+        )
+        started = await startup.run()
+        self._durable = started.judgement.position
         self._start(self._monitor())
+        epoch = self._epoch = self._first_epoch(started.judgement.committed)
+        follower = await self._begin_reading(started, epoch)
+        self._follower = follower
+        work: asyncio.Queue[Work] = asyncio.Queue(QUEUED)
+        self._start(self._feed(work, started.judgement.committed.position))
+        self._start(follower.run(work.put))
+        self._gate = follower.gate
+        await self._stream(epoch, work, started.table_set, started.appender, stop)
+
+    def _first_epoch(self, committed: LakeState) -> FillingEpoch:
         epoch = FillingEpoch(self._sink.begin(), floor=committed.floor or ZERO)
         epoch.start = self._durable
         if committed.unlisted is not None:
             epoch.list_more(committed.unlisted)
-        self._epoch = epoch
+        return epoch
+
+    async def _begin_reading(self, started: Started, epoch: FillingEpoch) -> TableSync:
+        """Take the snapshot with which a first start begins; the epoch waits for its rows."""
+        table_set = started.table_set
         follower = TableSync(
             self._capture,
             self._sink,
-            book,
-            intake,
+            table_set,
+            started.appender,
             self._watch,
             lambda: self._durable,
             reads=self._policy.snapshot,
         )
         if not self._policy.snapshot:
             await follower.take_unread()
-        elif book.to_read():
+        elif table_set.to_read():
             self._watch.enter(SourceState.SNAPSHOTTING)
-            book.distrust()
-            if not isinstance(verdict, Resumed):  # at the new slot's own point
-                # Readers first see the lake with all tables complete, unless some are too large.
+            table_set.distrust()
+            if not isinstance(started.judgement.verdict, Resumed):  # at the new slot's own point
+                # The first cut that a reader sees has all tables, unless they are too large.
                 loads = await self._beside_background(follower.begin_first_load())
-                epoch.awaits, epoch.patience_bytes = (
-                    set(loads.values()),
-                    self._policy.epoch.max_bytes,
-                )
-        self._follower = follower
-        work: asyncio.Queue[Work] = asyncio.Queue(QUEUED)
-        self._start(self._feed(work, committed.position))
-        self._start(follower.run(work.put))
-        self._gate = follower.gate
-        await self._stream(epoch, work, book, intake, stop)
-
-    async def _opened(self) -> LakeState:
-        """Read the lake and fence out every earlier writer (I5).
-
-        Nothing is written if it is not the source's: see `ingestd.pipeline.known_lake`.
-        """
-        committed, verdict = await look(self._sink, self._capture)
-        self._watch.noticed(committed.notices)  # before the fence: afterwards they are lost
-        why = verdict.reason if isinstance(verdict, LakeLost) else None
-        lost = self._known.difference(committed) or why
-        if lost is not None:
-            self._give_up_lake(lost)
-        elif committed.lake is None and committed.has_nothing:
-            await self._root.may_begin(self._watch.source)
-        is_new = committed.has_nothing and committed.lake is None
-        self._known.is_found(await self._sink.mark(None if is_new else self._known.lake))
-        if committed.has_nothing and self._known.lake is not None:
-            self._watch.begins(self._known.lake)
-        self._root.say(self._watch.source, None)
-        self._watch.lake_found()
-        not_fenced = await self._sink.fence()
-        return replace(committed, damaged={**committed.damaged, **not_fenced})
-
-    def _give_up_lake(self, why: str) -> None:
-        """Accept another lake if the operator agreed to it. Raises LakeLostError otherwise."""
-        if not (self._policy.resnapshot_when_lake_lost or self._known.is_accepted):
-            self._known.is_lost()
-            self._root.say(self._watch.source, why)
-            raise lake_lost(self._watch.source, why)
-        self._given_up_lake = LakeLost(why)
-
-    def _agreed(self, committed: LakeState, verdict: Continuity) -> Continuity:
-        """Return the verdict, adjusted if a lake was given up. Raises LakeLostError."""
-        if self._given_up_lake is None and isinstance(verdict, LakeLost):
-            self._give_up_lake(verdict.reason)  # the slot or the lake has moved meanwhile
-        given_up = self._given_up_lake
-        if given_up is None:
-            return verdict
-        self._watch.lake_given_up(given_up.reason)
-        return Fresh() if committed.has_nothing else Lost(given_up.reason)
+                epoch.awaits = set(loads.values())
+                epoch.patience_bytes = self._policy.epoch.max_bytes
+        return follower
 
     async def _refuse_vanished(self, work: asyncio.Task[None]) -> None:
         """Raise LakeLostError if the lake is missing, whatever fault that caused."""
@@ -356,31 +276,6 @@ class Pipeline:
             return await task
         finally:
             await _cancel(task)
-
-    def _refuse_gone(self, committed: LakeState) -> None:
-        """Refuse to start if raw tables are missing and may not be re-read."""
-        refuse_gone(self._watch.source, committed, may_read=self._policy.may_read)
-
-    def _judged(self, committed: LakeState, verdict: Continuity) -> LakeState:
-        """Return the lake's state as the verdict requires."""
-        if isinstance(verdict, Lost):
-            return self._give_up_position(committed, verdict)
-        return committed
-
-    def _give_up_position(self, committed: LakeState, verdict: Lost) -> LakeState:
-        """Treat every table as unread: the old rows remain until the new ones are complete."""
-        is_agreed = self._policy.resnapshot_when_lost or self._given_up_lake is not None
-        may_read = is_agreed and self._policy.snapshot
-        refuse_lost(self._watch.source, verdict, may_read=may_read)
-        if self._given_up_lake is None:
-            self._watch.lost(verdict.reason)
-        tables = {
-            name: replace(known, state=TableState.STOPPED, reason=verdict.reason, progress="")
-            if known.state is TableState.LIVE or known.progress
-            else known
-            for name, known in committed.tables.items()
-        }
-        return replace(committed, position=None, tables=tables)
 
     # --- streaming ---------------------------------------------------------------------------
 
@@ -526,11 +421,6 @@ class Pipeline:
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         self._background.append(asyncio.create_task(work))
-
-
-def _was_given_up(committed: LakeState, name: TableId, verdict: Lost) -> bool:
-    known = committed.tables.get(name)
-    return known is not None and known.reason == verdict.reason
 
 
 async def _until(stop: asyncio.Event) -> None:

@@ -13,8 +13,8 @@ from ingestd.model.check import CheckLine, Level
 from ingestd.model.errors import IngestdError, TableError, TransientError
 from ingestd.model.lake_state import LakeState
 from ingestd.model.schema import TableId
-from ingestd.pipeline.pipeline import PipelinePolicy
-from ingestd.pipeline.start_refusals import refuse_behind, refuse_gone, refuse_lost
+from ingestd.pipeline.policy import PipelinePolicy
+from ingestd.pipeline.startup import refuse_behind, refuse_gone, refuse_lost
 from ingestd.ports import ChangeCapture, Lost, Sink
 
 

@@ -1,15 +1,4 @@
-"""The tables of a pipeline run: which are captured, which must be read, which are stopped.
-
-States of a table in a run, and their transitions::
-
-    (uncaptured) -update--> to be read --begin--> loading --live--> complete
-         ^                      ^                    |                |
-         |  update: dropped     |   update: re-created, rewritten,    |
-         |  or refused          |   a gap; request                    |
-         +----------------------+----------- stop <------------------ +
-
-A stopped table stays so until its definition changes, a snapshot is requested, or the next run.
-"""
+"""The tables of one pipeline run, by name; `ingestd.pipeline.table_state` is the life of one."""
 
 from __future__ import annotations
 
@@ -49,8 +38,9 @@ class TableSet:
     _is_recorded: bool = field(init=False, default=False)
     _gone: set[TableId] = field(init=False, default_factory=set)
     _departed: frozenset[tuple[int, TableId]] = field(init=False, default=frozenset())
+    _postponed: set[TableId] = field(init=False, default_factory=set)
     _with_rows: set[TableId] = field(init=False)
-    _loads: int = field(init=False, default=0)
+    _last_snapshot_id: int = field(init=False, default=0)
     _partial: dict[int, TableId] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -69,21 +59,22 @@ class TableSet:
         self._discovery, self._doubts = discovery, discovery.doubts
         self._is_recorded = False
         self._departed = discovery.departed
+        self._postponed.clear()
         for table in discovery.tables:
             entry = before.get(table.id)
             if entry is None or entry.table.oid != table.oid:
-                entry = TrackedTable(table, is_new=bool(before))
+                entry = TrackedTable(table, is_newly_published=bool(before))
                 entry.resume(self.known.get(table.id))
-            elif entry.is_stopped and _definition(entry.table) != _definition(table):
-                entry.is_stopped = False
-            entry.table, entry.is_postponed = table, False
-            if not entry.is_told_after(discovery):
-                entry.told = None  # 2^31 transactions later its id would seem to be in the future
+            elif _definition(entry.table) != _definition(table):
+                entry.redefine()
+            entry.table = table
+            if not entry.streamed.is_newer_than(discovery):
+                entry.streamed.relation_xact = None  # 2^31 xids later it would count as newer
             entry.rewritten = discovery.rewritten.get(table.id) or entry.rewritten
             if (cause := self._gap(table.id)) is not None:
                 entry.miss(cause if self._is_live(table) else entry.cause)
-                entry.is_new |= table.id in discovery.interrupted
-            entry.is_wanted |= entry.load is None and not self._is_live(table)
+                entry.is_newly_published |= table.id in discovery.interrupted
+            entry.expect_live(is_live=self._is_live(table))
             self._entries[table.id] = entry
 
     def _gap(self, name: TableId) -> str | None:
@@ -108,7 +99,7 @@ class TableSet:
             if name not in self._entries:
                 self._refuse_unknown(name, chosen)
         for name in chosen:
-            self._entries[name].ask(self._snapshot_lsn(name))
+            self._entries[name].request(self._snapshot_lsn(name))
 
     def _refuse_unknown(self, name: TableId, chosen: Sequence[TableId]) -> NoReturn:
         for refused in self._discovery.refused:
@@ -136,34 +127,34 @@ class TableSet:
         for name in chosen:
             entry = self._entries.get(name)
             if name not in self._partial.values() and (
-                entry is None or entry.is_stopped or entry.is_whole
+                entry is None or entry.is_stopped or entry.is_live
             ):
                 raise OperatorError(
                     f"table {name} has no snapshot to cancel",
                     remedy="`ingestd status` shows which tables are being read",
                 )
-            if entry is not None and entry.load is not None and not entry.table.identifying:
+            if entry is not None and entry.is_being_read and not entry.table.identifying:
                 raise OperatorError(
                     f"table {name} has no key: its snapshot has begun and must be read to the end",
                     remedy="wait for it; `ingestd status` shows its progress",
                 )
-        whole, others = [], []
+        live, others = [], []
         for name in chosen:
             self._partial = {n: t for n, t in self._partial.items() if t != name}
             entry = self._entries[name]
-            if entry.is_whole:
+            if entry.is_live:
                 continue
-            if entry.is_asked:
+            if entry.snapshot.is_requested:
                 entry.cancel()
-                whole.append(entry.table)
+                live.append(entry.table)
             else:
                 others.append(name)
-        return whole, others
+        return live, others
 
     def to_read(self) -> list[Table]:
         """Return the tables whose rows must be read."""
         found = self._entries.values()
-        return [e.table for e in found if e.is_wanted and not (e.is_stopped or e.is_postponed)]
+        return [e.table for e in found if e.is_queued and e.table.id not in self._postponed]
 
     def prepared(self, found: Prepared) -> None:
         """Apply the result of preparing the source."""
@@ -175,21 +166,22 @@ class TableSet:
     def postpone(self, names: Iterable[TableId]) -> None:
         """Postpone tables that the source can't send yet, until the next discovery."""
         for name in names:
-            self._entries[name].is_postponed = self._entries[name].is_wanted = True
+            self._entries[name].postpone()
+            self._postponed.add(name)
 
     @property
     def has_postponed(self) -> bool:
         """True if there are tables that the source can't send yet."""
-        return any(entry.is_postponed for entry in self._entries.values())
+        return bool(self._postponed)
 
     def leave_out(self, name: TableId) -> Table | None:
         """Record that changes of a table were left out; return it if its rows were kept so far."""
         entry = self._entries.get(name)
         if entry is None or entry.is_stopped:
             return None
-        is_kept = entry.is_whole or bool(entry.progress)
-        entry.miss("changes arrived with columns to which its config can't be applied")
-        entry.is_new = True
+        is_kept = entry.is_live or bool(entry.snapshot.remainder)
+        entry.miss("changes came with columns that the config can't be kept with")
+        entry.is_newly_published = True
         return entry.table if is_kept else None
 
     def doubted(self, doubts: Mapping[TableId, str], at: datetime, at_lsn: Lsn) -> list[TableEvent]:
@@ -221,11 +213,11 @@ class TableSet:
         entry = self._entries.get(name)
         if entry is None:
             return 0
-        entry.fail()
+        entry.fail_snapshot()
         if from_the_start:
-            entry.progress = ""
-        entry.failures += 1
-        return entry.failures
+            entry.snapshot.remainder = ""
+        entry.snapshot.failures += 1
+        return entry.snapshot.failures
 
     def unknown(self) -> list[Table]:
         """Return the tables that the lake has never seen under this name and oid."""
@@ -244,8 +236,8 @@ class TableSet:
         return [*self._departures(at, position), *self._news(at, position)]
 
     def _news(self, at: datetime, position: Lsn) -> list[TableEvent]:
-        whole = [e for e in self._entries.values() if e.is_whole]
-        found = [(e, self._doubted(e.table)) for e in whole]
+        live = [e for e in self._entries.values() if e.is_live]
+        found = [(e, self._doubted(e.table)) for e in live]
         news = [table for e, table in found if self._is_news(table) and not self._is_stale(e)]
         events = [
             replace(e, reason=self._entries[e.table.id].rewritten)
@@ -262,8 +254,8 @@ class TableSet:
         return then != now or self._entries[table.id].rewritten is not None
 
     def _is_stale(self, entry: TrackedTable) -> bool:
-        """Return whether the stream has sent columns since the discovery; another one follows."""
-        is_older = entry.is_told_after(self._discovery)
+        """Return whether the stream sent columns after the discovery: the next one has more."""
+        is_older = entry.streamed.is_newer_than(self._discovery)
         return is_older and self._differs(entry.table, self.known.get(entry.table.id))
 
     def departures(self, at: datetime, at_lsn: Lsn) -> list[TableEvent]:
@@ -307,13 +299,14 @@ class TableSet:
     # --- reading ------------------------------------------------------------------------------
 
     def begin(self, tables: Sequence[Table]) -> dict[TableId, int]:
-        """Record that these tables are being read; return the number of each one's read."""
-        loads = {}
+        """Note that these tables' rows are being read; gives the number of each one's reading."""
+        ids = {}
         for entry in self._of(tables):
-            self._loads += 1
-            entry.begin(self._loads, has_rows=entry.table.id in self._with_rows)
-            loads[entry.table.id] = self._loads
-        return loads
+            self._last_snapshot_id += 1
+            has_rows = entry.table.id in self._with_rows
+            entry.begin_snapshot(self._last_snapshot_id, has_rows=has_rows)
+            ids[entry.table.id] = self._last_snapshot_id
+        return ids
 
     def table(self, name: TableId) -> Table:
         """Return a table as last discovered."""
@@ -322,7 +315,8 @@ class TableSet:
     def distrust(self) -> None:
         """Record that the source may not have sent all past changes of the tables to be read."""
         for entry in self._entries.values():
-            entry.is_new = entry.is_wanted and not entry.progress
+            is_unread = entry.is_queued or entry.is_stopped
+            entry.is_newly_published = is_unread and not entry.snapshot.remainder
 
     def request_partial(self, names: Iterable[TableId]) -> None:
         """Check that tables can be read in part. Raises OperatorError if not."""
@@ -331,28 +325,28 @@ class TableSet:
             entry = self._entries.get(name)
             if entry is None:
                 self._refuse_unknown(name, chosen)
-            elif not entry.is_whole:
+            elif not entry.is_live:
                 raise OperatorError(
                     f"table {name} is not live, and a partial snapshot would not make it live",
                     remedy="run `ingestd snapshot` without --where to read all of it",
                 )
 
     def begin_partial(self, name: TableId) -> int:
-        """Record that some of a table's rows are re-read while its state stays."""
-        self._loads += 1
-        self._partial[self._loads] = name
-        return self._loads
+        """Note that some of a table's rows are read again, while it stays as it is."""
+        self._last_snapshot_id += 1
+        self._partial[self._last_snapshot_id] = name
+        return self._last_snapshot_id
 
-    def end_partial(self, load: int) -> TableId | None:
-        """Record that they are durable; return the table, None if it was no such read."""
-        return self._partial.pop(load, None)
+    def end_partial(self, snapshot_id: int) -> TableId | None:
+        """Record that they are durable; give the table, None if it was no such reading."""
+        return self._partial.pop(snapshot_id, None)
 
-    def being_read(self, loads: Mapping[TableId, int]) -> list[Table]:
-        """Return the tables that these reads have not completed."""
+    def being_read(self, ids: Mapping[TableId, int]) -> list[Table]:
+        """The tables that these readings are still to give."""
         return [
             entry.table
-            for name, load in loads.items()
-            if (entry := self._entries.get(name)) is not None and entry.load == load
+            for name, snapshot_id in ids.items()
+            if (entry := self._entries.get(name)) is not None and entry.snapshot.id == snapshot_id
         ]
 
     def latest(self, tables: Sequence[Table]) -> list[Table]:
@@ -360,27 +354,29 @@ class TableSet:
         return [entry.latest(self._discovery) for entry in self._of(tables)]
 
     def left(self, name: TableId) -> str:
-        """Return what is left to be read of a table; empty: everything."""
-        return self._entries[name].progress
+        """What a reading of a table has left to be read; empty: everything."""
+        return self._entries[name].snapshot.remainder
 
     def is_new(self, name: TableId) -> bool:
-        """Return whether the source may not have sent all changes of running transactions."""
-        return self._entries[name].is_new
+        """Return whether the source may not have sent all changes of transactions that run."""
+        return self._entries[name].is_newly_published
 
-    def progressed(self, name: TableId, load: int, left: str) -> Table | None:
-        """Record what is left; return the table, None if that need not be recorded."""
+    def progressed(self, name: TableId, snapshot_id: int, remainder: str) -> Table | None:
+        """Note what is left; give the table, None if that need not be recorded."""
         entry = self._entries.get(name)
-        if entry is None or entry.load != load or entry.is_wanted or entry.progress == left:
-            return None  # requested again: what this read leaves is void
-        entry.progress = left
+        if entry is None or entry.snapshot.id != snapshot_id or entry.is_queued:
+            return None  # requested again: the remainder of this snapshot is void
+        if entry.snapshot.remainder == remainder:
+            return None
+        entry.snapshot.remainder = remainder
         return entry.latest(self._discovery)
 
-    def is_read_by(self, name: TableId, load: int) -> bool:
-        """Return whether rows of this read are accepted: no later read or stop supersedes it."""
+    def is_read_by(self, name: TableId, snapshot_id: int) -> bool:
+        """Return whether rows of this snapshot are appended: neither superseded nor stopped."""
         entry = self._entries.get(name)
-        if self._partial.get(load) == name:
+        if self._partial.get(snapshot_id) == name:
             return entry is not None and not entry.is_stopped
-        return entry is not None and entry.load == load
+        return entry is not None and entry.snapshot.id == snapshot_id
 
     def took_rows(self, name: TableId) -> None:
         """Record that the lake has rows of a table that were read."""
@@ -389,36 +385,39 @@ class TableSet:
     def marks_first(self, name: TableId) -> bool:
         """Return whether the table's `t` comes before its rows: the lake has none of it."""
         entry = self._entries.get(name)
-        return entry is not None and not (entry.owes_marker or entry.progress)
+        if entry is None:
+            return False
+        return not (entry.snapshot.has_marker_last or entry.snapshot.remainder)
 
     def marks_last(self, name: TableId) -> bool:
         """Return whether the table's `t` comes after its rows: the old ones remain until then."""
         entry = self._entries.get(name)
-        return entry is not None and entry.owes_marker
+        return entry is not None and entry.snapshot.has_marker_last
 
     def read_at(self, tables: Sequence[Table], point: Lsn) -> None:
         """Record the point at which the rows are read."""
         for entry in self._of(tables):
-            entry.point = point
+            entry.snapshot.point = point
 
-    def loaded(self, loads: Iterable[int]) -> list[Table]:
-        """Record that all rows of these reads are durable; return the tables now complete."""
-        read = {e.table.id: e for e in self._entries.values() if e.load in set(loads)}
-        for entry in read.values():
-            entry.end()
-        return [e.latest(self._discovery) for e in read.values() if e.is_whole]
+    def loaded(self, ids: Iterable[int]) -> list[Table]:
+        """Record that all rows of these snapshots are durable; return the tables then live."""
+        ended = set(ids)
+        read = [e for e in self._entries.values() if e.snapshot.id in ended]
+        for entry in read:
+            entry.end_snapshot()
+        return [e.latest(self._discovery) for e in read if e.is_live]
 
-    def give_up(self, loads: Mapping[TableId, int]) -> None:
-        """Record that reads failed: their tables, or what was left of them, must be read again."""
-        for name, load in loads.items():
+    def give_up(self, ids: Mapping[TableId, int]) -> None:
+        """Record that readings failed: their tables must be read again, or what was left."""
+        for name, snapshot_id in ids.items():
             entry = self._entries.get(name)
-            if entry is not None and entry.load == load:
-                entry.fail()
+            if entry is not None and entry.snapshot.id == snapshot_id:
+                entry.fail_snapshot()
 
     @property
     def is_loading(self) -> bool:
         """True if a table's rows must be read, or are not durable yet."""
-        return any(not (e.is_whole or e.is_stopped) for e in self._entries.values())
+        return any(not (e.is_live or e.is_stopped) for e in self._entries.values())
 
     def _of(self, tables: Sequence[Table]) -> list[TrackedTable]:
         return [self._entries[t.id] for t in tables if t.id in self._entries]
@@ -456,7 +455,7 @@ class TableSet:
     def note_incomplete(self, name: TableId, lsn: Lsn) -> bool:
         """Record a row that lacks values, if a read may void it; return False otherwise."""
         entry = self._entries.get(name)
-        return entry is not None and entry.note_incomplete(lsn)
+        return entry is not None and entry.accept_incomplete(lsn)
 
     def is_incomplete(self, name: TableId) -> bool:
         """Return whether a row that lacks values is above what its read voided."""
@@ -468,12 +467,13 @@ class TableSet:
         if table.id not in self._entries:
             return False
         entry, known = self._entries[table.id], self.known.get(table.id)
-        if entry.version is table and entry.compared is known:
+        streamed = entry.streamed
+        if streamed.version is table and streamed.compared is known:
             return False
-        entry.version = table
+        streamed.version = table
         if self._differs(table, known):
             return True
-        entry.compared = known
+        streamed.compared = known
         return False
 
     @staticmethod
@@ -491,13 +491,14 @@ class TableSet:
         different columns can be. Then the table must be re-read.
         """
         entry, known = self._entries[table.id], self.known.get(table.id)
-        entry.told = first, xid
+        entry.streamed.relation_xact = first, xid
         if not self.resnapshot_rewritten or known is None:
             return False
         before = {c.name for c in known.columns}
         new = [c for c in table.columns if c.lake_name not in before]
         returns = any(c.lake_name in known.lake_columns for c in new)
-        is_defaulted = entry.last == first and any(c.missing is not None for c in new)
+        is_same_xact = entry.streamed.last_change == first
+        is_defaulted = is_same_xact and any(c.missing is not None for c in new)
         if returns or is_defaulted or _in_another_order(table, known):
             entry.miss("columns were added, returned or moved between rows that the stream sent")
             return True
@@ -506,14 +507,14 @@ class TableSet:
     def took(self, name: TableId, last: Lsn) -> None:
         """Record the transaction of a table's last accepted change."""
         if name in self._entries:
-            self._entries[name].last = last
+            self._entries[name].streamed.last_change = last
 
     def state(self, name: TableId) -> TableState:
         """Return its state in `_tables`: not live before its snapshot is durable."""
         entry = self._entries.get(name)
         if entry is None:
             return self.known[name].state
-        return TableState.LIVE if entry.is_whole else TableState.SNAPSHOTTING
+        return TableState.LIVE if entry.is_live else TableState.SNAPSHOTTING
 
     def is_present(self, name: TableId) -> bool:
         """Return whether the source offers the table."""
@@ -565,8 +566,8 @@ class TableSet:
 
     def _snapshot_lsn(self, name: TableId) -> Lsn | None:
         entry, known = self._entries.get(name), self.known.get(name)
-        if entry is not None and entry.point is not None:
-            return entry.point
+        if entry is not None and entry.snapshot.point is not None:
+            return entry.snapshot.point
         return known.snapshot_lsn if known is not None else None
 
 

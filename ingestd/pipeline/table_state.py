@@ -1,8 +1,23 @@
-"""The state of one table in a run: captured or stopped, to be read or read, and what is left."""
+"""The life of one table in a run: its phase, its newest snapshot, and what the stream sent of it.
+
+`TRANSITIONS` is the life cycle: the phase that follows each phase at each trigger::
+
+                 NOT_LIVE, MISSED, POSTPONED, REQUESTED            BEGUN
+        LIVE ------------------------------------------> QUEUED ---------> READING
+         ^  <---------------- CANCELLED ----------------  ^  ^                | |
+         |                                                |  +---- FAILED ----+ |
+         +------------------------ ENDED -----------------|---------------------+
+                                                          |                     |
+                                        ENDED, FAILED     |   MISSED, REQUESTED |
+                                                      REREADING <---------------+
+
+STOPPED follows each phase at STOPPED. REDEFINED and REQUESTED lead from there to QUEUED.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 
 import numpy as np
 
@@ -11,167 +26,294 @@ from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Table
 from ingestd.ports import Discovery
 
-_FIRST, _LAST, _AGAIN, _MARKED = "first", "last", "again", "|"
-"""Where a read has its `t`, as recorded in `_tables` before what is left of it.
+_FIRST, _LAST, _AGAIN, _SEPARATOR = "first", "last", "again", "|"
+"""How `_tables` records where a snapshot has its `t`, before the remainder of the snapshot.
 
-Again: last, and the table was complete when its snapshot was requested.
+Again: last, and the table was live when its snapshot was requested.
 """
 
 
-def progress_of(left: str, *, is_marked: bool) -> str:
-    """Return the text for `_tables` of what another process left of a read, to be continued.
+def progress_of(remainder: str, *, is_marked: bool) -> str:
+    """Return the progress for `_tables` of a snapshot that another process began.
 
     `is_marked`: its `t` is in the lake; otherwise it comes last.
     """
-    return (_FIRST if is_marked else _LAST) + _MARKED + left
+    return (_FIRST if is_marked else _LAST) + _SEPARATOR + remainder
 
 
-def left_of(progress: str) -> str:
-    """Return what is left of a read according to `_tables` (`Snapshot.left`)."""
-    return progress.partition(_MARKED)[2]
+def remainder_of(progress: str) -> str:
+    """Return the remainder (`Snapshot.left`) that a progress of `_tables` holds."""
+    return progress.partition(_SEPARATOR)[2]
+
+
+class Phase(Enum):
+    """Where a table is in its life."""
+
+    LIVE = auto()
+    """The lake has all its rows; its changes are appended."""
+    QUEUED = auto()
+    """Its rows must be read."""
+    READING = auto()
+    """Its rows are being read, or are not durable yet."""
+    REREADING = auto()
+    """As READING, and the rows must be read once more after that."""
+    STOPPED = auto()
+    """Nothing of it is appended until it is redefined, requested, or the next run."""
+
+
+class Trigger(Enum):
+    """What moves a table from one phase to another."""
+
+    NOT_LIVE = auto()
+    """A discovery found that `_tables` does not have it live."""
+    REDEFINED = auto()
+    """A discovery found it with another definition."""
+    REQUESTED = auto()
+    """A snapshot of it was requested."""
+    CANCELLED = auto()
+    """The snapshot that was requested is not wanted any more; its old rows serve."""
+    MISSED = auto()
+    """Changes of it may have been missed."""
+    POSTPONED = auto()
+    """The source can't send its changes yet."""
+    BEGUN = auto()
+    """A snapshot of it began, and supersedes an earlier one."""
+    FAILED = auto()
+    """Its snapshot failed."""
+    ENDED = auto()
+    """All rows of its snapshot are durable."""
+    STOPPED = auto()
+    """An error of this table alone ended its capture."""
+
+
+_LIVE, _QUEUED, _READING, _REREADING, _STOPPED = Phase
+
+TRANSITIONS: dict[Trigger, dict[Phase, Phase]] = {
+    trigger: dict(zip(Phase, phases, strict=True))
+    for trigger, phases in {
+        # from:              LIVE      QUEUED    READING     REREADING   STOPPED
+        Trigger.NOT_LIVE:   (_QUEUED,  _QUEUED,  _READING,   _REREADING, _STOPPED),
+        Trigger.REDEFINED:  (_LIVE,    _QUEUED,  _READING,   _REREADING, _QUEUED),
+        Trigger.REQUESTED:  (_QUEUED,  _QUEUED,  _REREADING, _REREADING, _QUEUED),
+        Trigger.CANCELLED:  (_LIVE,    _LIVE,    _LIVE,      _LIVE,      _STOPPED),
+        Trigger.MISSED:     (_QUEUED,  _QUEUED,  _REREADING, _REREADING, _STOPPED),
+        Trigger.POSTPONED:  (_QUEUED,  _QUEUED,  _REREADING, _REREADING, _STOPPED),
+        Trigger.BEGUN:      (_READING, _READING, _READING,   _READING,   _STOPPED),
+        Trigger.FAILED:     (_QUEUED,  _QUEUED,  _QUEUED,    _QUEUED,    _STOPPED),
+        Trigger.ENDED:      (_LIVE,    _QUEUED,  _LIVE,      _QUEUED,    _STOPPED),
+        Trigger.STOPPED:    (_STOPPED, _STOPPED, _STOPPED,   _STOPPED,   _STOPPED),
+    }.items()
+}  # fmt: skip
 
 
 @dataclass(slots=True)
-class TrackedTable:
-    """The state of one table that the source offers, in one run.
+class NewestSnapshot:
+    """The newest snapshot of a table: the one that is requested, being read, or was read last.
 
-    `is_wanted`: its rows must be read. `load`: the number of the read that is not durable yet, None
-    if none is running; a later read voids an earlier one. `point`: where the rows are read. `last`:
-    commit LSN of the stream's last change of it; `told`: commit LSN and, if known, xid of the last
-    transaction that sent other columns for it. `rewritten`: why its old rows differ from the
-    source's, until that is recorded. `cause`: why it is re-read, until it has been. `is_postponed`:
-    the source can't send it yet. `version`: the definition that the stream sent last; `compared`:
-    the registered one that equals it. `progress`: what an earlier read left (`Snapshot.left`), or
-    this one so far; `owes_marker`: its `t` comes last. `is_new`: the source has begun to send its
-    changes only just now. `is_asked`: it was complete, by its snapshot at `whole_at`, when its
-    re-read was requested. `has_gap`: changes of it were missed since its read began. `failures`:
-    reads during which it was altered. `incomplete`: the last transaction with a row that lacked
-    values (`incomplete_rows`), accepted while the table was not complete.
+    `id`: its number in this run while its rows are not durable, else None. `point`: the position
+    it is consistent at. `remainder`: what is left to be read (`Snapshot.left`), empty for all.
+    `is_requested`: the table was live when it was requested; `served_point` is the point of the
+    rows that serve until it has ended. `has_gap`: changes were missed since it began.
+    `has_marker_last`: its `t` comes after its rows. `failures`: how often it failed because the
+    table was altered.
     """
 
-    table: Table
-    is_stopped: bool = False
-    is_wanted: bool = False
-    load: int | None = None
+    id: int | None = None
     point: Lsn | None = None
-    last: Lsn | None = None
-    told: tuple[Lsn, int | None] | None = None
-    rewritten: str | None = None
-    cause: str | None = None
-    is_postponed: bool = False
+    remainder: str = ""
+    is_requested: bool = False
+    served_point: Lsn | None = None
+    has_gap: bool = False
+    has_marker_last: bool = True
+    failures: int = 0
+
+
+@dataclass(slots=True)
+class StreamedRelation:
+    """What the stream sent of a table.
+
+    `last_change`: commit position of the last transaction that changed it. `relation_xact`: commit
+    position of the last transaction that sent its columns, and its xid where that is known.
+    `version`: the newest columns; `compared`: the row of `_tables` that they agree with.
+    `incomplete`: the last transaction with a row that lacked values (`incomplete_rows`) while the
+    table was not live.
+    """
+
+    last_change: Lsn | None = None
+    relation_xact: tuple[Lsn, int | None] | None = None
     version: Table | None = None
     compared: RegisteredTable | None = None
-    progress: str = ""
-    owes_marker: bool = True
-    is_new: bool = False
-    is_asked: bool = False
-    whole_at: Lsn | None = None
-    has_gap: bool = False
-    failures: int = 0
     incomplete: Lsn | None = None
 
-    @property
-    def is_whole(self) -> bool:
-        """True if the lake has all its rows and accepts its changes."""
-        return not (self.is_stopped or self.is_wanted or self.load is not None)
+    def is_newer_than(self, discovery: Discovery) -> bool:
+        """Return whether columns came from a transaction that the discovery does not see.
 
-    def resume(self, known: RegisteredTable | None) -> None:
-        """Continue a read that an earlier run began, if it was of this very table."""
-        marker = ""
-        is_this = known is not None and known.oid == self.table.oid
-        if known is not None and is_this and known.state is TableState.SNAPSHOTTING:
-            marker, _, self.progress = known.progress.partition(_MARKED)
-            self.cause = known.reason
-        self.owes_marker, self.is_asked = marker != _FIRST, marker == _AGAIN
-
-    def ask(self, whole_at: Lsn | None) -> None:
-        """Record that its re-read was requested. `whole_at`: its snapshot so far."""
-        if self.is_whole:
-            self.is_asked, self.whole_at = True, whole_at
-        self.is_wanted, self.is_stopped, self.progress = True, False, ""
-
-    def cancel(self) -> None:
-        """Record that a re-read was cancelled. The table was complete when it was requested."""
-        self.is_wanted, self.load, self.progress = False, None, ""
-        self.is_asked, self.point = False, self.whole_at
-
-    def miss(self, cause: str | None) -> None:
-        """Record that changes of it may have been missed: it must be read from the start.
-
-        `cause`: None if it was not complete.
+        A transaction may be invisible though its commit precedes the discovery's position: its
+        record is in the WAL before others see it, and for as long as a synchronous standby does
+        not answer.
         """
-        self.cause = cause
-        self.is_wanted, self.is_asked, self.progress = True, False, ""
-        self.has_gap = True
-
-    def begin(self, load: int, *, has_rows: bool) -> None:
-        """Record that its rows are being read. `has_rows`: the lake has older ones."""
-        self.is_wanted, self.has_gap, self.rewritten = False, False, None
-        self.load, self.point = load, None
-        if not self.progress:
-            self.owes_marker = has_rows
-
-    def fail(self) -> None:
-        """Record that its read failed: the table, or what was left, must be read again."""
-        self.load, self.point, self.is_wanted = None, None, True
-
-    def end(self) -> None:
-        """Record that all rows of its read are durable."""
-        self.load, self.progress, self.failures = None, "", 0
-        if not self.has_gap:
-            self.cause = None
-        if self.is_wanted:  # again: it is complete until then, unless something was missed
-            self.is_asked, self.whole_at = not self.has_gap, self.point
-        else:
-            self.is_new = self.is_asked = False
-
-    def stop(self) -> None:
-        """Stop the table."""
-        self.is_stopped, self.is_wanted, self.load, self.point = True, True, None, None
-        self.progress, self.is_asked, self.incomplete = "", False, None
-        self.cause = None
-
-    def note_incomplete(self, lsn: Lsn) -> bool:
-        """Record a row that lacks values, and return True, unless readers would see it.
-
-        A re-read that was not requested voids the rows below its point, so readers never see them.
-        """
-        if self.is_whole or self.is_asked:
+        if self.relation_xact is None:
             return False
-        self.incomplete = lsn
-        return True
-
-    @property
-    def is_incomplete(self) -> bool:
-        """True if such a row lies above what the read voids."""
-        if self.incomplete is None:
-            return False
-        return self.point is None or self.incomplete >= self.point
-
-    def is_told_after(self, discovery: Discovery) -> bool:
-        """Return whether the stream has sent columns by a transaction later than the discovery.
-
-        The transaction's commit may precede the discovery's position. Such a record is in the WAL
-        for a moment, and as long as a synchronous standby does not answer, before other sessions
-        see it.
-        """
-        if self.told is None:
-            return False
-        lsn, xid = self.told
+        lsn, xid = self.relation_xact
         if lsn >= discovery.lsn or discovery.seen is None or xid is None:
             return lsn >= discovery.lsn
         return not discovery.seen.sees(np.array([xid]))[0]
 
+
+@dataclass(slots=True)
+class TrackedTable:
+    """A table that the source offers, and its state in this run.
+
+    `rewritten`: why its old rows are not those of the source, until that is recorded. `cause`: why
+    it is re-read, until it has been. `is_newly_published`: transactions that run may have changes
+    of it that the source does not send.
+    """
+
+    table: Table
+    phase: Phase = Phase.LIVE
+    snapshot: NewestSnapshot = field(default_factory=NewestSnapshot)
+    streamed: StreamedRelation = field(default_factory=StreamedRelation)
+    rewritten: str | None = None
+    cause: str | None = None
+    is_newly_published: bool = False
+
+    @property
+    def is_live(self) -> bool:
+        """True if the lake has all its rows, and its changes are appended."""
+        return self.phase is Phase.LIVE
+
+    @property
+    def is_stopped(self) -> bool:
+        """True if nothing of it is appended."""
+        return self.phase is Phase.STOPPED
+
+    @property
+    def is_queued(self) -> bool:
+        """True if its rows must be read, though they may be being read now."""
+        return self.phase in {Phase.QUEUED, Phase.REREADING}
+
+    @property
+    def is_being_read(self) -> bool:
+        """True if a snapshot has begun whose rows are not durable yet."""
+        return self.snapshot.id is not None
+
+    def _move(self, trigger: Trigger) -> None:
+        self.phase = TRANSITIONS[trigger][self.phase]
+
+    def resume(self, known: RegisteredTable | None) -> None:
+        """Continue a snapshot that an earlier run began, if it was of this very table."""
+        marker, remainder = "", ""
+        is_same = known is not None and known.oid == self.table.oid
+        if known is not None and is_same and known.state is TableState.SNAPSHOTTING:
+            marker, _, remainder = known.progress.partition(_SEPARATOR)
+            self.cause = known.reason
+        self.snapshot = NewestSnapshot(
+            remainder=remainder,
+            has_marker_last=marker != _FIRST,
+            is_requested=marker == _AGAIN,
+        )
+
+    def expect_live(self, *, is_live: bool) -> None:
+        """Record whether `_tables` has it live."""
+        if not is_live:
+            self._move(Trigger.NOT_LIVE)
+
+    def redefine(self) -> None:
+        """Record that its definition changed: a stopped table may continue."""
+        self._move(Trigger.REDEFINED)
+
+    def request(self, served_point: Lsn | None) -> None:
+        """Record that a snapshot was requested. `served_point`: of the rows in the lake."""
+        if self.is_live:
+            self.snapshot.is_requested, self.snapshot.served_point = True, served_point
+        self.snapshot.remainder = ""
+        self._move(Trigger.REQUESTED)
+
+    def cancel(self) -> None:
+        """Drop a requested snapshot of a table that was live: it is live as before."""
+        snapshot = self.snapshot
+        snapshot.id, snapshot.remainder, snapshot.is_requested = None, "", False
+        snapshot.point = snapshot.served_point
+        self._move(Trigger.CANCELLED)
+
+    def miss(self, cause: str | None) -> None:
+        """Record that changes of it may have been missed: it must be read from the start.
+
+        `cause`: None where it was not live.
+        """
+        self.cause = cause
+        self.snapshot.is_requested, self.snapshot.remainder = False, ""
+        self.snapshot.has_gap = True
+        self._move(Trigger.MISSED)
+
+    def postpone(self) -> None:
+        """Record that the source can't send its changes yet."""
+        self._move(Trigger.POSTPONED)
+
+    def begin_snapshot(self, snapshot_id: int, *, has_rows: bool) -> None:
+        """Record that its rows are being read. `has_rows`: the lake has older ones."""
+        self._move(Trigger.BEGUN)
+        if self.is_stopped:
+            return
+        self.rewritten = None
+        self.snapshot.id, self.snapshot.point, self.snapshot.has_gap = snapshot_id, None, False
+        if not self.snapshot.remainder:
+            self.snapshot.has_marker_last = has_rows
+
+    def fail_snapshot(self) -> None:
+        """Record that its snapshot failed: it, or its remainder, must be read again."""
+        self.snapshot.id = self.snapshot.point = None
+        self._move(Trigger.FAILED)
+
+    def end_snapshot(self) -> None:
+        """Record that all rows of its snapshot are durable."""
+        snapshot = self.snapshot
+        snapshot.id, snapshot.remainder, snapshot.failures = None, "", 0
+        if not snapshot.has_gap:
+            self.cause = None
+        self._move(Trigger.ENDED)
+        if self.phase is Phase.QUEUED:  # these rows serve, unless changes were missed
+            snapshot.is_requested, snapshot.served_point = not snapshot.has_gap, snapshot.point
+        else:
+            self.is_newly_published = snapshot.is_requested = False
+
+    def stop(self) -> None:
+        """Append nothing more of it."""
+        snapshot = self.snapshot
+        snapshot.id, snapshot.point, snapshot.remainder = None, None, ""
+        snapshot.is_requested, self.streamed.incomplete, self.cause = False, None, None
+        self._move(Trigger.STOPPED)
+
+    def accept_incomplete(self, lsn: Lsn) -> bool:
+        """Record a row that lacks values, and return True, if its snapshot will supersede it.
+
+        False where readers see the row: the table is live, or its old rows serve.
+        """
+        if self.is_live or self.snapshot.is_requested:
+            return False
+        self.streamed.incomplete = lsn
+        return True
+
+    @property
+    def is_incomplete(self) -> bool:
+        """True if a row that lacks values follows the point of its snapshot."""
+        if self.streamed.incomplete is None:
+            return False
+        return self.snapshot.point is None or self.streamed.incomplete >= self.snapshot.point
+
     def latest(self, discovery: Discovery) -> Table:
-        """Return its definition by the stream if that is later than the discovery, else by that."""
-        if self.version is None or not self.is_told_after(discovery):
+        """Return its columns as the stream sent them after the discovery, or as discovered."""
+        version = self.streamed.version
+        if version is None or not self.streamed.is_newer_than(discovery):
             return self.table
-        return replace(self.version, storage=self.table.storage)
+        return replace(version, storage=self.table.storage)
 
     @property
     def recorded_progress(self) -> str:
-        """The text for `_tables` on its read; empty: nothing of it is kept."""
-        if not (self.progress or self.is_asked):
+        """The progress of its snapshot for `_tables`; empty if nothing of it is kept."""
+        snapshot = self.snapshot
+        if not (snapshot.remainder or snapshot.is_requested):
             return ""
-        marker = _AGAIN if self.is_asked else _LAST if self.owes_marker else _FIRST
-        return marker + _MARKED + self.progress
+        place = _LAST if snapshot.has_marker_last else _FIRST
+        marker = _AGAIN if snapshot.is_requested else place
+        return marker + _SEPARATOR + snapshot.remainder

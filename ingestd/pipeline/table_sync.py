@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from ingestd.model.backoff import Backoff
 from ingestd.model.errors import (
     IngestdError,
     OperatorError,
@@ -41,9 +42,8 @@ READINGS = 8
 FORGET_INTERVAL_S = 15.0
 LOOK_INTERVAL_S = 0.1
 POSTPONED_S = 2.0
-"""Delay before retrying a table that was locked or missing."""
-RETRY_S = 1.0
-RETRY_LIMIT_S = 30.0
+"""When it is tried again where a table was locked, or had gone."""
+RETRIES = Backoff(1.0, 30.0)
 
 _PASSING = frozenset(
     {
@@ -92,7 +92,7 @@ class TableSync:
         self._readings: set[asyncio.Task[None]] = set()
         self._not_before_s = 0.0
         self._is_held_up = False
-        self._delay_s = RETRY_S
+        self._failures = 0
 
     def request(self, tables: Sequence[TableId], where: str | None = None) -> None:
         """Re-read tables, or with `where` add the rows for which it holds to the existing ones.
@@ -265,7 +265,7 @@ class TableSync:
             for name in reading.unended:
                 await reading.fail(TableError(name, error.what, remedy=error.remedy))
         else:
-            self._delay_s = RETRY_S
+            self._failures = 0
         for name in reading.unended:
             await reading.end(name)
 
@@ -290,16 +290,14 @@ class TableSync:
     def _pass_or_raise(self, error: TransientError) -> None:
         if error.reason not in _PASSING:
             raise error
-        self._watch.reading_failed(error, self._delay_s)
-        self._wait_before_next()
+        self._failures += 1
+        delay_s = RETRIES.after(self._failures)
+        self._watch.reading_failed(error, delay_s)
+        self._not_before_s = self._monotonic() + delay_s
+        asyncio.get_running_loop().call_later(delay_s, self._requested.set)
 
     def _reached(self) -> Lsn:
         return max(self._durable(), self.gate.position)
-
-    def _wait_before_next(self) -> None:
-        self._not_before_s = self._monotonic() + self._delay_s
-        asyncio.get_running_loop().call_later(self._delay_s, self._requested.set)
-        self._delay_s = min(2 * self._delay_s, RETRY_LIMIT_S)
 
     async def _forget(self) -> None:
         """Periodically forget the transactions that every session sees."""

@@ -21,7 +21,7 @@ from ingestd.model.lsn import Lsn
 from ingestd.model.schema import TableId
 from ingestd.pipeline.known_lake import lake_lost, look
 from ingestd.pipeline.table_set import TableSet
-from ingestd.pipeline.table_state import left_of
+from ingestd.pipeline.table_state import remainder_of
 from ingestd.ports import (
     ChangeCapture,
     Connector,
@@ -256,7 +256,7 @@ def _is_handed_over(committed: LakeState, name: TableId) -> bool:
     if known is None or known.state is not TableState.SNAPSHOTTING:
         return False
     try:
-        return not SnapshotRemainder.parse(left_of(known.progress)).left
+        return not SnapshotRemainder.parse(remainder_of(known.progress)).left
     except (ValueError, KeyError, TypeError):
         return False
 

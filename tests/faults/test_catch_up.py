@@ -10,7 +10,8 @@ import pytest
 
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.pipeline.filling_epoch import EpochPolicy
-from ingestd.pipeline.pipeline import Pipeline, PipelinePolicy
+from ingestd.pipeline.pipeline import Pipeline
+from ingestd.pipeline.policy import PipelinePolicy
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal.connector import WalFactory
 from tests.faults.test_kill import (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ingestd.cli import main
 from ingestd.lake.store import pending_calls as storage_calls
+from ingestd.model.backoff import Backoff
 from ingestd.pipeline import retry as retrying
 from ingestd.postgres.connection import liveness as watched
 from ingestd.postgres.wal import replication_stream as stream
@@ -20,7 +21,7 @@ STORAGE_S = 5.0
 
 def impatient() -> None:
     retrying.OPERATOR_DELAY_S = OPERATOR_DELAY_S
-    retrying.LONGEST_DELAY_S = OPERATOR_DELAY_S
+    retrying.TRANSIENT = Backoff(0.5, OPERATOR_DELAY_S)
     watched.SILENT_S = watched.AGAIN_S = SILENT_S
     watched.LOOK_EVERY_S = 0.7
     stream.ASK_AFTER_S = SILENT_S

@@ -17,17 +17,18 @@ from ingestd.lake.delta_lake import DeltaLake
 from ingestd.model.errors import TransientError
 from ingestd.model.schema import TableId
 from ingestd.pipeline.filling_epoch import EpochPolicy
-from ingestd.pipeline.pipeline import Pipeline, PipelinePolicy
+from ingestd.pipeline.pipeline import Pipeline
+from ingestd.pipeline.policy import PipelinePolicy
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal import change_stream as delivery
 from ingestd.postgres.wal import decoding_memory
 from ingestd.postgres.wal import replication_stream as stream
 from ingestd.postgres.wal.capture import WalCapture
-from ingestd.postgres.wal.change_stream import LATE_LOOKS
 from ingestd.postgres.wal.drain import drain as catch_up
 from ingestd.postgres.wal.drain import parts as backlog_parts
 from ingestd.postgres.wal.drain import slot_copy as drain_slot
+from ingestd.postgres.wal.drain.decision import LATE_CHECKS
 from ingestd.postgres.wal.drain.drain import CatchUpPolicy
 from ingestd.postgres.wal.drain.slot_copy import DrainSlot
 from ingestd.postgres.wal.replication_stream import ReplicationStream
@@ -409,7 +410,7 @@ async def test_a_stream_that_stays_far_behind_drains_the_backlog(
                     f" FROM generate_series({low + 1}, {low + 5000}) n"
                 )
             assert policy.drained == 0
-            for _ in range(LATE_LOOKS):
+            for _ in range(LATE_CHECKS):
                 await capture.lag()
             async with asyncio.timeout(LIMIT_S):
                 async for chunk in chunks:
@@ -517,7 +518,7 @@ async def test_what_becomes_durable_while_a_stream_is_given_up_waits_for_the_slo
             await anext(chunks)  # it streams, and nobody reads on
             for low in range(0, 60_000, 5000):
                 insert_rows(database, low, 5000)
-            for _ in range(LATE_LOOKS):
+            for _ in range(LATE_CHECKS):
                 await capture.lag()
             confirming = asyncio.create_task(confirm_when_closing())
             async for chunk in chunks:

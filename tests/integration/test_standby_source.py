@@ -17,7 +17,8 @@ from ingestd.lake.delta_lake import DeltaLake
 from ingestd.model.errors import TransientError
 from ingestd.model.lsn import ZERO, Lsn
 from ingestd.pipeline.filling_epoch import EpochPolicy
-from ingestd.pipeline.pipeline import Pipeline, PipelinePolicy
+from ingestd.pipeline.pipeline import Pipeline
+from ingestd.pipeline.policy import PipelinePolicy
 from ingestd.postgres.connection import liveness as watched
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.connection.wal_position import insert_position

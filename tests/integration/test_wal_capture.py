@@ -21,7 +21,8 @@ from ingestd.lake.delta_lake import DeltaLake
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import TableId
 from ingestd.pipeline.filling_epoch import EpochPolicy
-from ingestd.pipeline.pipeline import Pipeline, PipelinePolicy
+from ingestd.pipeline.pipeline import Pipeline
+from ingestd.pipeline.policy import PipelinePolicy
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal.capture import WalCapture
 from ingestd.postgres.wal.drain.drain import CatchUpPolicy

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
-from ingestd.app.reload import ConfigReload, changes, share_bytes
+from ingestd.app.factories import share_bytes
+from ingestd.app.reload import ConfigReload, changes
 from ingestd.config import Config, load_config
 from ingestd.model.errors import ConfigError
 from ingestd.pipeline.supervisor import Supervisor

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ingestd.digests.row_digests import digests_of
 from ingestd.model.errors import TableError
+from ingestd.model.memory_shares import LINKED_CHANGES, VERIFIED_PART, VERIFIED_SPILL, bytes_of
 from ingestd.model.schema import Table
 from ingestd.pipeline.verify.compare import TableCompared
 from ingestd.pipeline.verify.differing_rows import DifferingRows
@@ -108,8 +109,8 @@ class TableVerification:
         nbytes = digested.changes * digested.width * _BYTES
         nbytes += self._total_bytes * _SOURCE_WIDTH * _BYTES // _ROW_BYTES
         memory_bytes = self._settings.memory_bytes
-        count = parts_for(nbytes, memory_bytes // 8)
-        self._rows = NumberParts(count, _SOURCE_WIDTH, memory_bytes // 4)
+        count = parts_for(nbytes, bytes_of(VERIFIED_PART, memory_bytes))
+        self._rows = NumberParts(count, _SOURCE_WIDTH, bytes_of(VERIFIED_SPILL, memory_bytes))
         await self._read_source(digested)
         await self._source.ensure_unreplaced(self._table)
 
@@ -120,7 +121,8 @@ class TableVerification:
         most = self._linked_limit_bytes() // linked_bytes(described.width)
         digested = self._digested = await self._lake.survey(described, point, most_linked=most)
         comparison = TableCompared()
-        with NumberParts(count + 1, digested.width, memory_bytes // 4) as changes:
+        spill_bytes = bytes_of(VERIFIED_SPILL, memory_bytes)
+        with NumberParts(count + 1, digested.width, spill_bytes) as changes:
             async with contextlib.aclosing(self._lake.changes(digested)) as matrices:
                 async for matrix in matrices:
                     parts = _parts(matrix, digested, count)
@@ -134,7 +136,7 @@ class TableVerification:
         return comparison
 
     def _linked_limit_bytes(self) -> int:
-        return max(self._settings.memory_bytes // 2, LEAST_LINKED_BYTES)
+        return max(bytes_of(LINKED_CHANGES, self._settings.memory_bytes), LEAST_LINKED_BYTES)
 
     def _ensure_fits(self, linked: int, width: int) -> None:
         """Raise TableError if the changes of linked keys don't fit: they form one partition."""

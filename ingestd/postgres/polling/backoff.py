@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
+from ingestd.model.backoff import Backoff
 from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
 
-WAIT_S = 60.0
-WAIT_LIMIT_S = 3600.0
+WAITS = Backoff(60.0, 3600.0)
 
 
 class PollBackoff:
@@ -17,15 +18,15 @@ class PollBackoff:
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._found: dict[TableId, tuple[TableError, float]] = {}
-        self._waits: dict[TableId, float] = {}
+        self._failures: Counter[TableId] = Counter()
 
     def __contains__(self, table: TableId) -> bool:
         return table in self._found
 
     def add(self, fault: TableError) -> None:
         """Stop polling a table."""
-        wait_s = self._waits.get(fault.table, WAIT_S)
-        self._waits[fault.table] = min(2 * wait_s, WAIT_LIMIT_S)
+        self._failures[fault.table] += 1
+        wait_s = WAITS.after(self._failures[fault.table])
         self._found[fault.table] = fault, self._monotonic() + wait_s
 
     def lasting(self) -> Mapping[TableId, TableError]:
@@ -48,5 +49,5 @@ class PollBackoff:
         self._found.pop(table, None)
 
     def succeeded(self, table: TableId) -> None:
-        """Record that a table was polled: its next pause is short again."""
-        self._waits.pop(table, None)
+        """Record that it was looked at."""
+        self._failures.pop(table, None)

@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ingestd.model.backoff import Backoff
+
 QUIETEST = 10
 """The longest interval of a table without changes, as a multiple of `interval`."""
 GROWTH = 1.5
@@ -13,9 +15,8 @@ JITTER = 0.1
 WHOLE_SHARE = 200
 """A full scan that takes a second is made every 200 s: it costs the server 0.5 % of its time."""
 WHOLE_LIMIT_S = 600.0
-"""The longest time between full scans: rows with an old cursor value wait for the next one."""
-RETRY_S = 1.0
-MAX_DOUBLINGS = 10
+"""But it is made so often at least: rows with a cursor of long ago wait for it."""
+RETRY_S, RETRY_LIMIT_S = 1.0, 1024.0
 
 
 @dataclass(slots=True)
@@ -64,10 +65,8 @@ class PollSchedule:
     def failed(self, now: float) -> int:
         """Record that a poll failed; return the number of consecutive failures."""
         self.failures += 1
-        self._next(
-            now,
-            min(RETRY_S * 2 ** min(self.failures - 1, MAX_DOUBLINGS), self.interval_s * QUIETEST),
-        )
+        backoff = Backoff(RETRY_S, min(RETRY_LIMIT_S, self.interval_s * QUIETEST))
+        self._next(now, backoff.after(self.failures))
         return self.failures
 
     def _next(self, now: float, delay_s: float) -> None:

@@ -16,6 +16,7 @@ from psycopg import AsyncConnection
 from ingestd.model.changes import Chunk, TableBatch, idle_chunk
 from ingestd.model.errors import ProtocolError, TableChangedError, TableError, TransientError
 from ingestd.model.lsn import ZERO
+from ingestd.model.memory_shares import POLLED, POLLED_KEYS, bytes_of
 from ingestd.model.row_limit import row_limit_bytes
 from ingestd.model.schema import TableId
 from ingestd.ports import ChangeLog
@@ -68,8 +69,8 @@ class PollScheduler:
         self._dsn = settings.dsn.get_secret_value()
         self._positions = positions
         self._log = log
-        self._hold_bytes = memory_bytes // 8
-        self._key_bytes = memory_bytes * 3 // 4
+        self._hold_bytes = bytes_of(POLLED, memory_bytes)
+        self._key_bytes = bytes_of(POLLED_KEYS, memory_bytes)
         self._row_limit_bytes = row_limit_bytes(memory_bytes)
         self._monotonic = monotonic
         self._wall = wall

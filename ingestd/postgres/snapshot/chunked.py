@@ -19,6 +19,7 @@ from psycopg import AsyncConnection
 from ingestd.model.errors import TableError, TableReplacedError
 from ingestd.model.keys import Key
 from ingestd.model.lsn import Lsn
+from ingestd.model.memory_shares import SNAPSHOT_PAGES, bytes_of
 from ingestd.model.pg_snapshot import PgSnapshot, is_before
 from ingestd.model.row_limit import row_limit_bytes
 from ingestd.model.schema import Table, TableId
@@ -195,7 +196,7 @@ class ChunkedSnapshot:
         self._lock = asyncio.Lock()
         self._tables = {t.id: t for t in tables}
         workers = settings.snapshot_workers
-        hold_bytes = min(2 * self._chunk_bytes, memory_bytes // (4 * workers))
+        hold_bytes = min(2 * self._chunk_bytes, bytes_of(SNAPSHOT_PAGES, memory_bytes) // workers)
         self._readers = SplitReaders(
             dsn,
             [_only(table, where) for table in tables],

@@ -7,9 +7,12 @@ The modules and their responsibilities::
     publication.py         the tables that the server sends; its statements: publication_sql.py
     slots/                 replication slots, and the points at which they export snapshots
     replication_stream.py  START_REPLICATION: blocks of messages, read by
-    ../transport/copy_reader.py change_stream.py       the backlog, then the stream
-    relation_cache.py      the captured table that a message of the stream belongs to
-    drain/                 a backlog, by SQL functions; slots/advance.py moves the slot meanwhile
+                           ../transport/copy_reader.py
+    change_stream.py       the backlog, then the stream
+    slot_confirmation.py   which connection reports a confirmed position
+    relation_cache.py      which table a message of the stream is about
+    drain/                 when a backlog is drained (decision.py), and how, by SQL functions;
+                           slots/advance.py moves the slot meanwhile
     preflight.py           `ingestd check`
     connector.py           the factory that the registry knows
 """

@@ -99,7 +99,7 @@ class WalCapture:
             self._tables.take_partition,
             self._tables.take_ddl,
         )
-        self._delivery = ChangeStream(
+        self._stream = ChangeStream(
             source,
             settings,
             self._relations,
@@ -186,7 +186,7 @@ class WalCapture:
         """Create, alter or check publication and slot."""
         control = await self._control.connection()
         self._relations.keep(tables, self._tables.departed)
-        self._delivery.resolve_again()
+        self._stream.resolve_again()
         with self._control.errors("prepare"):
             unpublished = await prepare_publication(
                 control, self._settings, tables, is_live=self._is_live, where=self._where
@@ -219,7 +219,7 @@ class WalCapture:
                     # Creating the slot waited for writers that began before the publication.
                     self._sent_whole = frozenset(t.oid for t in tables if t.id not in busy)
                     self._exported = exported
-                    self._delivery.begin_anew()
+                    self._stream.confirmation.reset()
         return Prepared(busy, storages)
 
     async def chunked(self, tables: Sequence[Table], *, initial: bool) -> frozenset[TableId]:
@@ -279,7 +279,7 @@ class WalCapture:
                     raise
                 reason = "no_free_slot"
                 raise TransientError(error.what, reason=reason, remedy=error.remedy) from error
-        self._delivery.delivered(exported.point)
+        self._stream.confirmation.deliver(exported.point)
         limit_bytes = row_limit_bytes(self._memory_bytes)
         return TableSnapshot(self._settings, exported, tables, row_limit_bytes=limit_bytes)
 
@@ -294,12 +294,12 @@ class WalCapture:
             slot = await find_slot(control, self._slot)
         if slot is None or slot.confirmed_lsn is None:
             raise self._without_slot()
-        reach = max(self._reach or slot.confirmed_lsn, self._delivery.confirmed)
+        reach = max(self._reach or slot.confirmed_lsn, self._stream.confirmation.confirmed)
         if slot.confirmed_lsn > reach:
             raise moved_slot(self._slot, skipped(slot.confirmed_lsn, reach))
         start = max(after or ZERO, slot.confirmed_lsn)
-        self._delivery.server_is_at(Lsn.parse(slot.flushed), slot.again_bytes)
-        changes = self._delivery.changes(start, server)
+        self._stream.server_is_at(Lsn.parse(slot.flushed), slot.again_bytes)
+        changes = self._stream.changes(start, server)
         async with contextlib.aclosing(changes):
             async for chunk in changes:
                 judged, is_news = self._tables.delivered(chunk)
@@ -314,12 +314,12 @@ class WalCapture:
             return await look(control)
 
     def checkpoint_requested(self) -> bool:
-        """Return whether the server asked for a reply, or a backlog was delivered."""
-        return self._delivery.checkpoint_requested
+        """Return whether the server asked for a reply with everything sent, or a backlog was."""
+        return self._stream.confirmation.checkpoint_requested
 
     async def confirm(self, position: Lsn) -> None:
-        """See `ChangeStream.confirm`."""
-        await self._delivery.confirm(position)
+        """See `SlotConfirmation.confirm`."""
+        await self._stream.confirmation.confirm(position)
 
     async def lag(self) -> CaptureLag:
         """Query pg_replication_slots."""
@@ -328,7 +328,7 @@ class WalCapture:
         if slot is None:
             raise self._without_slot()
         current, confirmed = Lsn.parse(slot.current), slot.confirmed_lsn
-        self._delivery.server_is_at(Lsn.parse(slot.flushed), slot.again_bytes)
+        self._stream.server_is_at(Lsn.parse(slot.flushed), slot.again_bytes)
         return CaptureLag(
             current_lsn=current,
             confirmed_lsn=confirmed,
@@ -353,7 +353,7 @@ class WalCapture:
             last_first.push_async_callback(self._relations.close)
             for snapshot in reversed(self._snapshots):
                 last_first.push_async_callback(snapshot.close)
-            last_first.push_async_callback(self._delivery.close)
+            last_first.push_async_callback(self._stream.close)
 
     # --- inside ------------------------------------------------------------------------------
 

@@ -17,7 +17,8 @@ from ingestd.model.schema import Column, Table, TableId, with_before
 from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import SourceStatus
 from ingestd.pipeline.filling_epoch import EpochPolicy
-from ingestd.pipeline.pipeline import Pipeline, PipelinePolicy
+from ingestd.pipeline.pipeline import Pipeline
+from ingestd.pipeline.policy import PipelinePolicy
 from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.ports import Sink
 from ingestd.testing.fakes.capture import FakeCapture, FakeChange, FakeDatabase

@@ -18,7 +18,7 @@ from ingestd.model.errors import TransientError
 from ingestd.model.lake_state import TableEvent, TableState
 from ingestd.model.schema import Column, with_before
 from ingestd.pipeline.pipeline import Pipeline
-from ingestd.pipeline.table_state import left_of
+from ingestd.pipeline.table_state import remainder_of
 from ingestd.ports import SnapshotItem
 from ingestd.testing.fakes.capture import FakeCapture
 from ingestd.testing.fakes.database import FakeChange, FakeDatabase
@@ -286,7 +286,7 @@ async def test_snapshot_boundary_the_closing_marker_is_given_once() -> None:
             await lake.stuck.wait()
         known = source.disk.registered[T.id]
         assert known.state is TableState.SNAPSHOTTING
-        left = left_of(known.progress)
+        left = remainder_of(known.progress)
     await source.kill()
     source.start()
     await source.settle()

@@ -22,7 +22,9 @@ from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Column, Table, TableId, with_before
 from ingestd.observe.status import SourceState
 from ingestd.pipeline.filling_epoch import EpochPolicy
-from ingestd.pipeline.pipeline import Pipeline, PipelinePolicy
+from ingestd.pipeline.pipeline import Pipeline
+from ingestd.pipeline.policy import PipelinePolicy
+from ingestd.pipeline.startup import without_position
 from ingestd.ports import Continuity, Lost, Refused, Snapshot, SnapshotItem, StoppedTables
 from ingestd.testing.fakes.capture import FakeCapture, FakeChange, FakeDatabase
 from ingestd.testing.fakes.sink import MemoryDisk, MemoryEpochWriter, MemoryLake
@@ -309,9 +311,8 @@ async def test_a_loss_is_recorded_before_anything_hides_it() -> None:
 
 def test_what_a_snapshot_left_to_be_read_is_void_after_a_loss() -> None:
     half = RegisteredTable(A.id, A.oid, 1, TableState.SNAPSHOTTING, None, Lsn(5), progress="left")
-    pipeline = Pipeline(FakeCapture(FakeDatabase([A])), MemoryLake(), policy(), watch())
     committed = LakeState(1, Lsn(9), {A.id: Lsn(9)}, {A.id: half}, "fake-1")
-    given_up = pipeline._give_up_position(committed, Lost("gone"))
+    given_up = without_position(committed, "gone")
     assert given_up.position is None
     assert (given_up.tables[A.id].progress, given_up.tables[A.id].reason) == ("", "gone")
 

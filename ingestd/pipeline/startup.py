@@ -1,0 +1,253 @@
+"""The start of a source: from its claim to a lake and a server that are ready for the stream.
+
+`Startup.run` is the order; `ingestd.ports` has it as contract. What refuses a start is decided
+before anything is changed, by the functions at the end, which `check` calls too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from ingestd.model.errors import OperatorError
+from ingestd.model.lake_state import GONE, LakeState, TableState
+from ingestd.model.lsn import ZERO, Lsn
+from ingestd.model.schema import TableId
+from ingestd.pipeline.appender import EpochAppender
+from ingestd.pipeline.known_lake import KnownLake, LakeRoot, lake_lost, look
+from ingestd.pipeline.policy import PipelinePolicy
+from ingestd.pipeline.slow_waits import warn_if_slow
+from ingestd.pipeline.table_set import TableSet
+from ingestd.pipeline.telemetry.source import SourceTelemetry
+from ingestd.ports import (
+    ChangeCapture,
+    Continuity,
+    Discovery,
+    Fresh,
+    LakeLost,
+    Lost,
+    Prepared,
+    Sink,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What lake and source were found to be, and what that means.
+
+    `committed`: what the lake holds; without a position, and with all tables to be read, where the
+    verdict is Lost. `end`: the position that the lake has whatever the verdict is.
+    """
+
+    committed: LakeState
+    discovery: Discovery
+    verdict: Continuity
+    end: Lsn
+
+    @property
+    def position(self) -> Lsn:
+        """Where the stream continues; zero for a first start, and where changes were lost."""
+        return self.committed.position or ZERO
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A source that is ready: its tables are prepared, nothing has been read or streamed."""
+
+    judgement: Judgement
+    table_set: TableSet
+    appender: EpochAppender
+
+
+class Startup:
+    """Starts one attempt of a source, whose claim is held. Used once."""
+
+    def __init__(
+        self,
+        capture: ChangeCapture,
+        sink: Sink,
+        policy: PipelinePolicy,
+        telemetry: SourceTelemetry,
+        *,
+        known: KnownLake,
+        root: LakeRoot,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._capture = capture
+        self._sink = sink
+        self._policy = policy
+        self._telemetry = telemetry
+        self._known = known
+        self._root = root
+        self._monotonic = monotonic
+        self._source = telemetry.source
+        self._lost_lake: LakeLost | None = None
+
+    async def run(self) -> Started:
+        """Return the source, ready. Raises what refuses the start; nothing is half done then.
+
+        1. Open the lake, write its marker, and fence earlier writers (I5).
+        2. Refuse raw tables that are missing and may not be re-read.
+        3. Discover the tables, and judge whether the source still has all changes (I2).
+        4. Record tables whose changes were lost, before the server is adopted and the slot is
+           re-created: a later start finds neither fault.
+        5. Adopt the server.
+        6. Record missing, damaged, refused and dropped tables, before anything is written of them:
+           a later start finds the raw tables again.
+        7. Prepare the source: publication, replica identities, slot.
+        """
+        committed = await self._open_lake()
+        refuse_gone(self._source, committed, may_read=self._policy.may_read)
+        judgement = await self._judge(committed)
+        table_set = TableSet(judgement.committed, self._policy.resnapshot_rewritten)
+        table_set.update(judgement.discovery)
+        appender = EpochAppender(self._sink, table_set, self._telemetry, self._monotonic)
+        started = Started(judgement, table_set, appender)
+        self._telemetry.discovered(judgement.committed, judgement.discovery)
+        await self._record_lost(started)
+        await self._sink.adopt(judgement.discovery.origin)
+        await self._record_found(started)
+        table_set.prepared(await self._prepare(judgement))
+        return started
+
+    # --- 1: the lake -------------------------------------------------------------------------
+
+    async def _open_lake(self) -> LakeState:
+        """Read the lake, and fence earlier writers.
+
+        Nothing is written if it is not the source's: see `ingestd.pipeline.known_lake`.
+        """
+        committed, verdict = await look(self._sink, self._capture)
+        self._telemetry.noticed(committed.notices)  # the fence drops them
+        why = verdict.reason if isinstance(verdict, LakeLost) else None
+        lost = self._known.difference(committed) or why
+        if lost is not None:
+            self._accept_lost_lake(lost)
+        elif committed.lake is None and committed.has_nothing:
+            await self._root.may_begin(self._source)
+        is_new = committed.has_nothing and committed.lake is None
+        self._known.is_found(await self._sink.mark(None if is_new else self._known.lake))
+        if committed.has_nothing and self._known.lake is not None:
+            self._telemetry.begins(self._known.lake)
+        self._root.say(self._source, None)
+        self._telemetry.lake_found()
+        not_fenced = await self._sink.fence()
+        return replace(committed, damaged={**committed.damaged, **not_fenced})
+
+    def _accept_lost_lake(self, why: str) -> None:
+        """Record that the lake is lost, where the operator accepted that. Raises LakeLostError."""
+        if not (self._policy.resnapshot_when_lake_lost or self._known.is_accepted):
+            self._known.is_lost()
+            self._root.say(self._source, why)
+            raise lake_lost(self._source, why)
+        self._lost_lake = LakeLost(why)
+
+    # --- 3: what the source still has --------------------------------------------------------
+
+    async def _judge(self, committed: LakeState) -> Judgement:
+        """Return what is found. Raises LakeLostError, and OperatorError where it must not start."""
+        discovery = await self._capture.discover(committed.tables)
+        verdict = await self._capture.continuity(committed)
+        if self._lost_lake is None and isinstance(verdict, LakeLost):
+            self._accept_lost_lake(verdict.reason)  # moved, or committed to, since it was opened
+        if self._lost_lake is not None:
+            self._telemetry.lake_given_up(self._lost_lake.reason)
+            verdict = Fresh() if committed.has_nothing else Lost(self._lost_lake.reason)
+        end = committed.position or ZERO
+        if isinstance(verdict, Lost):
+            self._accept_loss(verdict)
+            committed = without_position(committed, verdict.reason)
+        return Judgement(committed, discovery, verdict, end)
+
+    def _accept_loss(self, verdict: Lost) -> None:
+        """Report that changes were lost. Raises OperatorError where tables may not be re-read."""
+        is_agreed = self._policy.resnapshot_when_lost or self._lost_lake is not None
+        refuse_lost(self._source, verdict, may_read=is_agreed and self._policy.snapshot)
+        if self._lost_lake is None:
+            self._telemetry.lost(verdict.reason)
+
+    # --- 4 to 7: records, and the server -----------------------------------------------------
+
+    async def _record_lost(self, started: Started) -> None:
+        """Record the tables whose changes were lost. Raises OperatorError for a server behind."""
+        judgement = started.judgement
+        verdict, tables = judgement.verdict, judgement.committed.tables
+        if not isinstance(verdict, Lost):
+            return
+        lost = {name for name, known in tables.items() if known.reason == verdict.reason}
+        await self._enter_snapshotting(started, lost, verdict.reason, judgement.end)
+        refuse_behind(self._source, verdict)
+
+    async def _record_found(self, started: Started) -> None:
+        """Record missing, damaged, refused and dropped tables."""
+        judgement, table_set = started.judgement, started.table_set
+        committed, position = judgement.committed, judgement.position
+        await self._enter_snapshotting(started, committed.gone, GONE, position)
+        damaged = [e for e in committed.damaged.values() if table_set.is_present(e.table)]
+        await started.appender.stop_damaged(damaged, position)
+        await started.appender.record(table_set.departures(datetime.now(UTC), position))
+
+    @staticmethod
+    async def _enter_snapshotting(
+        started: Started, names: Collection[TableId], cause: str, at_lsn: Lsn
+    ) -> None:
+        tables = [t for t in started.judgement.discovery.tables if t.id in names]
+        started.table_set.explain([table.id for table in tables], cause)
+        await started.appender.enter(tables, TableState.SNAPSHOTTING, at_lsn)
+
+    def _prepare(self, judgement: Judgement) -> Awaitable[Prepared]:
+        """Prepare the source; a new slot begins when all transactions that write now have ended."""
+        tables = judgement.discovery.tables
+        renew = isinstance(judgement.verdict, Lost)
+        names = [table.id for table in tables]
+        preparing = self._capture.prepare(tables, renew=renew)
+        return warn_if_slow(preparing, lambda: self._telemetry.reading_waits(names))
+
+
+def without_position(committed: LakeState, reason: str) -> LakeState:
+    """Return the state with each table to be re-read for this reason; old rows serve until then."""
+    tables = {
+        name: replace(known, state=TableState.STOPPED, reason=reason, progress="")
+        if known.state is TableState.LIVE or known.progress
+        else known
+        for name, known in committed.tables.items()
+    }
+    return replace(committed, position=None, tables=tables)
+
+
+# --- what refuses a start ----------------------------------------------------------------------
+
+
+def refuse_gone(source: str, committed: LakeState, *, may_read: bool) -> None:
+    """Raise OperatorError where raw tables are missing and may not be re-read.
+
+    `may_read`: lost changes may be replaced by re-reading all tables (`slot_lost`, `snapshot`).
+    """
+    if committed.gone and not may_read:
+        names = ", ".join(sorted(map(str, committed.gone)))
+        raise OperatorError(
+            f"source {source}: raw tables are missing from the lake: {names}",
+            remedy='restore them from a copy; or set slot_lost = "resnapshot" and snapshot ='
+            ' "initial" to re-read them',
+        )
+
+
+def refuse_lost(source: str, verdict: Lost, *, may_read: bool) -> None:
+    """Raise OperatorError where changes may be lost and tables may not be re-read.
+
+    Not for a source that is behind the lake: once it has passed the lake, nothing else shows the
+    gap, so the loss has to be recorded first.
+    """
+    if not (may_read or verdict.is_behind):
+        raise OperatorError(
+            f"source {source}: changes may be lost: {verdict.reason}",
+            remedy='set slot_lost = "resnapshot" and snapshot = "initial" to re-read all tables',
+        )
+
+
+def refuse_behind(source: str, verdict: Lost) -> None:
+    """Raise OperatorError where the server's position precedes that of the lake."""
+    if verdict.is_behind:
+        raise OperatorError(f"source {source}: {verdict.reason}", remedy=verdict.remedy)
