@@ -60,8 +60,7 @@ def _lake_names(table: Table) -> list[str]:
 
 
 def _keys(columns: Sequence[pa.Array], raw: pa.Array, names: Sequence[str]) -> Iterator[Key]:
-    """Join the columns' texts. `raw` has the values that a column can't hold: of a text, its
-    bytes."""
+    """Join the columns' texts; `raw` has values that they can't hold: of a text, its bytes."""
     texts = [_texts(column) for column in columns]
     if raw.null_count < len(raw):
         are_texts = [pa.types.is_string(column.type) for column in columns]

@@ -1,1 +1,1 @@
-"""Drives the ports: a pipeline per source under a supervisor. Knows no Postgres and no Delta."""
+"""Drives the ports: one pipeline per source, under a supervisor. Knows no Postgres and no Delta."""

@@ -1,4 +1,4 @@
-"""Rows into the epoch that fills: what of them is taken, and which tables stop (I8)."""
+"""Appends rows to the open epoch: decides which rows are accepted and which tables stop (I8)."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.ports import Sink
 
 ALTERED_LIMIT = 5
-"""So often in a row a table that is altered while it is read is read again at once."""
+"""How many times in a row an altered table is re-read at once."""
 AGAIN_LIMIT_S = 30.0
 
 
 class EpochAppender:
-    """Appends to epochs, and records in `_tables` what becomes of the tables.
+    """Appends to epochs, and records state changes of the tables in `_tables`.
 
-    `wanted` is set when a table must be re-read. `delivered`: what the stream brought, until
-    others see it. `hurry_to`: someone waits for this position to be durable.
+    `wanted` is set when a table must be re-read. `delivered`: transactions that the stream has
+    delivered, until a snapshot sees them. `hurry_to`: a position that a caller waits for to become
+    durable.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class EpochAppender:
         self._done: dict[int, set[str]] = {}
 
     async def take(self, epoch: FillingEpoch, work: Chunk | SnapshotWork) -> None:
-        """Append what the stream or the reader of a snapshot gave."""
+        """Append a chunk of the stream or a page of a snapshot."""
         if isinstance(work, Chunk):
             await self._take_chunk(epoch, work)
         elif isinstance(work, Page):
@@ -60,7 +61,7 @@ class EpochAppender:
             epoch.awaits.discard(work.load)
 
     async def _take_page(self, epoch: FillingEpoch, page: Page) -> None:
-        """Append a page of a snapshot; a failed table is stopped, an altered one read again."""
+        """Append a page of a snapshot; stop a failed table, re-read an altered one."""
         content = page.content
         if isinstance(content, TableError):
             if not self._book.is_read_by(content.table, page.load):
@@ -74,7 +75,7 @@ class EpochAppender:
         elif self._book.is_read_by(content.table.id, page.load):
             touched = self._touched.get(content.table.id, {}).get(page.load)
             if page.seen is not None:
-                if touched is None:  # its end has been given: nothing can follow
+                if touched is None:  # its end has been queued: nothing can follow
                     return
                 content = touched.fresh(content, page.position, page.seen)
             self._book.took_rows(content.table.id)
@@ -82,7 +83,7 @@ class EpochAppender:
             epoch.hold(content, page.at, self._monotonic())
 
     def _read_again(self, error: TableChangedError) -> None:
-        """Have a table read again: at once, or later and later if that goes on."""
+        """Re-read a table: at once, or with growing delays if it keeps being altered."""
         is_void = isinstance(error, TableReplacedError)
         failures = self._book.read_again(error.table, from_the_start=is_void)
         if failures <= ALTERED_LIMIT:
@@ -93,7 +94,7 @@ class EpochAppender:
         asyncio.get_running_loop().call_later(delay_s, self.wanted.set)
 
     def begin_chunks(self, table: Table, load: int, floor: PgSnapshot) -> DedupWindow:
-        """Note from now on what the stream brings of a table, until the reading's `Loaded`."""
+        """Record from now on the stream's changes of a table, until its `SnapshotDone`."""
         touched = DedupWindow(table, floor, self.delivered.of(table.id))
         self._touched.setdefault(table.id, {})[load] = touched
         return touched
@@ -111,7 +112,7 @@ class EpochAppender:
                 del self._touched[name]
 
     async def durable(self, epoch: FillingEpoch) -> None:
-        """Take that an epoch, or what of it was to be written, is durable: record what it ends."""
+        """Record what a durable epoch completes. One without rows counts as durable."""
         loads, epoch.loads = epoch.loads, []
         splits, epoch.splits = epoch.splits, []
         if not (loads or splits):
@@ -138,7 +139,7 @@ class EpochAppender:
         await self.enter(tables, TableState.SNAPSHOTTING, epoch.position)
 
     async def _take_chunk(self, epoch: FillingEpoch, chunk: Chunk) -> None:
-        """Append what the stream brought."""
+        """Append a chunk of the stream."""
         for error in chunk.refused:
             if self._book.is_captured(error.table):
                 await self.stop_table(epoch, error)
@@ -150,7 +151,7 @@ class EpochAppender:
         await self.record(self._book.doubted(chunk.doubts, _now(), chunk.position))
         for batch in chunk.batches:
             if self._book.has_successor(batch.table):
-                await self._append(epoch, batch)  # void when the other one has been read
+                await self._append(epoch, batch)  # void once its successor has been read
                 continue
             self.delivered.take(batch)  # those of a stopped table too: it may be read soon
             if self._book.takes(batch.table):
@@ -160,7 +161,7 @@ class EpochAppender:
         await self.record(self._book.changed(_now(), chunk.position))
 
     async def _take_changes(self, epoch: FillingEpoch, batch: TableBatch) -> None:
-        """Append changes of a table that is captured, unless they stop it."""
+        """Append changes of a captured table, unless they stop it."""
         lsn = batch.rows.column("_cdc_lsn")
         last = Lsn(lsn[-1].as_py())
         if has_incomplete(batch) and not self._book.note_incomplete(batch.table.id, last):
@@ -187,7 +188,7 @@ class EpochAppender:
     async def record(self, events: Sequence[TableEvent]) -> None:
         """Append to `_tables` and show it.
 
-        Noted first: who decides meanwhile what is news must know of it.
+        The events are noted first, so that concurrent code does not record them again.
         """
         if events:
             self._book.note(events)
@@ -203,15 +204,15 @@ class EpochAppender:
             await self.stop_table(epoch, error)
 
     async def stop_damaged(self, errors: Iterable[TableError], position: Lsn) -> None:
-        """Take nothing more of tables whose raw tables can't be used, and record why.
+        """Stop tables whose raw tables can't be used, and record why.
 
-        In this order: nothing else that is recorded of them from here on has them live.
+        In this order: after the stop nothing else can record them as live.
         """
         tables = [(self._book.stop(error.table), error) for error in errors]
         await self.record([stopped(table, error, _now(), position) for table, error in tables])
 
     async def stop_table(self, epoch: FillingEpoch, error: TableError) -> None:
-        """Take nothing more of a table, and record why."""
+        """Stop a table, and record why."""
         table = self._book.stop(error.table)
         await epoch.discard(error.table)
         await self.record([stopped(table, error, _now(), epoch.position)])

@@ -1,11 +1,12 @@
-"""What the stream brings of a table while its rows are read in chunks (design section 8.9, way b).
+"""A table's changes in the stream during an incremental read (design section 8.9, way b).
 
-A chunk's rows lie at a position W of the WAL and are those that its snapshot saw, which may lack
-what transactions did that committed below W: a commit is in the WAL before others see it. The rows
-that such transactions touched are left out of the chunk: their changes are in the stream.
+A chunk's rows lie at a position W of the WAL and are those that its snapshot saw. The snapshot may
+lack transactions that committed below W: a commit is in the WAL before other sessions see it. Rows
+that such a transaction touched are omitted from the chunk: their changes are in the stream.
 
-A change is complete but for what was TOASTed and not sent. Of a row that is read later, or never
-(an update put it into a block that was read before), that is missing: it is read by its key.
+A change is complete except for TOASTed values that were not sent. If the row is read later, or
+never (an update moved it to a block that was already read), those values are missing. The row is
+then read by its key.
 
 See docs/snapshots.md.
 """
@@ -33,12 +34,12 @@ Ints = NDArray[np.int64]
 NONE: Ints = np.empty(0, np.int64)
 
 MOST_UNSENT = 100_000
-"""Rows without their values are kept as keys, each once, beyond so many."""
+"""Above this count, rows with unsent values are kept as keys, without duplicates."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Changes:
-    """Changes that a snapshot may not see: their transactions, positions and what has the keys."""
+    """Changes that a snapshot may not see: their transactions, positions and key columns."""
 
     table: Table
     xids: Ints
@@ -58,12 +59,12 @@ class _Changes:
 
 
 class DedupWindow:
-    """One table's changes since its reading began, as far as chunks to come need them.
+    """One table's changes since its read began, as far as later chunks need them.
 
-    `floor`: a snapshot older than any chunk's; what it sees every chunk sees. Memory: the keys of
-    what has been delivered and is not seen by the oldest chunk under way, and of updates that lack
-    values. `before`: the transactions that were delivered until now. `is_void`: the keys are others
-    now, which can't be compared with those of before.
+    `floor`: a snapshot older than that of any chunk; every chunk sees what it sees. Memory: the
+    keys of changes that were delivered and that the oldest running chunk does not see, and of
+    updates that lack values. `before`: the transactions delivered before. `is_void`: the key
+    columns have changed, so that keys can't be compared with earlier ones.
     """
 
     def __init__(self, table: Table, floor: PgSnapshot, before: Ints) -> None:
@@ -79,7 +80,7 @@ class DedupWindow:
         self._asked: set[Key] = set()
 
     def take(self, batch: TableBatch) -> None:
-        """Note changes that the stream brought."""
+        """Record changes of the stream."""
         if self.is_void or batch.table.identifying != self._key:
             self.is_void = True
             return
@@ -92,9 +93,9 @@ class DedupWindow:
         self.owe(batch.table, rows)
 
     def owe(self, table: Table, rows: pa.RecordBatch) -> None:
-        """Note the rows among these changes that lack values that were not sent."""
+        """Record the rows among these changes that lack values that were not sent."""
         lacking = rows.filter(rows.column("_cdc_unchanged").is_valid())
-        if self._is_closed:  # one that is still owed may have got another key
+        if self._is_closed:  # the key of a row that is still owed may have changed
             lacking = lacking.filter(lacking.column("_cdc_before").is_valid())
             for new, old in zip(new_keys(table, lacking), old_keys(table, lacking), strict=True):
                 if new != old and (old in self._again or old in self._asked):
@@ -102,30 +103,30 @@ class DedupWindow:
         elif lacking.num_rows:
             self._unsent.append((table, key_rows(table, lacking)))
             self._unsent_rows += lacking.num_rows
-            if self._unsent_rows > MOST_UNSENT:  # the same ones again and again, it may be
+            if self._unsent_rows > MOST_UNSENT:  # perhaps the same ones repeatedly
                 self._again |= self._take_unsent(sys.maxsize)
 
     def is_settled(self, point: Lsn, seen: PgSnapshot) -> bool:
-        """Whether chunks may begin: this snapshot, and so each to come, sees all below `point`.
+        """Return whether chunks may begin: each snapshot from this one on sees all below `point`.
 
-        And whatever was delivered before this began, of which the keys are not known.
+        It must also see everything delivered before this window began: those keys are unknown.
         """
         return bool(seen.sees(self._before).all()) and not self.overtaken(point, seen)
 
     def close(self) -> None:
-        """Record that every row has been read, but for what is owed: a change has one before it."""
+        """Record that all rows are read but those owed: later changes find their row."""
         self._is_closed = True
         self._again |= self._take_unsent(sys.maxsize)
 
     def pass_floor(self, seen: PgSnapshot) -> None:
-        """Record that no chunk to come is older than this snapshot."""
+        """Record that no later chunk is older than this snapshot."""
         self._floor = seen
         changes, self._changes = self._changes, []
         for part in changes:
             self._keep(part.where(~seen.sees(part.xids)))
 
     def overtaken(self, position: Lsn, seen: PgSnapshot) -> set[Key]:
-        """Return the keys whose changes lie below `position` and are not seen there."""
+        """Return the keys with changes that precede `position` but are not visible to `seen`."""
         found: set[Key] = set()
         for part in self._changes:
             mask = (part.lsns < position) & ~seen.sees(part.xids)
@@ -134,7 +135,7 @@ class DedupWindow:
         return found
 
     def fresh(self, page: TableBatch, position: Lsn, seen: PgSnapshot) -> TableBatch:
-        """Return rows that a chunk read, without those whose newer changes lie below them."""
+        """Return the rows of a chunk, without those that newer changes in the stream supersede."""
         self.is_void |= page.table.identifying != self._key
         overtaken = self.overtaken(position, seen)
         if not overtaken:
@@ -147,16 +148,16 @@ class DedupWindow:
 
     @property
     def owes(self) -> int:
-        """How many rows must be read by their keys, those counted twice that changed twice."""
+        """Count of rows to read by their keys; a row that changed twice counts twice."""
         return len(self._again) + self._unsent_rows
 
     def owe_again(self, keys: set[Key]) -> None:
-        """Record that the rows asked for were read; these were superseded meanwhile."""
+        """Record that the requested rows were read; these were superseded meanwhile."""
         self._again |= keys
         self._asked = set()
 
     def take_unsent(self, limit: int) -> set[Key]:
-        """Return about `limit` keys of rows to be read, once; then say `owe_again`."""
+        """Return about `limit` keys of rows to read, each once; call `owe_again` afterwards."""
         self._asked = self._take_unsent(limit)
         return self._asked
 
@@ -179,16 +180,16 @@ class DedupWindow:
 
 
 class RecentXids:
-    """Transactions that the stream has delivered of each table, until a snapshot sees them.
+    """Transactions that the stream has delivered for each table, until a snapshot sees them.
 
-    A table's reading must not begin before: `DedupWindow` knows only what comes after its start.
+    A table's read must not begin before that: `DedupWindow` knows only what comes after its start.
     """
 
     def __init__(self) -> None:
         self._xids: dict[TableId, list[Ints]] = {}
 
     def take(self, batch: TableBatch) -> None:
-        """Note changes that the stream brought."""
+        """Record changes of the stream."""
         xids = batch.rows.column("_cdc_xid").drop_null().to_numpy(zero_copy_only=False)
         others = xids[1:][xids[1:] != xids[:-1]]
         once = np.concatenate([xids[:1], others]).astype(np.int64)
@@ -196,11 +197,11 @@ class RecentXids:
 
     @property
     def count(self) -> int:
-        """How many are remembered."""
+        """Count of transactions remembered."""
         return sum(len(part) for parts in self._xids.values() for part in parts)
 
     def forget(self, seen: PgSnapshot) -> None:
-        """Record that a snapshot sees what it sees, and all later ones do."""
+        """Remove the transactions that this snapshot sees: all later ones see them too."""
         for name, parts in list(self._xids.items()):
             xids = np.unique(np.concatenate(parts))
             xids = xids[~seen.sees(xids)]
@@ -210,5 +211,5 @@ class RecentXids:
                 del self._xids[name]
 
     def of(self, table: TableId) -> Ints:
-        """Return those of a table."""
+        """Return the transactions of a table."""
         return np.concatenate([NONE, *self._xids.get(table, ())])

@@ -1,4 +1,4 @@
-"""An epoch while it fills: what it covers so far, and when it must be closed."""
+"""An open epoch: what it covers so far, and when it must be closed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ingestd.pipeline.snapshot_queue import SplitDone
 from ingestd.ports import EpochWriter
 
 COMMIT_TIMES_KEPT = 1 << 20
-"""Of how many transactions of an epoch the freshness is measured: a first load may take hours."""
+"""Freshness is measured for this many transactions of an epoch: a first load may take hours."""
 _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -33,7 +33,7 @@ class EpochPolicy:
 
 @dataclass(slots=True)
 class RowTally:
-    """Rows of one table taken into an epoch: per `_cdc_op`; values per key of `_cdc_raw`.
+    """Rows of one table in an epoch, counted per `_cdc_op`; values per key of `_cdc_raw`.
 
     `raw_types`: the type of the column that could not hold them, per key.
     """
@@ -44,7 +44,7 @@ class RowTally:
 
     @property
     def raw_values(self) -> int:
-        """How many values are kept as text."""
+        """Count of values kept as text."""
         return self.raw_columns.total()
 
     def count(self, rows: pa.RecordBatch) -> None:
@@ -69,15 +69,15 @@ def column_type(schema: pa.Schema, key: str) -> pa.DataType:
 
 @dataclass(slots=True)
 class FillingEpoch:
-    """What has been taken into `writer` so far.
+    """The contents of `writer` so far.
 
-    `start`: where the epoch before ended. `floor`: not to be closed below this: the highest
-    watermark in the lake (I4). `holds_rows_read`: rows of snapshots are in it; it is closed above
-    `start` only, so that its raw tables' app transactions grow. `loads`: readings of tables whose
-    last rows are in it, `splits`: pieces of such; `lists_more`: the lake has rows of it already
-    (`LakeState.unlisted`), which no replay need bring; `commit_times`: those that this
-    server's clock gave; `replicated`: how many transactions have another's; `awaits`: readings
-    without which it is not closed unless it holds `patience_bytes`. Times are monotonic seconds.
+    `start`: the end of the previous epoch. `floor`: the epoch must not close below this, the
+    highest watermark in the lake (I4). `holds_rows_read`: it holds snapshot rows; it closes only
+    above `start`, so that the app transactions of its raw tables grow. `loads`: table reads whose
+    last rows are in it, `splits`: their parts; `lists_more`: the lake already has rows of it
+    (`LakeState.unlisted`), which need no replay; `commit_times`: those set by this server's clock;
+    `replicated`: count of transactions with another server's; `awaits`: reads without which it does
+    not close unless it holds `patience_bytes`. Times are monotonic seconds.
     """
 
     writer: EpochWriter
@@ -101,7 +101,7 @@ class FillingEpoch:
     tallies: dict[TableId, RowTally] = field(default_factory=dict)
 
     async def append(self, batch: TableBatch, *, is_read: bool = False) -> None:
-        """Give rows to the writer and count them. Raises TableError as the writer does."""
+        """Append rows to the writer and count them. Raises TableError as the writer does."""
         try:
             await self.writer.append(batch, is_read=is_read)
         except TableError as error:
@@ -111,12 +111,12 @@ class FillingEpoch:
         self.tallies.setdefault(batch.table.id, RowTally()).count(batch.rows)
 
     async def discard(self, table: TableId) -> None:
-        """Forget the rows of a table."""
+        """Drop the rows of a table."""
         await self.writer.discard(table)
         self.tallies.pop(table, None)
 
     def hold(self, page: TableBatch, at: datetime, now: float) -> None:
-        """Note that the writer has rows of a snapshot, taken at `at`."""
+        """Record that the writer has rows of a snapshot, taken at `at`."""
         self.nbytes += page.nbytes
         self.holds_rows_read = True
         if self.last_commit is None:
@@ -125,7 +125,7 @@ class FillingEpoch:
             self.opened_at = now
 
     def cover(self, chunk: Chunk, now: float) -> None:
-        """Note what a chunk brought, once its rows are with the writer."""
+        """Record a chunk whose rows the writer has."""
         self.position = max(self.position, chunk.position)
         self.is_open = chunk.is_open
         self.nbytes += chunk.nbytes
@@ -143,24 +143,24 @@ class FillingEpoch:
             self.opened_at = now
 
     def list_more(self, unlisted: UnlistedRows) -> None:
-        """Note rows that the lake has already and that are this epoch's."""
+        """Record rows that the lake already has and that belong to this epoch."""
         self.lists_more = True
         self.first_lsn = unlisted.first
         self.last_commit = unlisted.at
 
     @property
     def has_rows(self) -> bool:
-        """Whether there is anything that its row in `_epochs` has to list."""
+        """True if its row in `_epochs` would list anything."""
         return self.lists_more or bool(self.writer.rows)
 
     @property
     def oldest_us(self) -> int | None:
-        """Commit time of its first transaction that has this server's (us since 1970 UTC)."""
+        """Commit time of its first transaction with this server's clock (us since 1970 UTC)."""
         return int(self.commit_times[0][0]) if self.commit_times else None
 
     @property
     def can_close(self) -> bool:
-        """Whether it ends between two transactions and at or above its floor (I2, I4)."""
+        """True if it ends between two transactions and at or above its floor (I2, I4)."""
         awaits = bool(self.awaits) and self.nbytes < self.patience_bytes
         if self.is_open or awaits or self.position < self.floor:
             return False
@@ -168,24 +168,24 @@ class FillingEpoch:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing captured is in it, so that its position may just be recorded (I10)."""
+        """True if nothing captured is in it, so that only its position is recorded (I10)."""
         return self.can_close and not self.has_rows
 
     def is_due(self, now: float, policy: EpochPolicy, *, checkpoint: bool = False) -> bool:
-        """Return whether it must be committed now: one that ends a split as soon as it can be."""
+        """Return whether it must be committed now; if it ends a split, as soon as it can close."""
         if self.opened_at is None or not self.can_close or not self.has_rows:
             return False
         full = bool(self.loads or self.splits) or self.nbytes >= policy.max_bytes
         return full or checkpoint or now - self.opened_at >= policy.max_delay_s
 
     def wait_s(self, now: float, policy: EpochPolicy) -> float | None:
-        """How long nothing need be done while nothing comes; None: indefinitely."""
+        """Return how long to wait for work; None: indefinitely."""
         if self.opened_at is None or not self.can_close:
             return None
         return max(0.0, self.opened_at + policy.max_delay_s - now)
 
     def summary(self) -> EpochSummary:
-        """What its row in `_epochs` says."""
+        """Return the contents of its row in `_epochs`."""
         assert self.last_commit is not None
         return EpochSummary(
             first_lsn=self.position if self.first_lsn is None else self.first_lsn,

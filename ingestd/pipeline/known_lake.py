@@ -1,21 +1,21 @@
-"""Whether a lake is the one that a source was last written to, and what is agreed if it is not.
+"""Detects whether a lake is the one that a source was last written to, and handles a lost lake.
 
-Who says that it is not::
+It is detected by::
 
     the capture    `LakeLost`: the source was read further than this lake says (the slot of `wal`)
-    this process   `KnownLake`: it has seen another id in the marker, or was further itself
-    its sources    `LakeRoot`: a lake without a marker is begun by nobody while the slot of one
-                   source shows that there was a lake
+    this process   `KnownLake`: it has seen another id in the marker, or has written further itself
+    its sources    `LakeRoot`: a lake without a marker is not started while the slot of one source
+                   shows that there was a lake
 
-What happens then, before anything is written and before the source is touched::
+The consequence, before anything is written and before the source is touched::
 
-    lake_lost = "stop"             LakeLostError; tried again every 60 s, so a lake that comes back
-                                   is taken up where it ends
-    agreed for this start, or      nothing in the lake: a first start, from where the source is
-    lake_lost = "resnapshot"       something in it: every table is read again, as after a lost slot
+    lake_lost = "stop"             LakeLostError; retried every 60 s, so a lake that comes back
+                                   continues where it ends
+    agreed for this start, or      empty lake: a first start, from the source's position
+    lake_lost = "resnapshot"       otherwise: every table is re-read, as after a lost slot
 
 A first start writes, in this order: the marker, the source's record in `_epochs`, the publication,
-the slot. So a slot without the record is no first start, wherever that was killed.
+the slot. So a slot without the record is never a first start, even if that one was killed.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from ingestd.model.lsn import Lsn
 from ingestd.ports import ChangeCapture, Continuity, LakeLost, Sink
 
 PATIENCE_S = 10.0
-"""How long a source waits for what the others know of a lake without a marker."""
+"""How long a source waits for the other sources' findings about a lake without a marker."""
 _LOOKS = 5
 
 
 @dataclass(slots=True)
 class KnownLake:
-    """What this process knows of a source's lake, over all its attempts.
+    """The state of a source's lake as this process knows it, over all attempts.
 
-    `lake`: the id in its marker; `position`: up to where it was durable, None before.
-    `is_accepted`: whether someone agreed that the source begins in another lake: until it has.
-    `found`, `lost`: which of the two the last look said; at first neither.
+    `lake`: the id in its marker; `position`: the last durable position, None before. `is_accepted`:
+    an operator agreed that the source starts in another lake; reset once it has. `found`, `lost`:
+    the finding of the last check; at first neither is set.
     """
 
     lake: str | None = None
@@ -49,15 +49,15 @@ class KnownLake:
     lost: asyncio.Event = field(default_factory=asyncio.Event)
 
     def difference(self, committed: LakeState) -> str | None:
-        """Say why this is not the lake that this process wrote; None if it may be."""
+        """Return why this is not the lake that this process wrote; None if it may be."""
         if self.lake is not None and committed.lake not in {None, self.lake}:
             return f"it is another lake: its id is {committed.lake}, and was {self.lake}"
         if self.position is None or (committed.position or Lsn(0)) >= self.position:
             return None
         if committed.has_nothing:
-            return "it has nothing of this source any more: it was removed, or is not mounted"
+            return "it has nothing of this source any more: it was removed or is not mounted"
         return (
-            f"it ends at {committed.position}, and was written to {self.position}: it is an older "
+            f"it ends at {committed.position}, but was written to {self.position}: it is an older "
             "copy"
         )
 
@@ -73,13 +73,13 @@ class KnownLake:
         self.lost.set()
 
     def has_begun(self, position: Lsn) -> None:
-        """Take a position that is durable: what was agreed to is done."""
+        """Record a durable position: it ends the operator's agreement."""
         self.position = position
         self.is_accepted = False
 
 
 class LakeRoot:
-    """What the sources of one daemon say of their one lake while it has no marker."""
+    """The findings of a daemon's sources about their common lake while it has no marker."""
 
     def __init__(self) -> None:
         self._said: dict[str, str | None] = {}
@@ -87,22 +87,22 @@ class LakeRoot:
         self._news = asyncio.Event()
 
     def expect(self, source: str) -> None:
-        """Take a source that has not said anything yet."""
+        """Expect a finding of this source."""
         self._said.pop(source, None)
         self._waited_for.add(source)
 
     def forget(self, source: str) -> None:
-        """Record that a source is not there any more."""
+        """Record that a source was removed."""
         self._said.pop(source, None)
         self._settle(source)
 
     def say(self, source: str, lost: str | None) -> None:
-        """Take why a source's lake is lost; None if nothing speaks against it."""
+        """Record why a source's lake is lost; None if there is no sign of that."""
         self._said[source] = lost
         self._settle(source)
 
     def fail(self, source: str) -> None:
-        """Record that an attempt of a source ended: nobody waits for what it knows."""
+        """Record that an attempt of a source ended: other sources stop waiting for its finding."""
         self._settle(source)
 
     def _settle(self, source: str) -> None:
@@ -111,7 +111,7 @@ class LakeRoot:
         news.set()
 
     async def may_begin(self, source: str) -> None:
-        """Return if no other source says that the lake is lost, or knows nothing for too long.
+        """Return unless another source reports a lost lake. Waits for reports for a limited time.
 
         Raises LakeLostError.
         """
@@ -125,9 +125,9 @@ class LakeRoot:
         lost = self._others(source)
         if lost:
             raise LakeLostError(
-                f"source {source}: the lake has no marker, and it is not begun while it is lost to "
-                f"source {lost[0]}",
-                remedy=f"put the lake back; or do what source {lost[0]} says",
+                f"source {source}: the lake has no marker and is not started, because it is lost"
+                f" to source {lost[0]}",
+                remedy=f"put the lake back, or follow the remedy of source {lost[0]}",
             )
 
     def _others(self, source: str) -> list[str]:
@@ -135,10 +135,10 @@ class LakeRoot:
 
 
 async def look(sink: Sink, capture: ChangeCapture) -> tuple[LakeState, Continuity]:
-    """Read the lake, and ask the source about it. Changes nothing; needs no claim.
+    """Read the lake, and compare it with the source. Changes nothing; needs no claim.
 
-    Without a claim, or before the fence, someone may commit and confirm between the two: then the
-    lake has grown since.
+    Without a claim, or before the fence, another process may commit and confirm between the two
+    steps: then the lake has grown since.
     """
     committed = await sink.open()
     for _ in range(_LOOKS):
@@ -154,11 +154,11 @@ async def look(sink: Sink, capture: ChangeCapture) -> tuple[LakeState, Continuit
 
 
 def lake_lost(source: str, why: str) -> LakeLostError:
-    """Make the error for a lake that is lost: what happened, and what can be done."""
+    """Return the error for a lost lake: the cause, and the remedies."""
     return LakeLostError(
         f"source {source}: the lake is lost: {why}",
-        remedy="put the lake back (mount it, restore it, or correct lake.uri): it is tried again "
-        "every 60 s and goes on where it ended. Or begin with the lake that is there, and read all "
-        f"tables again: ingestd run --accept-empty-lake {source}, once; or lake_lost = "
+        remedy="put the lake back (mount it, restore it, or correct lake.uri): it is retried "
+        "every 60 s and continues where it ended. Or start with the present lake and re-read all "
+        f"tables: ingestd run --accept-empty-lake {source}, once; or lake_lost = "
         f'"resnapshot" in [sources.{source}], always',
     )

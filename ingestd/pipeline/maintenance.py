@@ -1,15 +1,15 @@
-"""When a source's lake is maintained: beside its pipeline, never in its way.
+"""Schedules the maintenance of a source's lake, alongside its pipeline and never blocking it.
 
 ====================  ===========================================================================
-what is due           when
+task                  when
 ====================  ===========================================================================
-joining small files   every `join_interval_s`, of all tables; of those with MANY new files at once
-cleaning logs         every CLEAN_INTERVAL_S; that counts small files too, though none be joined
+joining small files   every `join_interval_s`, all tables; a table with MANY new files at once
+cleaning logs         every CLEAN_INTERVAL_S; also counts small files, even if none are joined
 ====================  ===========================================================================
 
-Only while the source's pipeline runs: who holds its claim alone looks after the lake. Nothing here
-moves a position, and a fault is maintenance's own: it is told once, and tried again when the next
-is due. One source at a time (`turn`), so that memory and CPU are those of one.
+Only while the source's pipeline runs: only the holder of its claim maintains the lake. Maintenance
+moves no position. Its faults do not affect the source: they are reported once, and retried at the
+next due time. One source at a time (`turn`), which bounds memory and CPU.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from ingestd.ports import LakeMaintenance
 
 CLEAN_INTERVAL_S = 3600.0
 FIRST_AFTER_S = 60.0
-"""A start has better things to do."""
+"""A start has more urgent work."""
 MANY = 1000
-"""New files of a table that are not left until the next look: readers and checkpoints go by them.
+"""New files of a table that trigger an early run: readers and checkpoints list every file.
 
-A checkpoint names each: 4 us."""
+A checkpoint takes 4 us for each.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceSchedule:
-    """What is done how often; None: never."""
+    """How often each task runs; None: never."""
 
     join_interval_s: float | None
     clean_interval_s: float | None = CLEAN_INTERVAL_S
@@ -45,7 +46,7 @@ class MaintenanceSchedule:
 
 
 class Maintainer:
-    """Looks after one source's lake."""
+    """Maintains one source's lake."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class Maintainer:
         self._clean_due_s = None if schedule.clean_interval_s is None else first
 
     async def run(self) -> None:
-        """Run until cancelled; nothing of it goes on then."""
+        """Run until cancelled; nothing of it continues then."""
         self._watch.watch.epoch_listeners.append(self._committed)
         self._watch.watch.listeners.append(self._woken.set)
         try:
@@ -94,14 +95,14 @@ class Maintainer:
         return frozenset(name for name, count in self._new.items() if count >= MANY)
 
     def _delay_s(self) -> float | None:
-        """How long until something is due; None: nothing ever is."""
+        """Return the time until a task is due; None: never."""
         if self._pressing():
             return 0.0
         due = [at for at in (self._join_due_s, self._clean_due_s) if at is not None]
         return max(0.0, min(due) - self._monotonic()) if due else None
 
     async def _wait(self, delay_s: float | None) -> None:
-        """Wait, or until something happens in the source."""
+        """Wait for the delay, or until the source changes."""
         try:
             async with asyncio.timeout(delay_s):
                 await self._woken.wait()
@@ -111,7 +112,7 @@ class Maintainer:
     async def _maintain(self) -> None:
         async with self._turn:
             if not self._watch.is_running:
-                return  # not any more: another daemon may have it now
+                return  # another daemon may have the claim now
             began_s = self._monotonic()
             joins = self._join_due_s is not None and began_s >= self._join_due_s
             cleans = self._clean_due_s is not None and began_s >= self._clean_due_s
@@ -131,7 +132,7 @@ class Maintainer:
             self._watch.done(totals, error or totals.error, self._monotonic() - began_s, taken)
 
     def _take(self, only: Collection[str] | None) -> Counter[str]:
-        """Count new files from here on: those that come meanwhile are the next look's."""
+        """Take the count of new files; later ones belong to the next run."""
         taken = Counter({n: c for n, c in self._new.items() if only is None or n in only})
         for name in taken:
             del self._new[name]

@@ -1,4 +1,4 @@
-"""What goes on of a paused source: its claim is held, and what is kept for it is measured."""
+"""A paused source: its claim is kept, and what the source retains for it is measured."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.ports import ChangeCapture, Sink
 
 RETRY_S = 15.0
-"""How soon a server that can't be asked, or has another on the source, is asked again."""
+"""Delay before retrying a server that is unreachable or whose source another daemon holds."""
 
 
 class Paused:
-    """Until cancelled. Nothing is read of the source's changes or rows, nothing is written.
+    """Runs until cancelled. Reads none of the source's changes or rows, writes nothing.
 
-    The claim keeps a second daemon, on another lake or with another name for it, from taking the
-    slot meanwhile; who has the same lake sees the mark. A server that can't be reached is no fault
-    of a source that is paused, perhaps for that: the log says once that nothing can be measured.
-    `make_sink`: gives a lake that is only looked at.
+    The claim keeps a second daemon, with another lake or another name for it, from taking the slot
+    meanwhile; a daemon on the same lake sees the pause marker. An unreachable server is not a fault
+    of a paused source, which may be paused because of it: the log reports once that nothing can be
+    measured. `make_sink`: returns a lake that is only read.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Paused:
         self._watch = watch
 
     async def run(self) -> None:
-        """Run until cancelled; the claim is let go then."""
+        """Run until cancelled; then release the claim."""
         while True:
             try:
                 if not self._watch.knows_lake:

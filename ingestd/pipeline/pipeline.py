@@ -1,26 +1,26 @@
 """A source's pipeline: from its capture to its sink, one attempt.
 
-States, and what moves them::
+States and transitions::
 
     starting ----> streaming ----> closed (stop)
-                       any fault: raised to the supervisor, which makes a new pipeline
+                       any fault: raised to the supervisor, which creates a new pipeline
 
-An epoch that is being committed is finished first, unless that takes too long: where the slot is
-lost with what failed (a failover), nothing brings again what some tables lack of it. It is not
-confirmed: a connection that is made now may be to another server, which has not got all of it.
+An epoch that is being committed is finished first, unless that takes too long: if the slot is lost
+with the failure (a failover), nothing resends what some tables lack of it. The epoch is not
+confirmed: a new connection may reach another server, which may not have all of it.
 
-Two tasks give work to one bounded queue: `_feed` the stream's chunks, the `TableSync` the rows of
-tables that must be read. The loop in `_stream` alone takes from it, appends to the epoch that
-fills and closes it.
+Two tasks put work into one bounded queue: `_feed` the stream's chunks, the `TableSync` the rows of
+tables that must be read. Only the loop in `_stream` takes from it, appends to the open epoch and
+closes it.
 
-Who may move a position: the capture delivers (Chunk.position), the sink makes durable (commit,
-advance), and `_confirm` here, called with what has just become durable and nothing else, tells the
+The capture delivers positions (Chunk.position), the sink makes them durable (commit, advance).
+Only `_confirm` here, called with a position that has just become durable, confirms it to the
 capture (I1).
 
-A table that needs a snapshot (new, remade, rewritten, a gap, asked for) is read while the stream
-goes on (I6), at one point or in chunks: see `ingestd.pipeline.snapshot_reader`. It is `live` when
-the epoch with its last rows is durable. After a kill what is left is read in chunks; a table
-without a key begins again, at a higher point, whose `t` voids what came before.
+A table that needs a snapshot (new, re-created, rewritten, a gap, requested) is read while the
+stream continues (I6), at one point or incrementally: see `ingestd.pipeline.snapshot_reader`. It is
+`live` once the epoch with its last rows is durable. After a kill the rest is read incrementally; a
+table without a key starts over, at a higher point, whose `t` voids the earlier rows.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from ingestd.ports import ChangeCapture, Continuity, Fresh, LakeLost, Lost, Resu
 MONITOR_INTERVAL_S = 5.0
 LEAST_IDLE_S = 0.1
 CLAIM_WITHIN_S = 1.0
-"""How long a fault waits for the answer whether the claim is lost, which explains it."""
+"""How long a fault waits to learn whether the claim is lost, which would explain it."""
 QUEUED = 2
 """Chunks and pages that wait to be appended."""
 
@@ -73,13 +73,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class PipelinePolicy:
-    """What the config says about a source's pipeline.
+    """The config of a source's pipeline.
 
-    `idle_interval_s`: how often a position without captured changes is recorded and confirmed at
-    the most seldom. The first time after an epoch is when the epoch's delay has passed, the next
-    after twice that, and so on: whoever waits for the lake to come up mostly has just written.
-    `drain_limit_s`: how long a stop may take to finish the open epoch; a fault, the one that is
-    being committed.
+    `idle_interval_s`: the longest interval at which a position without captured changes is recorded
+    and confirmed. The first time after an epoch is once the epoch's delay has passed, the next
+    after twice that, and so on: a client that waits for the lake to catch up has usually just
+    written. `drain_limit_s`: how long a stop may take to finish the open epoch; for a fault, the
+    one that is being committed.
     """
 
     epoch: EpochPolicy
@@ -92,7 +92,7 @@ class PipelinePolicy:
 
     @property
     def may_read(self) -> bool:
-        """Whether all tables may be read again where changes were lost."""
+        """True if all tables may be re-read after changes were lost."""
         return self.resnapshot_when_lost and self.snapshot
 
 
@@ -132,14 +132,14 @@ class Pipeline:
         self._background: list[asyncio.Task[None]] = []
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until `stop` is set. Raises what ended it otherwise; leaves nothing running.
+        """Run until `stop` is set. Raise the fault that ended it otherwise; leave nothing running.
 
         A stop finishes the open epoch if it can be closed, within the drain limit; a start or a
         snapshot is abandoned at once. A fault drops the open epoch, and waits as long for the one
         that is being committed.
         """
         async with AsyncExitStack() as cleaning:
-            # Backwards: the claim is let go when no thread writes to the lake any more.
+            # In reverse order: the claim is released once no thread writes to the lake any more.
             cleaning.push_async_callback(self._capture.close)
             cleaning.push_async_callback(self._sink.close)
             cleaning.push_async_callback(self._abandon)
@@ -157,19 +157,19 @@ class Pipeline:
                 work.result()
 
     async def _finish(self, work: asyncio.Task[None], stop: asyncio.Event) -> None:
-        """Wait for what a stop, or a fault, is to finish."""
+        """Wait for the work that a stop or a fault must finish."""
         if stop.is_set() and self._is_streaming:
             await asyncio.wait([work])
         if work.done() and self._commit is not None:
-            # Nothing is confirmed: who knows to whom by now. What this ends with the next start
-            # meets as well.
+            # Don't confirm: after a failover this connection may reach another server. The next
+            # start meets any fault of this commit as well.
             self._may_confirm = False
             self._follower = None
             await _cancel(*self._background)
             await asyncio.wait([self._commit])
 
     async def _abandon(self) -> None:
-        """End what runs, and drop the epoch that fills."""
+        """Cancel all tasks, and drop the open epoch."""
         await _cancel(*self._background, self._commit)
         if self._epoch is not None:
             try:
@@ -178,15 +178,15 @@ class Pipeline:
                 self._watch.not_removed(error)
 
     def request_snapshot(self, tables: Sequence[TableId], where: str | None = None) -> None:
-        """Have these tables re-read, or only the rows for which the condition `where` holds.
+        """Re-read these tables, or only the rows for which the condition `where` holds.
 
-        All goes on meanwhile. Raises OperatorError for a table that is not captured, TransientError
-        before the start.
+        The stream continues meanwhile. Raises OperatorError for a table that is not captured,
+        TransientError before the start.
         """
         self._started().request(tables, where)
 
     def cancel_snapshot(self, tables: Sequence[TableId]) -> None:
-        """Give up the snapshots of these tables that were asked for or are under way.
+        """Cancel the snapshots of these tables, requested or running.
 
         Raises OperatorError for a table that has none, TransientError before the start.
         """
@@ -195,7 +195,9 @@ class Pipeline:
     def _started(self) -> TableSync:
         if self._follower is None:
             raise TransientError(
-                f"source {self._watch.source}: is starting", reason="starting", remedy="ask again"
+                f"source {self._watch.source}: is starting",
+                reason="starting",
+                remedy="retry in a moment",
             )
         return self._follower
 
@@ -210,14 +212,14 @@ class Pipeline:
                 if not isinstance(working.exception(), TransientError):
                     return working.result()
                 await self._ask_for_claim(holding)
-            if holding.done():  # it says more than what ended with it
+            if holding.done():  # its error explains the one that ended the work
                 holding.result()
             await working
         finally:
             await _cancel(working, holding)
 
     async def _ask_for_claim(self, holding: asyncio.Task[None]) -> None:
-        """Have `holding` end soon if the claim is lost."""
+        """Make `holding` end soon if the claim is lost."""
         asking = asyncio.create_task(self._capture.health())
         await asyncio.wait(
             [holding, asking], timeout=CLAIM_WITHIN_S, return_when=asyncio.FIRST_COMPLETED
@@ -225,7 +227,7 @@ class Pipeline:
         await _cancel(asking)
 
     async def _work(self, stop: asyncio.Event) -> None:
-        """Do what only the holder of the claim may."""
+        """Do what requires the claim."""
         committed = await self._opened()
         self._refuse_gone(committed)
         discovery = await self._capture.discover(committed.tables)
@@ -238,13 +240,13 @@ class Pipeline:
         intake = EpochAppender(self._sink, book, self._watch, self._monotonic)
         self._watch.discovered(committed, discovery)
         if isinstance(verdict, Lost):
-            # Before the server is adopted and the slot recreated: a next start sees neither.
+            # Before the server is adopted and the slot re-created: the next start sees neither.
             given_up = [t for t in discovery.tables if _was_given_up(committed, t.id, verdict)]
             book.explain([table.id for table in given_up], verdict.reason)
             await intake.enter(given_up, TableState.SNAPSHOTTING, end)
             refuse_behind(self._watch.source, verdict)
         await self._sink.adopt(discovery.origin)
-        # Before anything is written of them: a next start finds raw tables again.
+        # Before their raw tables are written: the next start would see no loss then.
         gone = [table for table in discovery.tables if table.id in committed.gone]
         book.explain((table.id for table in gone), GONE)
         await intake.enter(gone, TableState.SNAPSHOTTING, self._durable)
@@ -254,7 +256,7 @@ class Pipeline:
         renew = isinstance(verdict, Lost)
         preparing = self._capture.prepare(discovery.tables, renew=renew)
         names = [table.id for table in discovery.tables]
-        # Where a slot is made, that begins when all who write now have ended.
+        # Creating a slot waits for all running writers to end.
         book.prepared(await warn_if_slow(preparing, lambda: self._watch.reading_waits(names)))
         self._start(self._monitor())
         epoch = FillingEpoch(self._sink.begin(), floor=committed.floor or ZERO)
@@ -277,7 +279,7 @@ class Pipeline:
             self._watch.enter(SourceState.SNAPSHOTTING)
             book.distrust()
             if not isinstance(verdict, Resumed):  # at the new slot's own point
-                # The first cut that a reader sees has all tables whole, if they are not too large.
+                # Readers first see the lake with all tables complete, unless some are too large.
                 loads = await self._beside_background(follower.begin_first_load())
                 epoch.awaits, epoch.patience_bytes = (
                     set(loads.values()),
@@ -291,12 +293,12 @@ class Pipeline:
         await self._stream(epoch, work, book, intake, stop)
 
     async def _opened(self) -> LakeState:
-        """Read the lake; from here on nobody who did before commits to it (I5).
+        """Read the lake and fence out every earlier writer (I5).
 
         Nothing is written if it is not the source's: see `ingestd.pipeline.known_lake`.
         """
         committed, verdict = await look(self._sink, self._capture)
-        self._watch.noticed(committed.notices)  # before the fence, after which they are not known
+        self._watch.noticed(committed.notices)  # before the fence: afterwards they are lost
         why = verdict.reason if isinstance(verdict, LakeLost) else None
         lost = self._known.difference(committed) or why
         if lost is not None:
@@ -313,7 +315,7 @@ class Pipeline:
         return replace(committed, damaged={**committed.damaged, **not_fenced})
 
     def _give_up_lake(self, why: str) -> None:
-        """Record that the lake is not what it was, if that was agreed to. Raises LakeLostError."""
+        """Accept another lake if the operator agreed to it. Raises LakeLostError otherwise."""
         if not (self._policy.resnapshot_when_lake_lost or self._known.is_accepted):
             self._known.is_lost()
             self._root.say(self._watch.source, why)
@@ -321,9 +323,9 @@ class Pipeline:
         self._given_up_lake = LakeLost(why)
 
     def _agreed(self, committed: LakeState, verdict: Continuity) -> Continuity:
-        """Return the verdict, or what it is after a lake was given up. Raises LakeLostError."""
+        """Return the verdict, adjusted if a lake was given up. Raises LakeLostError."""
         if self._given_up_lake is None and isinstance(verdict, LakeLost):
-            self._give_up_lake(verdict.reason)  # it was moved, or the lake committed to, meanwhile
+            self._give_up_lake(verdict.reason)  # the slot or the lake has moved meanwhile
         given_up = self._given_up_lake
         if given_up is None:
             return verdict
@@ -331,7 +333,7 @@ class Pipeline:
         return Fresh() if committed.has_nothing else Lost(given_up.reason)
 
     async def _refuse_vanished(self, work: asyncio.Task[None]) -> None:
-        """Raise LakeLostError if the lake is not there any more, whatever failed for that."""
+        """Raise LakeLostError if the lake is missing, whatever fault that caused."""
         error = None if work.cancelled() else work.exception()
         if self._known.found.is_set() and isinstance(error, OperatorError):
             try:
@@ -344,7 +346,7 @@ class Pipeline:
                 return
 
     async def _beside_background(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do the work, but raise at once what a background task ends with."""
+        """Do the work, but raise at once the error of a background task that ends."""
         task = asyncio.create_task(work)
         try:
             await asyncio.wait([task, *self._background], return_when=asyncio.FIRST_COMPLETED)
@@ -356,17 +358,17 @@ class Pipeline:
             await _cancel(task)
 
     def _refuse_gone(self, committed: LakeState) -> None:
-        """Refuse where raw tables are gone and may not be re-read."""
+        """Refuse to start if raw tables are missing and may not be re-read."""
         refuse_gone(self._watch.source, committed, may_read=self._policy.may_read)
 
     def _judged(self, committed: LakeState, verdict: Continuity) -> LakeState:
-        """Take what the lake holds as the verdict has it; say what it says."""
+        """Return the lake's state as the verdict requires."""
         if isinstance(verdict, Lost):
             return self._give_up_position(committed, verdict)
         return committed
 
     def _give_up_position(self, committed: LakeState, verdict: Lost) -> LakeState:
-        """Treat every table as not read yet: the old rows serve until the new ones are in."""
+        """Treat every table as unread: the old rows remain until the new ones are complete."""
         is_agreed = self._policy.resnapshot_when_lost or self._given_up_lake is not None
         may_read = is_agreed and self._policy.snapshot
         refuse_lost(self._watch.source, verdict, may_read=may_read)
@@ -415,7 +417,7 @@ class Pipeline:
                 await work.put(chunk)
 
     async def _wait(self, epoch: FillingEpoch, getter: asyncio.Task[Work]) -> None:
-        """Return when there is something to do; raise what a background task ended with."""
+        """Return when there is work; raise the error of a background task that ended."""
         tasks: list[asyncio.Task[Any]] = [getter, *self._background]
         if self._commit is None:
             timeout = self._patience_s(epoch)
@@ -433,14 +435,14 @@ class Pipeline:
             await self._discard_stopped(epoch)
 
     def _patience_s(self, epoch: FillingEpoch) -> float | None:
-        """How long nothing need be done while nothing comes; None: indefinitely."""
+        """Return how long to wait for work; None: indefinitely."""
         now = self._monotonic()
         if epoch.is_idle:
             return max(0.0, self._idle_until - now) if epoch.position > self._durable else None
         return epoch.wait_s(now, self._policy.epoch)
 
     async def _close_if_due(self, epoch: FillingEpoch, intake: EpochAppender) -> FillingEpoch:
-        """Commit the epoch in the background if it is due; give the one to fill."""
+        """Commit the epoch in the background if it is due; return the epoch to fill."""
         if self._commit is not None:
             return epoch
         now = self._monotonic()
@@ -452,7 +454,7 @@ class Pipeline:
             self._idle_until = now + self._idle_s
             await asyncio.sleep(0)  # the writer closes in its first step; then the next may begin
             return FillingEpoch(self._sink.begin(), start=epoch.position, position=epoch.position)
-        if not epoch.has_rows:  # whatever ended has all its rows in epochs before
+        if not epoch.has_rows:  # all rows of whatever ended are in earlier epochs
             await intake.durable(epoch)
         if epoch.is_idle and epoch.position > self._durable and (asked or now >= self._idle_until):
             await self._sink.advance(epoch.position)
@@ -466,7 +468,7 @@ class Pipeline:
         self._committing = epoch
 
         async def stop(errors: Sequence[TableError]) -> None:
-            self._stopped += errors  # before anything of them is recorded, or asked for
+            self._stopped += errors  # before they are recorded, and can be requested again
             await intake.stop_damaged(errors, epoch.position)
 
         committed = await epoch.writer.commit(epoch.summary(), stop)
@@ -476,16 +478,16 @@ class Pipeline:
         await self._confirm(epoch.position)
 
     async def _discard_stopped(self, epoch: FillingEpoch) -> None:
-        """Forget rows that came, while the epoch before was committed, of tables it stopped.
+        """Drop rows of tables that the previous epoch's commit stopped meanwhile.
 
-        Before anything else is taken: of such a table it may be of the reading that follows.
+        Before any other work is taken: it may belong to the next read of such a table.
         """
         errors, self._stopped = self._stopped, []
         for error in errors:
             await epoch.discard(error.table)
 
     async def _confirm(self, position: Lsn) -> None:
-        """Pass on a position that has just become durable (I1)."""
+        """Confirm a position that has just become durable (I1)."""
         self._durable = position
         self._known.has_begun(position)
         if not self._may_confirm:
@@ -509,7 +511,7 @@ class Pipeline:
         while True:
             if self._monotonic() - looked >= self._sink.look_every_s:
                 looked = self._monotonic()
-                with contextlib.suppress(TransientError):  # what is committed meets that itself
+                with contextlib.suppress(TransientError):  # a commit reports it as well
                     await self._sink.ensure_there()
             await self._capture.health()
             try:

@@ -1,7 +1,7 @@
-"""What a start would be refused, by the steps of a start that change nothing: for `ingestd check`.
+"""A rehearsal of a start, by its steps that change nothing: for `ingestd check`.
 
-The lake is opened, the source discovered, and both compared, by the same ports and the same
-decisions as in `Pipeline`. Neither is the lake fenced nor anything in the source made or altered.
+The lake is opened, the source discovered, and both compared, by the same ports and decisions as in
+`Pipeline`. The lake is not fenced, and nothing in the source is created or altered.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ingestd.ports import ChangeCapture, Lost, Sink
 class StartRehearsal:
     """One start of one source.
 
-    `claimed_by`: the session that holds its claim, None if none. `placed`: where the lake has a
-    table; raises TableError where it can have none.
+    `claimed_by`: the session that holds its claim, None if none. `placed`: returns a table's place
+    in the lake; raises TableError if it can have none.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class StartRehearsal:
         self._lines: list[CheckLine] = []
 
     async def lines(self) -> list[CheckLine]:
-        """Return a line for everything that would be refused, or needs attention."""
+        """Return a line for everything that would be refused or needs attention."""
         try:
             await self._start()
-        except TransientError as error:  # a run tries again
+        except TransientError as error:  # a run would retry
             self._add("start", "warn", self._bare(error.what), error.remedy)
         except IngestdError as error:
             self._add("start", "fail", self._bare(error.what), error.remedy)
@@ -61,7 +61,7 @@ class StartRehearsal:
         for error in committed.damaged.values():
             self._add(f"table {error.table}", "fail", error.reason, error.remedy)
         refuse_gone(self._source, committed, may_read=policy.may_read)
-        # Whether rows were rewritten is not asked: that may take reading a table.
+        # Rewritten rows are not checked: that may require reading a table.
         known = {name: replace(table, storage="") for name, table in committed.tables.items()}
         discovery = await self._capture.discover(known)
         for refused in discovery.refused:
@@ -74,7 +74,7 @@ class StartRehearsal:
                 self._add(f"table {table.id}", "fail", error.reason, error.remedy)
         for notice in discovery.notices:
             self._add(notice.event.partition(".")[0], "warn", notice.what, notice.remedy)
-        # A daemon that runs has compared them, and moves both.
+        # A running daemon has compared them, and moves both.
         if self._claimed_by is None:
             await self._compare(committed)
 
@@ -86,12 +86,12 @@ class StartRehearsal:
             self._add(
                 "start",
                 "warn",
-                f"changes may be lost: {verdict.reason}; all tables are read again",
-                "nothing, if that is meant; what the lake has serves until then",
+                f"changes may be lost: {verdict.reason}; all tables are re-read",
+                "nothing to do if that is intended; the lake's present rows remain until then",
             )
 
     def _bare(self, what: str) -> str:
-        """Return an error's text without the source, which has a column of its own."""
+        """Return an error's text without the source, which has its own column."""
         return what.removeprefix(f"source {self._source}: ")
 
     def _add(self, subject: str, level: Level, detail: str, remedy: str | None) -> None:

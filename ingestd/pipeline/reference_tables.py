@@ -1,17 +1,17 @@
-"""Keeps a source's reference tables current, beside its pipeline and without ever holding it up.
+"""Keeps a source's reference tables current, alongside its pipeline and never blocking it.
 
 ====================  ===========================================================================
-`reference`           what is done
+`reference`           action
 ====================  ===========================================================================
-`snapshot_only`       all rows are read every `refresh`, and when asked for
-`manual`              all rows are read if the lake has none, and when asked for
-`snapshot_plus_cdc`   the lake's own changes of the table are put in after every epoch
+`snapshot_only`       read all rows every `refresh`, and on request
+`manual`              read all rows if the lake has none, and on request
+`snapshot_plus_cdc`   apply the lake's own changes of the table after every epoch
 ====================  ===========================================================================
 
-One table after the other, only while the source's pipeline runs: who holds its claim alone writes
-to the lake (I5). A fault of one table is that table's own (I8): what passes by itself is tried
-again after 0.5 s to 30 s, anything else after 5 s to 60 s, and at once when the source's table was
-read again; the version that is there serves.
+One table after the other, and only while the source's pipeline runs: only the holder of its claim
+writes to the lake (I5). A fault of one table affects only that table (I8). A transient one is
+retried after 0.5 s to 30 s, any other after 5 s to 60 s, and at once when the source's table has
+been re-read. The existing version remains readable.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from ingestd.pipeline.telemetry.reference import ReferenceTelemetry
 from ingestd.ports import ReferenceSink, ReferenceState, ReferenceTableSource
 
 SHARE_OF_TIME = 0.2
-"""Merges take no more of the time than this: with larger tables they come less often."""
+"""Merges take no more than this part of the time: larger tables are merged less often."""
 PAUSE_LIMIT_S = 60.0
 RETRY_S = 5.0
-"""What an operator has to act for is tried again after this, or later where trying takes long."""
+"""Delay before retrying a fault that needs an operator; longer if an attempt takes long."""
 
 Monotonic = Callable[[], float]
 
@@ -46,19 +46,19 @@ class ReferenceJob(Protocol):
     is_asked: bool
 
     async def step(self) -> float | None:
-        """Do what is due; give the seconds until something may be due again.
+        """Do what is due; return the seconds until something may be due again.
 
         0.0: at once. None: when it is woken. Raises IngestdError.
         """
         ...
 
     async def close(self) -> None:
-        """Free everything; another `step` may follow."""
+        """Release everything; another `step` may follow."""
         ...
 
 
 class FullRefresh:
-    """Reads all rows: every `refresh_s`, or (None) only once and when asked for."""
+    """Reads all rows: every `refresh_s`, or (None) once and on request."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class FullRefresh:
             self._state = await self._sink.open()
             self._watch.opened(self._table, self._state)
             self._is_open = True
-            # A version may be old, or other settings have made it: it is looked at once.
+            # A version may be old, or come from other settings: read it once.
             if self._state is None or self._refresh_s is not None:
                 self._due_s = now
         if self.is_asked or (self._due_s is not None and now >= self._due_s):
@@ -102,7 +102,7 @@ class FullRefresh:
         try:
             self._state = state = await self._sink.replace(self._batches(source))
         except IngestdError:
-            self._due_s = began  # whoever asked, it must be read
+            self._due_s = began  # requested or not, it must be read
             raise
         finally:
             await source.close()
@@ -120,15 +120,15 @@ class FullRefresh:
             yield batch
 
     async def close(self) -> None:
-        """Let the sink end."""
+        """Close the sink."""
         self._is_open = False
         await self._sink.close()
 
 
 class IncrementalRefresh:
-    """Puts in what changed since; all rows where that does not do.
+    """Applies the changes since the last step; replaces all rows if that is not possible.
 
-    `source`: makes one that goes on after a position, None for one that begins again.
+    `source`: returns one that continues after a position; None for one that starts over.
     """
 
     is_asked = False
@@ -152,7 +152,7 @@ class IncrementalRefresh:
         self._has_begun_anew = False
 
     async def step(self) -> float | None:
-        """Go as far as the lake is; the seconds are a pause, after which it waits to be woken."""
+        """Catch up with the lake; the seconds are a pause, after which it waits to be woken."""
         began = self._monotonic()
         has_begun_anew, self._has_begun_anew = self._has_begun_anew, False
         if self._source is None:
@@ -184,13 +184,13 @@ class IncrementalRefresh:
                 self._watch.current(self._table, self._state, self._monotonic() - began)
             changes = await source.poll_changes()
             if changes is None:
-                if was_replaced and not source.key:  # each change has all be folded: after a pause
+                if was_replaced and not source.key:  # every change needs a full fold: pause first
                     return
                 continue
             state = self._state
             if state is None or not _fits(changes, state):
                 if has_begun_anew:  # not at once: other tables wait for their turn
-                    what = f"reference table {self._table}: its columns are others again"
+                    what = f"reference table {self._table}: its columns have changed again"
                     raise TransientError(what, reason="columns_changed")
                 has_begun_anew = True
                 source = await self._begin_anew()
@@ -219,7 +219,7 @@ class IncrementalRefresh:
         return self._source
 
     async def close(self) -> None:
-        """Forget where it is: the sink knows."""
+        """Forget the position: the sink has it."""
         source, self._source = self._source, None
         if source is not None:
             await source.close()
@@ -227,9 +227,9 @@ class IncrementalRefresh:
 
 
 def _fits(changes: pa.RecordBatch, state: ReferenceState) -> bool:
-    """Whether these are the table's columns, in any order: it has that of an earlier version.
+    """Return whether these are the table's columns, in any order.
 
-    So it is for fields of structs.
+    The lake's order is that of an earlier version, also within structs.
     """
     own = [f for f in changes.schema if not f.name.startswith(RESERVED_PREFIX)]
     return _types(own) == _types(state.schema)
@@ -240,7 +240,7 @@ def _types(fields: Iterable[pa.Field]) -> dict[str, str]:
 
 
 class References:
-    """A source's reference tables; `asked`: those that are read when someone asks."""
+    """A source's reference tables; `asked`: those that are read on request."""
 
     def __init__(
         self,
@@ -258,7 +258,7 @@ class References:
         self._one = asyncio.Semaphore(1)
 
     async def run(self) -> None:
-        """Run until cancelled; nothing is written any more then."""
+        """Run until cancelled; nothing is written after that."""
         if not self._keepers:
             return
         self._watch.watch.listeners.append(self._wake)
@@ -270,7 +270,7 @@ class References:
             self._watch.watch.listeners.remove(self._wake)
 
     def request(self, tables: Sequence[TableId]) -> None:
-        """Have tables of `asked` read now. Raises TransientError while the source stands still."""
+        """Read tables of `asked` now. Raises TransientError while the source does not run."""
         fault = self._watch.watch.not_running()
         if fault is not None:
             raise fault
@@ -318,7 +318,7 @@ class References:
     async def _tried(
         self, work: Awaitable[float | None]
     ) -> tuple[float | None, IngestdError | None]:
-        """Return its outcome or its fault: whatever it is, only this table stops."""
+        """Return the work's result or fault: any fault stops only this table."""
         try:
             return await work, None
         except IngestdError as fault:
@@ -329,7 +329,7 @@ class References:
             return None, self._watch.unknown(fault)
 
     async def _pause(self, table: TableId, woken: asyncio.Event, delay_s: float | None) -> None:
-        """Wait, at most until it is asked for, or its own table comes into another state."""
+        """Wait, at most until a request arrives or the state of the source's table changes."""
         keeper, state = self._keepers[table], self._watch.state_of(table)
         try:
             async with asyncio.timeout(delay_s):
@@ -345,9 +345,9 @@ class References:
 
 
 def refused(tables: Sequence[TableId]) -> OperatorError:
-    """Say that reference tables are read whole or not at all."""
+    """Return the error that reference tables are read completely or not at all."""
     names = ", ".join(map(str, tables))
     return OperatorError(
-        f"{names}: only current rows are kept, and they are read whole",
-        remedy="ask without a condition; a reading that is under way ends by itself",
+        f"{names}: only current rows are kept, so the table is always read completely",
+        remedy="repeat the request without a condition; a running read ends automatically",
     )

@@ -1,4 +1,4 @@
-"""When something that failed is tried again (design section 6)."""
+"""Delays before a retry (design section 6)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
 OPERATOR_DELAY_S = 60.0
 HELD_DELAY_S = 3.0
-"""The longest while another daemon, or an old connection, has the source: it ends soon, most often
-in an update, and asking costs one connection."""
+"""Longest delay while another daemon, or an old connection, has the source: it usually ends soon,
+most often in an upgrade, and an attempt costs one connection."""
 _HELD = {"claimed", "claim_lost", "slot_active"}
 
 
 def retry_delay_s(error: IngestdError, attempt: int, jitter: float) -> float:
-    """How long to wait after the `attempt`-th failure in a row (from 1); `jitter` in [0, 1)."""
+    """Return the delay after the `attempt`-th failure in a row (from 1); `jitter` in [0, 1)."""
     if not isinstance(error, TransientError):
         return OPERATOR_DELAY_S
     longest_s = HELD_DELAY_S if error.reason in _HELD else LONGEST_DELAY_S

@@ -1,4 +1,4 @@
-"""Work that waits for others, whom a person may have to look for."""
+"""Runs work that may block on other transactions, and warns once when it is slow."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 WAITING_S = 5.0
-"""When it is told that reading, or a new slot, waits for others' transactions to end."""
+"""How long a read or a new slot may wait for other transactions before a warning."""
 
 T = TypeVar("T")
 
 
 async def warn_if_slow(work: Coroutine[Any, Any, T], tell: Callable[[], None]) -> T:
-    """Do the work, and `tell` once if it takes long. It has ended when this returns or raises."""
+    """Await the work, and call `tell` once if it is slow. The work has ended on return."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait([task], timeout=WAITING_S)

@@ -1,8 +1,8 @@
-"""Rows that are read while the stream goes on (design section 8.9).
+"""The queue items of rows that are read while the stream continues (design section 8.9).
 
-The readers give pages to the pipeline's one queue, which the stream's chunks go through as well; so
-only the pipeline's loop appends to an epoch. Nothing is given before the stream has reached where
-it lies: the rows of a snapshot at one point L at (L, 0), those of a chunk at (W, 0).
+The readers put pages into the pipeline's one queue, along with the stream's chunks; so only the
+pipeline's loop appends to an epoch. A page is queued only once the stream has reached its position:
+the rows of a snapshot at one point L are at (L, 0), those of a chunk at (W, 0).
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from ingestd.model.schema import TableId
 
 
 class StreamBarrier:
-    """Lets through whoever waits for a position, once the stream has reached it."""
+    """Blocks callers that wait for a position until the stream has reached it."""
 
     def __init__(self) -> None:
         self.position = ZERO
         self._moved = asyncio.Event()
 
     def move(self, position: Lsn) -> None:
-        """Take how far the stream is."""
+        """Record the stream's position."""
         if position > self.position:
             self.position = position
             self._moved.set()
 
     async def reached(self, position: Lsn) -> None:
-        """Return when the stream has given everything below `position`."""
+        """Return when the stream has delivered everything below `position`."""
         while self.position < position:
             self._moved.clear()
             await self._moved.wait()
@@ -41,7 +41,7 @@ class StreamBarrier:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Rows that the reading `load` took at `at`, or why a table's can't be read.
+    """Rows that the read `load` took at `at`, or the error of a table that can't be read.
 
     `position`, `seen`: as in `ingestd.ports.SnapshotPage`.
     """
@@ -55,11 +55,11 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class SplitDone:
-    """The pages of a split of `table` have all been given before this.
+    """All pages of a split of `table` have been queued before this.
 
-    `left`: writes what is left of the reading when some splits are durable (`Snapshot.left`).
-    `oldest`: of the snapshots of pages that come after this, of all tables that are read together
-    (`loads`: their readings).
+    `left`: returns what is left of the read once some splits are durable (`Snapshot.left`).
+    `oldest`: the oldest snapshot of any later page, of all tables that are read together (`loads`:
+    their reads).
     """
 
     table: TableId
@@ -72,7 +72,7 @@ class SplitDone:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotDone:
-    """The pages of a reading have all been given before this."""
+    """All pages of a read have been queued before this."""
 
     load: int
 

@@ -1,14 +1,15 @@
-"""Reads tables at one point or in chunks, and gives their rows to the pipeline's queue.
+"""Reads tables at one point or incrementally, and puts their rows into the pipeline's queue.
 
-At one point L: the tables' `t` at (L, -1), their rows at (L, 0). In chunks, the states of a table::
+At one point L: the tables' `t` at (L, -1), their rows at (L, 0). Incrementally, the states of a
+table::
 
-    recorded   from P0 on the intake notes what the stream brings of it (`DedupWindow`)
-    settled    the stream has passed L0, and whatever it brought below L0 is seen by all
-    read       chunk by chunk, each given when the stream has passed its W
-    completed  rows that lack values which were not sent have been read by their keys
-    given      the `t` at (L0, -1), of a table that the lake had rows of; else that was first
+    recorded   from P0 on the appender records the stream's changes of it (`DedupWindow`)
+    settled    the stream has passed L0, and every snapshot sees what it delivered below L0
+    read       chunk by chunk, each queued once the stream has passed its W
+    completed  rows that lack unsent values have been read by their keys
+    queued     the `t` at (L0, -1), if the lake had rows of the table; otherwise it was first
 
-What an earlier run left (`TableSet.left`) is read in chunks, whichever way that run read.
+The rest of an earlier run (`TableSet.left`) is read incrementally, whichever way that run read.
 """
 
 from __future__ import annotations
@@ -60,16 +61,16 @@ from ingestd.ports import (
 Give = Callable[[SnapshotWork], Awaitable[None]]
 
 AT_ONCE = 2
-"""How many readings go on at once: a new small table need not wait for a large one."""
+"""Concurrent reads: a new small table need not wait for a large one."""
 PATIENCE_S = 0.02
-"""How long the stream may take to pass a chunk's position before it is helped on."""
+"""How long the stream may take to pass a chunk's position before it is nudged."""
 MOVE_ON_INTERVAL_S = 1.0
-"""An epoch with rows that were read needs a greater position than the one before."""
+"""An epoch with snapshot rows needs a greater position than the previous one."""
 KEYS_AT_ONCE = 500
 
 
 class LakeFault(Exception):  # noqa: N818 - it wraps an error
-    """`error` came from the lake: it is no fault of the tables that are read."""
+    """`error` came from the lake: it is not a fault of the tables being read."""
 
     def __init__(self, error: OperatorError) -> None:
         super().__init__(str(error))
@@ -78,7 +79,7 @@ class LakeFault(Exception):  # noqa: N818 - it wraps an error
 
 @contextmanager
 def _writing() -> Iterator[None]:
-    """Mark what the lake raises."""
+    """Wrap the errors of the lake."""
     try:
         yield
     except OperatorError as error:
@@ -87,10 +88,11 @@ def _writing() -> Iterator[None]:
 
 @dataclass(slots=True)
 class SnapshotRun:
-    """Tables that are read together, by the numbers of their readings in the TableSet.
+    """Tables that are read together, by the numbers of their reads in the TableSet.
 
-    `give` takes what is read, in its order. `is_partial`: some rows of a table that stays as it is.
-    `marked`: tables whose closing `t` an earlier run gave, and then was killed.
+    `give` queues what is read, in order. `is_partial`: only some rows are read, and the table's
+    state does not change. `marked`: tables whose closing `t` an earlier run wrote before it was
+    killed.
     """
 
     give: Give
@@ -103,16 +105,16 @@ class SnapshotRun:
 
     @property
     def unended(self) -> Mapping[TableId, int]:
-        """Those of which not everything has been given."""
+        """The tables whose end has not been queued yet."""
         return {name: load for name, load in self.loads.items() if name not in self.ended}
 
     async def end(self, table: TableId) -> None:
-        """Give the end of a table."""
+        """Queue the end of a table."""
         self.ended.add(table)
         await self.give(SnapshotDone(self.loads[table]))
 
     async def fail(self, error: TableError) -> None:
-        """Give why a table can't be read, and its end."""
+        """Queue a table's error, and its end."""
         await self.give(Page(error, datetime.now(UTC), self.loads[error.table]))
         await self.end(error.table)
 
@@ -121,7 +123,7 @@ Way = Callable[[SnapshotRun], Coroutine[Any, Any, None]]
 
 
 class SnapshotReader:
-    """Reads for one pipeline. `durable` gives the position up to which the lake is durable."""
+    """Reads for one pipeline. `durable` returns the position up to which the lake is durable."""
 
     def __init__(  # noqa: PLR0917 - all parts of one pipeline
         self,
@@ -156,11 +158,11 @@ class SnapshotReader:
 
     async def read_at_point(self, reading: SnapshotRun) -> None:
         """Read tables at one point."""
-        # What the discovery tells holds from there on: the stream has to be as far.
+        # The discovery holds from that position on: the stream must have reached it.
         await self._gate.reached(self._book.lsn)
         async with self._places:
             if not self._book.being_read(reading.loads):
-                return  # gone, or given up
+                return  # dropped, or cancelled
             snapshot = await self.begin_at_point(reading.loads, self._gate.position)
             await self._read_begun(reading, snapshot)
 
@@ -175,7 +177,7 @@ class SnapshotReader:
             await self._read(reading, self._book.being_read(reading.loads), snapshot)
 
     async def read_in_chunks(self, reading: SnapshotRun) -> None:
-        """Read tables in chunks, from the start."""
+        """Read tables incrementally, from the start."""
         await self._gate.reached(self._book.lsn)
         tables = self._book.being_read(reading.loads)
         if not tables:
@@ -183,12 +185,12 @@ class SnapshotReader:
         are_new = any(self._book.is_new(t.id) for t in tables)
         with _writing():
             await self._enter(tables, self._gate.position)
-        # It may wait for others' transactions for long: that takes no place.
+        # It may wait long for other transactions, and must not occupy a slot of AT_ONCE meanwhile.
         snapshot = await self._patiently(
             reading, self._capture.snapshot(tables, chunked=True, are_new=are_new)
         )
         async with _closing(snapshot), self._places:
-            tables = self._book.being_read(reading.loads)  # the others were given up meanwhile
+            tables = self._book.being_read(reading.loads)  # without those cancelled meanwhile
             await self._record(reading, tables)
             self._book.read_at(self._book.being_read(reading.loads), snapshot.point)
             await self._settle(reading, snapshot)
@@ -212,7 +214,7 @@ class SnapshotReader:
             with _writing():
                 await self._enter([table], self._gate.position)
             await self._record(reading, [table])
-            # Whatever came before was recorded lies below, an open transaction too.
+            # Whatever came before the window precedes this position, open transactions included.
             now = (await self._capture.lag()).current_lsn
             await self._passed(now, snapshot)
             await self._until_durable(now)
@@ -230,7 +232,7 @@ class SnapshotReader:
         await self._intake.enter(self._book.latest(tables), TableState.SNAPSHOTTING, at_lsn)
 
     async def read_partial(self, reading: SnapshotRun, where: str) -> None:
-        """Read rows of one table for which `where` holds; it stays as it is."""
+        """Read rows of one table for which `where` holds; its state does not change."""
         await self._gate.reached(self._book.lsn)
         [(name, load)] = reading.loads.items()
         if not self._book.is_read_by(name, load):
@@ -239,9 +241,9 @@ class SnapshotReader:
         if name not in await self._capture.chunked([table], initial=False):
             raise TableError(
                 name,
-                "can't be read in parts: it has no key by whose texts the server finds rows, or"
+                "can't be read in part: it has no key by whose text the server finds rows, or"
                 " the source is a standby",
-                remedy="`ingestd snapshot` without --where reads it whole",
+                remedy="run `ingestd snapshot` without --where to read all of it",
             )
         snapshot = await self._patiently(
             reading, self._capture.snapshot([table], chunked=True, where=where)
@@ -252,7 +254,7 @@ class SnapshotReader:
             await self._read(reading, [table], snapshot)
 
     def abandon(self, table: TableId) -> None:
-        """Read no more of a table."""
+        """Stop reading a table."""
         snapshot = self._snapshots.get(table)
         if snapshot is not None:
             snapshot.abandon(table)
@@ -260,14 +262,14 @@ class SnapshotReader:
     async def record_cancelled(
         self, whole: Sequence[Table], others: Sequence[TableId], at_lsn: Lsn
     ) -> None:
-        """Record what cancelled readings leave: tables that are whole as before, or stopped."""
+        """Record the result of cancelled reads: tables live as before, or stopped."""
         await self._intake.enter(whole, TableState.LIVE, at_lsn)
         events: list[TableEvent] = []
         for name in others:
             error = TableError(
                 name,
                 "its snapshot was cancelled before the lake had all rows",
-                remedy="`ingestd snapshot` reads it",
+                remedy="run `ingestd snapshot` to read it",
             )
             events.append(stopped(self._book.stop(name), error, datetime.now(UTC), at_lsn))
         await self._intake.record(events)
@@ -281,7 +283,7 @@ class SnapshotReader:
             reading.touched[table.id] = self._intake.begin_chunks(table, load, floor)
 
     async def _settle(self, reading: SnapshotRun, snapshot: Snapshot) -> None:
-        """Wait until nothing that the stream brought below the point is hidden from chunks."""
+        """Wait until chunks see all that the stream delivered below the point."""
         await self._passed(snapshot.point, snapshot)
         while any(self._book.is_read_by(n, load) for n, load in reading.loads.items()):
             seen = await self._capture.seen()
@@ -294,11 +296,11 @@ class SnapshotReader:
     async def _patiently(
         self, reading: SnapshotRun, beginning: Coroutine[Any, Any, Snapshot]
     ) -> Snapshot:
-        """Wait for a snapshot to begin, and tell if that takes long."""
+        """Wait for a snapshot to begin, and warn if that takes long."""
         return await warn_if_slow(beginning, lambda: self._watch.reading_waits(list(reading.loads)))
 
     async def _passed(self, position: Lsn, snapshot: Snapshot) -> None:
-        """Wait until the stream has passed a position; on an idle server it has to be helped."""
+        """Wait until the stream has passed a position; an idle server needs a nudge."""
         reached = asyncio.ensure_future(self._gate.reached(position))
         try:
             done, _ = await asyncio.wait([reached], timeout=PATIENCE_S)
@@ -309,9 +311,9 @@ class SnapshotReader:
             reached.cancel()
 
     async def _until_durable(self, position: Lsn) -> None:
-        """Wait until the lake has what the stream has brought."""
+        """Wait until the lake is durable up to a position."""
         self._intake.hurry_to = max(self._intake.hurry_to, position)
-        while self._durable() < position:  # noqa: ASYNC110 - it is moved in several places
+        while self._durable() < position:  # noqa: ASYNC110 - several places advance it
             await asyncio.sleep(PATIENCE_S)
 
     # --- reading -----------------------------------------------------------------------------
@@ -319,11 +321,11 @@ class SnapshotReader:
     async def _read(
         self, reading: SnapshotRun, tables: Sequence[Table], snapshot: Snapshot
     ) -> None:
-        """Give what the tables' rows are, with their markers, and the end of each."""
+        """Queue the tables' rows with their markers, and the end of each table."""
         loads = reading.loads
         reading.tables = {t.id: t for t in tables if self._book.is_read_by(t.id, loads[t.id])}
         self._snapshots |= dict.fromkeys(reading.loads, snapshot)
-        for name in reading.unended.keys() - reading.tables.keys():  # gone, or given up
+        for name in reading.unended.keys() - reading.tables.keys():  # dropped, or cancelled
             snapshot.abandon(name)
             await reading.end(name)
         for name, table in reading.tables.items():
@@ -355,7 +357,7 @@ class SnapshotReader:
             touched = reading.touched.get(name)
             owed = sys.maxsize
             while touched is not None and KEYS_AT_ONCE <= touched.owes < owed:
-                owed = touched.owes  # where the writers are faster the rest waits for the end
+                owed = touched.owes  # if writers are faster, the rest waits for the end
                 await self._complete(reading, snapshot, name)
         elif isinstance(item, TableRead):
             await self._end(reading, snapshot, item.table)
@@ -369,14 +371,14 @@ class SnapshotReader:
             while touched.owes:
                 await self._complete(reading, snapshot, name)
             if touched.is_void:
-                raise TableReplacedError(name, "got another replica identity while it was read")
+                raise TableReplacedError(name, "its replica identity changed while it was read")
         owes_marker = not reading.is_partial and self._book.marks_last(name)
         if owes_marker and name not in reading.marked:
             await reading.give(_marker(reading.tables[name], reading, snapshot))
         await reading.end(name)
 
     async def _complete(self, reading: SnapshotRun, snapshot: Snapshot, name: TableId) -> None:
-        """Read rows by their keys that lack values which were not sent."""
+        """Read rows that lack unsent values by their keys."""
         touched = reading.touched[name]
         keys = touched.take_unsent(KEYS_AT_ONCE)
         again = set()

@@ -1,17 +1,17 @@
-"""One source's life: delivering, or paused, until it is ended; who is retried when.
+"""Runs one source, delivering or paused, and retries it after faults.
 
 ===================  ==============================================  ===========================
-what ended it        state                                           tried again after
+ended by             state                                           retried after
 ===================  ==============================================  ===========================
 `TransientError`     backing_off                                     0.5 s doubling to 30 s, jitter
-any other error      stopped: a person must act; never guess         60 s
+any other error      stopped: operator action required, no guesses   60 s
 a pause              paused                                          when it is resumed
-the end              closed                                          not again
+the end              closed                                          never
 ===================  ==============================================  ===========================
 
-Whether it is paused is kept in the lake alone (`PauseMark`), and is read at the beginning of each
-phase. A command changes the mark, then ends the phase: whatever the order in which commands come,
-and whenever the daemon is killed, what the mark says holds.
+The pause is recorded in the lake alone (`PauseMark`), and read at the start of each phase. A
+command changes the marker, then ends the phase. So the marker holds, whatever the order of the
+commands, and whenever the daemon is killed.
 """
 
 from __future__ import annotations
@@ -38,19 +38,20 @@ SETTLED_S = 60.0
 
 
 class BackgroundJob(Protocol):
-    """What runs beside a pipeline, or instead of it, until it is cancelled."""
+    """A job that runs alongside a pipeline, or instead of it, until it is cancelled."""
 
     async def run(self) -> None:
-        """Run until cancelled; nothing of it goes on then."""
+        """Run until cancelled; nothing of it continues then."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SourceSpec:
-    """A source: how to make a pipeline for one attempt, what watches it, what runs beside it.
+    """A source: how to create a pipeline for one attempt, its telemetry, its background jobs.
 
-    `mark`: where it is kept that it is paused; None: it never is. `make_paused`: what runs while it
-    is. `known`: what runs beside the pipeline runs while this says that the lake is the source's.
+    `mark`: the marker of its pause; None: it can't be paused. `make_paused`: creates the job that
+    runs while it is paused. `known`: background jobs run while this says that the lake is the
+    source's.
     """
 
     make_pipeline: Callable[[], Pipeline]
@@ -93,15 +94,15 @@ class SourceRunner:
         return self.source.watch.source
 
     def end(self) -> None:
-        """Have `run` close it and return."""
+        """Make `run` close the source and return."""
         self._is_ended = True
         self._phase_over.set()
 
     async def pause(self) -> datetime | None:
-        """Have it deliver nothing until it is resumed: gives since when; None if it can't be.
+        """Pause the source until `resume`; return since when, None if it can't be paused.
 
-        The mark is durable when this returns; the pipeline may still be finishing its epoch. Raises
-        OperatorError, TransientError (the lake): nothing has changed then.
+        The marker is durable when this returns; the pipeline may still be finishing its epoch.
+        Raises OperatorError, TransientError (the lake): then nothing has changed.
         """
         mark = self.source.mark
         if mark is None:
@@ -113,7 +114,7 @@ class SourceRunner:
         return since
 
     async def resume(self) -> bool:
-        """Have it go on where it was; False if it was not paused. Raises as `pause`."""
+        """Continue where the source was; False if it was not paused. Raises as `pause`."""
         mark = self.source.mark
         if mark is None:
             return False
@@ -124,7 +125,7 @@ class SourceRunner:
         return was_paused
 
     async def look(self) -> None:
-        """Take notice if someone else paused or resumed it. Raises as `pause`."""
+        """Check whether another process paused or resumed the source. Raises as `pause`."""
         mark = self.source.mark
         if mark is None:
             return
@@ -133,10 +134,10 @@ class SourceRunner:
                 self._phase_over.set()
 
     async def run(self) -> None:
-        """Return when it has been ended."""
+        """Run the source; return once it has ended."""
         while not self._is_ended:
             over = self._phase_over = asyncio.Event()
-            self._is_paused = False  # until it is known: a pause that comes meanwhile counts
+            self._is_paused = False  # until the marker is read: a pause that arrives now counts
             since = await self._paused_since(over)
             if over.is_set():
                 continue
@@ -148,7 +149,7 @@ class SourceRunner:
         self.source.watch.enter(SourceState.CLOSED)
 
     async def _paused_since(self, over: asyncio.Event) -> datetime | None:
-        """Read the mark, however often that takes: nothing is delivered before it is known."""
+        """Read the marker, retrying indefinitely: nothing is delivered before it is known."""
         attempt = 0
         while self.source.mark is not None and not over.is_set():
             try:
@@ -191,7 +192,7 @@ class SourceRunner:
             await _wait(over, delay_s)
 
     async def _keep_beside(self, beside: BackgroundJob, over: asyncio.Event) -> None:
-        """Its faults are each table's own: what ends it all is none of these, and is logged."""
+        """Run a job, and restart it after an unexpected error, which is logged."""
         while not over.is_set():
             error = await _until(over, beside)
             if error is None:
@@ -202,7 +203,7 @@ class SourceRunner:
             await _wait(over, OPERATOR_DELAY_S)
 
     async def _keep_writing(self, beside: BackgroundJob, over: asyncio.Event) -> None:
-        """Run what writes to the lake too, while the lake is the source's."""
+        """Run a job that writes to the lake too, while the lake is the source's."""
         known = self.source.known
         while not over.is_set():
             if known is None:
@@ -234,7 +235,7 @@ class SourceRunner:
 
 
 async def _until(over: asyncio.Event, beside: BackgroundJob) -> BaseException | None:
-    """Run it until `over` is set or it ends by itself; give what it ended with."""
+    """Run the job until `over` is set or it ends; return the error that ended it."""
     running = asyncio.create_task(beside.run())
     ending = asyncio.create_task(over.wait())
     try:

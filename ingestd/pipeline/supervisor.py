@@ -1,4 +1,4 @@
-"""The supervisor: every source on its own (I8), and what can be asked of them all."""
+"""The supervisor: runs every source independently (I8), and passes commands on to them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ingestd.pipeline.source_runner import SourceRunner, SourceSpec
 
 
 class Supervisor:
-    """Runs sources until `stop` is set; some may be ended and begun meanwhile."""
+    """Runs sources until `stop` is set; sources can be added and removed meanwhile."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Supervisor:
         self._group: asyncio.TaskGroup | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Return when all sources have stopped."""
+        """Run all sources; return when they have stopped."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             for name in self._sources:
@@ -48,7 +48,7 @@ class Supervisor:
         self._start(name)
 
     async def end(self, name: str) -> None:
-        """Stop one source in order, as at the end of all; it is forgotten when this returns."""
+        """Stop one source cleanly; it is removed when this returns."""
         self._sources[name].end()
         task = self._tasks.pop(name, None)
         if task is not None:
@@ -56,7 +56,7 @@ class Supervisor:
         del self._sources[name]
 
     async def look(self) -> None:
-        """Take notice of sources that someone paused or resumed in the lake.
+        """Check for sources that another process paused or resumed in the lake.
 
         Raises OperatorError, TransientError (the lake).
         """
@@ -70,30 +70,30 @@ class Supervisor:
         if self._group is not None:
             self._tasks[name] = self._group.create_task(self._sources[name].run(), name=name)
 
-    # --- what can be asked ---------------------------------------------------------------------
+    # --- commands ------------------------------------------------------------------------------
 
     async def pause(self, source: str) -> datetime:
-        """Have a source deliver nothing until it is resumed: gives since when.
+        """Pause a source until it is resumed; return since when it is paused.
 
-        Raises OperatorError, TransientError (the lake; a source that is not there).
+        Raises OperatorError, TransientError (the lake; an unknown source).
         """
         since = await self._of(source).pause()
         if since is None:
-            raise OperatorError(f"source {source} can't be paused: no lake keeps that it is")
+            raise OperatorError(f"source {source} can't be paused: it has no lake to mark that in")
         return since
 
     async def resume(self, source: str) -> bool:
-        """Have a source go on; False if it was not paused. Raises as `pause`."""
+        """Resume a source; False if it was not paused. Raises as `pause`."""
         return await self._of(source).resume()
 
     def request_snapshot(
         self, source: str, tables: Sequence[TableId], where: str | None = None
     ) -> None:
-        """Have tables of a source re-read, or the rows that `where` (SQL) holds for.
+        """Re-read tables of a source, or the rows for which `where` (SQL) holds.
 
-        All goes on meanwhile. Raises OperatorError for a table that is not captured and while the
-        source is paused, TransientError while it does not run. A reference table that is not
-        streamed is read whole, and can't be read in part.
+        The stream continues meanwhile. Raises OperatorError for a table that is not captured and
+        while the source is paused, TransientError while it does not run. A reference table that is
+        not streamed is read completely, and can't be read in part.
         """
         asked = self._of(source).source
         asked.watch.refuse_if_paused()
@@ -109,7 +109,7 @@ class Supervisor:
             references.request(own)
 
     def cancel_snapshot(self, source: str, tables: Sequence[TableId]) -> None:
-        """Give up the snapshots of these tables, asked for or under way; the old rows stay.
+        """Cancel the snapshots of these tables, requested or running; the old rows stay.
 
         Raises OperatorError for a table that has none and while the source is paused,
         TransientError while it does not run.
@@ -127,9 +127,9 @@ class Supervisor:
         found = self._sources.get(source)
         if found is None:
             raise TransientError(
-                f"source {source} is not there, or is being begun again",
+                f"source {source} does not exist or is restarting",
                 reason="not_running",
-                remedy="ask again",
+                remedy="retry in a moment",
             )
         return found
 

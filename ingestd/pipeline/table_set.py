@@ -1,14 +1,14 @@
-"""What a pipeline knows of its tables: which are taken, which must be read, which were stopped.
+"""The tables of a pipeline run: which are captured, which must be read, which are stopped.
 
-States of a table in a run, and what moves it::
+States of a table in a run, and their transitions::
 
-    (not taken) --update--> to be read --begin--> loading --live--> whole
+    (uncaptured) -update--> to be read --begin--> loading --live--> complete
          ^                      ^                    |                |
-         |  update: gone or     |   update: remade, rewritten,        |
-         |  refused             |   a gap; request                    |
+         |  update: dropped     |   update: re-created, rewritten,    |
+         |  or refused          |   a gap; request                    |
          +----------------------+----------- stop <------------------ +
 
-A stopped table stays so until its definition changes, someone asks for it, or the next run.
+A stopped table stays so until its definition changes, a snapshot is requested, or the next run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ingestd.ports import Discovery, Prepared
 class TableSet:
     """The tables of one pipeline run. Decides, does no I/O.
 
-    `resnapshot_rewritten`: read a table again whose rows were given other values without a change.
+    `resnapshot_rewritten`: re-read a table whose rows got other values without a change.
     """
 
     committed: LakeState
@@ -54,14 +54,14 @@ class TableSet:
     _partial: dict[int, TableId] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Begin with what the lake has."""
+        """Start with what the lake has."""
         self.known = dict(self.committed.tables)
         self._with_rows = {*self.committed.watermarks, *self.committed.damaged}
 
-    # --- what there is ------------------------------------------------------------------------
+    # --- discovery ----------------------------------------------------------------------------
 
     def update(self, discovery: Discovery) -> None:
-        """Take what the source offers now."""
+        """Apply a discovery."""
         before, self._entries = self._entries, {}
         self._gone |= {name for name, entry in before.items() if not entry.is_stopped}
         self._gone -= {table.id for table in discovery.tables}
@@ -78,7 +78,7 @@ class TableSet:
                 entry.is_stopped = False
             entry.table, entry.is_postponed = table, False
             if not entry.is_told_after(discovery):
-                entry.told = None  # its id would look as if it were to come, 2^31 later
+                entry.told = None  # 2^31 transactions later its id would seem to be in the future
             entry.rewritten = discovery.rewritten.get(table.id) or entry.rewritten
             if (cause := self._gap(table.id)) is not None:
                 entry.miss(cause if self._is_live(table) else entry.cause)
@@ -87,22 +87,22 @@ class TableSet:
             self._entries[table.id] = entry
 
     def _gap(self, name: TableId) -> str | None:
-        """Say why what the lake has of a table is not what it would have by its changes."""
+        """Return why the lake's copy of a table differs from what its changes would produce."""
         rewritten = self._discovery.rewritten.get(name) if self.resnapshot_rewritten else None
         return rewritten or self._discovery.interrupted.get(name)
 
     def _is_live(self, table: Table) -> bool:
-        """Whether the lake has it live: this very table, not one before it of the same name."""
+        """Return whether this very table is live in the lake, not an earlier one of its name."""
         known = self.known.get(table.id)
         return known is not None and known.oid == table.oid and known.state is TableState.LIVE
 
     @property
     def lsn(self) -> Lsn:
-        """Where what the source offers holds."""
+        """The position at which the discovery holds."""
         return self._discovery.lsn
 
     def request(self, names: Iterable[TableId]) -> None:
-        """Have tables re-read. Raises OperatorError for one that is not captured."""
+        """Request that tables be re-read. Raises OperatorError for one that is not captured."""
         chosen = list(names)
         for name in chosen:
             if name not in self._entries:
@@ -115,21 +115,22 @@ class TableSet:
             if refused.table.id == name:
                 raise OperatorError(
                     f"table {name} can't be captured: {refused.error.reason}",
-                    remedy=f"{refused.error.remedy or 'mend the cause'}; it is looked for again"
-                    " every `discover_interval`, and read then",
+                    remedy=f"{refused.error.remedy or 'fix the cause'}; it is checked again"
+                    " every `discover_interval`, and then read",
                 )
         hint = did_you_mean_table(name, [t for t in self._entries if t not in chosen])
         raise OperatorError(
             f"table {name} is not captured",
-            remedy=f"{hint}`ingestd check` and `ingestd status` say what is, and why not",
+            remedy=f"{hint}`ingestd check` and `ingestd status` list what is captured, and why"
+            " others are not",
         )
 
     def cancel(self, names: Iterable[TableId]) -> tuple[list[Table], list[TableId]]:
-        """Return up the readings of tables, asked for or under way.
+        """Cancel the reads of tables, requested or running.
 
-        Gives those that are whole without, and the others. Raises OperatorError for one of which
-        nothing must be read, or that has begun and has no key: rows that were read already would
-        be there twice.
+        Return the tables that are complete without them, and the others. Raises OperatorError for a
+        table that need not be read, or that has no key and whose read has begun: rows that were
+        already read would be duplicated.
         """
         chosen = list(names)
         for name in chosen:
@@ -144,7 +145,7 @@ class TableSet:
             if entry is not None and entry.load is not None and not entry.table.identifying:
                 raise OperatorError(
                     f"table {name} has no key: its snapshot has begun and must be read to the end",
-                    remedy="wait for it; `ingestd status` shows how far it is",
+                    remedy="wait for it; `ingestd status` shows its progress",
                 )
         whole, others = [], []
         for name in chosen:
@@ -160,42 +161,42 @@ class TableSet:
         return whole, others
 
     def to_read(self) -> list[Table]:
-        """The tables whose rows must be read."""
+        """Return the tables whose rows must be read."""
         found = self._entries.values()
         return [e.table for e in found if e.is_wanted and not (e.is_stopped or e.is_postponed)]
 
     def prepared(self, found: Prepared) -> None:
-        """Take what the source was made ready for."""
+        """Apply the result of preparing the source."""
         for name, storage in found.storages.items():
             entry = self._entries[name]
             entry.table = replace(entry.table, storage=storage)
         self.postpone(found.locked)
 
     def postpone(self, names: Iterable[TableId]) -> None:
-        """Record that the source can't send these yet: until the next discovery."""
+        """Postpone tables that the source can't send yet, until the next discovery."""
         for name in names:
             self._entries[name].is_postponed = self._entries[name].is_wanted = True
 
     @property
     def has_postponed(self) -> bool:
-        """Whether there are tables that the source can't send yet."""
+        """True if there are tables that the source can't send yet."""
         return any(entry.is_postponed for entry in self._entries.values())
 
     def leave_out(self, name: TableId) -> Table | None:
-        """Take that changes of a table were left out; give it if what it has was kept till now."""
+        """Record that changes of a table were left out; return it if its rows were kept so far."""
         entry = self._entries.get(name)
         if entry is None or entry.is_stopped:
             return None
         is_kept = entry.is_whole or bool(entry.progress)
-        entry.miss("changes came with columns that the config can't be kept with")
+        entry.miss("changes arrived with columns to which its config can't be applied")
         entry.is_new = True
         return entry.table if is_kept else None
 
     def doubted(self, doubts: Mapping[TableId, str], at: datetime, at_lsn: Lsn) -> list[TableEvent]:
-        """Return the events for tables that are doubted (`Chunk.doubts`) and not recorded as such.
+        """Return the events for doubted tables (`Chunk.doubts`) that are not recorded as such.
 
-        The next start reads them again, unless a discovery has judged them before. They name no
-        columns, which leaves those that are recorded: the discovery's may be ahead of the stream.
+        The next start re-reads them, unless a discovery has resolved them before. The events name
+        no columns, so that the recorded ones stay: the discovery's may be ahead of the stream.
         """
         self._doubts = doubts
         events = []
@@ -203,7 +204,7 @@ class TableSet:
             entry, known = self._entries.get(name), self.known.get(name)
             if entry is None or known is None or entry.is_stopped or known.storage == storage:
                 continue
-            if known.oid == entry.table.oid:  # else it will be read from the start
+            if known.oid == entry.table.oid:  # otherwise it will be read from the start
                 identity = known.replica_identity
                 table = replace(entry.table, columns=(), replica_identity=identity, storage=storage)
                 events += self.events([table], self.state(name), at, at_lsn)
@@ -213,9 +214,9 @@ class TableSet:
         return replace(table, storage=self._doubts.get(table.id, table.storage))
 
     def read_again(self, name: TableId, *, from_the_start: bool) -> int:
-        """Record that a table was altered while it was read; what was kept of it may be void.
+        """Record that a table was altered while it was read; a partial read may be void.
 
-        Gives how often that has happened since it was whole.
+        Return how often that has happened since it was complete.
         """
         entry = self._entries.get(name)
         if entry is None:
@@ -227,15 +228,15 @@ class TableSet:
         return entry.failures
 
     def unknown(self) -> list[Table]:
-        """The tables that the lake has never seen, under this name and oid."""
+        """Return the tables that the lake has never seen under this name and oid."""
         found = [e.table for e in self._entries.values() if not e.is_stopped]
         return [t for t in found if t.id not in self.known or self.known[t.id].oid != t.oid]
 
     def changed(self, at: datetime, position: Lsn) -> list[TableEvent]:
-        """Return what the discovery told that `_tables` does not know, of tables that are whole.
+        """Return the events for changes in the discovery that `_tables` lacks, of complete tables.
 
         Once, and not before the stream has reached the discovery: until then, rows of earlier
-        definitions may come.
+        definitions may arrive.
         """
         if self._is_recorded or position < self._discovery.lsn:
             return []
@@ -261,16 +262,16 @@ class TableSet:
         return then != now or self._entries[table.id].rewritten is not None
 
     def _is_stale(self, entry: TrackedTable) -> bool:
-        """Whether the stream has told of columns since the discovery: the next one tells more."""
+        """Return whether the stream has sent columns since the discovery; another one follows."""
         is_older = entry.is_told_after(self._discovery)
         return is_older and self._differs(entry.table, self.known.get(entry.table.id))
 
     def departures(self, at: datetime, at_lsn: Lsn) -> list[TableEvent]:
         """Return the events for tables that can't or need not be captured any more.
 
-        Only what is news: a refusal that `_tables` has already is not repeated. That a table was
-        dropped is news when the stream has reached the discovery (`changed`): until then, its last
-        changes may come.
+        Only new ones: a refusal that `_tables` already has is not repeated. A drop is reported once
+        the stream has reached the discovery (`changed`): until then, the table's last changes may
+        arrive.
         """
         found = self._departures(at, at_lsn)
         if at_lsn >= self._discovery.lsn:
@@ -282,7 +283,7 @@ class TableSet:
         for refused in self._discovery.refused:
             known = self.known.get(refused.table.id)
             event = stopped(refused.table, refused.error, at, at_lsn)
-            if known is not None and known.oid and not refused.table.oid:  # it was there once
+            if known is not None and known.oid and not refused.table.oid:  # it existed once
                 gone = Table(known.table, known.oid, ())
                 event = replace(event, table=gone, state=TableState.DROPPED)
             if known is None or (known.state, known.reason) != (event.state, event.reason):
@@ -291,14 +292,14 @@ class TableSet:
         for name, known in self.known.items():
             if name not in present and known.state is not TableState.DROPPED:
                 gone = Table(name, known.oid, ())
-                reason = "not in the source any more, or not matched by `tables`"
+                reason = "no longer in the source, or not matched by `tables`"
                 events.append(
                     TableEvent(gone, TableState.DROPPED, at, at_lsn, known.snapshot_lsn, reason)
                 )
         return events
 
     def note(self, events: Sequence[TableEvent]) -> None:
-        """Take what has been recorded in `_tables`."""
+        """Apply events that have been recorded in `_tables`."""
         for event in events:
             name = event.table.id
             self.known[name] = registered(event, self.known.get(name))
@@ -306,7 +307,7 @@ class TableSet:
     # --- reading ------------------------------------------------------------------------------
 
     def begin(self, tables: Sequence[Table]) -> dict[TableId, int]:
-        """Note that these tables' rows are being read; gives the number of each one's reading."""
+        """Record that these tables are being read; return the number of each one's read."""
         loads = {}
         for entry in self._of(tables):
             self._loads += 1
@@ -315,16 +316,16 @@ class TableSet:
         return loads
 
     def table(self, name: TableId) -> Table:
-        """Return a table as it was last discovered."""
+        """Return a table as last discovered."""
         return self._entries[name].table
 
     def distrust(self) -> None:
-        """Record that of what must be read the source may not have sent all changes until now."""
+        """Record that the source may not have sent all past changes of the tables to be read."""
         for entry in self._entries.values():
             entry.is_new = entry.is_wanted and not entry.progress
 
     def request_partial(self, names: Iterable[TableId]) -> None:
-        """Record that some rows of tables must be read. Raises OperatorError if it can't be."""
+        """Check that tables can be read in part. Raises OperatorError if not."""
         chosen = list(names)
         for name in chosen:
             entry = self._entries.get(name)
@@ -332,22 +333,22 @@ class TableSet:
                 self._refuse_unknown(name, chosen)
             elif not entry.is_whole:
                 raise OperatorError(
-                    f"table {name} is not live: a part of it would not make it so",
-                    remedy="`ingestd snapshot` without --where reads it whole",
+                    f"table {name} is not live, and a partial snapshot would not make it live",
+                    remedy="run `ingestd snapshot` without --where to read all of it",
                 )
 
     def begin_partial(self, name: TableId) -> int:
-        """Note that some of a table's rows are read again, while it stays as it is."""
+        """Record that some of a table's rows are re-read while its state stays."""
         self._loads += 1
         self._partial[self._loads] = name
         return self._loads
 
     def end_partial(self, load: int) -> TableId | None:
-        """Record that they are durable; give the table, None if it was no such reading."""
+        """Record that they are durable; return the table, None if it was no such read."""
         return self._partial.pop(load, None)
 
     def being_read(self, loads: Mapping[TableId, int]) -> list[Table]:
-        """The tables that these readings are still to give."""
+        """Return the tables that these reads have not completed."""
         return [
             entry.table
             for name, load in loads.items()
@@ -355,34 +356,34 @@ class TableSet:
         ]
 
     def latest(self, tables: Sequence[Table]) -> list[Table]:
-        """Return these as `_tables` is to have them: as the stream told, if that was later."""
+        """Return the tables as `_tables` must record them: by the stream if that is newer."""
         return [entry.latest(self._discovery) for entry in self._of(tables)]
 
     def left(self, name: TableId) -> str:
-        """What a reading of a table has left to be read; empty: everything."""
+        """Return what is left to be read of a table; empty: everything."""
         return self._entries[name].progress
 
     def is_new(self, name: TableId) -> bool:
-        """Return whether the source may not have sent all changes of transactions that run."""
+        """Return whether the source may not have sent all changes of running transactions."""
         return self._entries[name].is_new
 
     def progressed(self, name: TableId, load: int, left: str) -> Table | None:
-        """Note what is left; give the table, None if that need not be recorded."""
+        """Record what is left; return the table, None if that need not be recorded."""
         entry = self._entries.get(name)
         if entry is None or entry.load != load or entry.is_wanted or entry.progress == left:
-            return None  # asked for again: what this reading leaves is void
+            return None  # requested again: what this read leaves is void
         entry.progress = left
         return entry.latest(self._discovery)
 
     def is_read_by(self, name: TableId, load: int) -> bool:
-        """Whether rows of this reading must be taken: no later one, no stop has come between."""
+        """Return whether rows of this read are accepted: no later read or stop supersedes it."""
         entry = self._entries.get(name)
         if self._partial.get(load) == name:
             return entry is not None and not entry.is_stopped
         return entry is not None and entry.load == load
 
     def took_rows(self, name: TableId) -> None:
-        """Note that the lake has rows of a table that were read."""
+        """Record that the lake has rows of a table that were read."""
         self._with_rows.add(name)
 
     def marks_first(self, name: TableId) -> bool:
@@ -391,24 +392,24 @@ class TableSet:
         return entry is not None and not (entry.owes_marker or entry.progress)
 
     def marks_last(self, name: TableId) -> bool:
-        """Return whether the table's `t` comes after its rows: until then the old ones serve."""
+        """Return whether the table's `t` comes after its rows: the old ones remain until then."""
         entry = self._entries.get(name)
         return entry is not None and entry.owes_marker
 
     def read_at(self, tables: Sequence[Table], point: Lsn) -> None:
-        """Note the point at which the rows are read."""
+        """Record the point at which the rows are read."""
         for entry in self._of(tables):
             entry.point = point
 
     def loaded(self, loads: Iterable[int]) -> list[Table]:
-        """Take that all rows of these readings are durable; give the tables that are whole now."""
+        """Record that all rows of these reads are durable; return the tables now complete."""
         read = {e.table.id: e for e in self._entries.values() if e.load in set(loads)}
         for entry in read.values():
             entry.end()
         return [e.latest(self._discovery) for e in read.values() if e.is_whole]
 
     def give_up(self, loads: Mapping[TableId, int]) -> None:
-        """Record that readings failed: their tables must be read again, or what was left."""
+        """Record that reads failed: their tables, or what was left of them, must be read again."""
         for name, load in loads.items():
             entry = self._entries.get(name)
             if entry is not None and entry.load == load:
@@ -416,7 +417,7 @@ class TableSet:
 
     @property
     def is_loading(self) -> bool:
-        """Whether a table's rows must be read, or are not durable yet."""
+        """True if a table's rows must be read, or are not durable yet."""
         return any(not (e.is_whole or e.is_stopped) for e in self._entries.values())
 
     def _of(self, tables: Sequence[Table]) -> list[TrackedTable]:
@@ -425,45 +426,45 @@ class TableSet:
     # --- the stream ---------------------------------------------------------------------------
 
     def is_captured(self, name: TableId) -> bool:
-        """Return whether this table's rows are taken.
+        """Return whether this table's rows are accepted.
 
-        All of them, whatever is being read: a snapshot's `t` voids what lies below it, and leaving
-        out a table's changes would leave gaps in the `_cdc_seq` of the others. So are rows of a
-        table that has just gone, which are under way.
+        All of them, also during a read: a snapshot's `t` voids the rows below it, and omitting a
+        table's changes would leave gaps in the `_cdc_seq` of the others. Rows of a table that has
+        just been dropped are accepted too: they are in flight.
         """
         entry = self._entries.get(name)
         return name in self._gone if entry is None else not entry.is_stopped
 
     def takes(self, table: Table) -> bool:
-        """Whether changes of this very table are taken, which may have been dropped since."""
+        """Return whether changes of this very table are accepted, even if it has departed."""
         return self.has_departed(table) or self.is_captured(table.id)
 
     def has_departed(self, table: Table) -> bool:
-        """Return whether it was dropped, or has another name now."""
+        """Return whether it was dropped or renamed."""
         return (table.oid, table.id) in self._departed
 
     def has_successor(self, table: Table) -> bool:
-        """Return whether another table has the name of this one, which has departed."""
+        """Return whether another table now has the name of this departed one."""
         return self.has_departed(table) and table.id in self._entries
 
     def is_later_version(self, table: Table) -> bool:
-        """Return whether a table that has departed came with other columns than `_tables` has."""
+        """Return whether a departed table arrived with other columns than `_tables` has."""
         known = self.known.get(table.id)
         is_this = known is not None and known.oid == table.oid
         return is_this and not self.has_successor(table) and self._differs(table, known)
 
     def note_incomplete(self, name: TableId, lsn: Lsn) -> bool:
-        """Take a row that lacks values, where a reading may void it; else say False."""
+        """Record a row that lacks values, if a read may void it; return False otherwise."""
         entry = self._entries.get(name)
         return entry is not None and entry.note_incomplete(lsn)
 
     def is_incomplete(self, name: TableId) -> bool:
-        """Return whether a row that lacks values is above what its reading made void."""
+        """Return whether a row that lacks values is above what its read voided."""
         entry = self._entries.get(name)
         return entry is not None and entry.is_incomplete
 
     def is_new_version(self, table: Table) -> bool:
-        """Whether the stream brought other columns than `_tables` has, of a table that is there."""
+        """Return whether the stream sent other columns than `_tables` has, of an existing table."""
         if table.id not in self._entries:
             return False
         entry, known = self._entries[table.id], self.known.get(table.id)
@@ -482,12 +483,12 @@ class TableSet:
         return known.replica_identity != table.replica_identity
 
     def is_ambiguous(self, table: Table, first: Lsn, xid: int | None) -> bool:
-        """Whether rows of one transaction, parted by DDL in it, could be taken for each other.
+        """Return whether rows of one transaction, separated by DDL in it, could be confused.
 
-        A column was added with a default after the first of them: they have it in the source, and
-        `_tables` tells only of earlier transactions' rows. Or a column returns that was away: what
-        was written meanwhile lies under another name or type. Or names stand in another order, in
-        which only other columns have them. Then the table must be re-read.
+        A column with a default was added after the first of them: they have it in the source, but
+        `_tables` covers only the rows of earlier transactions. Or a column returned: what was
+        written in between lies under another name or type. Or names are in another order, and only
+        different columns can be. Then the table must be re-read.
         """
         entry, known = self._entries[table.id], self.known.get(table.id)
         entry.told = first, xid
@@ -498,28 +499,28 @@ class TableSet:
         returns = any(c.lake_name in known.lake_columns for c in new)
         is_defaulted = entry.last == first and any(c.missing is not None for c in new)
         if returns or is_defaulted or _in_another_order(table, known):
-            entry.miss("columns came, came back or moved between rows that the stream sent")
+            entry.miss("columns were added, returned or moved between rows that the stream sent")
             return True
         return False
 
     def took(self, name: TableId, last: Lsn) -> None:
-        """Note the transaction of the last change of a table that was taken."""
+        """Record the transaction of a table's last accepted change."""
         if name in self._entries:
             self._entries[name].last = last
 
     def state(self, name: TableId) -> TableState:
-        """Its state in `_tables`: not live before its snapshot is durable."""
+        """Return its state in `_tables`: not live before its snapshot is durable."""
         entry = self._entries.get(name)
         if entry is None:
             return self.known[name].state
         return TableState.LIVE if entry.is_whole else TableState.SNAPSHOTTING
 
     def is_present(self, name: TableId) -> bool:
-        """Return whether the source offers it."""
+        """Return whether the source offers the table."""
         return name in self._entries
 
     def stop(self, name: TableId) -> Table:
-        """Take nothing more of this table; gives its schema."""
+        """Stop this table; return its schema."""
         if name not in self._entries:
             self._gone.discard(name)
             return Table(name, self.known[name].oid if name in self.known else 0, ())
@@ -532,7 +533,7 @@ class TableSet:
     def events(
         self, tables: Sequence[Table], state: TableState, at: datetime, at_lsn: Lsn
     ) -> list[TableEvent]:
-        """Make the events of tables that entered a state together."""
+        """Return the events of tables that entered a state together."""
         return [
             TableEvent(
                 t,
@@ -547,12 +548,12 @@ class TableSet:
         ]
 
     def explain(self, names: Iterable[TableId], cause: str) -> None:
-        """Take why tables that must be read have to be re-read."""
+        """Record why tables that must be read are re-read."""
         for name in names:
             self._entries[name].cause = cause
 
     def cause(self, name: TableId) -> str | None:
-        """Say why a table is re-read, until it has been; None for any other."""
+        """Return why a table is re-read, until it is complete; None for any other."""
         entry = self._entries.get(name)
         return None if entry is None else entry.cause
 
@@ -570,18 +571,18 @@ class TableSet:
 
 
 def _definition(table: Table) -> tuple[object, ...]:
-    """Return what, when it changes, may let a stopped table go on."""
+    """Return the definition whose change may let a stopped table continue."""
     return table.columns, table.replica_identity, table.key
 
 
 def _in_another_order(table: Table, known: RegisteredTable) -> bool:
-    """Whether columns that both have follow one another otherwise: in the source none moves."""
+    """Return whether common columns are in another order: in the source no column moves."""
     now, then = [c.name for c in table.columns], [c.source_name for c in known.columns]
     both = {*now} & {*then}
     return [name for name in now if name in both] != [name for name in then if name in both]
 
 
 def stopped(table: Table, error: TableError, at: datetime, at_lsn: Lsn) -> TableEvent:
-    """Make the event of a table that can't go on."""
+    """Return the event of a table that can't continue."""
     state = TableState.STOPPED
     return TableEvent(table, state, at, at_lsn, reason=error.reason, remedy=error.remedy)

@@ -1,4 +1,4 @@
-"""One table in a run: taken or stopped, to be read or read, and what a reading left."""
+"""The state of one table in a run: captured or stopped, to be read or read, and what is left."""
 
 from __future__ import annotations
 
@@ -12,42 +12,41 @@ from ingestd.model.schema import Table
 from ingestd.ports import Discovery
 
 _FIRST, _LAST, _AGAIN, _MARKED = "first", "last", "again", "|"
-"""How `_tables` says where a reading has its `t`, before what is left of it.
+"""Where a read has its `t`, as recorded in `_tables` before what is left of it.
 
-Again: last, and the table was whole when someone asked for it.
+Again: last, and the table was complete when its snapshot was requested.
 """
 
 
 def progress_of(left: str, *, is_marked: bool) -> str:
-    """Write for `_tables` what someone else left of a reading, which a daemon goes on with.
+    """Return the text for `_tables` of what another process left of a read, to be continued.
 
-    `is_marked`: its `t` is in the lake; else it comes last.
+    `is_marked`: its `t` is in the lake; otherwise it comes last.
     """
     return (_FIRST if is_marked else _LAST) + _MARKED + left
 
 
 def left_of(progress: str) -> str:
-    """Return what `_tables` says is left of a reading (`Snapshot.left`)."""
+    """Return what is left of a read according to `_tables` (`Snapshot.left`)."""
     return progress.partition(_MARKED)[2]
 
 
 @dataclass(slots=True)
 class TrackedTable:
-    """What a run knows of one table that the source offers.
+    """The state of one table that the source offers, in one run.
 
-    `is_wanted`: its rows must be read. `load`: which reading of them is not durable yet, None if
-    none is under way; a later one makes an earlier one void. `point`: where they are read.
-    `last`: transaction of the stream's last change of it; `told`: of the last that told of columns,
-    and its id, where that is known.
-    `rewritten`: why its old rows are not what the source has, until that is recorded. `cause`: what
-    has it re-read, until it has been.
-    `is_postponed`: the source can't send it yet. `version`: what the stream brought last, which is
-    as `compared` says. `progress`: what a reading before left (`Snapshot.left`), or this one so
-    far; `owes_marker`: its `t` comes last. `is_new`: the source has sent its changes only since a
-    moment ago. `is_asked`: it was whole when someone asked for it to be read, since its snapshot
-    at `whole_at`. `has_gap`: changes of it were missed since its reading began. `failures`:
-    readings that it was altered in. `incomplete`: the last transaction with a row that lacked
-    values (`incomplete_rows`), taken while the table was not whole.
+    `is_wanted`: its rows must be read. `load`: the number of the read that is not durable yet, None
+    if none is running; a later read voids an earlier one. `point`: where the rows are read. `last`:
+    commit LSN of the stream's last change of it; `told`: commit LSN and, if known, xid of the last
+    transaction that sent other columns for it. `rewritten`: why its old rows differ from the
+    source's, until that is recorded. `cause`: why it is re-read, until it has been. `is_postponed`:
+    the source can't send it yet. `version`: the definition that the stream sent last; `compared`:
+    the registered one that equals it. `progress`: what an earlier read left (`Snapshot.left`), or
+    this one so far; `owes_marker`: its `t` comes last. `is_new`: the source has begun to send its
+    changes only just now. `is_asked`: it was complete, by its snapshot at `whole_at`, when its
+    re-read was requested. `has_gap`: changes of it were missed since its read began. `failures`:
+    reads during which it was altered. `incomplete`: the last transaction with a row that lacked
+    values (`incomplete_rows`), accepted while the table was not complete.
     """
 
     table: Table
@@ -73,11 +72,11 @@ class TrackedTable:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the lake has all its rows, and takes its changes."""
+        """True if the lake has all its rows and accepts its changes."""
         return not (self.is_stopped or self.is_wanted or self.load is not None)
 
     def resume(self, known: RegisteredTable | None) -> None:
-        """Go on with a reading that an earlier run began, if it was of this very table."""
+        """Continue a read that an earlier run began, if it was of this very table."""
         marker = ""
         is_this = known is not None and known.oid == self.table.oid
         if known is not None and is_this and known.state is TableState.SNAPSHOTTING:
@@ -86,20 +85,20 @@ class TrackedTable:
         self.owes_marker, self.is_asked = marker != _FIRST, marker == _AGAIN
 
     def ask(self, whole_at: Lsn | None) -> None:
-        """Record that someone wants it re-read. `whole_at`: its snapshot so far."""
+        """Record that its re-read was requested. `whole_at`: its snapshot so far."""
         if self.is_whole:
             self.is_asked, self.whole_at = True, whole_at
         self.is_wanted, self.is_stopped, self.progress = True, False, ""
 
     def cancel(self) -> None:
-        """Record that nobody wants it read any more, which was whole when it was asked for."""
+        """Record that a re-read was cancelled. The table was complete when it was requested."""
         self.is_wanted, self.load, self.progress = False, None, ""
         self.is_asked, self.point = False, self.whole_at
 
     def miss(self, cause: str | None) -> None:
-        """Record that changes of it may have been missed: it has to be read from the start.
+        """Record that changes of it may have been missed: it must be read from the start.
 
-        `cause`: None where it was not whole.
+        `cause`: None if it was not complete.
         """
         self.cause = cause
         self.is_wanted, self.is_asked, self.progress = True, False, ""
@@ -113,29 +112,29 @@ class TrackedTable:
             self.owes_marker = has_rows
 
     def fail(self) -> None:
-        """Record that its reading failed: it must be read again, or what was left."""
+        """Record that its read failed: the table, or what was left, must be read again."""
         self.load, self.point, self.is_wanted = None, None, True
 
     def end(self) -> None:
-        """Record that all rows of its reading are durable."""
+        """Record that all rows of its read are durable."""
         self.load, self.progress, self.failures = None, "", 0
         if not self.has_gap:
             self.cause = None
-        if self.is_wanted:  # again: it is whole until then, unless something was missed
+        if self.is_wanted:  # again: it is complete until then, unless something was missed
             self.is_asked, self.whole_at = not self.has_gap, self.point
         else:
             self.is_new = self.is_asked = False
 
     def stop(self) -> None:
-        """Take nothing more of it."""
+        """Stop the table."""
         self.is_stopped, self.is_wanted, self.load, self.point = True, True, None, None
         self.progress, self.is_asked, self.incomplete = "", False, None
         self.cause = None
 
     def note_incomplete(self, lsn: Lsn) -> bool:
-        """Record that a row came that lacks values, unless that would be seen: say whether it was.
+        """Record a row that lacks values, and return True, unless readers would see it.
 
-        Not where readers see it: what is re-read, and was not asked for, voids what lies below.
+        A re-read that was not requested voids the rows below its point, so readers never see them.
         """
         if self.is_whole or self.is_asked:
             return False
@@ -144,16 +143,17 @@ class TrackedTable:
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether such a row lies where the reading has not made it void."""
+        """True if such a row lies above what the read voids."""
         if self.incomplete is None:
             return False
         return self.point is None or self.incomplete >= self.point
 
     def is_told_after(self, discovery: Discovery) -> bool:
-        """Whether the stream has told of columns by a transaction that the discovery is before.
+        """Return whether the stream has sent columns by a transaction later than the discovery.
 
-        It may be before one whose commit lies below its position: such a record is in the WAL for
-        a moment, and for as long as a synchronous standby does not answer, before others see it.
+        The transaction's commit may precede the discovery's position. Such a record is in the WAL
+        for a moment, and as long as a synchronous standby does not answer, before other sessions
+        see it.
         """
         if self.told is None:
             return False
@@ -163,14 +163,14 @@ class TrackedTable:
         return not discovery.seen.sees(np.array([xid]))[0]
 
     def latest(self, discovery: Discovery) -> Table:
-        """Return its columns as the stream told after the discovery, or as that did."""
+        """Return its definition by the stream if that is later than the discovery, else by that."""
         if self.version is None or not self.is_told_after(discovery):
             return self.table
         return replace(self.version, storage=self.table.storage)
 
     @property
     def recorded_progress(self) -> str:
-        """What `_tables` is to say of its reading; empty: nothing of it is kept."""
+        """The text for `_tables` on its read; empty: nothing of it is kept."""
         if not (self.progress or self.is_asked):
             return ""
         marker = _AGAIN if self.is_asked else _LAST if self.owes_marker else _FIRST

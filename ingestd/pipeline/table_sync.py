@@ -1,14 +1,14 @@
-"""Keeps up with what tables there are, while the stream goes on.
+"""Keeps the set of tables in sync with the source while the stream continues.
 
-One task, one step after another::
+One task, step by step::
 
-    start to read what must be read -> wait until tables change, or a snapshot is asked for
+    start the reads that are due -> wait until tables change or a snapshot is requested
       -> discover -> record departures -> prepare -> record other changes -> (again)
 
-and a task for each reading (`ingestd.pipeline.snapshot_reader`), which appends nothing itself: its
-pages go through the pipeline's one queue. A fault of reading that passes by itself is tried again
-here; one that needs a person stops the tables that were to be read, not their source (I8). Any
-other fault ends the pipeline.
+and a task for each read (`ingestd.pipeline.snapshot_reader`), which appends nothing itself: its
+pages go through the pipeline's one queue. A transient fault of a read is retried here; one that
+needs an operator stops the tables of the read, not their source (I8). Any other fault ends the
+pipeline.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.ports import ChangeCapture, Sink, Snapshot
 
 READINGS = 8
-"""How many are begun at most: some wait for others' transactions (`reading.AT_ONCE` read)."""
+"""Maximum number of started reads: some wait for transactions (`snapshot_reader.AT_ONCE` read)."""
 FORGET_INTERVAL_S = 15.0
 LOOK_INTERVAL_S = 0.1
 POSTPONED_S = 2.0
-"""When it is tried again where a table was locked, or had gone."""
+"""Delay before retrying a table that was locked or missing."""
 RETRY_S = 1.0
 RETRY_LIMIT_S = 30.0
 
@@ -56,14 +56,14 @@ _PASSING = frozenset(
         "timeout",
     }
 )
-"""Reasons of transient faults that leave the stream unharmed."""
+"""Reasons of transient faults that leave the stream intact."""
 
 Loads = Mapping[TableId, int]
-"""The numbers of tables' readings in the TableSet."""
+"""The numbers of tables' reads in the TableSet."""
 
 
 class TableSync:
-    """See above. `durable` gives the position up to which the lake is durable."""
+    """See the module. `durable` returns the position up to which the lake is durable."""
 
     def __init__(  # noqa: PLR0917 - all parts of one pipeline
         self,
@@ -95,14 +95,14 @@ class TableSync:
         self._delay_s = RETRY_S
 
     def request(self, tables: Sequence[TableId], where: str | None = None) -> None:
-        """Have tables re-read; with `where` the rows for which it holds, added to what is there.
+        """Re-read tables, or with `where` add the rows for which it holds to the existing ones.
 
-        Raises OperatorError for one that is not captured, or where nothing is ever read.
+        Raises OperatorError for a table that is not captured, or if nothing is ever read.
         """
         if not self._reads:
             raise OperatorError(
                 'snapshot = "never": tables are not read',
-                remedy='set snapshot = "initial", send SIGHUP to the daemon, and ask again',
+                remedy='set snapshot = "initial", send SIGHUP to the daemon, and retry',
             )
         if where is None:
             self._book.request(tables)
@@ -112,7 +112,7 @@ class TableSync:
         self._requested.set()
 
     def cancel(self, tables: Sequence[TableId]) -> Coroutine[Any, Any, None]:
-        """Return up readings; what is returned records it. Raises OperatorError: none to cancel."""
+        """Cancel reads; return the coroutine that records it. Raises OperatorError without any."""
         asked = {table for table, _ in self._partial}
         self._partial = [(table, where) for table, where in self._partial if table not in tables]
         whole, others = self._book.cancel([t for t in tables if t not in asked])
@@ -121,9 +121,9 @@ class TableSync:
         return self._reader.record_cancelled(whole, others, self._reached())
 
     async def begin_first_load(self) -> Loads:
-        """Take the snapshot of what must be read before the stream begins; gives its numbers.
+        """Take the snapshot of the tables to read before the stream begins; return their numbers.
 
-        Of what is not read in chunks: those need the stream.
+        Without the tables that are read incrementally: those need the stream.
         """
         tables = self._book.to_read()
         large = await self._capture.chunked(tables, initial=True)
@@ -137,14 +137,14 @@ class TableSync:
         return loads
 
     async def take_unread(self) -> None:
-        """Take tables that nothing is known of as they come (snapshot = "never")."""
+        """Capture unknown tables without reading them (snapshot = "never")."""
         unknown = self._book.unknown()
         loads = self._book.begin(unknown)
         await self._intake.enter(unknown, TableState.LIVE, self._durable())
         self._book.loaded(loads.values())
 
     async def run(self, give: Give) -> None:
-        """Follow, indefinitely."""
+        """Run indefinitely."""
         forgetting = asyncio.create_task(self._forget())
         try:
             while True:
@@ -156,7 +156,7 @@ class TableSync:
                     for name, load in self._book.begin(self._book.to_read()).items():
                         await give(Page(self._missed(name), _now(), load))
                 await self._until_tables_change()
-                await asyncio.sleep(LOOK_INTERVAL_S)  # what changes now may change again at once
+                await asyncio.sleep(LOOK_INTERVAL_S)  # catalog changes often come in bursts
                 await self._look()
                 if not self._reads:
                     await self.take_unread()
@@ -164,19 +164,19 @@ class TableSync:
             await _cancel([*self._readings, forgetting])
 
     def _missed(self, name: TableId) -> TableError:
-        """Say why a table stops that would be read if it might; as when it did, if it had."""
+        """Return why a table stops instead of being read; the recorded reason if it had stopped."""
         known, cause = self._book.known.get(name), self._book.cause(name)
         why = "" if cause is None else f" ({cause})"
         reason = f'changes may have been missed{why}, and snapshot = "never"'
         is_this = known is not None and known.oid == self._book.table(name).oid
         if cause is None and known is not None and is_this and known.state is TableState.STOPPED:
             reason = known.reason or reason
-        return TableError(name, reason, remedy='set snapshot = "initial" to have it read anew')
+        return TableError(name, reason, remedy='set snapshot = "initial" to have it re-read')
 
     async def _look(self) -> None:
-        """Discover, and have the stream bring what was found.
+        """Discover, and prepare the stream for the result.
 
-        It is done again later if a table goes meanwhile, or is locked for long.
+        Repeated later if a table is dropped meanwhile, or locked for long.
         """
         try:
             discovery = await self._capture.discover(self._book.known)
@@ -196,7 +196,7 @@ class TableSync:
         await self._intake.record(self._book.changed(_now(), self.gate.position))
 
     def _hold_up(self, error: TransientError) -> None:
-        """Look again soon if the fault passes; raise it otherwise."""
+        """Schedule a retry if the fault is transient; raise it otherwise."""
         if error.reason not in _PASSING:
             raise error
         if not self._is_held_up:
@@ -207,7 +207,7 @@ class TableSync:
     # --- reading ------------------------------------------------------------------------------
 
     async def _start_reading(self, give: Give) -> None:
-        """Read what must be read, beside what is being read already."""
+        """Start the reads that are due, alongside running ones."""
         first, self._first = self._first, None
         if first is not None:
             loads, snapshot = first
@@ -225,10 +225,10 @@ class TableSync:
             while len(self._readings) < READINGS and self._book.to_read():
                 tables, way = await self._next_group()
                 wanted = {table.id for table in self._book.to_read()}
-                tables = [t for t in tables if t.id in wanted]  # or cancelled meanwhile
+                tables = [t for t in tables if t.id in wanted]  # without those cancelled meanwhile
                 if not tables:
                     continue
-                for table_ in tables:  # it may be asked for while it is read
+                for table_ in tables:  # it may be requested while it is being read
                     self._reader.abandon(table_.id)
                 reading = SnapshotRun(give, self._book.begin(tables))
                 self._begin(self._guarded(reading, way(reading)))
@@ -236,14 +236,14 @@ class TableSync:
             self._pass_or_raise(error)
 
     async def _next_group(self) -> tuple[list[Table], Way]:
-        """Return tables to be read together, and how: what was begun goes on first, one by one."""
+        """Return tables to read together, and how: unfinished ones first, one by one."""
         tables = self._book.to_read()
         begun = next((t for t in tables if self._book.left(t.id)), None)
         if begun is not None:
             return [begun], self._reader.read_rest
         able = await self._capture.chunked(tables, initial=False)
         chunked = [t for t in tables if t.id in able]
-        if chunked:  # a few by themselves: one may have to wait
+        if chunked:  # a few are read separately: one may have to wait
             few = len(chunked) <= READINGS // 2
             return chunked[:1] if few else chunked, self._reader.read_in_chunks
         return tables, self._reader.read_at_point
@@ -252,7 +252,7 @@ class TableSync:
         self._readings.add(asyncio.create_task(work))
 
     async def _guarded(self, reading: SnapshotRun, work: Coroutine[Any, Any, None]) -> None:
-        """Read; what passes by itself is tried again, what needs a person stops the tables."""
+        """Run a read. Retry transient faults; stop its tables if an operator is needed."""
         try:
             await work
         except TransientError as error:
@@ -270,7 +270,7 @@ class TableSync:
             await reading.end(name)
 
     async def _guarded_partial(self, reading: SnapshotRun, work: Coroutine[Any, Any, None]) -> None:
-        """Read some rows; whatever is in the way, the tables go on and who asked is told."""
+        """Run a partial read. Its faults are reported; the tables continue."""
         try:
             await work
         except TransientError as error:
@@ -280,12 +280,12 @@ class TableSync:
         except OperatorError as error:
             failed = error
         else:
-            for name in reading.unended:  # gone, or given up
+            for name in reading.unended:  # dropped, or cancelled
                 await reading.end(name)
             return
         what = failed.reason if isinstance(failed, TableError) else failed.what
         for name in reading.unended:
-            await reading.fail(TableError(name, what, remedy=failed.remedy or "ask again"))
+            await reading.fail(TableError(name, what, remedy=failed.remedy or "request it again"))
 
     def _pass_or_raise(self, error: TransientError) -> None:
         if error.reason not in _PASSING:
@@ -302,19 +302,19 @@ class TableSync:
         self._delay_s = min(2 * self._delay_s, RETRY_LIMIT_S)
 
     async def _forget(self) -> None:
-        """Now and then forget the transactions that everybody sees."""
+        """Periodically forget the transactions that every session sees."""
         while True:
             await asyncio.sleep(FORGET_INTERVAL_S)
             if self._intake.delivered.count:
-                with contextlib.suppress(TransientError):  # `health` tells of what lasts
+                with contextlib.suppress(TransientError):  # `health` reports lasting faults
                     self._intake.delivered.forget(await self._capture.seen())
 
     # --- waiting ------------------------------------------------------------------------------
 
     async def _until_tables_change(self) -> None:
-        """Return when the catalog may be another, or a snapshot is asked for.
+        """Return when the catalog may have changed, or a snapshot is requested.
 
-        Raises what a reading ended with.
+        Raises the error that ended a read.
         """
         waits = [self._capture.tables_changed(), self._requested.wait()]
         tasks: list[asyncio.Task[object]] = [asyncio.ensure_future(w) for w in waits]
@@ -322,7 +322,7 @@ class TableSync:
             while not any(task.done() for task in tasks):
                 await asyncio.wait([*tasks, *self._readings], return_when=asyncio.FIRST_COMPLETED)
                 if self._end_readings() and (self._book.to_read() or self._partial):
-                    break  # there is a place again
+                    break  # another read can start
             for task in tasks:
                 if task.done():
                     task.result()
@@ -331,7 +331,7 @@ class TableSync:
         self._requested.clear()
 
     def _end_readings(self) -> bool:
-        """Forget those that have ended; say whether there were any. Raises what one ended with."""
+        """Remove reads that have ended; return whether there were any. Raises the error of one."""
         ended = {task for task in self._readings if task.done()}
         self._readings -= ended
         for task in ended:

@@ -1,1 +1,1 @@
-"""What the pipeline reports to metrics, status and log."""
+"""The pipeline's reports to metrics, status and log."""

@@ -1,4 +1,4 @@
-"""What becomes of a lake's maintenance, told to metrics and log."""
+"""Reports a lake's maintenance to metrics and log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ingestd.ports import MaintainedTable
 
 @dataclass(slots=True)
 class Totals:
-    """Of one look at a lake. `error`: the first that a table had."""
+    """Totals of one maintenance run. `error`: the first that a table had."""
 
     tables: int = 0
     joined_files: int = 0
@@ -34,7 +34,7 @@ class Totals:
 
 
 class MaintenanceTelemetry:
-    """Tells of one source's. Synchronous, called from the event loop."""
+    """Reports one source's maintenance. Synchronous, called from the event loop."""
 
     def __init__(self, metrics: Metrics, log: FilteringBoundLogger, watch: SourceTelemetry) -> None:
         self.watch = watch
@@ -44,7 +44,7 @@ class MaintenanceTelemetry:
 
     @property
     def is_running(self) -> bool:
-        """Whether the source is claimed, and delivers or is about to (I5)."""
+        """True if the source is claimed, and delivers or is about to (I5)."""
         return self.watch.not_running() is None
 
     def added(self, tables: Sequence[str]) -> None:
@@ -53,7 +53,7 @@ class MaintenanceTelemetry:
             self._metrics.small_file_added(self.watch.source, table)
 
     def maintained(self, table: MaintainedTable, *, since: int) -> None:
-        """Take what was done to a table; `since`: files added meanwhile, at the most."""
+        """Record a maintained table; `since`: files added meanwhile, at most."""
         if table.small_files is not None:
             count = table.small_files + since
             self._metrics.small_files(self.watch.source, table.table, count)
@@ -61,7 +61,7 @@ class MaintenanceTelemetry:
     def done(
         self, totals: Totals, error: IngestdError | None, seconds: float, taken: Counter[str]
     ) -> None:
-        """Take the end of a look; `taken`: new files that there were of each table."""
+        """Record the end of a run; `taken`: new files of each table at its start."""
         self._metrics.maintained(
             self.watch.source,
             joined_files=totals.joined_files,

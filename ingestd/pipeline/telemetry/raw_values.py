@@ -1,23 +1,23 @@
-"""Why a value went to `_cdc_raw`, as far as the type of its column tells, and what may be done."""
+"""Hints for the log: why a column of some type can't hold a value, and what to do."""
 
 from __future__ import annotations
 
 import pyarrow as pa
 
-_CALENDAR = "infinity, BC and years above 9999 have no place in a Delta {name}; kept as text"
+_CALENDAR = "a Delta {name} can't hold infinity, BC or years above 9999; kept as text"
 _TEXT = (
-    "its bytes have no character in the database's encoding, or (SQL_ASCII) are not UTF-8: they "
-    "are kept as hex after \\x"
+    "its bytes are not a character in the database's encoding, or (SQL_ASCII) not UTF-8; they are "
+    "kept as hex after \\x"
 )
 _DECIMAL = (
-    "NaN, infinity and numbers that the decimal does not hold exactly are kept as text; "
-    "`types` chooses a wider one, or string"
+    "NaN, infinity and numbers that the decimal can't hold exactly are kept as text; "
+    "set a wider one, or string, in `types`"
 )
 _LIST = (
-    "arrays of several dimensions, with other lower bounds, or with an element that the element's "
-    "type does not hold, are kept as text; `types` = string keeps them all so"
+    "arrays of several dimensions, with other lower bounds, or with an element that the element "
+    "type can't hold, are kept as text; `types` = string keeps all of them as text"
 )
-_STRUCT = "a field holds what its type does not; `types` = string keeps all values as text"
+_STRUCT = "a field's type can't hold its value; `types` = string keeps all values as text"
 
 
 _HINTS = (
@@ -31,8 +31,8 @@ _HINTS = (
 
 
 def hint(column: pa.DataType) -> str:
-    """Say why a column of this type can't hold some values. Names no value."""
+    """Return why a column of this type can't hold some values. Contains no value."""
     for is_kind, text in _HINTS:
         if is_kind(column):
             return text
-    return f"the server's text is not one that {column} gives back exactly; kept as text"
+    return f"{column} would not reproduce the server's text exactly; kept as text"

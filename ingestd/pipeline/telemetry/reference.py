@@ -1,4 +1,4 @@
-"""What happens to a source's reference tables, told to metrics, status and log in one place."""
+"""Reports a source's reference tables to metrics, status and log in one place."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _now() -> datetime:
 
 
 class ReferenceTelemetry:
-    """Keeps what is shown of reference tables; `kinds`: the config's `reference` of each.
+    """Keeps the status of reference tables; `kinds`: the config's `reference` of each.
 
     A table that is not streamed is shown among the source's tables too, in the state of its rows.
     Synchronous, called from the event loop.
@@ -58,24 +58,24 @@ class ReferenceTelemetry:
 
     @property
     def is_running(self) -> bool:
-        """Whether the source is claimed, and delivers or is about to (I5)."""
+        """True if the source is claimed, and delivers or is about to (I5)."""
         return self.watch.not_running() is None
 
     def state_of(self, table: TableId) -> object:
-        """Return what is another after the source's own table has come into another state."""
+        """Return a value that changes when the source's own table enters another state."""
         found = self._status.tables.get(str(table))
         return None if found is None else (found.state, found.since)
 
     def requested(self, tables: Sequence[TableId]) -> None:
-        """Record that someone asked for these tables' rows."""
+        """Record that a snapshot of these tables was requested."""
         for table in tables:
             self._status.tables[str(table)].snapshot_requested = True
         self._log.info("snapshot.requested", tables=[str(t) for t in tables], partial=False)
 
     def reading(self, table: TableId, ratio: float, nbytes: int, *, is_asked: bool) -> None:
-        """Take how much of a table is read, 0 to 1; `nbytes`: since the last call.
+        """Record how much of a table is read, 0 to 1; `nbytes`: since the last call.
 
-        `is_asked`: for another reading after this one.
+        `is_asked`: another read was requested after this one.
         """
         shown = self._shown(table)
         if shown is not None:
@@ -87,7 +87,7 @@ class ReferenceTelemetry:
             )
 
     def opened(self, table: TableId, state: ReferenceState | None) -> None:
-        """Record what the lake has; a table that is stopped stays so until a step succeeds."""
+        """Record what the lake has; a stopped table stays stopped until a step succeeds."""
         if state is None:
             return
         reference = self._status.references[str(table)]
@@ -98,7 +98,7 @@ class ReferenceTelemetry:
             self._take(table, state)
 
     def succeeded(self, table: TableId, state: ReferenceState | None) -> None:
-        """Record that nothing is due: the lake has what it is to have."""
+        """Record that nothing is due: the lake is up to date."""
         reference = self._status.references[str(table)]
         if state is not None and reference.reason is not None:
             self._take(table, state)
@@ -108,7 +108,7 @@ class ReferenceTelemetry:
     ) -> None:
         """Record that the lake has a table's rows; a new version of them if `state.is_new`.
 
-        `is_asked`: for another reading after this one.
+        `is_asked`: another read was requested after this one.
         """
         self._take(table, state)
         self._status.references[str(table)].looked = self._now()
@@ -130,9 +130,9 @@ class ReferenceTelemetry:
                 shown.last_change = self._now()
 
     def failed(self, table: TableId, error: IngestdError, delay_s: float) -> None:
-        """Take what a table's rows could not be read or written for, and when it is tried again.
+        """Record why a table's rows could not be read or written, and when that is retried.
 
-        What passes by itself does not change its state.
+        A transient fault does not change the table's state.
         """
         name = str(table)
         reference = self._status.references[name]
@@ -156,7 +156,7 @@ class ReferenceTelemetry:
             self._log.error("reference.stopped", table=name, reason=why, remedy=error.remedy)
 
     def unknown(self, error: BaseException) -> IngestdError:
-        """Log where an unforeseen error arose, and give it its place."""
+        """Log where an unforeseen error arose, and return it with its place."""
         return self.watch.unknown(error)
 
     def _take(self, table: TableId, state: ReferenceState) -> None:

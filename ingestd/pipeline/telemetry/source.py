@@ -1,4 +1,4 @@
-"""What happens to a source, told to metrics, status and log in one place.
+"""Reports a source to metrics, status and log in one place.
 
 Log events have constant names; one line per change of state, never one per row or message.
 """
@@ -31,7 +31,7 @@ from ingestd.process.file_limit import none_left
 
 _RUNNING = {SourceState.SNAPSHOTTING, SourceState.STREAMING}
 REMIND_EVERY = timedelta(hours=1)
-"""How often the log tells what a paused source costs."""
+"""How often the log reports the WAL that a paused source retains."""
 
 
 class SourceTelemetry(TableTelemetry):
@@ -59,9 +59,9 @@ class SourceTelemetry(TableTelemetry):
     # --- the source --------------------------------------------------------------------------
 
     def enter(self, state: SourceState) -> None:
-        """Take a state that needs no explanation.
+        """Record a state that needs no explanation.
 
-        Another start after a fault keeps the fault's state, and its reason, until it has got on.
+        A new start after a fault keeps the fault's state and reason until it has made progress.
         """
         failed = self._status.state in {SourceState.BACKING_OFF, SourceState.STOPPED}
         if failed and state is SourceState.STARTING:
@@ -74,16 +74,16 @@ class SourceTelemetry(TableTelemetry):
             self._tell()
 
     def _not_connected(self) -> None:
-        """Record that nothing more is measured, and that what was received is given up."""
+        """Record that nothing is measured any more, and that received bytes are dropped."""
         self._metrics.no_lag(self.source)
         self._metrics.buffered(self.source, 0)
 
     def paused(self, since: datetime) -> None:
-        """Record that someone paused the source, now or before this daemon was started."""
+        """Record that the source was paused, now or before this daemon started."""
         if self._status.state is SourceState.PAUSED:
             return
         self._status.pause(since)
-        for table in self._status.tables.values():  # what was being read goes on after the pause
+        for table in self._status.tables.values():  # a running read continues after the pause
             table.snapshot = None
             self._metrics.no_snapshot(self.source, table.table)
         self._metrics.source_state(self.source, SourceState.PAUSED)
@@ -94,7 +94,7 @@ class SourceTelemetry(TableTelemetry):
         self._tell()
 
     def resumed(self) -> None:
-        """Record that the source is to deliver; nothing is new if it was not paused."""
+        """Record that the source delivers; no change if it was not paused."""
         if self._status.state is not SourceState.PAUSED:
             return
         paused_s = (self._now() - self._status.since).total_seconds()
@@ -102,7 +102,7 @@ class SourceTelemetry(TableTelemetry):
         self.enter(SourceState.STARTING)
 
     def held(self, lag: CaptureLag) -> None:
-        """Take what is kept for a paused source: told in the log at once, then every hour."""
+        """Record what is retained for a paused source; log it at once, then every hour."""
         self._is_measured = True
         self._forget_dropped()
         now = self._now()
@@ -123,11 +123,11 @@ class SourceTelemetry(TableTelemetry):
 
     @property
     def knows_lake(self) -> bool:
-        """Whether this daemon has read, or written, what the source's lake holds."""
+        """True if this daemon has read or written the contents of the source's lake."""
         return self._status.end_lsn is not None or bool(self._status.epoch)
 
     def found(self, committed: LakeState) -> None:
-        """Take what the lake holds of a source that was paused before this daemon was started."""
+        """Record the lake's contents for a source that was paused before this daemon started."""
         self._status.resumed(epoch=committed.epoch, end_lsn=committed.position)
         for known in committed.tables.values():
             why = None if known.reason is None else OperatorError(known.reason)
@@ -135,7 +135,7 @@ class SourceTelemetry(TableTelemetry):
         self._forget_dropped()
 
     def refuse_if_paused(self) -> None:
-        """Raise OperatorError while the source is paused: no waiting helps."""
+        """Raise OperatorError while the source is paused: waiting does not help."""
         if self._status.state is SourceState.PAUSED:
             what = (
                 f"source {self.source} is paused since {self._status.since:%Y-%m-%d %H:%M:%S} UTC"
@@ -143,7 +143,7 @@ class SourceTelemetry(TableTelemetry):
             raise OperatorError(what, remedy=self._status.remedy)
 
     def not_running(self) -> TransientError | None:
-        """Say why the source can't be asked for anything now; None if it can."""
+        """Return why the source can't accept requests now; None if it can."""
         state, reason = self._status.state, self._status.reason
         if state in _RUNNING:
             return None
@@ -151,11 +151,11 @@ class SourceTelemetry(TableTelemetry):
         return TransientError(
             f"source {self.source} is {state}{why}",
             reason="not_running",
-            remedy=self._status.remedy or "ask again when it is streaming",
+            remedy=self._status.remedy or "retry when it is streaming",
         )
 
     def failed(self, error: IngestdError, delay_s: float) -> None:
-        """Take what ended a pipeline, and when it is tried again."""
+        """Record the fault that ended a pipeline, and when it is retried."""
         transient = isinstance(error, TransientError)
         state = SourceState.BACKING_OFF if transient else SourceState.STOPPED
         reason = error.reason if isinstance(error, TransientError) else "operator"
@@ -177,9 +177,9 @@ class SourceTelemetry(TableTelemetry):
             )
 
     def unknown(self, error: BaseException) -> IngestdError:
-        """Log where an unforeseen error arose, and give it its place in the hierarchy.
+        """Log where an unforeseen error arose, and return it as an error of the hierarchy.
 
-        Its text is left out: a library's error may quote values of rows.
+        Its text is left out: a library's error may quote row values.
         """
         if isinstance(error, OSError) and error.errno == errno.EMFILE:
             return none_left(f"source {self.source}")
@@ -192,11 +192,11 @@ class SourceTelemetry(TableTelemetry):
         )
 
     def not_removed(self, error: IngestdError) -> None:
-        """Record that files of an epoch that was given up are still in the lake."""
+        """Record that files of a dropped epoch are still in the lake."""
         self._log.warning("epoch.files_left", reason=error.what)
 
     def not_measured(self, error: IngestdError) -> None:
-        """Take that the lag could not be measured; the log tells it once until it can be again."""
+        """Record that the lag could not be measured; log it once until it can be again."""
         self._metrics.no_lag(self.source)
         self._forget_dropped()
         if self._is_measured:
@@ -204,7 +204,7 @@ class SourceTelemetry(TableTelemetry):
             self._log.warning("source.lag_unknown", reason=error.what)
 
     def noticed(self, notices: Sequence[Notice]) -> None:
-        """Take what was found at the opening of the lake."""
+        """Record what was found when the lake was opened."""
         for notice in notices:
             self._log.warning(notice.event, reason=notice.what, remedy=notice.remedy)
 
@@ -213,29 +213,29 @@ class SourceTelemetry(TableTelemetry):
         self._metrics.lake_lost(self.source, is_lost=is_lost)
 
     def lake_found(self) -> None:
-        """Record that the lake is the source's, or is taken as that."""
+        """Record that the lake is the source's, or was accepted as such."""
         self._lake_lost(is_lost=False)
 
     def begins(self, lake: str) -> None:
-        """Say that the lake has nothing of the source yet."""
+        """Log that the lake has nothing of the source yet."""
         self._log.info("source.first_start", lake=lake)
 
     def lake_given_up(self, reason: str) -> None:
-        """Record that the source begins again, in another lake than it was written to."""
+        """Record that the source starts over, in another lake than it was written to."""
         self._log.warning("source.lake_lost", reason=reason, action="resnapshot")
-        remedy = "nothing: every table is read again, as somebody agreed to"
+        remedy = "nothing to do: every table is re-read, as an operator agreed to"
         note_error(self._status.last_errors, self._now(), reason, remedy)
         self._metrics.restarted(self.source, "lake_resnapshot")
 
     def lost(self, reason: str) -> None:
-        """Record that the stream can't go on where the lake ends."""
+        """Record that the stream can't continue where the lake ends."""
         self._log.warning("source.slot_lost", reason=reason, action="resnapshot")
-        remedy = "nothing: every table is read anew, and what was there serves until then"
+        remedy = "nothing to do: every table is re-read, and its old rows remain until then"
         note_error(self._status.last_errors, self._now(), reason, remedy)
         self._metrics.restarted(self.source, "slot_lost")
 
     def discovered(self, committed: LakeState, discovery: Discovery) -> None:
-        """Take what the lake holds and what the source offers."""
+        """Record the contents of the lake and the source's offer."""
         self._status.resumed(epoch=committed.epoch, end_lsn=committed.position)
         self.offered(discovery)
         self._forget_requests()
@@ -264,7 +264,7 @@ class SourceTelemetry(TableTelemetry):
     # --- positions and rows ------------------------------------------------------------------
 
     def received(self, chunk: Chunk, epoch: FillingEpoch) -> None:
-        """Take a chunk that is in the epoch now."""
+        """Record a chunk that is now in the epoch."""
         self._status.received(chunk.position)
         self._metrics.received(self.source, chunk.position)
         self._metrics.decoded(self.source, chunk.decode_s)
@@ -274,7 +274,7 @@ class SourceTelemetry(TableTelemetry):
     def committed(
         self, committed: CommittedEpoch, epoch: FillingEpoch, commit_seconds: float
     ) -> None:
-        """Take an epoch that has become durable."""
+        """Record an epoch that has become durable."""
         now_us = time.time_ns() // 1000
         times = np.concatenate(epoch.commit_times or [np.empty(0, np.int64)])
         ages_s = (now_us - times) / 1e6
@@ -315,7 +315,7 @@ class SourceTelemetry(TableTelemetry):
         self._tell()
 
     def _raw_values(self, table: TableId, tally: RowTally) -> None:
-        """Count what is kept as text; the log names each column once."""
+        """Count values kept as text; the log names each column once."""
         self._metrics.raw_values(self.source, str(table), tally.raw_values)
         for column, count in tally.raw_columns.items():
             if (table, column) not in self._told_raw:
@@ -326,12 +326,12 @@ class SourceTelemetry(TableTelemetry):
                 )
 
     def confirmed(self, position: Lsn) -> None:
-        """Take what the source was told it may discard."""
+        """Record the position below which the source may discard."""
         self._status.confirmed(position)
         self._metrics.confirmed(self.source, position)
 
     def measured(self, lag: CaptureLag, oldest_us: int | None) -> None:
-        """Take a lag; `oldest_us`: commit time of the oldest change that is not durable."""
+        """Record a lag; `oldest_us`: commit time of the oldest change that is not durable."""
         self._is_measured = True
         self._forget_dropped()
         seconds = 0.0 if oldest_us is None else max(0.0, time.time_ns() / 1e9 - oldest_us / 1e6)

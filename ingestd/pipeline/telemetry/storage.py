@@ -1,4 +1,4 @@
-"""Storage that does not answer, told in the log: once when it begins, once when it is over."""
+"""Logs storage that does not answer: once when it begins, once when it ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOOK_INTERVAL_S = 1.0
 
 
 class StorageTelemetry:
-    """Of all sources of `status`. /readyz and /status ask for themselves."""
+    """For all sources of `status`. /readyz and /status check on their own."""
 
     def __init__(self, status: DaemonStatus, log: FilteringBoundLogger) -> None:
         self._status = status
@@ -27,7 +27,7 @@ class StorageTelemetry:
             await asyncio.sleep(LOOK_INTERVAL_S)
 
     def look(self) -> None:
-        """Tell what is new."""
+        """Log what is new."""
         waits = dict(self._waits())
         for name, wait in waits.items():
             if name not in self._told:

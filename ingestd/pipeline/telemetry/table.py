@@ -1,4 +1,4 @@
-"""What happens to a source's tables, told to metrics, status and log in one place."""
+"""Reports a source's tables to metrics, status and log in one place."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def utc_now() -> datetime:
 class TableTelemetry:
     """Keeps the status and metrics of one source's tables. Synchronous, called from the event loop.
 
-    `kept`: tables that are not streamed: others tell of them. `listeners`: called when the source's
-    state, a table's, or what is durable has changed.
+    `kept`: tables that are not streamed and are reported elsewhere. `listeners`: called when the
+    source's state, a table's, or the durable position has changed.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class TableTelemetry:
         self.listeners: list[Callable[[], None]] = []
 
     def offered(self, discovery: Discovery) -> None:
-        """Take which tables there are: nothing is shown of others. They may be dropped later."""
+        """Record the tables that exist, and stop showing others. A table may be dropped later."""
         offered = {str(t.id) for t in discovery.tables}
         self._refused = frozenset(str(r.table.id) for r in discovery.refused)
         for notice in self._status.attend(discovery.notices):
@@ -60,20 +60,20 @@ class TableTelemetry:
         self._metrics.forget_tables(self.source, others)
 
     def _forget_dropped(self) -> None:
-        """Show tables no more that were dropped long ago."""
+        """Remove tables that were dropped long ago from the metrics."""
         self._metrics.forget_tables(self.source, set(self._status.forget_dropped(self._now())))
 
     def _registered(
         self, known: RegisteredTable, state: TableState, error: IngestdError | None = None
     ) -> None:
-        """Take a state that `_tables` has; that a table was dropped holds since it was noticed."""
+        """Record a state from `_tables`; a drop dates from when it was detected."""
         since = known.at if state is known.state is TableState.DROPPED else None
         self._table(str(known.table), state, error, since=since, snapshot_lsn=known.snapshot_lsn)
 
     def _forget_requests(self) -> None:
-        """Say which snapshots were asked for and went with their pipeline.
+        """Log the snapshot requests that were lost with their pipeline.
 
-        Those that had begun are taken up again by the next, but for partial ones.
+        The next pipeline continues the reads that had begun, except partial ones.
         """
         tables = [t for t in self._status.tables.values() if t.table not in self.kept]
         for table in tables:
@@ -86,12 +86,12 @@ class TableTelemetry:
             self._log.warning(
                 "snapshot.request_lost",
                 tables=names,
-                reason="the source began anew meanwhile",
+                reason="the source restarted in the meantime",
                 remedy=reading_anew(self.source, *names),
             )
 
     def tables_changed(self, events: Sequence[TableEvent]) -> None:
-        """Take new rows of `_tables`."""
+        """Record new rows of `_tables`."""
         for event in events:
             name = str(event.table.id)
             if event.state is TableState.STOPPED:
@@ -113,7 +113,7 @@ class TableTelemetry:
         self._tell()
 
     def _remedy(self, name: str, remedy: str | None) -> str | None:
-        """Say how a stopped table comes back; one that is refused does once it can be captured."""
+        """Return how to restart a stopped table; a refused one restarts once it can be captured."""
         if name in self._refused:
             return remedy
         again = reading_anew(self.source, name)
@@ -138,7 +138,7 @@ class TableTelemetry:
             self._partial.discard(name)
 
     def snapshot_requested(self, tables: Sequence[TableId], *, partial: bool = False) -> None:
-        """Record that someone asked for these tables to be re-read, or for some of their rows."""
+        """Record that a re-read of these tables, or of some of their rows, was requested."""
         for table in tables:
             status = self._status.tables.get(str(table))
             if status is not None:  # else it is new, and about to be read
@@ -148,10 +148,11 @@ class TableTelemetry:
         self._log.info("snapshot.requested", tables=[str(t) for t in tables], partial=partial)
 
     def snapshot_progress(self, table: TableId, ratio: float, *, nbytes: int = 0) -> None:
-        """Take how much of a table's snapshot is read, 0 to 1; gone when it is live or stopped.
+        """Record how much of a table's snapshot is read, 0 to 1; cleared once live or stopped.
 
-        `nbytes`: what the source has sent since the last call. A partial snapshot, whose table
-        stays live, begins with the first call and ends with `snapshot_ended` or `snapshot_failed`.
+        `nbytes`: bytes that the source has sent since the last call. A partial snapshot, whose
+        table stays live, begins with the first call and ends with `snapshot_ended` or
+        `snapshot_failed`.
         """
         name = str(table)
         status = self._status.tables.get(name)
@@ -167,13 +168,13 @@ class TableTelemetry:
             self._end_snapshot(str(table), SnapshotOutcome.DONE)
 
     def snapshot_cancelled(self, tables: Sequence[TableId]) -> None:
-        """Record that someone gave up the snapshots of these tables."""
+        """Record that the snapshots of these tables were cancelled."""
         for table in tables:
             self._end_snapshot(str(table), SnapshotOutcome.CANCELLED)
         self._log.info("snapshot.cancelled", tables=[str(t) for t in tables])
 
     def snapshot_failed(self, table: TableId, error: IngestdError) -> None:
-        """Record that a snapshot can't be read, while its table goes on as before."""
+        """Record that a snapshot can't be read, while its table continues as before."""
         why = error.reason if isinstance(error, TableError) else error.what
         told = OperatorError(why, remedy=error.remedy)
         self._end_snapshot(str(table), SnapshotOutcome.FAILED, told)
@@ -191,19 +192,19 @@ class TableTelemetry:
             self._metrics.no_snapshot(self.source, name)
 
     def reading_failed(self, error: IngestdError, delay_s: float) -> None:
-        """Record that tables could not be read now, and when they will be; the stream goes on."""
+        """Record that tables could not be read, and when that is retried; the stream continues."""
         self._log.warning("snapshot.retried", reason=error.what, retry_s=round(delay_s, 1))
         note_error(self._status.last_errors, self._now(), error.what, error.remedy)
 
     def reading_waits(self, tables: Sequence[TableId]) -> None:
-        """Record that reading tables can't begin for long."""
+        """Record that a snapshot waits long to begin."""
         self._log.warning(
             "snapshot.waiting",
             tables=[str(t) for t in tables],
-            reason="transactions have to end that wrote to them, or that run since before they"
-            " were published, or the slot was made; on a standby the primary has to log which run,"
-            " as it does every 15 s unless it is idle; where there are synchronized_standby_slots,"
-            " those standbys have to follow",
+            reason="transactions must end first: those that wrote to these tables, and those that"
+            " began before the tables were published or the slot was created. On a standby, the"
+            " primary must log its running transactions, every 15 s unless it is idle. With"
+            " synchronized_standby_slots, those standbys must catch up",
             remedy="SELECT pid, xact_start, state, query FROM pg_catalog.pg_stat_activity "
             "WHERE xact_start IS"
             " NOT NULL AND application_name <> 'ingestd' ORDER BY xact_start;"

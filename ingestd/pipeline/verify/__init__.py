@@ -1,1 +1,1 @@
-"""`ingestd verify`."""
+"""Verification of a lake against its source: `ingestd verify`."""

@@ -1,4 +1,4 @@
-"""The rows of the source against those of the lake, as numbers: which of them differ."""
+"""Compares the rows of the source with those of the lake, as numbers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _FIELDS = 6
 _KIND, _KEY, _SOURCE, _LAKE, _COUNT, _SPLIT = range(_FIELDS)
 NO_SPLIT = (1 << 64) - 1
 KEPT = 100_000
-"""So many differences are kept of a table; the others are counted."""
+"""Maximum number of differences kept per table; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Differing:
-    """A row that differs: the hash of its key, how often, and the place of its split, if any."""
+    """A differing row: the hash of its key, its count, and the index of its split, if any."""
 
     kind: Kind
     key: int
@@ -33,7 +33,7 @@ class Differing:
 
 @dataclass(slots=True)
 class TableCompared:
-    """What was found of a table, part by part."""
+    """The result for a table, partition by partition."""
 
     source_rows: int = 0
     lake_rows: int = 0
@@ -42,11 +42,11 @@ class TableCompared:
 
     @property
     def is_equal(self) -> bool:
-        """Whether nothing differs."""
+        """True if nothing differs."""
         return not self.counts.total()
 
     def take(self, source: Matrix, folded: FoldedHashes, *, has_key: bool) -> None:
-        """Compare the rows of a part."""
+        """Compare the rows of a partition."""
         self.source_rows += len(source)
         self.lake_rows += len(folded.keys)
         compare = _keyed if has_key else _multiset
@@ -58,37 +58,37 @@ class TableCompared:
         self._kept = np.concatenate([self._kept, np.concatenate(found)[:room]])
 
     def prints(self) -> Hashes:
-        """Return what tells the differences from those of another comparison."""
+        """Return hashes that identify the differences, for comparison with another run."""
         found = np.zeros(len(self._kept), np.uint64)
         for place in (_KIND, _KEY, _SOURCE, _LAKE, _COUNT):
             found = mixed(found ^ self._kept[:, place])
         return found
 
     def keep(self, prints: Hashes) -> bool:
-        """Forget the differences that are not among these; say whether any are left."""
+        """Drop the differences that are not among these; return whether any are left."""
         self._kept = self._kept[np.isin(self.prints(), prints)]
         self.counts = Counter(_totals(self._kept))
         return not self.is_equal
 
     def drop(self, one: Differing) -> None:
-        """Forget a difference: the row is equal after all."""
+        """Drop a difference: the row is equal after all."""
         number = np.uint64(KINDS.index(one.kind))
         is_it = (self._kept[:, _KEY] == np.uint64(one.key)) & (self._kept[:, _KIND] == number)
         self.counts -= Counter(_totals(self._kept[is_it]))
         self._kept = self._kept[~is_it]
 
     def without(self, kind: Kind) -> None:
-        """Forget the differences of a kind."""
+        """Drop the differences of a kind."""
         self._kept = self._kept[self._kept[:, _KIND] != np.uint64(KINDS.index(kind))]
         self.counts.pop(kind, None)
 
     @property
     def is_complete(self) -> bool:
-        """Whether all differences were kept."""
+        """True if all differences were kept."""
         return int(self._kept[:, _COUNT].sum()) == self.counts.total()
 
     def some(self, limit: int) -> list[Differing]:
-        """Return the first differences, in an order that is always the same."""
+        """Return the first differences, in a stable order."""
         order = np.lexsort((self._kept[:, _KEY], self._kept[:, _KIND]))[:limit]
         return [
             Differing(
@@ -168,7 +168,7 @@ def _rows(
 
 
 def _find(known: Hashes, keys: Hashes) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Say where keys stand in `known` (sorted), and whether they do."""
+    """Return the indexes of keys in `known` (sorted), and whether they exist."""
     if not len(known):
         return np.zeros(len(keys), np.int64), np.zeros(len(keys), np.bool_)
     at = np.minimum(np.searchsorted(known, keys), len(known) - 1)

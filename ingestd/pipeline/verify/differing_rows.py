@@ -1,4 +1,4 @@
-"""The rows that differ, as they are: read again in the source, folded row by row of the lake."""
+"""The differing rows themselves: re-read in the source, folded row by row in the lake."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MASKED = "(masked)"
 
 
 class DifferingRows:
-    """Names differences of a table. `splits`: the pieces that its rows were read by."""
+    """Describes differences of a table. `splits`: those by which its rows were read."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class DifferingRows:
         self._with_values = with_values
 
     async def named(self, comparison: TableCompared, limit: int) -> tuple[Difference, ...]:
-        """Look at the first differences; what is equal after all is dropped."""
+        """Examine the first differences; those that are equal after all are dropped."""
         digested = self._digested
         shown = comparison.some(limit)
         keys = {d.key for d in shown}
@@ -72,7 +72,7 @@ class DifferingRows:
         return tuple(found)
 
     async def _rows_of(self, shown: Sequence[Differing]) -> Rows:
-        """Read the splits again that have them."""
+        """Re-read the splits that contain them."""
         wanted: dict[int, set[int]] = defaultdict(set)
         for one in shown:
             if one.split is not None:
@@ -147,7 +147,7 @@ def _differing(
 
 
 def _key_of(rows: Rows, one: Differing, digested: Digested) -> Mapping[str, str | None]:
-    """Give the texts of a row's key; a hash where there is none, or nobody has the row any more."""
+    """Return the texts of a row's key; a hash if it has none, or the row no longer exists."""
     if not digested.key or not rows:
         return {"row": f"{one.key:016x}"}
     return _texts(rows, tuple(digested.columns[i].name for i in digested.key), digested)
@@ -161,7 +161,7 @@ def _texts(rows: Rows, names: Sequence[str], digested: Digested) -> Mapping[str,
 
 
 def text(value: Value) -> str | None:
-    """Write a value for a person."""
+    """Return a value as text for display."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bytes):

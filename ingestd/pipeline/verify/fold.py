@@ -1,8 +1,8 @@
-"""A table's changes folded by numbers alone: the same rows as `lake.fold.plain` has (tests).
+"""Folds a table's changes by numbers alone, to the same rows as `lake.fold.plain` (tests).
 
-Rows go by position. A change without some values has them from the row before it, which is the last
-change of the same key that was sent with them, since the row is there. Rows that took such values
-along to another key are followed from key to key: these keys are folded together.
+Rows are ordered by position. A change without some values takes them from the row before it. Since
+the row exists, that is the last change of the same key that was sent with them. Rows that carried
+such values to another key are followed from key to key: these keys are folded together.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _LINKED_BYTES = 150
 
 @dataclass(frozen=True, slots=True)
 class FoldedHashes:
-    """Rows that are there: hashes of their keys, sorted, and of themselves.
+    """Existing rows: hashes of their keys, sorted, and of themselves.
 
-    Of a multiset both are the same, and each stands as often as the row is there. `doubled`: the
-    keys of changes that are there twice at one position, each once for every one too many.
+    For a multiset both are the same, and each is repeated as often as its row. `doubled`: the keys
+    of changes that occur more than once at one position, one for each extra.
     """
 
     keys: Hashes
@@ -36,12 +36,12 @@ class FoldedHashes:
     doubled: Hashes
 
     def among(self, is_in: Callable[[Hashes], Flags]) -> FoldedHashes:
-        """Return those whose keys are in some part."""
+        """Return those whose keys are in a partition."""
         flags = is_in(self.keys)
         return FoldedHashes(self.keys[flags], self.rows[flags], self.doubled[is_in(self.doubled)])
 
     def plus(self, other: FoldedHashes) -> FoldedHashes:
-        """Put in the rows of other keys."""
+        """Return these rows together with those of other keys."""
         if not len(other.keys):
             return FoldedHashes(self.keys, self.rows, np.append(self.doubled, other.doubled))
         keys = np.concatenate([self.keys, other.keys])
@@ -54,7 +54,7 @@ NOTHING = FoldedHashes(*(np.empty(0, np.uint64) for _ in range(3)))
 
 
 def fold_digests(changes: Matrix, digested: Digested) -> FoldedHashes:
-    """Fold a part of the changes of a table: all of each key that is in it, and none is linked."""
+    """Fold a partition of the changes: all changes of each of its keys, none of them linked."""
     if not len(changes):
         return NOTHING
     return _fold_keyed(changes, digested) if digested.key else _fold_multiset(changes)
@@ -77,7 +77,7 @@ def _fold_keyed(changes: Matrix, digested: Digested) -> FoldedHashes:
 def _unsent_parts(
     changes: Matrix, order: Places, digested: Digested, begins: Places, last: Places
 ) -> Hashes:
-    """Sum up what the lazy columns add to the rows that the changes at `last` leave there."""
+    """Return what the lazy columns add to the rows that exist after the changes at `last`."""
     numbers = np.arange(len(order))
     is_gone = changes[order, THERE] == 0
     gone = np.maximum.accumulate(np.where(is_gone, numbers, -1))[last]
@@ -93,12 +93,12 @@ def _unsent_parts(
 
 
 def linked_bytes(width: int) -> int:
-    """Return what folding takes of memory for each change of a linked key; `width`: its numbers."""
+    """Return the memory for folding one change of a linked key; `width`: count of its numbers."""
     return 2 * width * _BYTES + _LINKED_BYTES
 
 
 def fold_linked(changes: Matrix, digested: Digested) -> FoldedHashes:
-    """Fold the changes of all keys that are linked, together: rows go from one to another."""
+    """Fold the changes of all linked keys together: rows move between the keys."""
     if not len(changes):
         return NOTHING
     doubled = changes[_order(changes)]
@@ -109,7 +109,7 @@ def fold_linked(changes: Matrix, digested: Digested) -> FoldedHashes:
     for place, number in enumerate(digested.lazy, digested.first_lazy):
         hashes = changes[:, place]
         at = np.where((hashes != UNSENT) | (came_from < 0), np.arange(len(changes)), came_from)
-        while True:  # halves the way each time
+        while True:  # halves the distance each time
             further = at[at]
             if np.array_equal(further, at):
                 break
@@ -121,10 +121,10 @@ def fold_linked(changes: Matrix, digested: Digested) -> FoldedHashes:
 
 
 def _followed(changes: Matrix) -> tuple[Places, Places]:
-    """Return the changes that leave the rows there, and of each the one that its row was put by.
+    """Return the changes that leave the rows, and for each the change that wrote its row before.
 
-    `changes` in their order; -1: there was none. A row that goes to another key is an event of its
-    old key, too, where nothing is left.
+    `changes` in order; -1: there was none. A row that moves to another key is also an event of its
+    old key, which leaves nothing.
     """
     count = len(changes)
     is_there = changes[:, THERE] == 1
@@ -151,7 +151,7 @@ def _fold_multiset(changes: Matrix) -> FoldedHashes:
     steps = np.where(changes[order, THERE] == 1, 1, -1)
     sums = np.cumsum(steps)
     sums -= np.repeat(sums[begins] - steps[begins], np.diff(np.append(begins, len(keys))))
-    # What takes away a row that is not there takes nothing away.
+    # Deleting a missing row has no effect.
     lowest = np.minimum(np.minimum.reduceat(sums, begins), 0)
     counts = sums[np.append(begins[1:], len(keys)) - 1] - lowest
     is_repeated = _is_repeated(changes, order) & (changes[order, SEQ] > 0)
@@ -160,14 +160,14 @@ def _fold_multiset(changes: Matrix) -> FoldedHashes:
 
 
 def _order(changes: Matrix) -> Places:
-    """Order by key, then position; what takes a row away comes before what puts one there."""
+    """Return the order by key, then position; deletes precede inserts."""
     columns = [changes[:, n] for n in (THERE, SEQ, LSN, KEY)]
     order: Places = np.lexsort(columns)
     return order
 
 
 def _differs(values: Hashes) -> Flags:
-    """Say of each value whether it is another than the one before."""
+    """Return for each value whether it differs from the one before."""
     found: Flags = np.append(True, values[1:] != values[:-1])
     return found
 

@@ -1,8 +1,8 @@
-"""A verification of a source: at one point where that is exact, else at several until it settles.
+"""Runs a verification: at one point if that is exact, otherwise at several until it settles.
 
-A polled source's lake is as of its last looks, each of them at rows that differ from the last: no
-position says what the source was then. So differences count there that stay the same, in the source
-and in the lake, from the first comparison to the last.
+The lake of a polled source combines the results of several polls, between which the source has
+changed: no position determines the source's state. So a difference counts only if it stays the
+same, in source and lake, from the first comparison to the last.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ POLL_S, _MAX_POLL_S = 0.125, 2.0
 _RESTS_TO_LOOKS = 9
 _FIRST_REST_S, _MAX_REST_S = 1.0, 30.0
 _POLL_SLACK = 1.1
-"""A poll takes its time, too."""
-_MORE_DIFFER = f"more differ: of {KEPT:,} rows it is known whether they stay"
+"""A poll takes time, too."""
+_MORE_DIFFER = f"more differ; only {KEPT:,} are tracked to see which of them stay different"
 OpenPoint = Callable[[Sequence[Table]], AbstractAsyncContextManager[VerifiedSource]]
-"""Opens the source at a point of now, for these tables."""
+"""Opens the source at the current point, for these tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class PollingTolerance:
-    """How often a polled table is looked at: while it is quiet; for deletes, None for never."""
+    """How often a polled table is polled while quiet, and for deletes (None: never)."""
 
     poll_s: float
     sweep_s: float | None
@@ -51,8 +51,8 @@ class PollingTolerance:
 class Verification:
     """Verifies tables of one source, one after the other.
 
-    `looks`: of those that are polled; the lake has the changes of others as they happen. `where`
-    begins an error's text.
+    `looks`: for polled tables; the lake gets the changes of others as they happen. `where` begins
+    an error's text.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Verification:
         self.point: VerifyPoint | None = None
 
     async def run(self, tables: Sequence[Table]) -> list[VerifyOutcome]:
-        """Verify them. A fault ends it: what was found until then is given all the same.
+        """Verify tables. A fault ends the run; the outcomes so far are returned all the same.
 
         Raises OperatorError, TransientError if nothing was begun.
         """
@@ -100,7 +100,7 @@ class Verification:
         return [self._outcomes[t.id] for t in tables]
 
     async def _look(self, tables: Sequence[Table], late: float) -> list[Table]:
-        """Compare at a point of now; give the tables to compare once more. From `late` on: none."""
+        """Compare at the current point; return the tables to compare again, none after `late`."""
         self._at = None
         async with self._open_point(tables) as source:
             if self.point is None:
@@ -117,12 +117,12 @@ class Verification:
         return left
 
     def _end(self, tables: Sequence[Table], fault: IngestdError) -> None:
-        """Give the table that was compared the fault; the others were not come to."""
+        """Record the fault for the table being compared; the others were not reached."""
         left = [t for t in tables if t.id not in self._outcomes]
         if not left:
             return
         at = left[0] if self._at is None or self._at not in left else self._at
-        # What needs a person is not to be tried again as it is.
+        # A fault that needs an operator must not be retried unchanged.
         state = (
             VerifyState.NOT_REACHED
             if isinstance(fault, TransientError)
@@ -151,12 +151,12 @@ class Verification:
         self, first: Lsn | None, position: Lsn | None, point: VerifyPoint
     ) -> TransientError:
         moved = "it did not move meanwhile" if first == position else f"it was at {first} before"
-        remedy = "give it longer: --wait"
+        remedy = "allow more time: --wait"
         quiet_s = min((looks.poll_s for looks in self._looks.values()), default=0.0)
         if quiet_s > self._settings.wait_s:
             remedy = f"quiet tables are polled every {quiet_s:g} s: --wait {2 * quiet_s:g}s"
         if first == position:
-            running = "is the daemon running, and the source delivering? `ingestd status` tells"
+            running = "is the daemon running, and the source delivering? See `ingestd status`"
             remedy = f"{running}; {remedy}" if quiet_s > self._settings.wait_s else running
         return TransientError(
             f"{self._where}: the lake is at {position}, the source at {point.lsn}: not reached"
@@ -168,7 +168,7 @@ class Verification:
     async def _verify(
         self, source: VerifiedSource, table: Table, limit: float, late: float
     ) -> VerifyOutcome | None:
-        """Compare a table; None if it has to be compared once more: never from `late` on."""
+        """Compare a table; return None if it must be compared again: never from `late` on."""
         with TableVerification(source, self._lake, table, self._settings, self._progress) as one:
             try:
                 await together(one.read(), self._await_lake(source.point, limit))
@@ -197,10 +197,10 @@ class Verification:
             return replace(found, changes=one.digested.changes, note=note or None)
 
     def _settle(self, table: Table, comparison: TableCompared) -> bool:
-        """Leave the differences that were there before, just the same; say whether that can be.
+        """Keep the differences that existed before, unchanged; return whether that is possible.
 
-        It can't where more differ than are kept: the others may have been there, too. What is among
-        the kept ones each time did stay, though.
+        It is not if more rows differ than are kept: the others may have existed before, too. A
+        difference that is kept each time did stay, though.
         """
         found = comparison.prints()
         stayed = self._stayed.get(table.id, found)
@@ -215,27 +215,27 @@ class Verification:
 
     def _unsettled(self, table: Table) -> VerifyOutcome:
         fault = TransientError(
-            f"table {table.id}: more than {KEPT:,} rows differ each time, of those that are kept"
-            " other ones each time: whether any stays different can't be told",
+            f"table {table.id}: more than {KEPT:,} rows differ each time, and the tracked ones"
+            " vary: whether any of them stays different is unknown",
             reason="not_settled",
             remedy="compare it while less is written, or when the daemon keeps up with it",
         )
         return VerifyOutcome(str(table.id), VerifyState.NOT_REACHED, fault=fault)
 
     def _without_unswept(self, table: Table, comparison: TableCompared) -> str | None:
-        """Leave out what only the lake has, if nobody looks for deletes; give a note of it."""
+        """Leave out rows that exist only in the lake if deletes are not detected; return a note."""
         extra = comparison.counts.get(Kind.EXTRA, 0)
         looks = self._looks.get(table.id)
         if not extra or (looks is not None and looks.sweep_s is not None):
             return None
         comparison.without(Kind.EXTRA)
         return (
-            f"{extra:,} rows are in the lake only: gone from the source, or written since it was"
+            f"{extra:,} rows are in the lake only: deleted in the source, or written since it was"
             " read (detect_deletes is off)"
         )
 
     def _without_early(self, table: Table, comparison: TableCompared, taken_s: float) -> str | None:
-        """Leave out of what differs what a sweep may yet find to be gone; give a note of it."""
+        """Leave out rows that a sweep may still find deleted; return a note."""
         extra = comparison.counts.get(Kind.EXTRA, 0)
         looks = self._looks.get(table.id)
         every_s = (looks.sweep_s if looks is not None else None) or 0.0
@@ -243,16 +243,16 @@ class Verification:
             return None
         comparison.without(Kind.EXTRA)
         return (
-            f"{extra:,} more rows may be gone from the source only since the last sweep of its keys"
-            f" (detect_deletes: {every_s:g} s)"
+            f"{extra:,} more rows may have been deleted in the source since the last sweep of its"
+            f" keys (detect_deletes: {every_s:g} s)"
         )
 
     def _too_early(
         self, table: Table, comparison: TableCompared, taken_s: float
     ) -> VerifyOutcome | None:
-        """Return what must be told where the next poll, or sweep, may find what differs.
+        """Return the outcome if the next poll or sweep may resolve the difference, else None.
 
-        `taken_s`: from when the verification began to when the lake was taken as it is.
+        `taken_s`: from the start of the verification until the lake's state was taken.
         """
         looks = self._looks.get(table.id)
         if looks is None:
@@ -260,13 +260,13 @@ class Verification:
         rows = f"table {table.id}: {comparison.counts.total():,} rows"
         if set(comparison.counts) == {Kind.EXTRA} and taken_s < (every_s := looks.sweep_s or 0.0):
             fault = TransientError(
-                f"{rows} may be gone from the source only since the last sweep of its keys",
+                f"{rows} may have been deleted in the source since the last sweep of its keys",
                 reason="not_swept",
                 remedy=f"wait longer than detect_deletes: --wait {2 * every_s:g}s",
             )
         elif taken_s < _POLL_SLACK * looks.poll_s:
             fault = TransientError(
-                f"{rows} may differ only since the last poll: while it is quiet it is polled"
+                f"{rows} may differ only since the last poll: while quiet, the table is polled"
                 f" every {looks.poll_s:g} s",
                 reason="not_polled",
                 remedy=f"wait longer than that: --wait {2 * looks.poll_s:g}s",
@@ -277,9 +277,9 @@ class Verification:
 
 
 def rest_between(rest_s: float, *, took_s: float) -> float:
-    """Return how long to rest before the next look at the lake: each opens `_epochs` again.
+    """Return how long to rest before the next check of the lake: each opens `_epochs` again.
 
-    Longer each time, and where a look takes long, as in an object store.
+    Longer each time, and longer where a check is slow, as in an object store.
     """
     return max(min(2 * rest_s, _MAX_POLL_S), _RESTS_TO_LOOKS * took_s)
 

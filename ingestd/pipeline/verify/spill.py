@@ -1,4 +1,4 @@
-"""Rows of numbers, kept in parts that each fit memory: on disk what does not fit together."""
+"""Rows of numbers in partitions that each fit into memory; on disk if they don't fit together."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ingestd.ports.verify import Matrix
 
 _BYTES = 8
 _ARRAY_BYTES = 200
-"""Of an array, beside its numbers: of large rows a batch has few for each part."""
+"""Overhead of an array besides its numbers: with large rows a batch has few per partition."""
 MAX_PARTS = 1 << 12
 
 
 def parts_for(nbytes: int, limit_bytes: int) -> int:
-    """Return how many parts make each of them fit: a power of two."""
+    """Return how many partitions are needed for each to fit: a power of two."""
     wanted = max(1, -(-nbytes // max(1, limit_bytes)))
     return min(MAX_PARTS, 1 << (wanted - 1).bit_length())
 
 
 def part_of(hashes: Hashes, count: int) -> NDArray[np.int64]:
-    """Return the part of each hash, by its upper bits; `count` is a power of two."""
+    """Return the partition of each hash, by its upper bits; `count` is a power of two."""
     if count == 1:
         return np.zeros(len(hashes), np.int64)
     shift = np.uint64(64 - (count.bit_length() - 1))
@@ -34,9 +34,9 @@ def part_of(hashes: Hashes, count: int) -> NDArray[np.int64]:
 
 
 class NumberParts:
-    """Rows of `width` numbers in `count` parts. Close it: a file of no name may be behind it.
+    """Rows of `width` numbers in `count` partitions. Close it: it may own an unnamed file.
 
-    Blocks; one call at a time. Raises OperatorError where there is no room for the file.
+    Blocks; one call at a time. Raises OperatorError if there is no space for the file.
     """
 
     def __init__(self, count: int, width: int, memory_bytes: int) -> None:
@@ -61,7 +61,7 @@ class NumberParts:
         self.close()
 
     def add(self, rows: Matrix, parts: NDArray[np.int64]) -> None:
-        """Take rows, each into its part."""
+        """Add rows, each to its partition."""
         self.rows += len(rows)
         if not parts.any():
             self._hold(0, rows)
@@ -77,16 +77,16 @@ class NumberParts:
             except OSError as error:
                 raise OperatorError(
                     f"folder {tempfile.gettempdir()}: {error.strerror or error}",
-                    remedy="set TMPDIR to a folder with room for what does not fit --memory",
+                    remedy="set TMPDIR to a folder with space for what does not fit --memory",
                 ) from error
 
     def rows_in(self, number: int) -> int:
-        """Say how many rows a part has."""
+        """Return how many rows a partition has."""
         written = sum(int(cuts[number + 1] - cuts[number]) for _, cuts in self._written)
         return written + sum(len(rows) for rows in self._held[number])
 
     def take(self, number: int) -> Matrix:
-        """Return a part's rows, once."""
+        """Return a partition's rows, once."""
         count = self.rows_in(number)
         held, self._held[number] = self._held[number], []
         self._held_bytes -= sum(_held_bytes(rows) for rows in held)
@@ -103,7 +103,7 @@ class NumberParts:
         return found
 
     def close(self) -> None:
-        """Let all go. Twice is fine."""
+        """Release everything. Twice is fine."""
         self._held = [[] for _ in range(self.count)]
         file, self._file = self._file, None
         if file is not None:
@@ -115,7 +115,7 @@ class NumberParts:
             self._held_bytes += _held_bytes(rows)
 
     def _write(self) -> None:
-        """Write all that is held, part by part; of that only where each part begins is kept."""
+        """Write all buffered rows, by partition; keep only the offset of each partition."""
         if self._file is None:
             self._file = tempfile.TemporaryFile(prefix="ingestd-verify-")  # noqa: SIM115 - closed
         begin = self._file.seek(0, 2)

@@ -1,6 +1,6 @@
-"""One table of a source against the lake: all rows as numbers.
+"""Compares one table of a source with the lake: all rows as numbers.
 
-Memory: the numbers of a part of the rows, those of changes that are linked, and some batches.
+Memory: the numbers of one partition of the rows, those of linked changes, and some batches.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from ingestd.ports.verify import (
 
 _SOURCE_WIDTH = 3
 LEAST_LINKED_BYTES = 16 << 20
-"""So much may be taken for changes of linked keys, however little memory there is."""
+"""Memory for changes of linked keys, even if less is configured."""
 _BYTES = 8
 _ROW_BYTES = 60
-"""A row takes no less of a table's size."""
+"""Least size of a row within a table's size."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifySettings:
-    """How tables are verified. `shown`: differences to show of each.
+    """How tables are verified. `shown`: count of differences to show per table.
 
-    `memory_bytes`: for numbers of rows. `wait_s`: how long the lake may take to be where the source
-    is, and, if it follows by polling, to settle.
+    `memory_bytes`: for the numbers of rows. `wait_s`: how long the lake may take to reach the
+    source's position and, if it follows by polling, to settle.
     """
 
     memory_bytes: int
@@ -61,7 +61,7 @@ class VerifySettings:
 class TableVerification:
     """Verifies `table` at the source's point: `read`, then `compare`, then `named`; once.
 
-    As a context manager: what it keeps of the rows goes with it.
+    A context manager: its buffered rows are released at the exit.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class TableVerification:
         await self._source.ensure_unreplaced(self._table)
 
     async def compare(self) -> TableCompared:
-        """Compare all rows with the lake, which is there now. Raises TableError and others."""
+        """Compare all rows with the lake, which has reached the point. Raises TableError."""
         point, described = self._source.point, self.digested
         count, memory_bytes = self._rows.count, self._settings.memory_bytes
         most = self._linked_limit_bytes() // linked_bytes(described.width)
@@ -137,14 +137,14 @@ class TableVerification:
         return max(self._settings.memory_bytes // 2, LEAST_LINKED_BYTES)
 
     def _ensure_fits(self, linked: int, width: int) -> None:
-        """Refuse more changes of linked keys than memory holds: they are folded in one part."""
+        """Raise TableError if the changes of linked keys don't fit: they form one partition."""
         if linked * linked_bytes(width) <= self._linked_limit_bytes():
             return
         needed = -(-2 * linked * linked_bytes(width) >> 20)
         raise TableError(
             self._table.id,
-            f"{linked:,} changes are of rows whose key changed and that took along values which"
-            " were not sent: folding these does not fit --memory",
+            f"{linked:,} changes belong to rows whose key changed and that carried along values"
+            " which were not sent: folding them does not fit --memory",
             remedy=f"ingestd verify ... --memory {needed}MB",
         )
 
@@ -157,7 +157,7 @@ class TableVerification:
         comparison.take(self._rows.take(number), folded.plus(own), has_key=has_key)
 
     async def named(self, comparison: TableCompared) -> tuple[Difference, ...]:
-        """Look at the first differences; what is equal after all is dropped."""
+        """Examine the first differences; those that are equal after all are dropped."""
         settings = self._settings
         naming = DifferingRows(
             self._source, self._lake, self.digested, self._splits, with_values=settings.with_values
@@ -196,7 +196,7 @@ class TableVerification:
 
 
 def _parts(matrix: Matrix, digested: Digested, count: int) -> NDArray[np.int64]:
-    """Return each change's part; that of the linked keys comes after the others."""
+    """Return each change's partition; that of the linked keys follows the others."""
     parts = part_of(matrix[:, KEY], count)
     if len(digested.linked):
         parts[digested.is_linked(matrix[:, KEY])] = count
@@ -204,7 +204,7 @@ def _parts(matrix: Matrix, digested: Digested, count: int) -> NDArray[np.int64]:
 
 
 async def together(*works: Any) -> None:  # noqa: ANN401 - coroutines
-    """Await all; the first failure cancels the others and is raised itself."""
+    """Await all; the first failure cancels the others and is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             for work in works:

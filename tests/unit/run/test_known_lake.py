@@ -25,7 +25,7 @@ HERE = LakeState(3, Lsn(500), origin="7/1", lake="a")
         (HERE, None),
         (replace(HERE, position=Lsn(600)), None),
         (replace(HERE, lake=None), None),  # somebody removed the marker alone
-        (replace(HERE, lake="b"), "another lake: its id is b, and was a"),
+        (replace(HERE, lake="b"), "another lake: its id is b, not a"),
         (replace(HERE, position=Lsn(499)), "older copy"),
         (replace(HERE, position=None), "older copy"),
         (LakeState(), "has nothing of this source any more"),

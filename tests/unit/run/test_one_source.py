@@ -227,7 +227,7 @@ async def test_one_source_is_ended_and_begun_while_others_go_on() -> None:
     async with asyncio.timeout(LIMIT_S):
         await supervisor.end("shop")
     assert (shop.delivering, shop.state) == (0, SourceState.CLOSED)
-    with pytest.raises(TransientError, match="source shop is not there"):
+    with pytest.raises(TransientError, match="source shop does not exist"):
         await supervisor.pause("shop")
     again = Told()
     supervisor.begin("shop", again.source)

@@ -197,7 +197,7 @@ async def test_isolated_a_partial_snapshot_that_fails_leaves_its_table_as_it_is(
         await until(lambda: running.last() == "failed")
         found = running.watch._status.tables[str(A.id)].last_snapshot
         assert found is not None
-        assert (found.reason, found.remedy) == (error.what, error.remedy or "ask again")
+        assert (found.reason, found.remedy) == (error.what, error.remedy or "request it again")
         assert running.disk.registered[A.id].state is TableState.LIVE
         assert running.disk.tables[A.id].rows().num_rows == rows
         running.base.commit(put(A, 2))

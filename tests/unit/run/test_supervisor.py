@@ -352,7 +352,7 @@ async def test_a_source_that_does_not_run_says_why(error: IngestdError, state: s
     with pytest.raises(TransientError) as caught:
         supervisor.request_snapshot("shop", [ORDERS])
     assert caught.value.what == f"source shop is {state}: {error.what}"
-    assert caught.value.remedy == (error.remedy or "ask again when it is streaming")
+    assert caught.value.remedy == (error.remedy or "retry when it is streaming")
     stop.set()
     async with asyncio.timeout(LIMIT_S):
         await task

@@ -364,4 +364,4 @@ async def test_rows_that_a_sweep_may_find_are_not_told_with_others() -> None:
     outcome = await verified(source, lake, looks={TABLE.id: PollingTolerance(0.0, 600.0)})
     assert (outcome.state, outcome.counts) == (VerifyState.DIFFERENT, {Kind.DIFFERENT: 1})
     assert outcome.note is not None
-    assert "1 more rows may be gone" in outcome.note
+    assert "1 more rows may have been deleted" in outcome.note
