@@ -28,7 +28,7 @@ class TableState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TableEvent:
-    """A row to append to `_tables`: the table's present state and schema.
+    """A row to append to `_tables`: the table's current state and schema.
 
     `snapshot_lsn`: the point its rows were read at (None before the first). `at_lsn`: the position
     from which this holds. `remedy` is for display and not recorded. `progress`: the part of the

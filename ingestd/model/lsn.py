@@ -13,7 +13,7 @@ _TEXT = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})\Z")
 class Lsn(int):
     """A log sequence number: a byte position in the WAL, an unsigned 64-bit integer.
 
-    Its text is Postgres' own (``16/B374D848``); arithmetic gives plain integers (bytes).
+    Its text is Postgres' own (``16/B374D848``); arithmetic returns plain integers (bytes).
 
     The positions of one transaction, in the order in which they grow:
 

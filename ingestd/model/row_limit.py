@@ -21,15 +21,15 @@ LEAST_BYTES = 1 << 20
 _BESIDE_BYTES = 1 << 16
 """Overhead of a change besides its values: 5 bytes per column, for old and new values."""
 _KEPT_PART = 4
-"""A change above the limit keeps one nth of the limit of its values."""
+"""Divisor of the row limit: how much is kept of the values of a larger change."""
 _RESTART = "restart: the table is then re-read"
-WITHOUT_ITS_COLUMN = f"leave its large column out (`exclude_columns`), and {_RESTART}"
+WITHOUT_ITS_COLUMN = f"exclude its large column (`exclude_columns`), and {_RESTART}"
 """The remedy where no other one helps."""
 _KEY_PART = 16
-"""A key that a sweep reads may take one nth of the limit: the sweep's queries contain the key as
-text, in several forms."""
+"""Divisor of the row limit: the largest key that a sweep reads. Its queries contain the key as
+text, and the key is held in several forms."""
 READING_PART = 4
-"""A connector may read ahead up to one nth of its source's share."""
+"""Divisor of a source's share: how much its connector may read ahead."""
 
 
 def row_limit_bytes(memory_bytes: int) -> int:
@@ -58,7 +58,7 @@ def key_too_large(table: TableId, key_bytes: int, limit_bytes: int) -> TableErro
         table,
         f"a key of {_megabytes(key_bytes)} MB, sent as text, is more than a sweep may hold"
         f" ({_megabytes(limit_bytes)} MB, a {_KEY_PART}th of the source's share of limits.memory)",
-        remedy=f"raise `limits.memory`, or leave `detect_deletes` of the table out, and {_RESTART}",
+        remedy=f"raise `limits.memory`, or remove `detect_deletes` for the table, and {_RESTART}",
     )
 
 
@@ -68,7 +68,7 @@ def row_too_large(table: TableId, row_bytes: int, limit_bytes: int, where: str =
         table,
         f"a row of {_megabytes(row_bytes)} MB, sent as text,{where and f' {where},'} is more than"
         f" the source may hold ({_megabytes(limit_bytes)} MB, its share of limits.memory)",
-        remedy="leave its large column out (`exclude_columns`) or raise `limits.memory`, and"
+        remedy="exclude its large column (`exclude_columns`) or raise `limits.memory`, and"
         f" {_RESTART}",
     )
 

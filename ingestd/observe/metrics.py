@@ -62,22 +62,22 @@ class Metrics:
     def _build_positions(self) -> None:
         self._lag_bytes = self._gauge("lag_bytes", "WAL from the confirmed position to the end.")
         self._lag_seconds = self._gauge("lag_seconds", "Age of the oldest change not durable yet.")
-        self._retained = self._gauge("slot_retained_bytes", "WAL that the slot holds back.")
+        self._retained = self._gauge("slot_retained_bytes", "WAL that the slot retains.")
         self._safe = self._gauge("slot_safe_bytes", "WAL until the slot is in danger.")
         self._received = self._gauge("received_lsn", "Position up to which the source has sent.")
-        self._confirmed = self._gauge("confirmed_lsn", "Position the source may discard below.")
+        self._confirmed = self._gauge("confirmed_lsn", "The source may discard WAL below this.")
 
     def _build_counts(self) -> None:
-        self._rows = self._counter("rows", "Rows durable in raw tables.", "table", "op")
-        self._transactions = self._counter("transactions", "Transactions durable.")
+        self._rows = self._counter("rows", "Durable rows in raw tables.", "table", "op")
+        self._transactions = self._counter("transactions", "Durable transactions.")
         self._replicated = self._counter(
-            "replicated_transactions", "Transactions durable whose commit time an origin set."
+            "replicated_transactions", "Durable transactions with a replication origin."
         )
-        self._epochs = self._counter("epochs", "Epochs durable.")
+        self._epochs = self._counter("epochs", "Durable epochs.")
         self._decode = self._counter("decode_seconds", "Time spent on decoding.")
         self._restarts = self._counter("restarts", "Restarts of a source after a fault.", "reason")
         self._raw = self._counter("raw_values", "Values kept as text in _cdc_raw.", "table")
-        self._ignored = self._counter("ignored_messages", "Logical messages that others wrote.")
+        self._ignored = self._counter("ignored_messages", "Logical messages written by others.")
         self._joined = self._counter("joined_files", "Small files that maintenance joined.")
         self._removed = self._counter("removed_files", "Files that maintenance removed.")
         self._not_maintained = self._counter("maintenance_failures", "Failed maintenance runs.")
@@ -92,12 +92,12 @@ class Metrics:
 
     def _build_states(self) -> None:
         self._buffer = self._gauge("buffer_bytes", "Bytes received and not durable yet.")
-        self._table_state = self._gauge("table_state", "1 for the present state.", "table", "state")
-        self._source_state = self._gauge("source_state", "1 for the present state.", "state")
+        self._table_state = self._gauge("table_state", "1 for the current state.", "table", "state")
+        self._source_state = self._gauge("source_state", "1 for the current state.", "state")
         self._lake_lost = self._gauge("lake_lost", "1 while the source waits for its lake.")
         self._progress = self._gauge("snapshot_progress_ratio", "Part of a table read.", "table")
         self._eta = self._gauge("snapshot_eta_seconds", "Time until a table is read.", "table")
-        self._small = self._gauge("small_files", "Files of a table to be joined.", "table")
+        self._small = self._gauge("small_files", "Small files of a table.", "table")
 
     # --- positions ---
 

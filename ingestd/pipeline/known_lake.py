@@ -51,7 +51,7 @@ class KnownLake:
     def difference(self, committed: LakeState) -> str | None:
         """Return why this is not the lake that this process wrote; None if it may be."""
         if self.lake is not None and committed.lake not in {None, self.lake}:
-            return f"it is another lake: its id is {committed.lake}, and was {self.lake}"
+            return f"it is another lake: its id is {committed.lake}, not {self.lake}"
         if self.position is None or (committed.position or Lsn(0)) >= self.position:
             return None
         if committed.has_nothing:
@@ -158,7 +158,7 @@ def lake_lost(source: str, why: str) -> LakeLostError:
     return LakeLostError(
         f"source {source}: the lake is lost: {why}",
         remedy="put the lake back (mount it, restore it, or correct lake.uri): it is retried "
-        "every 60 s and continues where it ended. Or start with the present lake and re-read all "
+        "every 60 s and continues where it ended. Or start with the current lake and re-read all "
         f"tables: ingestd run --accept-empty-lake {source}, once; or lake_lost = "
         f'"resnapshot" in [sources.{source}], always',
     )

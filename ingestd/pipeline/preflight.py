@@ -87,7 +87,7 @@ class StartRehearsal:
                 "start",
                 "warn",
                 f"changes may be lost: {verdict.reason}; all tables are re-read",
-                "nothing to do if that is intended; the lake's present rows remain until then",
+                "nothing to do if that is intended; the lake's current rows remain until then",
             )
 
     def _bare(self, what: str) -> str:

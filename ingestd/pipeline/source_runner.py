@@ -68,7 +68,7 @@ def _utc_now() -> datetime:
 
 
 class SourceRunner:
-    """Runs one source until `end`. `pipeline`: the present attempt's."""
+    """Runs one source until `end`. `pipeline`: the current attempt's."""
 
     def __init__(
         self,

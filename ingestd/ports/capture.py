@@ -221,7 +221,7 @@ class Snapshot(Protocol):
         ...
 
     async def move_on(self) -> None:
-        """Make `live` pass the source's present position soon, even on an idle source.
+        """Make `live` pass the source's current position soon, even on an idle source.
 
         An epoch that holds snapshot rows is closed only after the position has grown.
         """

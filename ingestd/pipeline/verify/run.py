@@ -159,7 +159,7 @@ class Verification:
             running = "is the daemon running, and the source delivering? See `ingestd status`"
             remedy = f"{running}; {remedy}" if quiet_s > self._settings.wait_s else running
         return TransientError(
-            f"{self._where}: the lake is at {position}, the source at {point.lsn}: not reached"
+            f"{self._where}: the lake is at {position} and did not reach the source's {point.lsn}"
             f" within {self._settings.wait_s:g} s; {moved}",
             reason="lake_behind",
             remedy=remedy,
