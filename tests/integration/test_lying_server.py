@@ -120,7 +120,9 @@ def test_bounded_a_frame_of_two_gigabytes_ends_the_connection(
     before = memory_bytes(daemon, "VmHWM")
     database.execute("INSERT INTO orders VALUES (1, 'a')")
     await_until(
-        lambda: [e for e in daemon.events() if "has an invalid length" in str(e)], LIMIT_S, daemon.tail
+        lambda: [e for e in daemon.events() if "has an invalid length" in str(e)],
+        LIMIT_S,
+        daemon.tail,
     )
     assert memory_bytes(daemon, "VmHWM") < before + GROWTH_BYTES
     daemon.sigterm()  # it would connect again after 60 s

@@ -612,6 +612,5 @@ def test_a_table_of_current_rows_only_is_not_polled(
     (found,) = refusal(f"{text}{key}\n")
     name = key.split(" ", 1)[0]
     assert found.startswith(
-        f'sources.shop.table."public.orders".{name}: is not used with '
-        f"reference = '{reference}'"
+        f"sources.shop.table.\"public.orders\".{name}: is not used with reference = '{reference}'"
     )

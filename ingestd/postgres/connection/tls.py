@@ -136,9 +136,7 @@ def system_roots() -> str | None:
     return bundle or ("system" if has_system else None)
 
 
-REMEDY = (
-    "sslmode=verify-full in `dsn`, with sslrootcert=FILE for your own CA; or leave sslmode out"
-)
+REMEDY = "sslmode=verify-full in `dsn`, with sslrootcert=FILE for your own CA; or leave sslmode out"
 
 
 def weakness(found: Transport) -> str:

@@ -87,7 +87,13 @@ NEW_KEY = ("add a primary key without generated columns; then", "IDENTITY DEFAUL
         (BY_INDEX, BARE_LEAF, "no usable", FULL_LEAVES, ("IDENTITY DEFAULT",)),
         (NOTHING, DEFAULT_LEAF, "the table has none", ("IDENTITY DEFAULT",), ("IDENTITY DEFAULT",)),
         (NOTHING, BARE_LEAF, "no usable", ("IDENTITY DEFAULT",), ("IDENTITY DEFAULT",)),
-        (replace(NOTHING, key=()), FULL_LEAF, "the table has none", ("a primary key, or",), NEW_KEY),
+        (
+            replace(NOTHING, key=()),
+            FULL_LEAF,
+            "the table has none",
+            ("a primary key, or",),
+            NEW_KEY,
+        ),
     ],
 )
 def test_a_remedy_is_one_that_the_server_takes(
