@@ -83,7 +83,11 @@ async def test_what_passes_by_itself_is_known_in_any_language(
             "aucune entrée dans pg_hba.conf pour l'hôte « ::1 »,\nbase de données « d », sans SSL",
             ['host "d" "u" <address', "pg_reload_conf()"],
         ),
-        ("42501", "droit refusé pour la base de données « d »", ['grant role "u" the right']),
+        (
+            "42501",
+            "droit refusé pour la base de données « d »",
+            ['GRANT the privilege named above to "u"'],
+        ),
     ],
 )
 async def test_what_does_not_has_its_remedy_in_any_language(
