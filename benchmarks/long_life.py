@@ -166,8 +166,8 @@ async def commits(folder: Path, *, epochs: int = EPOCHS, maintains: bool = True)
     looks: list[asyncio.Task[None]] = []
     own = psutil.Process()
     for number in range(1, epochs + 1):
-        writer = lake.begin()
-        await writer.append(_one_row(table, number))
+        writer = lake.begin_epoch()
+        await writer.append_batch(_one_row(table, number))
         began, began_cpu = time.perf_counter(), time.process_time()
         at = Lsn(100 * number)
         await writer.commit(EpochSummary(at, Lsn(at + 5), datetime.now(UTC), 1, 1))

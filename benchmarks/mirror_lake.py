@@ -242,9 +242,9 @@ class MadeLake:
         try:
             await sink.open()
             await sink.adopt("7000000000000000001")
-            writer = sink.begin()
+            writer = sink.begin_epoch()
             for batch in batches:
-                await writer.append(batch, is_read=is_read)
+                await writer.append_batch(batch, from_snapshot=is_read)
             nbytes = sum(batch.nbytes for batch in batches)
             await writer.commit(EpochSummary(Lsn(lsn), Lsn(lsn + 10), _AT, 1, nbytes))
             await sink.record(events)

@@ -166,12 +166,12 @@ async def _write_raw(lake: Path, dsn: str) -> None:
     sink = DeltaLake(str(lake), NAME)
     await sink.open()
     await sink.adopt("server")
-    writer = sink.begin()
-    await writer.append(marker_batch(table, Lsn(100), NOW))
+    writer = sink.begin_epoch()
+    await writer.append_batch(marker_batch(table, Lsn(100), NOW))
     source = CopiedReferenceSource(NAME, _settings(dsn), TABLE, row_limit_bytes=UNLIMITED_BYTES)
     async for batch in _batches(source):
         rows = _as_changes(table, pa.Table.from_batches([batch]), "r", 100, 0)
-        await writer.append(TableBatch(table, rows, 1))
+        await writer.append_batch(TableBatch(table, rows, 1))
     await writer.commit(EpochSummary(Lsn(100), Lsn(105), NOW, 1, 1))
     await sink.record([TableEvent(table, TableState.LIVE, NOW, Lsn(105), Lsn(100))])
     await sink.close()
@@ -190,12 +190,12 @@ async def _write_changes(lake: Path, dsn: str, rows: str, changes: str) -> float
     ]
     found = pa.concat_tables(parts).combine_chunks()
     deleted = len(found) // 10
-    writer = sink.begin()
+    writer = sink.begin_epoch()
     for op, part, seq in (
         ("u", found.slice(deleted), 1),
         ("d", found.slice(0, deleted), len(found) + 1),
     ):
-        await writer.append(TableBatch(table, _as_changes(table, part, op, 110, seq), 1))
+        await writer.append_batch(TableBatch(table, _as_changes(table, part, op, 110, seq), 1))
     await writer.commit(EpochSummary(Lsn(110), Lsn(115), NOW, 1, 1))
     await sink.close()
     return 0.0

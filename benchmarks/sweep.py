@@ -81,14 +81,14 @@ async def _fill(rig: Rig, table: Table, lake: Path) -> None:
     await sink.open()
     await sink.adopt("bench")
     schema = change_schema(table)
-    writer = sink.begin()
+    writer = sink.begin_epoch()
     async with (
         await connect(rig.server.dsn(), autocommit=False) as connection,
         aclosing(KeyPages(table, UNLIMITED_BYTES).pages(connection)) as pages,
     ):
         async for page in pages:
             batch = _read_rows(schema, page.decoded())
-            await writer.append(TableBatch(table, batch, page.nbytes))
+            await writer.append_batch(TableBatch(table, batch, page.nbytes))
     await writer.commit(EpochSummary(Lsn(100), Lsn(200), _AT, 1, 0))
     await sink.close()
 

@@ -28,7 +28,7 @@ from spark_jobs.cli.arguments import (
     job_parser,
     require_config,
     run_job,
-    tell,
+    print_error,
 )
 from spark_jobs.session import job_session
 
@@ -108,7 +108,7 @@ def build(
         resnapshot_rewritten=getattr(settings, "on_rewrite", "resnapshot") == "resnapshot",
     )
     return Backfill(
-        reader.connector(), lake, reader, runner, policy, tell=tell or _tell, reached=reached
+        reader.connector(), lake, reader, runner, policy, tell=tell or _print_line, reached=reached
     )
 
 
@@ -122,14 +122,14 @@ def report(outcome: BackfillOutcome) -> int:
     if outcome.filled and not outcome.is_listed:
         sys.stdout.write("the first epoch of `ingestd run` will show them\n")
     for error in outcome.failed:
-        tell(error)
+        print_error(error)
     if not outcome.failed:
         return EXIT_DONE
     can_wait = all(isinstance(error, TransientError) for error in outcome.failed)
     return EXIT_TRANSIENT if can_wait else EXIT_OPERATOR
 
 
-def _tell(line: str) -> None:
+def _print_line(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

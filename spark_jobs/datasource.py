@@ -162,7 +162,7 @@ class SourceReader(DataSourceReader):
                         left -= rows.num_rows
                         if left == 0:
                             break
-            lease.finish()
+            lease.confirm_complete()
 
     @property
     def _filters(self) -> str:

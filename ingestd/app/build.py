@@ -112,7 +112,7 @@ class SourceBuilder:
             self._root,
             calls,
         )
-        self.supervisor.begin(name, built)
+        self.supervisor.start_source(name, built)
 
     def under_way(self) -> list[str]:
         """Return what has not ended in the sources, for a log. Callable from any thread."""
@@ -125,13 +125,13 @@ class SourceBuilder:
         waits = [calls.waiting(0.0) for calls in list(self._calls.values())]
         return found + [str(wait) for wait in waits if wait is not None]
 
-    def forget(self, name: str) -> None:
+    def drop_source(self, name: str) -> None:
         """Remove a source from the status and the metrics."""
         self._status.sources.pop(name, None)
         self._writers.pop(name, None)
         self._known.pop(name, None)
         self._calls.pop(name, None)
-        self._root.forget(name)
+        self._root.drop_source(name)
         self._metrics.forget_source(name)
 
 

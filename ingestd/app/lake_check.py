@@ -10,7 +10,7 @@ from ingestd.lake.marker import read_marker
 from ingestd.lake.store.store import open_store
 from ingestd.model.check import CheckLine
 from ingestd.model.errors import IngestdError
-from ingestd.pipeline.known_lake import lake_lost, look
+from ingestd.pipeline.known_lake import lake_lost, read_lake
 from ingestd.ports import LakeLost
 
 
@@ -33,7 +33,7 @@ async def _check(config: Config, name: str, settings: SourceSettings) -> CheckLi
     lake = lake_of(config, name, is_claimed=False)
     capture = connector.capture(lake)
     try:
-        _, verdict = await look(lake, capture)
+        _, verdict = await read_lake(lake, capture)
     except IngestdError:
         return None  # reported by the lines about connection, server, slot and lake
     finally:

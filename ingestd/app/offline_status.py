@@ -19,7 +19,7 @@ from ingestd.observe.status import (
     SourceStatus,
 )
 from ingestd.observe.status_json import to_json
-from ingestd.pipeline.known_lake import lake_lost, look
+from ingestd.pipeline.known_lake import lake_lost, read_lake
 from ingestd.ports import LakeLost
 from ingestd.postgres.connection.advisory_locks import claim_of
 
@@ -52,7 +52,7 @@ async def _offline(
     try:
         if (since := await pause_mark_of(config, name).since()) is not None:
             found.pause(since)
-        committed, verdict = await look(lake, capture)
+        committed, verdict = await read_lake(lake, capture)
         found.resumed(epoch=committed.epoch, end_lsn=committed.position)
         for table in committed.tables.values():
             why = None if table.reason is None else OperatorError(table.reason)

@@ -46,7 +46,7 @@ class SourceFactory(Protocol):
         """Build a source and run it."""
         ...
 
-    def forget(self, name: str) -> None:
+    def drop_source(self, name: str) -> None:
         """Remove a source from the status and the metrics."""
         ...
 
@@ -159,7 +159,7 @@ class ConfigReload:
             )
         await self._apply(found)
         try:
-            await self.supervisor.look()
+            await self.supervisor.check_pause_marks()
         except IngestdError as error:
             log.warning("config.pause_unknown", reason=error.what, remedy=error.remedy)
 
@@ -179,13 +179,13 @@ class ConfigReload:
             self._begin(name, found.config)
 
     async def _replace(self, name: str, config: Config) -> None:
-        await self.supervisor.end(name)
+        await self.supervisor.stop_source(name)
         self._begin(name, config)
 
     async def _remove(self, name: str) -> None:
-        await self.supervisor.end(name)
+        await self.supervisor.stop_source(name)
         del self._shares[name]
-        self.begin.forget(name)
+        self.begin.drop_source(name)
         structlog.get_logger("ingestd").warning(
             "source.removed",
             source=name,

@@ -38,7 +38,7 @@ class Connections:
         loop = asyncio.get_running_loop()
         return await loop.create_server(lambda: _Entry(self._admit), address.host, address.port)
 
-    def end(self) -> None:
+    def close_all(self) -> None:
         """Close all connections, also during a handshake or a response."""
         for task in self._shaking:
             task.cancel()

@@ -127,7 +127,7 @@ class HttpServer:
         if self._listener is not None:
             self._listener.close()
         await self._runner.cleanup()
-        self._connections.end()
+        self._connections.close_all()
 
     def _make_protocol(self) -> asyncio.Protocol:
         server = self._runner.server

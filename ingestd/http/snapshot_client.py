@@ -122,7 +122,7 @@ def follow(
         if status is not None:
             heard = now
             display.source(following.source_line(status))
-            for progress in following.look(status):
+            for progress in following.update(status):
                 display.table(progress)
         if following.is_over:
             return
@@ -130,7 +130,7 @@ def follow(
             raise TransientError(f"the daemon on {address} no longer responds", reason="no_answer")
         if now > end:
             raise TransientError(
-                f"not live within the time limit: {', '.join(following.left)}",
+                f"not live within the time limit: {', '.join(following.remaining)}",
                 reason="timeout",
                 remedy="the daemon continues; follow it with `ingestd status`",
             )
@@ -161,7 +161,7 @@ class Following:
         return not self._left
 
     @property
-    def left(self) -> Sequence[str]:
+    def remaining(self) -> Sequence[str]:
         """The tables whose rows are not all in the lake yet."""
         return self._left
 
@@ -172,7 +172,7 @@ class Following:
             return ""
         return f"{source['state']}: {source['reason']}" if source["reason"] else source["state"]
 
-    def look(self, status: Status) -> list[TableProgress]:
+    def update(self, status: Status) -> list[TableProgress]:
         """Evaluate a later status; return the progress of the tables that were not over before.
 
         Raises OperatorError if a table is stopped or dropped, its snapshot cancelled, or the

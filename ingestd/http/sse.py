@@ -100,7 +100,7 @@ class EventsFeed:
             self._readers.discard(reader)
             reader.put(None)
         if self._readers:
-            self._tell()
+            self._send_updates()
 
     def close(self) -> None:
         """End all streams."""
@@ -113,7 +113,7 @@ class EventsFeed:
         if len(self._readers) >= MAX_READERS:
             return _too_many()
         if self._readers:
-            self._tell()  # so that the next change is the same for all readers
+            self._send_updates()  # so that the next change is the same for all readers
         else:
             self._shown = StatusDiff(self._redacted)
             self._update(self._shown)
@@ -134,7 +134,7 @@ class EventsFeed:
     def _update(self, shown: StatusDiff) -> dict[str, object]:
         return shown.update(self._status, self.history, self._now())
 
-    def _tell(self) -> None:
+    def _send_updates(self) -> None:
         new = self._update(self._shown)
         if not new:
             return

@@ -93,7 +93,7 @@ class _ShownSource:
             found["gone"] = [self._redacted.text(name) for name in sorted(gone)]
             for name in gone:
                 del self._tables[name]
-        past = history.of(source.source)
+        past = history.of_source(source.source)
         if past.added > self._points:
             found["history"] = columns(past.since(self._points))
             self._points = past.added

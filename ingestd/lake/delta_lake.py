@@ -180,7 +180,7 @@ class DeltaLake:
             await self.jobs.run(self._registry.adopt)
         await self.jobs.run(note_source, self.store, self.layout.root)
 
-    def begin(self) -> EpochWriter:
+    def begin_epoch(self) -> EpochWriter:
         """Begin the next epoch, numbered after the last one that is durable or being committed.
 
         Raise RuntimeError before `open` and while another epoch is being filled.
@@ -257,7 +257,7 @@ class DeltaLake:
 
     # --- loading ----------------------------------------------------------------------------
 
-    async def load(
+    async def append_files(
         self, table: Table, fragments: Sequence[Fragment], watermark: Lsn, held: RowRange
     ) -> None:
         """Append rows that other processes wrote, in one commit.
@@ -366,7 +366,7 @@ class DeltaLake:
             tuple(sorted(tables.values(), key=_id)),
         )
         async with self._epochs_lock:
-            await self.jobs.run(self._epochs.append, whole)
+            await self.jobs.run(self._epochs.append_epoch, whole)
         self._held = {}
         return whole
 

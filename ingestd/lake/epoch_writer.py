@@ -119,13 +119,13 @@ class DeltaEpochWriter:
         """Return whether it is committed, failed or aborted."""
         return self._over.is_set()
 
-    async def append(self, batch: TableBatch, *, is_read: bool = False) -> None:
+    async def append_batch(self, batch: TableBatch, *, from_snapshot: bool = False) -> None:
         """Accept rows; count but drop changes below the watermark at `open` (I3)."""
         self._refuse_if_closed()
         table = batch.table.id
         raw = await self._lake.usable(table)
         self._taken[table] = self._taken.get(table, 0) + batch.rows.num_rows
-        rows = batch.rows if is_read else _above(batch.rows, raw.watermark)
+        rows = batch.rows if from_snapshot else _above(batch.rows, raw.watermark)
         if rows.num_rows == 0 and batch.resume is None:
             return
         rows = with_epoch(rows, self._number)
@@ -139,7 +139,7 @@ class DeltaEpochWriter:
         if batch.resume is not None:
             part.resume = batch.resume
         try:
-            self._unchecked_bytes += part.sink.add(rows)
+            self._unchecked_bytes += part.sink.add_rows(rows)
         except FolderError as error:
             raise self._lake.set_damaged(table, error) from error
         if self._unchecked_bytes > self._lake.buffer_bytes // _CHECKS:

@@ -151,7 +151,7 @@ class EpochTable:
         self.origin = origin
         reach("sink.adopt.after", lost)
 
-    def append(self, epoch: CommittedEpoch) -> None:
+    def append_epoch(self, epoch: CommittedEpoch) -> None:
         """Append an epoch's row, durably."""
         summary = epoch.summary
         row = {
@@ -171,7 +171,7 @@ class EpochTable:
         fragments = writer.finish([pa.Table.from_pylist([row], SCHEMA)])
         self._before_commit("_epochs")
         reach("sink.epochs_commit.before", lost)
-        self._log.append(fragments, int(summary.end_lsn))
+        self._log.commit_files(fragments, int(summary.end_lsn))
         reach("sink.epochs_commit.after", lost)
         self.last_epoch, self.end_lsn = epoch.epoch, summary.end_lsn
         self.position = max(summary.end_lsn, self.position or summary.end_lsn)
@@ -185,7 +185,7 @@ class EpochTable:
 
     def vouch(self) -> None:
         """Make an empty durable commit, which fails if another process has fenced the table."""
-        self._log.append([])
+        self._log.commit_files([])
 
     def advance(self, position: Lsn) -> None:
         """Record a later position, durably; do nothing if it is not later."""
@@ -194,6 +194,6 @@ class EpochTable:
         self._before_commit("_epochs")
         reach("sink.advance.before", lost)
         self.ensure_unreplaced()
-        self._log.append([], int(position))
+        self._log.commit_files([], int(position))
         reach("sink.advance.after", lost)
         self.position = position

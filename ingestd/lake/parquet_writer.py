@@ -247,7 +247,7 @@ class FragmentSink:
         self.waiting_bytes = 0
         self.rows = 0
 
-    def add(self, rows: pa.RecordBatch) -> int:
+    def add_rows(self, rows: pa.RecordBatch) -> int:
         """Accept rows; start to write those buffered if they make a row group.
 
         Return about how many bytes of memory they take. Raise RuntimeError after `finish` or
@@ -267,9 +267,9 @@ class FragmentSink:
             self._ahead = asyncio.create_task(self._write())
         return nbytes
 
-    async def append(self, rows: pa.RecordBatch) -> None:
+    async def append_rows(self, rows: pa.RecordBatch) -> None:
         """Accept rows; return when there is room for more."""
-        self.add(rows)
+        self.add_rows(rows)
         if self.waiting_bytes > self._buffer_bytes:
             await self.spill()
 

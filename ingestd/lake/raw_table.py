@@ -253,7 +253,7 @@ class RawTable:
         if resume:
             self.log.expect_resumes()
         reach("sink.raw_commit.before", lost)
-        version = self.log.append(fragments, int(end_lsn), resume)
+        version = self.log.commit_files(fragments, int(end_lsn), resume)
         reach("sink.raw_commit.after", lost)
         return version
 

@@ -124,7 +124,7 @@ class RegistryTable:
         fragments = writer.finish([pa.Table.from_pylist(rows, SCHEMA)])
         self._before_commit("_tables")
         reach("sink.tables_commit.before", lost)
-        self._log.append(fragments)
+        self._log.commit_files(fragments)
         reach("sink.tables_commit.after", lost)
         for row in rows:
             self._keep(row)

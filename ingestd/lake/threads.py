@@ -37,7 +37,7 @@ class WorkerThreads:
         slot.
         """
         call = partial(copy_context().run, work, *args, **kwargs)
-        return await asyncio.shield(await self.begin(call))
+        return await asyncio.shield(await self.submit(call))
 
     async def settle(self) -> None:
         """Return when all work has ended; its errors are not raised here.
@@ -50,12 +50,12 @@ class WorkerThreads:
         if threads is not None:
             threads.shutdown(wait=False)
 
-    async def begin(self, call: Callable[[], T]) -> asyncio.Future[T]:
+    async def submit(self, call: Callable[[], T]) -> asyncio.Future[T]:
         """Begin the call in a thread when a slot is free; return a future that ends with it."""
         await self._slots.acquire()
         try:
             if self._within is not None:
-                future = await self._within.begin(call)
+                future = await self._within.submit(call)
             else:
                 # Not the loop's threads, which decode: decoding would wait for large epochs.
                 self._threads = self._threads or ThreadPoolExecutor(self._at_once, "job")

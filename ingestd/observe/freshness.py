@@ -39,7 +39,7 @@ class FreshnessHistogram(Collector):
         self._counts[source] = self._counts.get(source, 0) + counts
         self._sums[source] = self._sums.get(source, 0.0) + float(ages.sum())
 
-    def forget(self, source: str) -> None:
+    def drop_source(self, source: str) -> None:
         """Remove a source from the metric."""
         self._counts.pop(source, None)
         self._sums.pop(source, None)

@@ -83,9 +83,9 @@ class SourceHistories:
     def observe(self, sources: Mapping[str, SourceStatus], now: datetime) -> None:
         """Add a point for each source."""
         for name, source in sources.items():
-            self.of(name).observe(source, now)
+            self.of_source(name).observe(source, now)
 
-    def of(self, source: str) -> SourceHistory:
+    def of_source(self, source: str) -> SourceHistory:
         """Return the history of one source; empty before its first point."""
         return self._sources.setdefault(source, SourceHistory())
 

@@ -108,7 +108,7 @@ class Metrics:
         self._retained.labels(source).set(_known(lag.retained_bytes))
         self._safe.labels(source).set(_known(lag.safe_bytes))
 
-    def held(self, source: str, lag: CaptureLag) -> None:
+    def set_retained(self, source: str, lag: CaptureLag) -> None:
         """Set the lag of a source that reads nothing: the age of its changes is unknown.
 
         The age gets no series, so that no alert about delivery depends on it.
@@ -204,7 +204,7 @@ class Metrics:
         """Remove all series of a source that is no longer in the config."""
         for metric, names in self._by_source:
             self._forget(metric, names, lambda labels: labels.get("source") == source)
-        self._freshness.forget(source)
+        self._freshness.drop_source(source)
 
     def _forget(
         self,

@@ -43,7 +43,7 @@ class ServiceManager:
     watchdog_s: float | None = None
 
     @classmethod
-    def of(cls, environment: Mapping[str, str], pid: int) -> ServiceManager | None:
+    def from_environment(cls, environment: Mapping[str, str], pid: int) -> ServiceManager | None:
         """Return the service manager of this process; None without one, or an unknown address."""
         address = environment.get("NOTIFY_SOCKET", "")
         if not address.startswith(("/", "@")):
@@ -53,7 +53,7 @@ class ServiceManager:
         watched = is_ours and period.isascii() and period.isdigit() and int(period) > 0
         return cls(address, int(period) / 1e6 if watched else None)
 
-    def tell(self, *assignments: str) -> None:
+    def notify(self, *assignments: str) -> None:
         """Send these (`READY=1`, ...) as one message, without waiting. Raises OSError."""
         kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
         name = "\0" + self.address[1:] if self.address.startswith("@") else self.address
@@ -117,21 +117,21 @@ class ReloadNotifier:
         self._manager = manager
         self._telling = telling
 
-    def began(self) -> None:
+    def reload_began(self) -> None:
         """Send that the config is being re-read. `Type=notify-reload` requires the time."""
         usec = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-        self._tell("RELOADING=1", f"MONOTONIC_USEC={usec}")
+        self._notify("RELOADING=1", f"MONOTONIC_USEC={usec}")
 
-    def ended(self) -> None:
+    def reload_ended(self) -> None:
         """Send that the reload ended. Accepted or refused, the service is as ready as before."""
-        self._tell("READY=1")
+        self._notify("READY=1")
 
-    def _tell(self, *assignments: str) -> None:
+    def _notify(self, *assignments: str) -> None:
         # A service that has not started yet can't reload, and READY=1 would mark it as started.
         if self._manager is None or self._telling is None or not self._telling.is_ready_told:
             return
         with suppress(OSError):  # `_tell` below logs it, once
-            self._manager.tell(*assignments)
+            self._manager.notify(*assignments)
 
 
 @asynccontextmanager
@@ -147,7 +147,7 @@ async def telling_service_manager(
 
     `stop`: set when the daemon begins to stop. `paused`: the paused sources; not a fault.
     """
-    manager = ServiceManager.of(environment, os.getpid())
+    manager = ServiceManager.from_environment(environment, os.getpid())
     if manager is None:
         yield ReloadNotifier()
         return
@@ -171,7 +171,7 @@ async def _tell(manager: ServiceManager, telling: SystemdNotifier, stop: asyncio
         words = telling.due(time.monotonic(), stopping=stop.is_set()) + sign
         try:
             if words:
-                manager.tell(*words)
+                manager.notify(*words)
             is_heard = True
         except OSError as error:
             if is_heard:

@@ -46,10 +46,10 @@ class EpochAppender:
         self.hurry_to = ZERO
         self._done: dict[int, set[str]] = {}
 
-    async def take(self, epoch: FillingEpoch, work: Chunk | SnapshotWork) -> None:
+    async def append_work(self, epoch: FillingEpoch, work: Chunk | SnapshotWork) -> None:
         """Append a chunk of the stream or a page of a snapshot."""
         if isinstance(work, Chunk):
-            await self._take_chunk(epoch, work)
+            await self._append_chunk(epoch, work)
         elif isinstance(work, Page):
             await self._take_page(epoch, work)
         elif isinstance(work, SplitDone):
@@ -95,7 +95,7 @@ class EpochAppender:
 
     def begin_chunks(self, table: Table, load: int, floor: PgSnapshot) -> DedupWindow:
         """Record from now on the stream's changes of a table, until its `SnapshotDone`."""
-        touched = DedupWindow(table, floor, self.delivered.of(table.id))
+        touched = DedupWindow(table, floor, self.delivered.of_table(table.id))
         self._touched.setdefault(table.id, {})[load] = touched
         return touched
 
@@ -138,7 +138,7 @@ class EpochAppender:
         tables = [table for table in progressed if table is not None]
         await self.enter(tables, TableState.SNAPSHOTTING, epoch.position)
 
-    async def _take_chunk(self, epoch: FillingEpoch, chunk: Chunk) -> None:
+    async def _append_chunk(self, epoch: FillingEpoch, chunk: Chunk) -> None:
         """Append a chunk of the stream."""
         for error in chunk.refused:
             if self._book.is_captured(error.table):
@@ -153,14 +153,14 @@ class EpochAppender:
             if self._book.has_successor(batch.table):
                 await self._append(epoch, batch)  # void once its successor has been read
                 continue
-            self.delivered.take(batch)  # those of a stopped table too: it may be read soon
+            self.delivered.record_changes(batch)  # those of a stopped table too: it may be read soon
             if self._book.takes(batch.table):
-                await self._take_changes(epoch, batch)
+                await self._append_changes(epoch, batch)
         epoch.cover(chunk, self._monotonic())
         self._watch.received(chunk, epoch)
         await self.record(self._book.changed(_now(), chunk.position))
 
-    async def _take_changes(self, epoch: FillingEpoch, batch: TableBatch) -> None:
+    async def _append_changes(self, epoch: FillingEpoch, batch: TableBatch) -> None:
         """Append changes of a captured table, unless they stop it."""
         lsn = batch.rows.column("_cdc_lsn")
         last = Lsn(lsn[-1].as_py())
@@ -168,7 +168,7 @@ class EpochAppender:
             await self.stop_table(epoch, incomplete_row(batch.table.id))
             return
         for touched in self._touched.get(batch.table.id, {}).values():
-            touched.take(batch)
+            touched.record_changes(batch)
         if self._book.has_departed(batch.table):
             if self._book.is_later_version(batch.table):
                 state = self._book.state(batch.table.id)
@@ -178,7 +178,7 @@ class EpochAppender:
             if self._book.is_ambiguous(batch.table, first, xid):
                 self.wanted.set()
             await self.enter([batch.table], self._book.state(batch.table.id), first)
-        self._book.took(batch.table.id, last)
+        self._book.record_change(batch.table.id, last)
         await self._append(epoch, batch)
 
     async def enter(self, tables: Sequence[Table], state: TableState, at_lsn: Lsn) -> None:
@@ -191,7 +191,7 @@ class EpochAppender:
         The events are noted first, so that concurrent code does not record them again.
         """
         if events:
-            self._book.note(events)
+            self._book.record_events(events)
             await self._sink.record(events)
             self._watch.tables_changed(events)
 
@@ -199,7 +199,7 @@ class EpochAppender:
         self, epoch: FillingEpoch, batch: TableBatch, *, is_read: bool = False
     ) -> None:
         try:
-            await epoch.append(batch, is_read=is_read)
+            await epoch.append_batch(batch, from_snapshot=is_read)
         except TableError as error:
             await self.stop_table(epoch, error)
 

@@ -79,7 +79,7 @@ class DedupWindow:
         self._again: set[Key] = set()
         self._asked: set[Key] = set()
 
-    def take(self, batch: TableBatch) -> None:
+    def record_changes(self, batch: TableBatch) -> None:
         """Record changes of the stream."""
         if self.is_void or batch.table.identifying != self._key:
             self.is_void = True
@@ -147,7 +147,7 @@ class DedupWindow:
         return TableBatch(page.table, rows, nbytes)
 
     @property
-    def owes(self) -> int:
+    def rows_to_read(self) -> int:
         """Count of rows to read by their keys; a row that changed twice counts twice."""
         return len(self._again) + self._unsent_rows
 
@@ -188,7 +188,7 @@ class RecentXids:
     def __init__(self) -> None:
         self._xids: dict[TableId, list[Ints]] = {}
 
-    def take(self, batch: TableBatch) -> None:
+    def record_changes(self, batch: TableBatch) -> None:
         """Record changes of the stream."""
         xids = batch.rows.column("_cdc_xid").drop_null().to_numpy(zero_copy_only=False)
         others = xids[1:][xids[1:] != xids[:-1]]
@@ -200,7 +200,7 @@ class RecentXids:
         """Count of transactions remembered."""
         return sum(len(part) for parts in self._xids.values() for part in parts)
 
-    def forget(self, seen: PgSnapshot) -> None:
+    def drop_visible(self, seen: PgSnapshot) -> None:
         """Remove the transactions that this snapshot sees: all later ones see them too."""
         for name, parts in list(self._xids.items()):
             xids = np.unique(np.concatenate(parts))
@@ -210,6 +210,6 @@ class RecentXids:
             else:
                 del self._xids[name]
 
-    def of(self, table: TableId) -> Ints:
+    def of_table(self, table: TableId) -> Ints:
         """Return the transactions of a table."""
         return np.concatenate([NONE, *self._xids.get(table, ())])

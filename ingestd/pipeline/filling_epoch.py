@@ -100,10 +100,10 @@ class FillingEpoch:
     commit_times: list[NDArray[np.int64]] = field(default_factory=list)
     tallies: dict[TableId, RowTally] = field(default_factory=dict)
 
-    async def append(self, batch: TableBatch, *, is_read: bool = False) -> None:
+    async def append_batch(self, batch: TableBatch, *, from_snapshot: bool = False) -> None:
         """Append rows to the writer and count them. Raises TableError as the writer does."""
         try:
-            await self.writer.append(batch, is_read=is_read)
+            await self.writer.append_batch(batch, from_snapshot=from_snapshot)
         except TableError as error:
             if error.table != batch.table.id:  # the writer has these rows
                 self.tallies.setdefault(batch.table.id, RowTally()).count(batch.rows)

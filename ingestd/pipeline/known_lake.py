@@ -91,7 +91,7 @@ class LakeRoot:
         self._said.pop(source, None)
         self._waited_for.add(source)
 
-    def forget(self, source: str) -> None:
+    def drop_source(self, source: str) -> None:
         """Record that a source was removed."""
         self._said.pop(source, None)
         self._settle(source)
@@ -134,7 +134,7 @@ class LakeRoot:
         return [name for name, why in self._said.items() if why is not None and name != source]
 
 
-async def look(sink: Sink, capture: ChangeCapture) -> tuple[LakeState, Continuity]:
+async def read_lake(sink: Sink, capture: ChangeCapture) -> tuple[LakeState, Continuity]:
     """Read the lake, and compare it with the source. Changes nothing; needs no claim.
 
     Without a claim, or before the fence, another process may commit and confirm between the two

@@ -118,7 +118,7 @@ class Maintainer:
             cleans = self._clean_due_s is not None and began_s >= self._clean_due_s
             pressing = self._pressing()
             only = None if joins or cleans else pressing
-            taken = self._take(only)
+            taken = self._reset_counts(only)
             error: IngestdError | None = None
             totals = Totals()
             try:
@@ -131,7 +131,7 @@ class Maintainer:
                 self._clean_due_s = began_s + self._schedule.clean_interval_s
             self._watch.done(totals, error or totals.error, self._monotonic() - began_s, taken)
 
-    def _take(self, only: Collection[str] | None) -> Counter[str]:
+    def _reset_counts(self, only: Collection[str] | None) -> Counter[str]:
         """Take the count of new files; later ones belong to the next run."""
         taken = Counter({n: c for n, c in self._new.items() if only is None or n in only})
         for name in taken:

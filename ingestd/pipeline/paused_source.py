@@ -57,7 +57,7 @@ class Paused:
             await capture.claim()
             while True:
                 await capture.health()
-                self._watch.held(await capture.lag())
+                self._watch.report_retained(await capture.lag())
                 await asyncio.sleep(MONITOR_INTERVAL_S)
         finally:
             await capture.close()

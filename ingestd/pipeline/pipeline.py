@@ -222,7 +222,7 @@ class Pipeline:
         await self._stream(epoch, work, started.table_set, started.appender, stop)
 
     def _first_epoch(self, committed: LakeState) -> FillingEpoch:
-        epoch = FillingEpoch(self._sink.begin(), floor=committed.floor or ZERO)
+        epoch = FillingEpoch(self._sink.begin_epoch(), floor=committed.floor or ZERO)
         epoch.start = self._durable
         if committed.unlisted is not None:
             epoch.list_more(committed.unlisted)
@@ -296,9 +296,9 @@ class Pipeline:
                 await self._wait(epoch, getter)
                 if getter.done():
                     await self._discard_stopped(epoch)
-                    await intake.take(epoch, getter.result())
+                    await intake.append_work(epoch, getter.result())
                     getter = asyncio.create_task(work.get())
-                    self._gate.move(epoch.position)
+                    self._gate.advance(epoch.position)
                 if not book.is_loading:
                     self._watch.enter(SourceState.STREAMING)
                 epoch = self._epoch = await self._close_if_due(epoch, intake)
@@ -348,7 +348,7 @@ class Pipeline:
             self._idle_s = min(first_s, self._policy.idle_interval_s)
             self._idle_until = now + self._idle_s
             await asyncio.sleep(0)  # the writer closes in its first step; then the next may begin
-            return FillingEpoch(self._sink.begin(), start=epoch.position, position=epoch.position)
+            return FillingEpoch(self._sink.begin_epoch(), start=epoch.position, position=epoch.position)
         if not epoch.has_rows:  # all rows of whatever ended are in earlier epochs
             await intake.durable(epoch)
         if epoch.is_idle and epoch.position > self._durable and (asked or now >= self._idle_until):

@@ -26,7 +26,7 @@ class StreamBarrier:
         self.position = ZERO
         self._moved = asyncio.Event()
 
-    def move(self, position: Lsn) -> None:
+    def advance(self, position: Lsn) -> None:
         """Record the stream's position."""
         if position > self.position:
             self.position = position

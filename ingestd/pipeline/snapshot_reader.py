@@ -108,7 +108,7 @@ class SnapshotRun:
         """The tables whose end has not been queued yet."""
         return {name: load for name, load in self.loads.items() if name not in self.ended}
 
-    async def end(self, table: TableId) -> None:
+    async def end_table(self, table: TableId) -> None:
         """Queue the end of a table."""
         self.ended.add(table)
         await self.give(SnapshotDone(self.loads[table]))
@@ -116,7 +116,7 @@ class SnapshotRun:
     async def fail(self, error: TableError) -> None:
         """Queue a table's error, and its end."""
         await self.give(Page(error, datetime.now(UTC), self.loads[error.table]))
-        await self.end(error.table)
+        await self.end_table(error.table)
 
 
 Way = Callable[[SnapshotRun], Coroutine[Any, Any, None]]
@@ -203,7 +203,7 @@ class SnapshotReader:
         if not tables:
             return
         table = tables[0]
-        left = self._book.left(table.id)
+        left = self._book.remainder(table.id)
         snapshot = await self._patiently(
             reading, self._capture.snapshot([table], chunked=True, left=left)
         )
@@ -277,7 +277,7 @@ class SnapshotReader:
     # --- chunks ------------------------------------------------------------------------------
 
     async def _record(self, reading: SnapshotRun, tables: Sequence[Table]) -> None:
-        floor = await self._capture.seen()
+        floor = await self._capture.current_snapshot()
         for table in tables:
             load = reading.loads[table.id]
             reading.touched[table.id] = self._intake.begin_chunks(table, load, floor)
@@ -286,7 +286,7 @@ class SnapshotReader:
         """Wait until chunks see all that the stream delivered below the point."""
         await self._passed(snapshot.point, snapshot)
         while any(self._book.is_read_by(n, load) for n, load in reading.loads.items()):
-            seen = await self._capture.seen()
+            seen = await self._capture.current_snapshot()
             if all(t.is_settled(snapshot.point, seen) for t in reading.touched.values()):
                 return
             for touched in reading.touched.values():
@@ -305,7 +305,7 @@ class SnapshotReader:
         try:
             done, _ = await asyncio.wait([reached], timeout=PATIENCE_S)
             while not done:
-                await snapshot.move_on()
+                await snapshot.advance_source()
                 done, _ = await asyncio.wait([reached], timeout=MOVE_ON_INTERVAL_S)
         finally:
             reached.cancel()
@@ -327,7 +327,7 @@ class SnapshotReader:
         self._snapshots |= dict.fromkeys(reading.loads, snapshot)
         for name in reading.unended.keys() - reading.tables.keys():  # dropped, or cancelled
             snapshot.abandon(name)
-            await reading.end(name)
+            await reading.end_table(name)
         for name, table in reading.tables.items():
             if not reading.is_partial and self._book.marks_first(name):
                 await reading.give(_marker(table, reading, snapshot))
@@ -337,13 +337,13 @@ class SnapshotReader:
         async with aclosing(snapshot.items()) as items:
             async for item in items:
                 if _of(item) in reading.tables:
-                    await self._take(reading, snapshot, item)
+                    await self._handle_item(reading, snapshot, item)
                 if time.monotonic() - moved_at >= MOVE_ON_INTERVAL_S:
-                    await snapshot.move_on()
+                    await snapshot.advance_source()
                     moved_at = time.monotonic()
-        await snapshot.move_on()
+        await snapshot.advance_source()
 
-    async def _take(self, reading: SnapshotRun, snapshot: Snapshot, item: SnapshotItem) -> None:
+    async def _handle_item(self, reading: SnapshotRun, snapshot: Snapshot, item: SnapshotItem) -> None:
         if isinstance(item, SnapshotPage):
             name = item.batch.table.id
             await self._give_page(reading, snapshot, item)
@@ -352,12 +352,12 @@ class SnapshotReader:
         elif isinstance(item, SplitRead):
             name, load = item.table, reading.loads[item.table]
             loads, oldest = reading.loads.values(), snapshot.oldest()
-            await reading.give(SplitDone(name, load, item.where, snapshot.left, oldest, loads))
+            await reading.give(SplitDone(name, load, item.where, snapshot.remainder, oldest, loads))
             self._watch.snapshot_progress(name, snapshot.progress(name))
             touched = reading.touched.get(name)
             owed = sys.maxsize
-            while touched is not None and KEYS_AT_ONCE <= touched.owes < owed:
-                owed = touched.owes  # if writers are faster, the rest waits for the end
+            while touched is not None and KEYS_AT_ONCE <= touched.rows_to_read < owed:
+                owed = touched.rows_to_read  # if writers are faster, the rest waits for the end
                 await self._complete(reading, snapshot, name)
         elif isinstance(item, TableRead):
             await self._end(reading, snapshot, item.table)
@@ -368,14 +368,14 @@ class SnapshotReader:
         touched = reading.touched.get(name)
         if touched is not None:
             touched.close()
-            while touched.owes:
+            while touched.rows_to_read:
                 await self._complete(reading, snapshot, name)
             if touched.is_void:
                 raise TableReplacedError(name, "its replica identity changed while it was read")
         owes_marker = not reading.is_partial and self._book.marks_last(name)
         if owes_marker and name not in reading.marked:
             await reading.give(_marker(reading.tables[name], reading, snapshot))
-        await reading.end(name)
+        await reading.end_table(name)
 
     async def _complete(self, reading: SnapshotRun, snapshot: Snapshot, name: TableId) -> None:
         """Read rows that lack unsent values by their keys."""

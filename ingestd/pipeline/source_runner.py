@@ -93,7 +93,7 @@ class SourceRunner:
         """The source's name."""
         return self.source.watch.source
 
-    def end(self) -> None:
+    def request_stop(self) -> None:
         """Make `run` close the source and return."""
         self._is_ended = True
         self._phase_over.set()
@@ -124,7 +124,7 @@ class SourceRunner:
                 self._phase_over.set()
         return was_paused
 
-    async def look(self) -> None:
+    async def check_pause_mark(self) -> None:
         """Check whether another process paused or resumed the source. Raises as `pause`."""
         mark = self.source.mark
         if mark is None:

@@ -16,7 +16,7 @@ from ingestd.model.lake_state import GONE, LakeState, TableState
 from ingestd.model.lsn import ZERO, Lsn
 from ingestd.model.schema import TableId
 from ingestd.pipeline.appender import EpochAppender
-from ingestd.pipeline.known_lake import KnownLake, LakeRoot, lake_lost, look
+from ingestd.pipeline.known_lake import KnownLake, LakeRoot, lake_lost, read_lake
 from ingestd.pipeline.policy import PipelinePolicy
 from ingestd.pipeline.slow_waits import warn_if_slow
 from ingestd.pipeline.table_set import TableSet
@@ -119,7 +119,7 @@ class Startup:
 
         Nothing is written if it is not the source's: see `ingestd.pipeline.known_lake`.
         """
-        committed, verdict = await look(self._sink, self._capture)
+        committed, verdict = await read_lake(self._sink, self._capture)
         self._telemetry.noticed(committed.notices)  # the fence drops them
         why = verdict.reason if isinstance(verdict, LakeLost) else None
         lost = self._known.difference(committed) or why

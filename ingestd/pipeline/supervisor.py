@@ -40,28 +40,28 @@ class Supervisor:
             await stop.wait()
             self._group = None
             for source in self._sources.values():
-                source.end()
+                source.request_stop()
 
-    def begin(self, name: str, source: SourceSpec) -> None:
+    def start_source(self, name: str, source: SourceSpec) -> None:
         """Run one more source, unless all are being stopped."""
         self._sources[name] = self._one(source)
         self._start(name)
 
-    async def end(self, name: str) -> None:
+    async def stop_source(self, name: str) -> None:
         """Stop one source cleanly; it is removed when this returns."""
-        self._sources[name].end()
+        self._sources[name].request_stop()
         task = self._tasks.pop(name, None)
         if task is not None:
             await asyncio.wait([task])
         del self._sources[name]
 
-    async def look(self) -> None:
+    async def check_pause_marks(self) -> None:
         """Check for sources that another process paused or resumed in the lake.
 
         Raises OperatorError, TransientError (the lake).
         """
         for source in list(self._sources.values()):
-            await source.look()
+            await source.check_pause_mark()
 
     def _one(self, source: SourceSpec) -> SourceRunner:
         return SourceRunner(source, monotonic=self._monotonic, jitter=self._jitter)

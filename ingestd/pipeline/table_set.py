@@ -290,7 +290,7 @@ class TableSet:
                 )
         return events
 
-    def note(self, events: Sequence[TableEvent]) -> None:
+    def record_events(self, events: Sequence[TableEvent]) -> None:
         """Apply events that have been recorded in `_tables`."""
         for event in events:
             name = event.table.id
@@ -298,7 +298,7 @@ class TableSet:
 
     # --- reading ------------------------------------------------------------------------------
 
-    def begin(self, tables: Sequence[Table]) -> dict[TableId, int]:
+    def begin_snapshot(self, tables: Sequence[Table]) -> dict[TableId, int]:
         """Note that these tables' rows are being read; gives the number of each one's reading."""
         ids = {}
         for entry in self._of(tables):
@@ -353,7 +353,7 @@ class TableSet:
         """Return the tables as `_tables` must record them: by the stream if that is newer."""
         return [entry.latest(self._discovery) for entry in self._of(tables)]
 
-    def left(self, name: TableId) -> str:
+    def remainder(self, name: TableId) -> str:
         """What a reading of a table has left to be read; empty: everything."""
         return self._entries[name].snapshot.remainder
 
@@ -407,7 +407,7 @@ class TableSet:
             entry.end_snapshot()
         return [e.latest(self._discovery) for e in read if e.is_live]
 
-    def give_up(self, ids: Mapping[TableId, int]) -> None:
+    def fail_snapshots(self, ids: Mapping[TableId, int]) -> None:
         """Record that readings failed: their tables must be read again, or what was left."""
         for name, snapshot_id in ids.items():
             entry = self._entries.get(name)
@@ -504,7 +504,7 @@ class TableSet:
             return True
         return False
 
-    def took(self, name: TableId, last: Lsn) -> None:
+    def record_change(self, name: TableId, last: Lsn) -> None:
         """Record the transaction of a table's last accepted change."""
         if name in self._entries:
             self._entries[name].streamed.last_change = last

@@ -127,7 +127,7 @@ class TableSync:
         """
         tables = self._book.to_read()
         large = await self._capture.chunked(tables, initial=True)
-        loads = self._book.begin([t for t in tables if t.id not in large])
+        loads = self._book.begin_snapshot([t for t in tables if t.id not in large])
         if loads:
             try:
                 snapshot = await self._reader.begin_at_point(loads, self._reached())
@@ -139,7 +139,7 @@ class TableSync:
     async def take_unread(self) -> None:
         """Capture unknown tables without reading them (snapshot = "never")."""
         unknown = self._book.unknown()
-        loads = self._book.begin(unknown)
+        loads = self._book.begin_snapshot(unknown)
         await self._intake.enter(unknown, TableState.LIVE, self._durable())
         self._book.loaded(loads.values())
 
@@ -153,11 +153,11 @@ class TableSync:
                 if self._reads:
                     await self._start_reading(give)
                 else:
-                    for name, load in self._book.begin(self._book.to_read()).items():
+                    for name, load in self._book.begin_snapshot(self._book.to_read()).items():
                         await give(Page(self._missed(name), _now(), load))
                 await self._until_tables_change()
                 await asyncio.sleep(LOOK_INTERVAL_S)  # catalog changes often come in bursts
-                await self._look()
+                await self._discover()
                 if not self._reads:
                     await self.take_unread()
         finally:
@@ -173,7 +173,7 @@ class TableSync:
             reason = known.reason or reason
         return TableError(name, reason, remedy='set snapshot = "initial" to have it re-read')
 
-    async def _look(self) -> None:
+    async def _discover(self) -> None:
         """Discover, and prepare the stream for the result.
 
         Repeated later if a table is dropped meanwhile, or locked for long.
@@ -230,7 +230,7 @@ class TableSync:
                     continue
                 for table_ in tables:  # it may be requested while it is being read
                     self._reader.abandon(table_.id)
-                reading = SnapshotRun(give, self._book.begin(tables))
+                reading = SnapshotRun(give, self._book.begin_snapshot(tables))
                 self._begin(self._guarded(reading, way(reading)))
         except TransientError as error:
             self._pass_or_raise(error)
@@ -238,7 +238,7 @@ class TableSync:
     async def _next_group(self) -> tuple[list[Table], Way]:
         """Return tables to read together, and how: unfinished ones first, one by one."""
         tables = self._book.to_read()
-        begun = next((t for t in tables if self._book.left(t.id)), None)
+        begun = next((t for t in tables if self._book.remainder(t.id)), None)
         if begun is not None:
             return [begun], self._reader.read_rest
         able = await self._capture.chunked(tables, initial=False)
@@ -256,18 +256,18 @@ class TableSync:
         try:
             await work
         except TransientError as error:
-            self._book.give_up(reading.unended)
+            self._book.fail_snapshots(reading.unended)
             self._pass_or_raise(error)
         except TableError as error:
             await reading.fail(error)
-            self._book.give_up(reading.unended)
+            self._book.fail_snapshots(reading.unended)
         except OperatorError as error:
             for name in reading.unended:
                 await reading.fail(TableError(name, error.what, remedy=error.remedy))
         else:
             self._failures = 0
         for name in reading.unended:
-            await reading.end(name)
+            await reading.end_table(name)
 
     async def _guarded_partial(self, reading: SnapshotRun, work: Coroutine[Any, Any, None]) -> None:
         """Run a partial read. Its faults are reported; the tables continue."""
@@ -281,7 +281,7 @@ class TableSync:
             failed = error
         else:
             for name in reading.unended:  # dropped, or cancelled
-                await reading.end(name)
+                await reading.end_table(name)
             return
         what = failed.reason if isinstance(failed, TableError) else failed.what
         for name in reading.unended:
@@ -305,7 +305,7 @@ class TableSync:
             await asyncio.sleep(FORGET_INTERVAL_S)
             if self._intake.delivered.count:
                 with contextlib.suppress(TransientError):  # `health` reports lasting faults
-                    self._intake.delivered.forget(await self._capture.seen())
+                    self._intake.delivered.drop_visible(await self._capture.current_snapshot())
 
     # --- waiting ------------------------------------------------------------------------------
 

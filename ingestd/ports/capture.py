@@ -213,14 +213,14 @@ class Snapshot(Protocol):
         """Return the part of a table yielded so far, 0 to 1, by the source's size estimate."""
         ...
 
-    def left(self, table: TableId, done: Collection[str]) -> str:
+    def remainder(self, table: TableId, done: Collection[str]) -> str:
         """Return what a later snapshot must read if these splits (`where`) are durable.
 
         For `ChangeCapture.snapshot`; empty if it would have to start over.
         """
         ...
 
-    async def move_on(self) -> None:
+    async def advance_source(self) -> None:
         """Make `live` pass the source's current position soon, even on an idle source.
 
         An epoch that holds snapshot rows is closed only after the position has grown.
@@ -331,7 +331,7 @@ class ChangeCapture(Protocol):
         """
         ...
 
-    async def seen(self) -> PgSnapshot:
+    async def current_snapshot(self) -> PgSnapshot:
         """Return the snapshot as of now; every chunk that begins later sees at least as much."""
         ...
 

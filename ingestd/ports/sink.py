@@ -33,7 +33,7 @@ class Fragment:
 class PageSink(Protocol):
     """Writes one table's rows to fragments, which the caller commits. `finish` or `abort`, once."""
 
-    async def append(self, rows: pa.RecordBatch) -> None:
+    async def append_rows(self, rows: pa.RecordBatch) -> None:
         """Accept rows of any schema version; returns when there is room for more (backpressure)."""
         ...
 
@@ -65,7 +65,7 @@ class EpochWriter(Protocol):
         """Rows accepted so far, including those the lake already had (I3)."""
         ...
 
-    async def append(self, batch: TableBatch, *, is_read: bool = False) -> None:
+    async def append_batch(self, batch: TableBatch, *, from_snapshot: bool = False) -> None:
         """Accept rows; those already in the table's raw table are counted and dropped (I3).
 
         A row is already there if its `_cdc_lsn` precedes the table's watermark at `Sink.open`;
@@ -180,7 +180,7 @@ class Sink(ChangeLog, Protocol):
         """Record the server these rows come from; creates `_epochs` and `_tables`. Idempotent."""
         ...
 
-    def begin(self) -> EpochWriter:
+    def begin_epoch(self) -> EpochWriter:
         """Start the next epoch; the last one must be committing or closed. No I/O."""
         ...
 

@@ -39,10 +39,10 @@ class PostgresConnector(ABC):
         self, known: Mapping[TableId, RegisteredTable], timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> Coverage:
         """Compare the catalog with the config."""
-        return await coverage_of(self._source, self._dsn, known, self._look, timeout_s=timeout_s)
+        return await coverage_of(self._source, self._dsn, known, self._read_coverage, timeout_s=timeout_s)
 
     @abstractmethod
-    async def _look(
+    async def _read_coverage(
         self, connection: AsyncConnection[Any], known: Mapping[TableId, RegisteredTable]
     ) -> Coverage:
         """Return the tables that are captured. Raises psycopg.Error, IngestdError."""

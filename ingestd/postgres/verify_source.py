@@ -63,7 +63,7 @@ class ReadThrottle:
         self._bytes_per_s = bytes_per_s
         self._free_at = 0.0
 
-    async def passed(self, nbytes: int) -> None:
+    async def throttle(self, nbytes: int) -> None:
         """Record that `nbytes` were read; return when more may be read."""
         if self._bytes_per_s is None:
             return
@@ -167,7 +167,7 @@ class SourceAtPoint:
             try:
                 async for page in pages:
                     yield page.batch.rows
-                    await self._pace.passed(page.batch.nbytes)
+                    await self._pace.throttle(page.batch.nbytes)
             except TableChangedError as error:
                 if isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
                     raise _locked(split.table) from error

@@ -19,7 +19,7 @@ from ingestd.model.errors import IngestdError, OperatorError, TableError, Transi
 from ingestd.model.lake_state import LakeState, TableState
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import TableId
-from ingestd.pipeline.known_lake import lake_lost, look
+from ingestd.pipeline.known_lake import lake_lost, read_lake
 from ingestd.pipeline.table_set import TableSet
 from ingestd.pipeline.table_state import remainder_of
 from ingestd.ports import (
@@ -93,7 +93,7 @@ class Backfill:
 
     async def _run(self, capture: ChangeCapture, names: Sequence[TableId]) -> BackfillOutcome:
         await self._claim(capture)
-        committed, verdict = await look(self._lake, capture)
+        committed, verdict = await read_lake(self._lake, capture)
         self._refuse_lost_lake(verdict)
         await self._lake.mark()
         await self._lake.fence()
@@ -188,7 +188,7 @@ class Backfill:
                     raise _passing(name, "is locked: it can't be published", "lock_timeout")
                 if name not in offered:
                     raise _passing(name, "changed a moment ago", "table_gone")
-                tables.append(TableBackfill.of(offered[name], self._lake))
+                tables.append(TableBackfill.for_table(offered[name], self._lake))
             except (TransientError, TableError) as error:
                 failed.append(error)
         return tables, failed
@@ -206,7 +206,7 @@ class Backfill:
         for table in tables:
             if not table.is_loaded:
                 has_rows = table.table.id in committed.watermarks
-                await table.load(self._lake, has_rows=has_rows)
+                await table.commit_files(self._lake, has_rows=has_rows)
             self._reached(f"loaded {table.table.id}")
 
     def _ensure_seen(self, table: TableBackfill) -> None:

@@ -60,7 +60,7 @@ class Note:
         )
 
     @property
-    def held(self) -> RowRange:
+    def row_range(self) -> RowRange:
         """The row range that its files add to the lake."""
         return RowRange(self.rows, self.point, self.point, self.at)
 

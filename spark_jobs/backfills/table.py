@@ -46,7 +46,7 @@ class TableBackfill:
     error: IngestdError | None = None
 
     @classmethod
-    def of(cls, table: Table, lake: DeltaLake) -> TableBackfill:
+    def for_table(cls, table: Table, lake: DeltaLake) -> TableBackfill:
         """Return a new state. Raises TableError if the raw table can't store such rows."""
         lake.raw_table(table.id).admit(raw_schema(table))
         return cls(table, Record(lake.store, lake.layout.raw(table.id)))
@@ -82,25 +82,25 @@ class TableBackfill:
         found = [f for _, note in sorted(self.notes.items()) for f in note.fragments]
         return [self.agreed.marker, *found] if is_marked else found
 
-    def held(self, *, is_marked: bool) -> RowRange | None:
+    def row_range(self, *, is_marked: bool) -> RowRange | None:
         """Return the row range of those files; None without rows."""
-        parts = [note.held for note in self.notes.values() if note.rows]
+        parts = [note.row_range for note in self.notes.values() if note.rows]
         if is_marked:
             parts.append(RowRange(1, self.agreed.point, self.agreed.point, self.agreed.at))
         return reduce(RowRange.with_more, parts) if parts else None
 
-    async def load(self, lake: DeltaLake, *, has_rows: bool) -> None:
+    async def commit_files(self, lake: DeltaLake, *, has_rows: bool) -> None:
         """Commit the files. `has_rows`: the lake has older rows of the table.
 
         Readers use the older rows until the new ones are complete. If the new ones may still lack
         values, the daemon writes the `t` last, and all changes are kept until then.
         """
         is_marked = self.is_whole or not has_rows
-        held = self.held(is_marked=is_marked)
+        held = self.row_range(is_marked=is_marked)
         if held is not None:
             files = self.files(is_marked=is_marked)
             watermark = self.agreed.point if is_marked else self.agreed.complete_to
-            await lake.load(self.table, files, watermark, held)
+            await lake.append_files(self.table, files, watermark, held)
         self.is_loaded = True
 
     async def last_event(self, lake: DeltaLake) -> TableEvent:

@@ -65,7 +65,7 @@ class Failure:
     reason: str | None = None
 
     @classmethod
-    def of(cls, error: IngestdError) -> Failure:
+    def from_error(cls, error: IngestdError) -> Failure:
         """Return a failure for an error: its class and texts are all that another process needs."""
         if isinstance(error, TableError):
             return cls(error.reason, error.remedy, error.table)
@@ -113,9 +113,9 @@ class BackfillReader:
                 return await self._read(order)
             except TransientError as error:
                 if attempt == ATTEMPTS - 1 or error.reason in _FOR_GOOD:
-                    return Failure.of(error)
+                    return Failure.from_error(error)
             except IngestdError as error:
-                return Failure.of(error)
+                return Failure.from_error(error)
             delay_s = min(FIRST_DELAY_S * 2.0**attempt, LONGEST_DELAY_S)
             await asyncio.sleep(delay_s * random.uniform(0.5, 1))  # noqa: S311 - jitter only
         raise AssertionError
@@ -139,7 +139,7 @@ class BackfillReader:
         try:
             async for batch in source.batches():
                 nbytes += batch.nbytes
-                await sink.append(snapshot_rows(table, batch, order))
+                await sink.append_rows(snapshot_rows(table, batch, order))
             fragments = await sink.finish()
         except BaseException:
             await sink.abort()

@@ -126,13 +126,13 @@ def run_job(job: Callable[[Sequence[str]], int], arguments: Sequence[str] | None
     try:
         code = job(sys.argv[1:] if arguments is None else arguments)
     except IngestdError as error:
-        tell(error)
+        print_error(error)
         code = exit_code(error)
     except Exception as error:
         if not _is_sparks(error):
             raise
         meaning = meaning_of(error)
-        tell(meaning)
+        print_error(meaning)
         code = exit_code(meaning)
     except KeyboardInterrupt:
         code = 130
@@ -140,7 +140,7 @@ def run_job(job: Callable[[Sequence[str]], int], arguments: Sequence[str] | None
     sys.exit(code)
 
 
-def tell(error: IngestdError) -> None:
+def print_error(error: IngestdError) -> None:
     """Write an error to stderr, with secrets redacted."""
     sys.stderr.write(Redactor().text(f"{error}\n"))
 

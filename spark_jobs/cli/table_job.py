@@ -15,7 +15,7 @@ from spark_jobs.cli.arguments import (
     lake_uri,
     positive,
     spark_uri,
-    tell,
+    print_error,
 )
 from spark_jobs.session import job_session
 
@@ -92,5 +92,5 @@ def run_table_job(
         stop=stop or threading.Event(),
     )
     for error in stream.stopped.values():
-        tell(error)
+        print_error(error)
     return EXIT_OPERATOR if stream.stopped else EXIT_DONE

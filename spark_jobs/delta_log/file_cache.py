@@ -56,7 +56,7 @@ class MirrorFiles:
         with self._large if nbytes > _FEW_BYTES else nullcontext():
             yield
 
-    def of(self, session: SparkSession, path: str, snapshot: Any) -> Files | None:  # noqa: ANN401
+    def at_snapshot(self, session: SparkSession, path: str, snapshot: Any) -> Files | None:  # noqa: ANN401
         """Return the files of a snapshot of a table; None if too many, or if the log lacks them.
 
         Runs a Spark job if the last commit that lists all files is more than a few commits ago.

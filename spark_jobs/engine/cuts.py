@@ -75,7 +75,7 @@ class EpochCut:
     schemas: Mapping[str, int]
 
     @classmethod
-    def of(cls, row: Any) -> EpochCut:  # noqa: ANN401 - a pyspark Row
+    def from_row(cls, row: Any) -> EpochCut:  # noqa: ANN401 - a pyspark Row
         """Return the cut in a row of the log."""
         tables = {t["table"]: t["version"] for t in row["tables"]}
         schemas = {t["table"]: t["schema_version"] for t in row["tables"]}
@@ -126,7 +126,7 @@ class CutLog:
         self._newest = None if found is None else self._added(found.epoch, self._version)
         return found
 
-    def append(self, cut: EpochCut, *, replace: bool) -> None:
+    def append_cut(self, cut: EpochCut, *, replace: bool) -> None:
         """Add a cut unless it exists. `replace`: replace the cut of the same epoch."""
         tables = [
             {"table": name, "version": version, "schema_version": cut.schemas[name]}
@@ -208,7 +208,7 @@ def newest_cut(session: SparkSession, path: str, name: str) -> EpochCut | None:
     if newest is None or not set(_ARROW_SCHEMA.names).issubset(newest.column_names):
         return find_cut(session, path)
     row = max(newest.to_pylist(), key=lambda row: row["epoch"])
-    return EpochCut.of(row | {"last_commit_ts": as_spark_gives(row["last_commit_ts"])})
+    return EpochCut.from_row(row | {"last_commit_ts": as_spark_gives(row["last_commit_ts"])})
 
 
 def find_cut(session: SparkSession, path: str, epoch: int | None = None) -> EpochCut | None:
@@ -224,4 +224,4 @@ def find_cut(session: SparkSession, path: str, epoch: int | None = None) -> Epoc
     if epoch is not None:
         rows = rows.where(f.col("epoch") <= epoch)
     newest = rows.orderBy(f.desc("epoch")).limit(1).collect()
-    return EpochCut.of(newest[0]) if newest else None
+    return EpochCut.from_row(newest[0]) if newest else None

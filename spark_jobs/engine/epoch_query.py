@@ -90,7 +90,7 @@ class EpochQuery:
             ensure_read_within(
                 self.lake.session, self.lake.epochs_path, {row[_FILE] for row in found}
             )
-            self.take([Epoch.of(row) for row in found])
+            self.take([Epoch.from_row(row) for row in found])
         except Exception as error:  # noqa: BLE001 - `run` raises it
             self._fault = error
             # Without its text: Spark matches it with a regular expression that overflows the stack.

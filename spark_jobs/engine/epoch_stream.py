@@ -111,7 +111,7 @@ class EpochStream:
         """
         checkpoint = checkpoint or self._checkpoint
         query = EpochQuery(
-            self.lake, f"ingestd {self.job.name} {self.lake.source}", checkpoint, self._take
+            self.lake, f"ingestd {self.job.name} {self.lake.source}", checkpoint, self._pass_epochs
         )
         with ThreadPoolExecutor(max(1, self.parallel)) as self._pool:
             self._open(checkpoint)
@@ -203,7 +203,7 @@ class EpochStream:
         cut = EpochCut(through.number, through.end_lsn, through.last_commit_ts, tables, schemas)
         if cut == self._last:
             return
-        self._cuts.append(cut, replace=not epochs)
+        self._cuts.append_cut(cut, replace=not epochs)
         self._last = cut
         self.after_commit(self.log_name)
         self._log.info(
@@ -216,7 +216,7 @@ class EpochStream:
 
     # --- the epochs ---------------------------------------------------------------------------
 
-    def _take(self, found: Iterable[Epoch]) -> None:
+    def _pass_epochs(self, found: Iterable[Epoch]) -> None:
         """Apply these epochs, except those up to the last cut, which are already applied."""
         with self._lock:
             self._take_in_order(found)

@@ -117,7 +117,7 @@ class _Sorted:
     last: _Ints
 
     @classmethod
-    def of(cls, changes: pa.Table, numbers: _Ints) -> _Sorted:
+    def from_changes(cls, changes: pa.Table, numbers: _Ints) -> _Sorted:
         lsn, seq = (changes[name].to_numpy() for name in ("_cdc_lsn", "_cdc_seq"))
         order = np.lexsort((seq, lsn, numbers))
         is_first = np.ones(len(order), bool)
@@ -136,7 +136,7 @@ class _Sorted:
 
 def _by_arrow(changes: pa.Table, numbers: _Ints, columns: Sequence[str]) -> pa.Table:
     """Fold rows that have no texts and whose keys did not change."""
-    rows = _Sorted.of(changes, numbers)
+    rows = _Sorted.from_changes(changes, numbers)
     newest = rows.order[rows.last]
     is_delete = _mask(pc.equal(changes["_cdc_op"], DELETE))
     unsent = _flat(changes["_cdc_unchanged"])

@@ -225,7 +225,7 @@ def _outcomes(
         places: dict[int, int | None] = dict(taken.get(name, {}))
         if name in key:
             places |= {n: -1 - i for n, i in renamed.items()}
-        arrays.append(_take(changes, name, newest, places))
+        arrays.append(_newest_values(changes, name, newest, places))
     raws = _outcome_raws(changes, found, taken, renamed)
     deleted = [isinstance(row, _Gone) for _, row in found]
     table = pa.table(
@@ -240,7 +240,7 @@ def _outcomes(
     return FoldedKey(table, borrowed)
 
 
-def _take(
+def _newest_values(
     changes: pa.Table,
     name: str,
     newest: NDArray[np.int64],

@@ -97,7 +97,7 @@ def _shape(lake: SourceLake, step: Step) -> HistoryShape:
     for column in step.definition.columns:  # a new one is missing before its first row
         if column.name not in schema.names:
             schema = schema.add(column.name, DataType.fromDDL(column.delta_type))
-    return HistoryShape.of(schema, step.definition)
+    return HistoryShape.from_schema(schema, step.definition)
 
 
 def _ensure_same_key(window: Window, lake: SourceLake, step: Step) -> None:

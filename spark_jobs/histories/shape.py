@@ -67,7 +67,7 @@ class HistoryShape:
     lives: tuple[LakeColumn, ...] = ()
 
     @classmethod
-    def of(cls, raw: t.StructType, definition: Definition) -> HistoryShape:
+    def from_schema(cls, raw: t.StructType, definition: Definition) -> HistoryShape:
         """Return the shape of a table. `raw`: the raw table's schema."""
         types = {c.name: c.dataType for c in raw if not c.name.startswith(RESERVED_PREFIX)}
         present = tuple(c for c in definition.columns if c.name in types)

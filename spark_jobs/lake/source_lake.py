@@ -46,7 +46,7 @@ class Epoch:
     nbytes: int = 0
 
     @classmethod
-    def of(cls, row: Any) -> Epoch:  # noqa: ANN401 - a pyspark Row
+    def from_row(cls, row: Any) -> Epoch:  # noqa: ANN401 - a pyspark Row
         """Return the epoch in a row with EPOCH_COLUMNS."""
         rows = {t["table"]: t["rows"] for t in row["tables"]}
         return cls(row["epoch"], row["end_lsn"], row["last_commit_ts"], rows, row["bytes"])
@@ -54,7 +54,7 @@ class Epoch:
     @classmethod
     def of_arrow(cls, row: dict[str, Any]) -> Epoch:
         """Return the epoch in a row read by Arrow."""
-        return cls.of(row | {"last_commit_ts": as_spark_gives(row["last_commit_ts"])})
+        return cls.from_row(row | {"last_commit_ts": as_spark_gives(row["last_commit_ts"])})
 
     def nbytes_of(self, table: str) -> int:
         """Return the estimated bytes of one table: its share of the rows."""
@@ -166,7 +166,7 @@ class SourceLake:
             if [epoch.number for epoch in found] == list(range(above + 1, above + 1 + len(found))):
                 return found
         rows = self._load(self.epochs_path).where(f.col("epoch") > above).select(*EPOCH_COLUMNS)
-        return sorted(map(Epoch.of, rows.collect()), key=_number)
+        return sorted(map(Epoch.from_row, rows.collect()), key=_number)
 
     def registry(self) -> Registry:
         """Return the contents of `_tables`. Spark job, unless it is short."""

@@ -90,7 +90,7 @@ class DriverMerge:
     @property
     def is_likely(self) -> bool:
         """Return whether `apply` is worth trying for any outcomes: not for large mirrors."""
-        found = self.files.of(self.session, self.path, snapshot_of(self.session, self.path))
+        found = self.files.at_snapshot(self.session, self.path, snapshot_of(self.session, self.path))
         return found is not None and _size(found.adds.values()) <= MAX_BYTES
 
     def apply(self, outcomes: pa.Table, key: Sequence[str], signature: Signature) -> bool:
@@ -99,7 +99,7 @@ class DriverMerge:
         kind = StructType.fromJson(json.loads(snapshot.schema().json()))
         if not _is_mine(snapshot, kind):
             return False
-        found = self.files.of(self.session, self.path, snapshot)
+        found = self.files.at_snapshot(self.session, self.path, snapshot)
         # (another run may have moved the mirror meanwhile)
         if found is None or found.signature is None or found.signature.epoch != self.above:
             return False

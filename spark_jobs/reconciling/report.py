@@ -46,7 +46,7 @@ class Example:
     columns: tuple[str, ...]
 
     @classmethod
-    def of(cls, row: Any) -> Example:  # noqa: ANN401 - a pyspark Row
+    def from_row(cls, row: Any) -> Example:  # noqa: ANN401 - a pyspark Row
         """Return a row of `spark_jobs.reconciling.differences.differences` as an example."""
         key = row["key"] or f"row {row['row']}"
         return cls(row["kind"], row["count"], key, tuple(row["columns"] or ()))

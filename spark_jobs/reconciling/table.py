@@ -226,7 +226,7 @@ class TableComparison:
             missing=counts.get(MISSING, 0),
             extra=counts.get(EXTRA, 0),
             different=counts.get(DIFFERENT, 0),
-            examples=tuple(map(Example.of, shown.collect())),
+            examples=tuple(map(Example.from_row, shown.collect())),
         )
 
     def _ensure_whole_still(self, table: Table) -> None:

@@ -33,7 +33,7 @@ class Lease:
         self._line = line
         self.granted = granted
 
-    def finish(self) -> None:
+    def confirm_complete(self) -> None:
         """Report that everything needed was read. Raises IngestdError if the result is void."""
         self._line.say({"asks": "read"})
         raise_failure(self._line.answer())

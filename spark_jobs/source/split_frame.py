@@ -52,7 +52,7 @@ class SnapshotRows:
     splits: tuple[Split, ...]
 
     @classmethod
-    def of(
+    def from_splits(
         cls, source: str, settings: BaseModel, kind: str, table: Table, splits: Sequence[Split]
     ) -> SnapshotRows:
         """Return all columns of the rows in these splits."""

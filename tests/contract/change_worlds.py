@@ -154,10 +154,10 @@ class FakeChangeWorld:
 
     @asynccontextmanager
     async def unseen(self, key: int) -> AsyncGenerator[None, None]:
-        xid = self.database.begin()
+        xid = self.database.begin_transaction()
         self.database.write_commit(xid, FakeChange(A.id, "c", {"id": key, "note": ""}))
         yield
-        self.database.end(xid)
+        self.database.end_transaction(xid)
 
     async def write_elsewhere(self) -> None:
         self.database.write_elsewhere(1000)

@@ -737,7 +737,7 @@ async def test_idle_advances_past_a_snapshot_that_was_read(world: ChangeWorld) -
     snapshot = await capture.snapshot(tables)
     async with aclosing(capture.live(None)) as live:
         before = (await take_to(live, snapshot.point))[-1].position
-        await snapshot.move_on()
+        await snapshot.advance_source()
         chunks = await take_to(live, Lsn(before + 1))
     await snapshot.close()
     assert not changes_of(chunks)

@@ -146,20 +146,20 @@ async def test_snapshot_boundary_chunks_and_changes_are_the_table(world: ChangeW
         finally:
             stop.set()
             await writing
-        await snapshot.move_on()
+        await snapshot.advance_source()
         await stream.passed(await world.current())
         expected = await world.contents()
         await snapshot.close()
         await snapshot.close()
     touched = DedupWindow(stream.table, NOTHING, np.empty(0, np.int64))
     for batch in stream.batches:
-        touched.take(batch)
+        touched.record_changes(batch)
     read = [touched.fresh(p.batch, p.position, p.seen) for p in pages_of(items) if p.seen]
     marker = marker_batch(stream.table, snapshot.point, snapshot.at)
     rows = pa.Table.from_batches([b.rows for b in [marker, *read, *stream.batches]])
     assert {row["id"]: row["note"] for row in fold(rows, ["id"])} == expected
     assert len(pages_of(items)) > 3
-    assert touched.owes == 0
+    assert touched.rows_to_read == 0
 
 
 async def test_a_page_lies_above_all_that_it_sees(world: ChangeWorld) -> None:
@@ -173,7 +173,7 @@ async def test_a_page_lies_above_all_that_it_sees(world: ChangeWorld) -> None:
                 assert item.seen is not None
             items.append(item)
             await world.insert(world.many + len(items))
-        await snapshot.move_on()
+        await snapshot.advance_source()
         await stream.passed(await world.current())
         await snapshot.close()
     committed = changed_by(stream)
@@ -251,7 +251,7 @@ async def test_a_row_that_is_read_again_has_another_position(world: ChangeWorld)
 
         first = await read()
         await read(where="id < 10")
-        await read(left=first.left(stream.table.id, []))
+        await read(left=first.remainder(stream.table.id, []))
         await read()
     found = [page.batch.rows.select(["id", "_cdc_lsn"]) for page in pages]
     rows = pa.Table.from_batches(found).to_pylist()
@@ -271,13 +271,13 @@ async def test_resumes_with_what_was_left(world: ChangeWorld) -> None:
                 break
         await items.aclose()
         done = [item.where for item in given if isinstance(item, SplitRead)]
-        left = first.left(stream.table.id, done)
+        left = first.remainder(stream.table.id, done)
         await first.close()
         await world.insert(world.many)  # after the point: it comes with the stream
         second = await chunked(stream, left=left)
         assert second.point == first.point
         rest = [item async for item in second.items()]
-        again = second.left(stream.table.id, [i.where for i in rest if isinstance(i, SplitRead)])
+        again = second.remainder(stream.table.id, [i.where for i in rest if isinstance(i, SplitRead)])
         await second.close()
         third = await chunked(stream, left=again)
         assert ids(pages_of([item async for item in third.items()])) == []
@@ -294,7 +294,7 @@ async def test_what_was_left_is_void_in_another_file(world: ChangeWorld) -> None
         items = first.items()
         async for item in items:
             if isinstance(item, SplitRead):
-                left = first.left(stream.table.id, [item.where])
+                left = first.remainder(stream.table.id, [item.where])
                 break
         await items.aclose()
         await first.close()
@@ -344,7 +344,7 @@ async def test_a_partial_snapshot_gives_what_its_condition_chooses(world: Change
         snapshot = await chunked(stream, where="id < 10")
         items = [item async for item in snapshot.items()]
         done = [item.where for item in items if isinstance(item, SplitRead)]
-        assert snapshot.left(stream.table.id, done[:1]) == ""
+        assert snapshot.remainder(stream.table.id, done[:1]) == ""
         await snapshot.close()
     assert sorted(ids(pages_of(items))) == list(range(10))
 

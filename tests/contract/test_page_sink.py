@@ -118,7 +118,7 @@ async def test_finish_gives_every_row_once_with_its_values(world: SinkWorld) -> 
     sink = world.sink()
     pages = [page(WIDE, count, count * 10_000) for count in (10, 0, 1000, 3)]
     for each in pages:
-        await sink.append(each)
+        await sink.append_rows(each)
     fragments = await sink.finish()
     assert sum(f.rows for f in fragments) == 1013
     assert sum(json.loads(f.stats_json)["numRecords"] for f in fragments) == 1013
@@ -130,7 +130,7 @@ async def test_a_fragment_has_one_schema(world: SinkWorld) -> None:
     sink = world.sink()
     pages = [page(NARROW, 5), page(WIDE, 6), page(WIDE, 7), page(NARROW, 8)]
     for each in pages:
-        await sink.append(each)
+        await sink.append_rows(each)
     fragments = await sink.finish()
     assert [f.rows for f in fragments] == [5, 13, 8]
     assert world.rows(fragments) == [row for each in pages for row in each.to_pylist()]
@@ -138,30 +138,30 @@ async def test_a_fragment_has_one_schema(world: SinkWorld) -> None:
 
 async def test_without_rows_there_is_no_fragment(world: SinkWorld) -> None:
     sink = world.sink()
-    await sink.append(page(WIDE, 0))
+    await sink.append_rows(page(WIDE, 0))
     assert list(await sink.finish()) == []
     assert world.left() == 0
 
 
 async def test_after_finish_it_takes_no_more(world: SinkWorld) -> None:
     sink = world.sink()
-    await sink.append(page(WIDE, 5))
+    await sink.append_rows(page(WIDE, 5))
     await sink.finish()
     with pytest.raises(RuntimeError):
-        await sink.append(page(WIDE, 1))
+        await sink.append_rows(page(WIDE, 1))
     with pytest.raises(RuntimeError):
         await sink.finish()
 
 
 async def test_abort_removes_what_was_written(world: SinkWorld) -> None:
     sink = world.sink()
-    await sink.append(page(WIDE, 1000))
-    await sink.append(page(NARROW, 1000))
+    await sink.append_rows(page(WIDE, 1000))
+    await sink.append_rows(page(NARROW, 1000))
     await sink.abort()
     await sink.abort()
     assert world.left() == 0
     with pytest.raises(RuntimeError):
-        await sink.append(page(WIDE, 1))
+        await sink.append_rows(page(WIDE, 1))
     with pytest.raises(RuntimeError):
         await sink.finish()
 
@@ -170,7 +170,7 @@ async def test_abort_before_the_first_row_and_after_finish(world: SinkWorld) -> 
     """After finish: whoever could not commit the fragments leaves none behind."""
     await world.sink().abort()
     sink = world.sink()
-    await sink.append(page(WIDE, 1000))
+    await sink.append_rows(page(WIDE, 1000))
     assert await sink.finish()
     await sink.abort()
     assert world.left() == 0
@@ -178,7 +178,7 @@ async def test_abort_before_the_first_row_and_after_finish(world: SinkWorld) -> 
 
 async def test_abort_after_a_cancelled_append_leaves_nothing(world: SinkWorld) -> None:
     sink = world.sink()
-    await sink.append(page(WIDE, 1000))
+    await sink.append_rows(page(WIDE, 1000))
     task = asyncio.create_task(_append(sink, page(WIDE, 200_000)))
     await asyncio.sleep(0)
     task.cancel()
@@ -188,14 +188,14 @@ async def test_abort_after_a_cancelled_append_leaves_nothing(world: SinkWorld) -
 
 
 async def _append(sink: PageSink, rows: pa.RecordBatch) -> None:
-    await sink.append(rows)
+    await sink.append_rows(rows)
 
 
 async def test_sinks_of_one_table_do_not_touch_each_other(world: SinkWorld) -> None:
     kept, given_up = world.sink(), world.sink()
     for number in range(3):
-        await kept.append(page(WIDE, 500, number * 500))
-        await given_up.append(page(WIDE, 500))
+        await kept.append_rows(page(WIDE, 500, number * 500))
+        await given_up.append_rows(page(WIDE, 500))
     await given_up.abort()
     assert [row["id"] for row in world.rows(await kept.finish())] == list(range(1500))
 
@@ -206,7 +206,7 @@ async def test_sinks_of_one_table_do_not_touch_each_other(world: SinkWorld) -> N
 async def test_append_returns_when_there_is_room(parquet: ParquetWorld) -> None:
     sink = parquet.sink()
     for _ in range(5):
-        await sink.append(page(WIDE, 1000))
+        await sink.append_rows(page(WIDE, 1000))
         assert sink.waiting_bytes <= BUFFER_BYTES
     await sink.finish()
     assert sink.waiting_bytes == 0
@@ -216,8 +216,8 @@ async def test_ack_after_durable_finish_syncs_files_and_their_folder(
     parquet: ParquetWorld,
 ) -> None:
     sink = parquet.sink()
-    await sink.append(page(NARROW, 5))
-    await sink.append(page(WIDE, 5))
+    await sink.append_rows(page(NARROW, 5))
+    await sink.append_rows(page(WIDE, 5))
     fragments = await sink.finish()
     files = [parquet.folder / f.path for f in fragments]
     assert len(files) == 2
@@ -231,8 +231,8 @@ async def test_a_splits_fragments_go_into_one_delta_commit(parquet: ParquetWorld
     table = DeltaTable.create(str(parquet.folder), schema)
     sinks = [parquet.sink(), parquet.sink()]
     for number, sink in enumerate(sinks):
-        await sink.append(page(NARROW, 10, number * 100))
-        await sink.append(page(WIDE, 10, number * 100 + 50))
+        await sink.append_rows(page(NARROW, 10, number * 100))
+        await sink.append_rows(page(WIDE, 10, number * 100 + 50))
     fragments = [f for sink in sinks for f in await sink.finish()]
     actions: list[AddAction | RemoveAction] = [
         AddAction(

@@ -151,9 +151,9 @@ async def opened(lake: Lake, before_commit: Callable[[str], None] = lambda _: No
 
 
 async def commit(sink: Sink, lsn: int, **ids: tuple[int, ...]) -> Any:
-    writer = sink.begin()
+    writer = sink.begin_epoch()
     for name, values in ids.items():
-        await writer.append(inserts(make_table(name), lsn, *values))
+        await writer.append_batch(inserts(make_table(name), lsn, *values))
     return await writer.commit(summary(lsn, lsn + 5))
 
 
@@ -212,13 +212,13 @@ async def test_epochs_are_numbered_without_gaps_and_list_versions_and_rows(lake:
 
 async def test_the_next_epoch_fills_while_the_last_commits(lake: Lake) -> None:
     sink = await opened(lake)
-    first = sink.begin()
-    await first.append(inserts(A, 100, 1))
+    first = sink.begin_epoch()
+    await first.append_batch(inserts(A, 100, 1))
     committing = asyncio.ensure_future(first.commit(summary(100, 105)))
     await asyncio.sleep(0)
-    second = sink.begin()
+    second = sink.begin_epoch()
     assert second.number == 2
-    await second.append(inserts(A, 200, 2))
+    await second.append_batch(inserts(A, 200, 2))
     await second.commit(summary(200, 205))
     assert committing.done()
     assert [e["epoch"] for e in lake.epochs()] == [1, 2]
@@ -226,17 +226,17 @@ async def test_the_next_epoch_fills_while_the_last_commits(lake: Lake) -> None:
 
 async def test_only_one_epoch_is_filled_at_a_time(lake: Lake) -> None:
     sink = await opened(lake)
-    writer = sink.begin()
+    writer = sink.begin_epoch()
     with pytest.raises(RuntimeError):
-        sink.begin()
+        sink.begin_epoch()
     await writer.abort()
-    assert sink.begin().number == 1
+    assert sink.begin_epoch().number == 1
 
 
 async def test_an_epoch_without_rows_is_not_committed(lake: Lake) -> None:
     sink = await opened(lake)
     with pytest.raises(ValueError, match="advance"):
-        await sink.begin().commit(summary(100, 105))
+        await sink.begin_epoch().commit(summary(100, 105))
     assert lake.epochs() == []
 
 
@@ -264,11 +264,11 @@ async def test_exactly_once_after_a_kill_between_commits(lake: Lake, step: str) 
     if step == "_epochs":
         assert above == {"public.a", "public.b"}
     # The source sends the same again and, closing later this time, one transaction more.
-    writer = sink.begin()
+    writer = sink.begin_epoch()
     assert writer.number == 2
-    await writer.append(inserts(A, 200, 2, 3))
-    await writer.append(inserts(B, 200, 2))
-    await writer.append(inserts(A, 300, 4))
+    await writer.append_batch(inserts(A, 200, 2, 3))
+    await writer.append_batch(inserts(B, 200, 2))
+    await writer.append_batch(inserts(A, 300, 4))
     assert writer.rows == 4
     await writer.commit(summary(200, 305))
     assert ids(lake, A) == [1, 2, 3, 4]
@@ -311,8 +311,8 @@ async def test_first_epoch_covers_what_no_epoch_lists_and_lists_it_without_more_
     assert (await lake.sink().open()).unlisted is None
     await sink.close()
     sink = await opened(lake, die)
-    writer = sink.begin()
-    await writer.append(inserts(A, 300, 2, 3), is_read=True)  # beyond the watermark to be
+    writer = sink.begin_epoch()
+    await writer.append_batch(inserts(A, 300, 2, 3), from_snapshot=True)  # beyond the watermark to be
     with pytest.raises(KilledError):
         await writer.commit(summary(100, 205))
     await sink.close()
@@ -323,7 +323,7 @@ async def test_first_epoch_covers_what_no_epoch_lists_and_lists_it_without_more_
     assert (committed.unlisted.first, committed.unlisted.reach) == (300, 300)
     assert timedelta(0) <= committed.unlisted.at - AT < timedelta(milliseconds=1)
     assert committed.floor == 300
-    await sink.begin().commit(summary(300, 305))
+    await sink.begin_epoch().commit(summary(300, 305))
     assert [(e["epoch"], e["tables"]) for e in lake.epochs()] == [
         (1, [("public.a", 1, 1)]),
         (2, [("public.a", 2, 2)]),
@@ -447,8 +447,8 @@ async def test_one_writer_a_fence_is_refused_if_somebody_committed_since_the_ope
 async def test_abort_leaves_nothing(lake: Lake) -> None:
     sink = await opened(lake)
     before = lake.files()
-    writer = sink.begin()
-    await writer.append(inserts(A, 100, 1))
+    writer = sink.begin_epoch()
+    await writer.append_batch(inserts(A, 100, 1))
     await writer.abort()
     await writer.abort()
     assert lake.files() == before
@@ -457,9 +457,9 @@ async def test_abort_leaves_nothing(lake: Lake) -> None:
 
 async def test_isolated_discard_forgets_one_table(lake: Lake) -> None:
     sink = await opened(lake)
-    writer = sink.begin()
-    await writer.append(inserts(A, 100, 1, 2))
-    await writer.append(inserts(B, 100, 1))
+    writer = sink.begin_epoch()
+    await writer.append_batch(inserts(A, 100, 1, 2))
+    await writer.append_batch(inserts(B, 100, 1))
     await writer.discard(A.id)
     assert writer.rows == 1
     await writer.commit(summary(100, 105))
@@ -471,9 +471,9 @@ async def test_isolated_a_table_that_can_not_be_committed_stops_before_the_epoch
 ) -> None:
     sink = await opened(lake)
     await commit(sink, 100, a=(1,), b=(1,))
-    writer = sink.begin()
+    writer = sink.begin_epoch()
     for table in (A, B):
-        await writer.append(inserts(table, 200, 2))
+        await writer.append_batch(inserts(table, 200, 2))
     lake.displace(A.id)
     told: list[tuple[TableId, int]] = []
 
@@ -486,14 +486,14 @@ async def test_isolated_a_table_that_can_not_be_committed_stops_before_the_epoch
     await commit(sink, 300, b=(3,))
     assert ids(lake, B) == [1, 2, 3]
 
-    writer = sink.begin()
+    writer = sink.begin_epoch()
     with pytest.raises(TableError) as refused:
-        await writer.append(inserts(A, 400, 4))
+        await writer.append_batch(inserts(A, 400, 4))
     assert refused.value.table == A.id
     assert refused.value.remedy
     await writer.discard(A.id)
     lake.put_right(A.id)
-    await writer.append(inserts(A, 400, 5))
+    await writer.append_batch(inserts(A, 400, 5))
     await writer.commit(summary(400, 405))
     assert ids(lake, A) == [1, 5]
     await sink.close()
@@ -502,8 +502,8 @@ async def test_isolated_a_table_that_can_not_be_committed_stops_before_the_epoch
 async def test_isolated_without_stop_a_damaged_table_is_raised(lake: Lake) -> None:
     sink = await opened(lake)
     await commit(sink, 100, a=(1,), b=(1,))
-    writer = sink.begin()
-    await writer.append(inserts(A, 200, 2))
+    writer = sink.begin_epoch()
+    await writer.append_batch(inserts(A, 200, 2))
     lake.displace(A.id)
     with pytest.raises(TableError):
         await writer.commit(summary(200, 205))
@@ -536,11 +536,11 @@ async def test_isolated_another_type_is_refused_for_its_table(lake: Lake) -> Non
     sink = await opened(lake)
     await commit(sink, 100, a=(1,))
     other = replace(A, columns=(A.columns[0], replace(A.columns[1], type=pa.binary())))
-    writer = sink.begin()
+    writer = sink.begin_epoch()
     batch = inserts(B, 200, 1)
-    await writer.append(batch)
+    await writer.append_batch(batch)
     with pytest.raises(TableError, match="note"):
-        await writer.append(_binary_note(other))
+        await writer.append_batch(_binary_note(other))
     await writer.discard(A.id)
     await writer.commit(summary(200, 205))
     assert ids(lake, B) == [1]
@@ -557,10 +557,10 @@ async def test_columns_come_and_go(lake: Lake) -> None:
     narrow = replace(A, columns=A.columns[:1])
     sink = await opened(lake)
     await commit(sink, 100, a=(1,))
-    writer = sink.begin()
+    writer = sink.begin_epoch()
     row = {"id": 2, "note": "n", "_cdc_before": {"id": 1, "note": "o"}}
-    await writer.append(make_batch(wider, [{**row, "_cdc_lsn": 200, "_cdc_seq": 1}]))
-    await writer.append(make_batch(narrow, [{"id": 3, "_cdc_lsn": 200, "_cdc_seq": 2}]))
+    await writer.append_batch(make_batch(wider, [{**row, "_cdc_lsn": 200, "_cdc_seq": 1}]))
+    await writer.append_batch(make_batch(narrow, [{"id": 3, "_cdc_lsn": 200, "_cdc_seq": 2}]))
     await writer.commit(summary(200, 205))
     await commit(sink, 300, a=(4,))
     rows = {row["id"]: row for row in lake.rows(A.id)}
@@ -578,15 +578,15 @@ async def test_exactly_once_tables_of_any_schema_are_found_again(lake: Lake, sch
 
     table = replace(make_table("t"), id=TableId(schema, "t"))
     sink = await opened(lake, die)
-    writer = sink.begin()
-    await writer.append(inserts(table, 100, 1))
+    writer = sink.begin_epoch()
+    await writer.append_batch(inserts(table, 100, 1))
     with pytest.raises(KilledError):
         await writer.commit(summary(100, 105))
     await sink.close()
     sink = lake.sink()
     assert (await sink.open()).watermarks == {table.id: 105}
-    writer = sink.begin()
-    await writer.append(inserts(table, 100, 1))
+    writer = sink.begin_epoch()
+    await writer.append_batch(inserts(table, 100, 1))
     await writer.commit(summary(100, 105))
     await sink.close()
     assert ids(lake, table) == [1]
@@ -618,9 +618,9 @@ async def test_snapshot_boundary_rows_that_were_read_are_taken_below_the_waterma
     await commit(sink, 100, a=(1,))
     await sink.close()
     sink = await opened(lake)
-    writer = sink.begin()
-    await writer.append(inserts(A, 90, 2))
-    await writer.append(marker_batch(A, Lsn(50), AT), is_read=True)
+    writer = sink.begin_epoch()
+    await writer.append_batch(inserts(A, 90, 2))
+    await writer.append_batch(marker_batch(A, Lsn(50), AT), from_snapshot=True)
     await writer.commit(summary(200, 205))
     found = {(row["_cdc_op"], row["_cdc_lsn"]) for row in lake.rows(A.id)}
     assert found == {("c", 100), ("t", 50)}
@@ -629,12 +629,12 @@ async def test_snapshot_boundary_rows_that_were_read_are_taken_below_the_waterma
 async def test_snapshot_boundary_unsent_values_are_found_again_once_durable(lake: Lake) -> None:
     sink = await opened(lake)
     assert await unsent_ids(sink, 0) == []
-    first = sink.begin()
-    await first.append(unsent(A, 100, 1))
-    await first.append(inserts(A, 100, 2))
+    first = sink.begin_epoch()
+    await first.append_batch(unsent(A, 100, 1))
+    await first.append_batch(inserts(A, 100, 2))
     await first.commit(summary(100, 105))
-    second = sink.begin()
-    await second.append(unsent(A, 200, 3, 4))
+    second = sink.begin_epoch()
+    await second.append_batch(unsent(A, 200, 3, 4))
     assert await unsent_ids(sink, 0) == [1]
     await second.commit(summary(200, 205))
     await sink.close()
@@ -648,9 +648,9 @@ async def test_snapshot_boundary_unsent_values_are_found_again_once_durable(lake
 async def test_snapshot_boundary_a_marker_is_found_once_durable(lake: Lake) -> None:
     sink = await opened(lake)
     assert not await sink.has_marker(A, Lsn(50))
-    writer = sink.begin()
-    await writer.append(inserts(A, 100, 1))
-    await writer.append(marker_batch(A, Lsn(50), AT), is_read=True)
+    writer = sink.begin_epoch()
+    await writer.append_batch(inserts(A, 100, 1))
+    await writer.append_batch(marker_batch(A, Lsn(50), AT), from_snapshot=True)
     assert not await sink.has_marker(A, Lsn(50))
     await writer.commit(summary(100, 105))
     await sink.close()
@@ -698,19 +698,19 @@ def listed(lake: Lake) -> list[list[tuple[str, int]]]:
 
 async def test_the_newest_resume_is_read_back(lake: Lake) -> None:
     sink = await live(lake)
-    writer = sink.begin()
-    await writer.append(resuming(inserts(A, 100, 1), "a1"))
-    await writer.append(resuming(inserts(A, 100, 2), 'a2 "ä\n'))
-    await writer.append(inserts(A, 100, 3))
-    await writer.append(inserts(B, 100, 1))
+    writer = sink.begin_epoch()
+    await writer.append_batch(resuming(inserts(A, 100, 1), "a1"))
+    await writer.append_batch(resuming(inserts(A, 100, 2), 'a2 "ä\n'))
+    await writer.append_batch(inserts(A, 100, 3))
+    await writer.append_batch(inserts(B, 100, 1))
     await writer.commit(summary(100, 105))
     assert await resumes(lake) == {"a": 'a2 "ä\n', "b": ""}
 
 
 async def test_a_resume_stays_until_there_is_another(lake: Lake) -> None:
     sink = await live(lake)
-    writer = sink.begin()
-    await writer.append(resuming(inserts(A, 100, 1), "a1"))
+    writer = sink.begin_epoch()
+    await writer.append_batch(resuming(inserts(A, 100, 1), "a1"))
     await writer.commit(summary(100, 105))
     await commit(sink, 200, a=(2,))
     assert await resumes(lake) == {"a": "a1", "b": ""}
@@ -718,8 +718,8 @@ async def test_a_resume_stays_until_there_is_another(lake: Lake) -> None:
     sink = await live(lake)
     await commit(sink, 300, a=(3,))
     assert await resumes(lake) == {"a": "a1", "b": ""}
-    writer = sink.begin()
-    await writer.append(resuming(inserts(A, 400, 4), "a4"))
+    writer = sink.begin_epoch()
+    await writer.append_batch(resuming(inserts(A, 400, 4), "a4"))
     await writer.commit(summary(400, 405))
     assert await resumes(lake) == {"a": "a4", "b": ""}
 
@@ -728,9 +728,9 @@ async def test_a_resume_without_rows_is_kept_and_the_table_is_not_listed(lake: L
     sink = await live(lake)
     await commit(sink, 100, a=(1,))
     for number, lsn in enumerate((200, 300), 1):
-        writer = sink.begin()
-        await writer.append(resuming(inserts(A, lsn), f"a{number}"))
-        await writer.append(inserts(B, lsn, number))
+        writer = sink.begin_epoch()
+        await writer.append_batch(resuming(inserts(A, lsn), f"a{number}"))
+        await writer.append_batch(inserts(B, lsn, number))
         await writer.commit(summary(lsn, lsn + 5))
     assert await resumes(lake) == {"a": "a2", "b": ""}
     await commit(sink, 400, a=(2,))
@@ -745,9 +745,9 @@ async def test_a_resume_without_rows_is_kept_and_the_table_is_not_listed(lake: L
 
 async def test_a_resume_of_a_table_that_never_had_a_row_is_kept(lake: Lake) -> None:
     sink = await live(lake)
-    writer = sink.begin()
-    await writer.append(resuming(inserts(A, 100), "a1"))
-    await writer.append(inserts(B, 100, 1))
+    writer = sink.begin_epoch()
+    await writer.append_batch(resuming(inserts(A, 100), "a1"))
+    await writer.append_batch(inserts(B, 100, 1))
     await writer.commit(summary(100, 105))
     assert await resumes(lake) == {"a": "a1", "b": ""}
     assert listed(lake) == [[("public.b", 1)]]
@@ -757,11 +757,11 @@ async def test_a_resume_of_a_table_that_never_had_a_row_is_kept(lake: Lake) -> N
 
 async def test_isolated_the_resume_of_a_discarded_table_is_forgotten(lake: Lake) -> None:
     sink = await live(lake)
-    writer = sink.begin()
-    await writer.append(resuming(inserts(A, 100, 1), "a1"))
-    await writer.append(resuming(inserts(B, 100, 1), "b1"))
+    writer = sink.begin_epoch()
+    await writer.append_batch(resuming(inserts(A, 100, 1), "a1"))
+    await writer.append_batch(resuming(inserts(B, 100, 1), "b1"))
     await writer.discard(A.id)
-    await writer.append(inserts(A, 100, 2))
+    await writer.append_batch(inserts(A, 100, 2))
     await writer.commit(summary(100, 105))
     assert await resumes(lake) == {"a": "", "b": "b1"}
 
@@ -775,9 +775,9 @@ async def test_exactly_once_the_resume_is_that_of_the_rows_after_a_kill(
             raise KilledError
 
     async def bring(sink: Sink, lsn: int, number: int) -> None:
-        writer = sink.begin()
+        writer = sink.begin_epoch()
         for table in (A, B):
-            await writer.append(resuming(inserts(table, lsn, number), f"up to {number}"))
+            await writer.append_batch(resuming(inserts(table, lsn, number), f"up to {number}"))
         await writer.commit(summary(lsn, lsn + 5))
 
     sink = await live(lake)
@@ -809,8 +809,8 @@ async def test_changes_gives_what_is_durable_and_leaves_out_what_it_has_not(lake
     assert await changes(sink, A, "id") == []
     await commit(sink, 100, a=(1, 2))
     await commit(sink, 200, a=(3,))
-    writer = sink.begin()
-    await writer.append(inserts(A, 300, 4))
+    writer = sink.begin_epoch()
+    await writer.append_batch(inserts(A, 300, 4))
     found = await changes(sink, A, "id", "_cdc_op", "none", "_cdc_epoch")
     assert sorted(found, key=lambda row: row["id"]) == [
         {"id": 1, "_cdc_op": "c", "_cdc_epoch": 1},
@@ -825,8 +825,8 @@ async def test_changes_of_a_column_that_came_later_are_null_before(lake: Lake) -
     wider = replace(A, columns=(*A.columns, Column("more", 20, -1, pa.int64())))
     sink = await opened(lake)
     await commit(sink, 100, a=(1,))
-    writer = sink.begin()
-    await writer.append(make_batch(wider, [{"id": 2, "more": 5, "_cdc_lsn": 200, "_cdc_seq": 1}]))
+    writer = sink.begin_epoch()
+    await writer.append_batch(make_batch(wider, [{"id": 2, "more": 5, "_cdc_lsn": 200, "_cdc_seq": 1}]))
     await writer.commit(summary(200, 205))
     found = await changes(sink, A, "id", "more")
     assert sorted(found, key=lambda row: row["id"]) == [
@@ -838,13 +838,13 @@ async def test_changes_of_a_column_that_came_later_are_null_before(lake: Lake) -
 async def test_the_keys_that_are_held_are_found_in_the_changes(lake: Lake) -> None:
     sink = await opened(lake)
     await commit(sink, 100, a=(1, 2, 3))
-    writer = sink.begin()
+    writer = sink.begin_epoch()
     gone = {"id": 2, "_cdc_op": "d", "_cdc_lsn": 200, "_cdc_seq": 1}
-    await writer.append(make_batch(A, [gone]))
+    await writer.append_batch(make_batch(A, [gone]))
     await writer.commit(summary(200, 205))
     keys = await KeySet.load(sink, A, limit_bytes=1 << 20)
     assert keys is not None
-    assert keys.held(inserts(A, 300, 1, 2, 3, 4)).tolist() == [True, False, True, False]
+    assert keys.contains(inserts(A, 300, 1, 2, 3, 4)).tolist() == [True, False, True, False]
 
 
 async def test_changes_can_be_left_at_any_time(lake: Lake) -> None:

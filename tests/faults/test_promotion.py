@@ -242,7 +242,7 @@ async def test_lossless_a_promoted_standby_is_not_taken_for_the_primary_by_new_c
             finally:
                 await advance.close()
             with pytest.raises(TransientError, match="another server"):
-                await Drain.begin(dsn, SLOT, SLOT, policy, 1 << 20, lineage=lineage)
+                await Drain.start(dsn, SLOT, SLOT, policy, 1 << 20, lineage=lineage)
             with pytest.raises(TransientError, match="another server"):
                 await open_stream(
                     dsn, SLOT, SLOT, lake, lake, lineage=lineage, where="source s", limits=limits

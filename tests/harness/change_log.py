@@ -41,8 +41,8 @@ class ChangeLogWriter:
         await self.sink.open()
         await self.sink.adopt("server")
         if not is_empty:
-            writer = self.sink.begin()
-            await writer.append(marker_batch(self.table, Lsn(self.lsn), NOW))
+            writer = self.sink.begin_epoch()
+            await writer.append_batch(marker_batch(self.table, Lsn(self.lsn), NOW))
             await self._commit(writer, Lsn(self.lsn))
         await self.record(TableState.LIVE)
 
@@ -55,7 +55,7 @@ class ChangeLogWriter:
     async def epoch(self, changes: Sequence[tuple[str, dict[str, Any]]]) -> None:
         """Commit these changes as an epoch."""
         self.lsn += 10
-        writer = self.sink.begin()
+        writer = self.sink.begin_epoch()
         schema = change_schema(self.table)
         base = {"_cdc_lsn": self.lsn, "_cdc_xid": self.lsn, "_cdc_ts": NOW}
         rows = [
@@ -64,7 +64,7 @@ class ChangeLogWriter:
         ]
         arrays = [pa.array([row.get(f.name) for row in rows], f.type) for f in schema]
         batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
-        await writer.append(TableBatch(self.table, batch, 1), is_read=True)
+        await writer.append_batch(TableBatch(self.table, batch, 1), from_snapshot=True)
         await self._commit(writer, Lsn(self.lsn))
 
     async def _commit(self, writer: Any, start: Lsn) -> None:

@@ -65,7 +65,7 @@ def assert_cut_is_the_fold(
             columns, key = source_columns(connection, table), source_key(connection, table)
             raw = read_raw(str(lake), SOURCE, table)
             raw = raw.filter(pc.less_equal(raw["_cdc_epoch"], cut.epoch))
-            history = SchemaHistory.of(registry(lake, SOURCE), table)
+            history = SchemaHistory.from_events(registry(lake, SOURCE), table)
             folded = fold(raw, columns, key, history).rows
             mirrored = mirror_texts(cut[str(table)], lake_columns(lake, table, columns))
             wrong += differences(f"{table} at epoch {cut.epoch}", folded, mirrored)

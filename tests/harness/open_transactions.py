@@ -54,7 +54,7 @@ def given_in_segments(database: Database, monkeypatch: pytest.MonkeyPatch) -> li
     monkeypatch.setattr(decoding_memory, "DECODING_MEMORY", "64kB")
     monkeypatch.setattr(commits_ahead, "MOST", 1000)
     given: list[int] = []
-    begin = StreamCommit.begin
+    begin = StreamCommit.begin_messages
 
     def noted(self: StreamCommit) -> Stretch:
         given.append(self.xid)

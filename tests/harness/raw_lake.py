@@ -76,9 +76,9 @@ class RawLake:
         try:
             await sink.open()
             await sink.adopt("7000000000000000001")
-            writer = sink.begin()
+            writer = sink.begin_epoch()
             for batch in batches:
-                await writer.append(batch, is_read=True)
+                await writer.append_batch(batch, from_snapshot=True)
             end = Lsn(self.lsn + 5)
             await writer.commit(EpochSummary(end, end, self.at(), transactions=1, nbytes=100))
         finally:

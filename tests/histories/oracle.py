@@ -120,7 +120,7 @@ def _folded(
     except TableNotFoundError:
         return FoldedTable(), 0
     markers = raw["_cdc_seq"].to_pylist().count(-1)
-    return fold(raw, columns, key, SchemaHistory.of(events, table)), markers
+    return fold(raw, columns, key, SchemaHistory.from_events(events, table)), markers
 
 
 def inserted(lake: Path, table: TableId) -> tuple[str, ...]:

@@ -107,7 +107,7 @@ async def drained(database: Database, policy: CatchUpPolicy) -> Messages:
     messages.range = begin, end
     lineage = await lineage_of(database.dsn)
     name = database.name
-    backlog = await Drain.begin(database.dsn, name, name, policy, end - begin, lineage=lineage)
+    backlog = await Drain.start(database.dsn, name, name, policy, end - begin, lineage=lineage)
     try:
         async for _ in backlog.chunks(begin, end, cast("PgoutputDecoder", messages)):
             pass

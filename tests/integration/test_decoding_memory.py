@@ -64,7 +64,7 @@ async def test_a_large_transaction_is_streamed_past_the_servers_disk(
     )
     try:
         async with asyncio.timeout(LIMIT_S):
-            while b"the end" not in (await stream.take()).block().buffer:
+            while b"the end" not in (await stream.receive()).block().buffer:
                 pass
     finally:
         await stream.close()

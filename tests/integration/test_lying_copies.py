@@ -220,7 +220,7 @@ async def streamed(liar: LyingServer, database: Database, sent: bytes) -> Ingest
             )
             try:
                 while True:
-                    decoding = BlockDecoder(decoder, order, await stream.take())
+                    decoding = BlockDecoder(decoder, order, await stream.receive())
                     while not decoding.is_done:
                         decoding.some()
                     if decoding.ended is not None:

@@ -87,8 +87,8 @@ async def opened(uri: str, options: dict[str, str] | None = None) -> AsyncIterat
 
 
 async def commit(lake: DeltaLake, epoch: int) -> None:
-    writer = lake.begin()
-    await writer.append(inserts(TABLE, epoch * 100, *IDS))
+    writer = lake.begin_epoch()
+    await writer.append_batch(inserts(TABLE, epoch * 100, *IDS))
     await writer.commit(summary(epoch * 100, epoch * 100 + 50))
 
 
@@ -225,10 +225,10 @@ async def test_exactly_once_where_the_store_does_a_commit_after_its_sender_gave_
         assert store.do_late() == [412]
     # What the transactions after `found` are: those of epoch 2 anew, and one more.
     is_there = (found.position or 0) >= 250
-    writer = lake.begin()
+    writer = lake.begin_epoch()
     if not is_there:
-        await writer.append(inserts(TABLE, 200, *IDS))
-    await writer.append(inserts(TABLE, 300, *IDS))
+        await writer.append_batch(inserts(TABLE, 200, *IDS))
+    await writer.append_batch(inserts(TABLE, 300, *IDS))
     await writer.commit(summary(200 if not is_there else 300, 350))
     await lake.close()
 
@@ -337,9 +337,9 @@ async def test_many_tables_wait_for_the_store_at_the_same_time(
         monkeypatch.setattr(kind, name, together)
 
     async def commit_all(lake: DeltaLake, lsn: int) -> CommittedEpoch:
-        writer = lake.begin()
+        writer = lake.begin_epoch()
         for table in tables:
-            await writer.append(inserts(table, lsn, *IDS))
+            await writer.append_batch(inserts(table, lsn, *IDS))
         return await writer.commit(summary(lsn, lsn + 50))
 
     async with opened(running.uri, running.options) as lake:

@@ -22,7 +22,7 @@ from ingestd.postgres.rewrites.fingerprint_queries import (
     read_files,
     read_places,
 )
-from ingestd.postgres.snapshot.read_view import look
+from ingestd.postgres.snapshot.read_view import current_snapshot
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection
@@ -247,7 +247,7 @@ async def stored(looking: AsyncConnection[Any], oid: int) -> TableFingerprint:
         files.get(oid, {}),
         places=places.get(oid, {}),
         toast=toast.get(oid, {}),
-        ended=(await look(looking)).xmin,
+        ended=(await current_snapshot(looking)).xmin,
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from ingestd.model.row_limit import UNLIMITED_BYTES
 from ingestd.postgres.connection.session import connect
-from ingestd.postgres.polling.poll import TablePoll, backend_of, begin, look_at
+from ingestd.postgres.polling.poll import TablePoll, backend_of, begin_poll, look_at
 from ingestd.postgres.polling.progress import PollProgress, SeenXids
 from tests.integration.test_polling_looks import described
 
@@ -26,7 +26,7 @@ async def rows_found(
     connection: LivenessCheckedConnection, backend: int, polled: PolledTable, limit_s: float | None
 ) -> int:
     """Look at all of the table, and let go of its locks."""
-    now = await begin(connection, backend)
+    now = await begin_poll(connection, backend)
     await connection.execute("SAVEPOINT a_table")
     progress = PollProgress(SeenXids(), SeenXids())
     look = TablePoll(
@@ -55,7 +55,7 @@ async def test_answers_are_those_of_their_queries_after_the_taker_of_rows_failed
     )
     polled = described(database, cursor=False)
     connection = await connect(database.dsn, autocommit=False)
-    now = await begin(connection, await backend_of(connection))
+    now = await begin_poll(connection, await backend_of(connection))
     await connection.execute("SAVEPOINT a_table")
     look = TablePoll(
         polled,

@@ -19,7 +19,7 @@ from ingestd.postgres.polling.poll import (
     PollPoint,
     TablePoll,
     backend_of,
-    begin,
+    begin_poll,
     first_progress,
     look_at,
 )
@@ -53,7 +53,7 @@ class Watcher:
     kinds: set[bool] = field(default_factory=set)
 
     async def now(self) -> PollPoint:
-        return await begin(self.connection, self.backend)
+        return await begin_poll(self.connection, self.backend)
 
     async def look(self, *, is_whole: bool) -> None:
         now = await self.now()

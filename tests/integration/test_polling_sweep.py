@@ -405,7 +405,7 @@ async def test_keys_that_went_meanwhile_are_no_candidates(database: Database) ->
     async def meanwhile(self: Sweep) -> AsyncGenerator[Any, None]:
         async for page in pages(self):
             rows = gone.set_column(index, "_cdc_op", pa.array(["d"]))
-            keys.take(TableBatch(table, rows, rows.nbytes))
+            keys.apply_changes(TableBatch(table, rows, rows.nbytes))
             yield page
 
     with mock.patch.object(Sweep, "_pages", meanwhile):

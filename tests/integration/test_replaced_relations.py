@@ -25,7 +25,7 @@ from ingestd.postgres.polling.keys.key_pages import KeyPages
 from ingestd.postgres.polling.poll import (
     TablePoll,
     backend_of,
-    begin,
+    begin_poll,
     first_progress,
     latest_cursor,
     look_at,
@@ -168,7 +168,7 @@ async def key_range(dsn: str, table: Table, snapshot: str) -> None:
 async def polling(dsn: str) -> AsyncGenerator[tuple[Any, Any], None]:
     async with await connect(dsn, autocommit=False) as connection:
         backend = await backend_of(connection)
-        yield connection, await begin(connection, backend)
+        yield connection, await begin_poll(connection, backend)
 
 
 async def poll(dsn: str, table: Table, _: str, *, is_whole: bool = True) -> None:

@@ -75,7 +75,7 @@ async def read(stream: ReplicationStream, commits: int) -> list[bytes]:
     found: list[bytes] = []
     async with asyncio.timeout(LIMIT_S):
         while sum(message[:1] == b"C" for message in found) < commits:
-            block = (await stream.take()).block()
+            block = (await stream.receive()).block()
             assert block.ended is None
             frames = split_frames(block.buffer, block.starts, block.ends)
             ranges = zip(frames.starts.tolist(), frames.ends.tolist(), strict=True)
@@ -85,7 +85,7 @@ async def read(stream: ReplicationStream, commits: int) -> list[bytes]:
 
 async def read_to_the_end(stream: ReplicationStream) -> None:
     async with asyncio.timeout(LIMIT_S):
-        while (ended := (await stream.take()).block().ended) is None:
+        while (ended := (await stream.receive()).block().ended) is None:
             pass
     raise stream.fault(ended)
 
@@ -163,7 +163,7 @@ async def test_reading_stops_at_the_limit_and_status_goes_on(dsn: str, database:
     )
     now = Lsn.parse(database.value("SELECT pg_current_wal_lsn()::text"))
     async with streaming(dsn, database.name, limit_bytes=1 << 16) as stream:
-        found = await asyncio.wait_for(stream.take(), LIMIT_S)
+        found = await asyncio.wait_for(stream.receive(), LIMIT_S)
         assert len(found.block().buffer) < 5 << 20  # a turn or two, not all
         await stream.confirm(now)
 

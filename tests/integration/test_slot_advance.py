@@ -28,7 +28,7 @@ async def test_a_slot_is_moved_by_steps_and_small_ones_wait(database: Database) 
     database.execute(f"SELECT pg_create_logical_replication_slot('{database.name}', 'pgoutput')")
     advance = SlotAdvance(database.dsn, database.name, "s", step_bytes=100_000)
     start = confirmed(database)
-    advance.begin(start)
+    advance.start_at(start)
     advance.lineage = await lineage_of(database.dsn)
 
     async def moved(nbytes: int) -> bool:
@@ -43,7 +43,7 @@ async def test_a_slot_is_moved_by_steps_and_small_ones_wait(database: Database) 
         assert await moved(2_000_000)
         assert not await moved(2_200_000)  # restart_lsn lies far behind: larger steps
         assert await moved(2_500_000)
-        advance.begin(Lsn(start + 2_500_000))
+        advance.start_at(Lsn(start + 2_500_000))
         assert await moved(2_601_000)
     finally:
         await advance.close()

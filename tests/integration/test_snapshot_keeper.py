@@ -44,7 +44,7 @@ class Driver:
     def snapshot(self, execution: str | None, partition: int) -> str:
         """Read a partition; give the snapshot that it was of."""
         with leased(self.keeper, self.plan_id, execution, partition) as lease:
-            lease.finish()
+            lease.confirm_complete()
             [name] = {split.snapshot for split in lease.granted.splits}
         return name
 
@@ -142,7 +142,7 @@ def test_a_truncated_table_does_not_count_as_read(driver: Driver) -> None:
     with leased(driver.keeper, driver.plan_id, "1", 0) as lease:
         driver.database.execute("TRUNCATE read")
         with pytest.raises(OperatorError, match="truncated or rewritten"):
-            lease.finish()
+            lease.confirm_complete()
 
 
 def test_nothing_is_left_when_the_driver_dies(driver: Driver) -> None:
@@ -158,7 +158,7 @@ def test_nothing_is_left_when_the_keeper_dies(driver: Driver) -> None:
         driver.keeper_process().kill()
         driver.await_no_session()
         with pytest.raises(TransientError, match="is unreachable"):
-            lease.finish()
+            lease.confirm_complete()
     again = keeper_of(driver.process.pid, "127.0.0.1")
     with (
         pytest.raises(OperatorError, match="a keeper of snapshots that has ended"),
@@ -173,7 +173,7 @@ def test_a_snapshot_ends_at_its_limit_though_it_is_read(driver: Driver) -> None:
     with leased(driver.keeper, plan_id, "1", 0) as lease:
         driver.await_no_session()
         with pytest.raises(TransientError, match="has ended"):
-            lease.finish()
+            lease.confirm_complete()
 
 
 def test_one_keeper_serves_all_planning_of_a_driver(driver: Driver) -> None:

@@ -186,7 +186,7 @@ async def test_a_connection_that_is_closed_under_the_reader_ends_it(
             await reader.start(f"COPY ({MANY}) TO STDOUT".encode())
             while not reader._has_read_on:
                 await reader.collect(0.05)
-                reader.take()
+                reader.read_nowait()
             reading = asyncio.create_task(reader.collect(5.0))
             await asyncio.sleep(0)
             await connection.close()

@@ -139,7 +139,7 @@ async def test_a_server_that_refuses_to_say_is_no_sign_of_its_end(
     user = f"u_{database.name}"
     database.execute(f"CREATE ROLE {user} LOGIN CONNECTION LIMIT 1")
     looks = 0
-    look = watched.LivenessCheckedConnection._look
+    look = watched.LivenessCheckedConnection._probe
 
     async def counted(self: watched.LivenessCheckedConnection, *when: float) -> watched._Doing:
         nonlocal looks
@@ -344,7 +344,7 @@ async def streamed(database: Database, dsn: str) -> AsyncIterator[ReplicationStr
 
 async def next_commit(stream: ReplicationStream) -> None:
     while True:
-        block = (await stream.take()).block()
+        block = (await stream.receive()).block()
         frames = split_frames(block.buffer, block.starts, block.ends)
         if any(block.buffer[start : start + 1] == b"C" for start in frames.starts.tolist()):
             return
@@ -352,7 +352,7 @@ async def next_commit(stream: ReplicationStream) -> None:
 
 async def take_for_ever(stream: ReplicationStream) -> None:
     while True:
-        await stream.take()
+        await stream.receive()
 
 
 @pytest.mark.thorough
@@ -370,7 +370,7 @@ async def test_a_stream_that_went_silent_is_given_up_and_an_idle_one_is_not(
         with contextlib.suppress(TimeoutError):
             while (left_s := idle_until - time.monotonic()) > 0:
                 async with asyncio.timeout(left_s):
-                    (await stream.take()).block()  # signs of life
+                    (await stream.receive()).block()  # signs of life
         database.execute("INSERT INTO orders VALUES (1)")
         await next_commit(stream)
         fault(network, saw)
@@ -403,7 +403,7 @@ async def test_a_stream_whose_rows_wait_for_the_lake_is_not_taken_for_silent(
         streamed(database, network.dsn(database.dsn)) as stream,
     ):
         database.execute("INSERT INTO orders SELECT generate_series(1, 200000)")
-        (await stream.take()).block()  # whatever it ends amid
+        (await stream.receive()).block()  # whatever it ends amid
         await asyncio.sleep(8 * SHORT_S)  # the time is what is tested: the lake takes it
         await next_commit(stream)
 

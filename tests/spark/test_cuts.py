@@ -51,8 +51,8 @@ def epochs(log: CutLog, spark: SparkSession) -> list[int]:
 @pytest.mark.thorough
 def test_cuts_are_added_without_a_job_and_read_by_spark(log: CutLog, spark: SparkSession) -> None:
     spark.sparkContext.setJobGroup("cuts", "")
-    log.append(cut(1), replace=False)
-    log.append(cut(2), replace=False)
+    log.append_cut(cut(1), replace=False)
+    log.append_cut(cut(2), replace=False)
     newest = log.last()
     assert newest is not None
     assert latest(spark, log.path.removesuffix("/_mirror")).versions == cut(2).tables
@@ -69,21 +69,21 @@ def test_cuts_are_added_without_a_job_and_read_by_spark(log: CutLog, spark: Spar
 def test_the_newest_cut_is_replaced_without_a_job_by_this_run_or_the_next(
     log: CutLog, spark: SparkSession
 ) -> None:
-    log.append(cut(1), replace=False)
-    log.append(cut(2), replace=False)
+    log.append_cut(cut(1), replace=False)
+    log.append_cut(cut(2), replace=False)
     spark.sparkContext.setJobGroup("replaced", "")
-    log.append(replace(cut(2), end_lsn=7), replace=True)
+    log.append_cut(replace(cut(2), end_lsn=7), replace=True)
     next_run = CutLog(spark, log.path, "mirror")
     for end_lsn in (8, 9):
         newest = next_run.last()
         assert newest is not None
         assert newest.end_lsn == end_lsn - 1
-        next_run.append(replace(cut(2), end_lsn=end_lsn), replace=True)
+        next_run.append_cut(replace(cut(2), end_lsn=end_lsn), replace=True)
     assert not spark.sparkContext.statusTracker().getJobIdsForGroup("replaced")
-    next_run.append(cut(3), replace=False)
+    next_run.append_cut(cut(3), replace=False)
     rows = spark.read.format("delta").load(log.path).orderBy("epoch").collect()
     assert [(row["epoch"], row["end_lsn"]) for row in rows] == [(1, 100), (2, 9), (3, 300)]
-    log.append(replace(cut(3), end_lsn=5), replace=True)  # another run has moved on: by Spark
+    log.append_cut(replace(cut(3), end_lsn=5), replace=True)  # another run has moved on: by Spark
     assert operations(log, spark)[-1] == "WRITE"
     found = find_cut(spark, log.path)
     assert found is not None
@@ -93,10 +93,10 @@ def test_the_newest_cut_is_replaced_without_a_job_by_this_run_or_the_next(
 @pytest.mark.thorough
 def test_maintenance_between_cuts_is_nothing_to_stop_at(log: CutLog, spark: SparkSession) -> None:
     for epoch in (1, 2):
-        log.append(cut(epoch), replace=False)
+        log.append_cut(cut(epoch), replace=False)
     DeltaTable.forPath(spark, log.path).optimize().executeCompaction()
     for epoch in (3, 4):
-        log.append(cut(epoch), replace=False)
+        log.append_cut(cut(epoch), replace=False)
     assert epochs(log, spark) == [1, 2, 3, 4]
     assert operations(log, spark)[-3:] == ["OPTIMIZE", "WRITE", "STREAMING UPDATE"]
 
@@ -105,14 +105,14 @@ def test_maintenance_between_cuts_is_nothing_to_stop_at(log: CutLog, spark: Spar
 def test_a_cut_that_another_run_has_added_is_not_added_again(
     log: CutLog, spark: SparkSession
 ) -> None:
-    log.append(cut(1), replace=False)
+    log.append_cut(cut(1), replace=False)
     other = CutLog(spark, log.path, "mirror")
     assert other.last() is not None
     for epoch in (2, 3):
-        other.append(cut(epoch), replace=False)
+        other.append_cut(cut(epoch), replace=False)
     for epoch in (2, 3, 4):
-        log.append(cut(epoch), replace=False)
-    other.append(cut(4), replace=False)
+        log.append_cut(cut(epoch), replace=False)
+    other.append_cut(cut(4), replace=False)
     assert epochs(log, spark) == [1, 2, 3, 4]
 
 
@@ -127,8 +127,8 @@ def test_a_cut_whose_commit_fails_is_added_once_by_spark(
 
     with monkeypatch.context() as failing:
         failing.setattr(cuts, "commit", fail)
-        log.append(cut(1), replace=False)
-    log.append(cut(2), replace=False)
+        log.append_cut(cut(1), replace=False)
+    log.append_cut(cut(2), replace=False)
     assert epochs(log, spark) == [1, 2]
 
 
@@ -146,7 +146,7 @@ def test_a_log_whose_files_have_other_names_is_read_by_spark(
     finally:
         spark.conf.unset(default)
     for epoch in (1, 2):
-        mapped.append(cut(epoch), replace=False)
+        mapped.append_cut(cut(epoch), replace=False)
     newest = mapped.last()
     assert newest is not None
     assert newest.epoch == 2
@@ -155,11 +155,11 @@ def test_a_log_whose_files_have_other_names_is_read_by_spark(
 
 @pytest.mark.thorough
 def test_a_log_that_maps_its_columns_is_spark_s_to_write(log: CutLog, spark: SparkSession) -> None:
-    log.append(cut(1), replace=False)
+    log.append_cut(cut(1), replace=False)
     spark.sql(
         f"ALTER TABLE delta.`{log.path}` SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"
     )
     for epoch in (2, 3):
-        log.append(cut(epoch), replace=False)
+        log.append_cut(cut(epoch), replace=False)
     assert operations(log, spark)[-2:] == ["WRITE", "WRITE"]
     assert epochs(log, spark) == [1, 2, 3]

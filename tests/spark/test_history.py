@@ -58,9 +58,9 @@ async def write(
         await sink.record([TableEvent(table, TableState.LIVE, AT, Lsn(at_lsn))])
         for rows in epochs:
             high = max([low, *(row["_cdc_lsn"] for row in rows)])
-            writer = sink.begin()
+            writer = sink.begin_epoch()
             if rows:
-                await writer.append(make_batch(table, rows), is_read=True)
+                await writer.append_batch(make_batch(table, rows), from_snapshot=True)
                 await writer.commit(EpochSummary(Lsn(low), Lsn(high + 1), AT, 1, 100))
                 ends.append(high + 1)
             low = high + 1

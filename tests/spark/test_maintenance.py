@@ -58,8 +58,8 @@ async def test_exactly_once_for_a_stream_over_a_table_that_is_joined_and_cleaned
         for number in range(1, ROUNDS + 1):
             for _ in range(EPOCHS):
                 lsn += 100
-                writer = sink.begin()
-                await writer.append(inserts(T, lsn, lsn))
+                writer = sink.begin_epoch()
+                await writer.append_batch(inserts(T, lsn, lsn))
                 await writer.commit(summary(lsn, lsn + 5))
             if query is None:
                 rows = spark.readStream.format("delta").load(str(lake / FOLDER))

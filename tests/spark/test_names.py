@@ -47,8 +47,8 @@ async def append(lake: Path, *batches: TableBatch) -> None:
         try:
             await sink.open()
             await sink.adopt("7000000000000000001")
-            writer = sink.begin()
-            await writer.append(batch)
+            writer = sink.begin_epoch()
+            await writer.append_batch(batch)
             await writer.commit(summary(lsn, lsn + 5))
         finally:
             await sink.close()

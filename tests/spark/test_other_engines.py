@@ -54,10 +54,10 @@ class Shop:
         await self._sink.adopt("7000000000000000001")
 
     async def append(self, lsn: int) -> None:
-        writer = self._sink.begin()
+        writer = self._sink.begin_epoch()
         for kind in self.tables.keys() - self.stopped.keys():
             try:
-                await writer.append(inserts(self.tables[kind], lsn, lsn))
+                await writer.append_batch(inserts(self.tables[kind], lsn, lsn))
             except TableError as error:
                 await self._stop([error])
         await writer.commit(summary(lsn, lsn + 5), self._stop)

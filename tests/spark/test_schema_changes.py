@@ -43,14 +43,14 @@ async def write(lake: Path) -> None:
     try:
         await sink.open()
         await sink.adopt("7000000000000000001")
-        first = sink.begin()
-        await first.append(batch(OLD, 100, {"id": 1, "v": 10, "note": "a"}))
+        first = sink.begin_epoch()
+        await first.append_batch(batch(OLD, 100, {"id": 1, "v": 10, "note": "a"}))
         await first.commit(summary(100, 110))
-        second = sink.begin()  # both shapes in one epoch, as when DDL comes in mid-epoch
-        await second.append(batch(OLD, 120, {"id": 2, "v": 20, "note": "b"}))
-        await second.append(batch(NEW, 130, {"id": 3, "v__v2": "thirty"}))
+        second = sink.begin_epoch()  # both shapes in one epoch, as when DDL comes in mid-epoch
+        await second.append_batch(batch(OLD, 120, {"id": 2, "v": 20, "note": "b"}))
+        await second.append_batch(batch(NEW, 130, {"id": 3, "v__v2": "thirty"}))
         changed = {"id": 4, "v__v2": "forty", "_cdc_before": {"id": 3, "v__v2": "thirty"}}
-        await second.append(batch(NEW, 140, changed))
+        await second.append_batch(batch(NEW, 140, changed))
         await second.commit(summary(120, 150))
     finally:
         await sink.close()

@@ -25,8 +25,8 @@ async def append(lake: Path, epochs: list[tuple[int, int, TableBatch]]) -> None:
         await sink.open()
         await sink.adopt("7000000000000000001")
         for first, end, batch in epochs:
-            writer = sink.begin()
-            await writer.append(batch)
+            writer = sink.begin_epoch()
+            await writer.append_batch(batch)
             await writer.commit(summary(first, end))
     finally:
         await sink.close()

@@ -183,7 +183,7 @@ async def test_a_source_that_comes_begins_after_one_that_goes(load: Load) -> Non
         gone.append(name)
         begun.begun.append(f"end {name}")
 
-    supervisor.end = end  # type: ignore[method-assign]
+    supervisor.stop_source = end  # type: ignore[method-assign]
     was = load({"shop": SHOP})
     wanted = load({"store": SHOP})
     reloading = ConfigReload(was, lambda: wanted, begun, supervisor, lambda: None, lambda: None)

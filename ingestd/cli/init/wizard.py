@@ -95,12 +95,12 @@ class InitCommand:
         )
         given = given_dsn(text, self.output.parent, os.environ)
         try:
-            return given, _look(given)
+            return given, _inspect(given)
         except OperatorError as error:
             if _NO_PASSWORD not in error.what or self.takes_defaults or given.is_reference:
                 raise
         given = given.with_password(typer.prompt("Password", hide_input=True))
-        return given, _look(given)
+        return given, _inspect(given)
 
     def _asked_patterns(self, database: Database) -> list[str]:
         found = database.patterns
@@ -144,7 +144,7 @@ class InitCommand:
         typer.echo(f"\n{then}.")
 
 
-def _look(given: GivenDsn) -> Database:
+def _inspect(given: GivenDsn) -> Database:
     try:
         return asyncio.run(look_at(given.value, _WHERE))
     except IngestdError as error:

@@ -38,9 +38,9 @@ class DropCommand:
             typer.echo(f"source {self.source} is polled: it has no slot or publication to drop")
             self._tell_of_the_lake()
             return 0
-        place, found = asyncio.run(self._look(settings))
+        place, found = asyncio.run(self._find_belongings(settings))
         goes = [b for b in found if b.kept is None]
-        self._tell(place, found, settings)
+        self._print_plan(place, found, settings)
         if not goes:
             return 0
         if not is_agreed and not typer.confirm("Drop this?", default=False):
@@ -50,7 +50,7 @@ class DropCommand:
             typer.echo(f"dropped {belonging.kind} {belonging.name}")
         return 0
 
-    async def _look(self, settings: WalSettings) -> tuple[str, Sequence[Belonging]]:
+    async def _find_belongings(self, settings: WalSettings) -> tuple[str, Sequence[Belonging]]:
         async with claimed_belongings(self.source, settings) as belongings:
             return belongings.place, await belongings.found()
 
@@ -61,7 +61,7 @@ class DropCommand:
                 await belongings.drop(belonging)
             return goes
 
-    def _tell(self, place: str, found: Sequence[Belonging], settings: WalSettings) -> None:
+    def _print_plan(self, place: str, found: Sequence[Belonging], settings: WalSettings) -> None:
         typer.echo(f"source {self.source}, on {place}:")
         for belonging in found:
             named = f"{belonging.kind} {belonging.name} ({belonging.detail})"

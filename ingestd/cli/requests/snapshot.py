@@ -69,7 +69,7 @@ class SnapshotCommand:
         except KeyboardInterrupt:
             # Not on the console: interrupted while writing, it would repeat that output.
             typer.echo(f"the daemon continues the snapshot; follow it with: {self._status}")
-            typer.echo(f"  or cancel it with: {self._cancel(following.left)}")
+            typer.echo(f"  or cancel it with: {self._cancel(following.remaining)}")
             return EXIT_INTERRUPTED
         return 0
 

@@ -208,7 +208,7 @@ class Cutter:
         passed_bytes = 0
         if self._passing is not None:
             passed_bytes = self._passing.row_bytes
-            self._held = self._passing.take(self._held)
+            self._held = self._passing.consume(self._held)
             self._held_bytes = sum(map(len, self._held))
             if not self._passing.is_whole:
                 return b"", CutMessages(_NONE, _NONE, 0, passed_bytes=passed_bytes)
@@ -286,7 +286,7 @@ class _Passing:
     def is_whole(self) -> bool:
         return self._left == 0
 
-    def take(self, pieces: Sequence[bytes]) -> list[bytes]:
+    def consume(self, pieces: Sequence[bytes]) -> list[bytes]:
         """Consume the message's bytes; return its replacement and the bytes that follow it."""
         rest: list[bytes] = []
         for piece in pieces:

@@ -170,7 +170,7 @@ def _walk(parts: Sequence[tuple[Messages, TableChanges]]) -> list[tuple[Tuples, 
     The messages of all parts have the same source.
     """
     source = parts[0][0].source
-    starts = [_TupleStarts.of(messages, changes) for messages, changes in parts]
+    starts = [_TupleStarts.from_messages(messages, changes) for messages, changes in parts]
     _walk_old(source, [start for start in starts if len(start.old)])
     found = []
     for start, (tuples, stops) in zip(starts, _walk_main(source, starts), strict=True):
@@ -231,7 +231,7 @@ class _TupleStarts:
     before: Tuples | None = None
 
     @classmethod
-    def of(cls, messages: Messages, changes: TableChanges) -> _TupleStarts:
+    def from_messages(cls, messages: Messages, changes: TableChanges) -> _TupleStarts:
         types = messages.types
         kinds = (messages.heads >> 16).astype(np.uint8)
         is_new = kinds == _NEW

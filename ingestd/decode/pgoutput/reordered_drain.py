@@ -110,7 +110,7 @@ class _Ahead:
         self._segment: _Open | None = None
         self._count = 0
 
-    def tell(self, message: bytes) -> None:
+    def add_message(self, message: bytes) -> None:
         """Record the next message. Raises ProtocolError, struct.error."""
         self._count += 1
         kind = message[:1]
@@ -149,7 +149,7 @@ class _Ahead:
             told = (subxid, relation_oid(message), self._count, message)
             self._segment.relations.append(told)
         elif self._open:
-            self._newest.told(relation_oid(message), self._count, message)
+            self._newest.record(relation_oid(message), self._count, message)
 
     def _undo(self, one: _Open, subxid: int) -> None:
         one.aborts.append(subxid)
@@ -212,7 +212,7 @@ class ReorderedDrain:
     def _told(self, message: bytes) -> None:
         if message[:1] != SPAN:
             self._expect(self._span is None, message)
-            self._ahead.tell(message)
+            self._ahead.add_message(message)
             return
         _, *fields = _SPAN.unpack(message)
         span, last = _Span(*fields), self._span
@@ -231,7 +231,7 @@ class ReorderedDrain:
             _, xid, _ = START_FORM.unpack(message)
             if self._given is None:
                 self._given, self._last = self._taken(xid, message), None
-                yield self._given.commit.begin()
+                yield self._given.commit.begin_messages()
             self._expect(self._given.commit.xid == xid and not self._is_in_segment, message)
             self._is_in_segment = True
         elif message[0] == STOP:
@@ -242,7 +242,7 @@ class ReorderedDrain:
             self._expect(given is not None and not self._is_in_segment, message)
             assert given is not None
             self._expect(given.commit == StreamCommit.read(message) and not given.undone, message)
-            yield given.commit.end(given.newer)
+            yield given.commit.commit_messages(given.newer)
         elif self._given is not None:  # else its transaction did not commit
             self._expect(bool(self._given.undone) and not self._is_in_segment, message)
             self._given.undone.pop()

@@ -113,7 +113,7 @@ class OpenMessages:
 class Spool(Protocol):
     """The buffer of open transactions. All arguments `xid` are top-level."""
 
-    def append(self, xid: int, messages: OpenMessages) -> None:
+    def append_messages(self, xid: int, messages: OpenMessages) -> None:
         """Append messages that follow those appended before."""
 
     def abort(self, xid: int, subxid: int) -> None:
@@ -122,7 +122,7 @@ class Spool(Protocol):
     def drop(self, xid: int) -> None:
         """Drop all messages of a transaction; there may be none."""
 
-    def take(self, xid: int) -> Iterator[OpenMessages]:
+    def pop_transaction(self, xid: int) -> Iterator[OpenMessages]:
         """Yield the messages of a transaction, in order, and drop them."""
 
 
@@ -147,7 +147,7 @@ class NewestRelations:
     def __init__(self) -> None:
         self._newest: Told = {}
 
-    def told(self, oid: int, number: int, message: bytes) -> None:
+    def record(self, oid: int, number: int, message: bytes) -> None:
         """Record a RELATION message sent outside of segments while a transaction is open."""
         self._newest[oid] = (number, message)
 
@@ -182,11 +182,11 @@ class StreamCommit:
         _, *fields = COMMIT_FORM.unpack(message)
         return cls(*fields)
 
-    def begin(self, *origin: bytes) -> Stretch:
+    def begin_messages(self, *origin: bytes) -> Stretch:
         """Return the Begin of the ordinary format, and the ORIGIN message if there is one."""
         return _joined(_ORDINARY_BEGIN.pack(b"B", self.lsn, self.time, self.xid), *origin)
 
-    def end(self, newer: Sequence[bytes]) -> Stretch:
+    def commit_messages(self, newer: Sequence[bytes]) -> Stretch:
         """Return the RELATION messages to repeat, and the Commit of the ordinary format."""
         last = _ORDINARY_COMMIT.pack(b"C", self.flags, self.lsn, self.end_lsn, self.time)
         return _joined(*newer, last)
@@ -222,12 +222,12 @@ class StreamedTransactions:
         types = np.frombuffer(buffer, np.uint8)[starts]
         at = 0
         for i in np.flatnonzero(IS_CONTROL[types]).tolist():
-            yield from self._take(buffer, starts[at:i], ends[at:i], types[at:i])
+            yield from self._reorder_segment(buffer, starts[at:i], ends[at:i], types[at:i])
             yield from self._control(buffer[int(starts[i]) : int(ends[i])])
             at = i + 1
-        yield from self._take(buffer, starts[at:], ends[at:], types[at:])
+        yield from self._reorder_segment(buffer, starts[at:], ends[at:], types[at:])
 
-    def _take(
+    def _reorder_segment(
         self, buffer: bytes, starts: Ints, ends: Ints, types: NDArray[np.uint8]
     ) -> Iterator[Stretch]:
         """Process messages of one segment, or outside of any."""
@@ -238,7 +238,7 @@ class StreamedTransactions:
             if self._open:
                 for i in np.flatnonzero(types == RELATION).tolist():
                     message = buffer[int(starts[i]) : int(ends[i])]
-                    self._newest.told(relation_oid(message), number + i, message)
+                    self._newest.record(relation_oid(message), number + i, message)
             yield buffer, starts, ends
             return
         with_xid = types != ORIGIN
@@ -253,7 +253,7 @@ class StreamedTransactions:
             last = self._last.get(self._segment)
             messages = without_xids(buffer, starts, ends, types, number, last=last)
             self._last[self._segment] = int(messages.xids[-1])
-            self._spool.append(self._segment, messages)
+            self._spool.append_messages(self._segment, messages)
 
     def _control(self, message: bytes) -> Iterator[Stretch]:
         try:
@@ -301,14 +301,14 @@ class StreamedTransactions:
             msg = f"commit of transaction {commit.xid}, which has not begun"
             raise ProtocolError(msg)
         origin = self._origins.get(commit.xid)
-        yield commit.begin(*([] if origin is None else [origin]))
+        yield commit.begin_messages(*([] if origin is None else [origin]))
         told: Told = {}
-        for messages in self._spool.take(commit.xid):
+        for messages in self._spool.pop_transaction(commit.xid):
             told |= {oid: (number, told_by) for oid, number, told_by in messages.relations()}
             yield messages.buffer, messages.starts, messages.ends
         newer = self._newest.committed(told)
         self._close(commit.xid)
-        yield commit.end(newer)
+        yield commit.commit_messages(newer)
 
     def _close(self, xid: int) -> None:
         self._open.discard(xid)

@@ -211,7 +211,7 @@ class OddName(str):
     raw: bytes
 
     @classmethod
-    def of(cls, name: str, raw: bytes) -> OddName:
+    def from_bytes(cls, name: str, raw: bytes) -> OddName:
         """Return an `OddName` with this text and these bytes."""
         made = cls(name)
         made.raw = raw
@@ -226,7 +226,7 @@ def name_of(name: bytes, encoding: Encoding | None) -> str:
     try:
         return name.decode() if encoding is None else encoding.decode(name)
     except UnicodeDecodeError:
-        return OddName.of(name.decode("ascii", "backslashreplace"), name)
+        return OddName.from_bytes(name.decode("ascii", "backslashreplace"), name)
 
 
 def told_apart(names: Sequence[str]) -> list[str]:
@@ -241,7 +241,7 @@ def told_apart(names: Sequence[str]) -> list[str]:
         if isinstance(name, OddName):
             numbers = count(2)
             while unique in taken:
-                unique = OddName.of(f"{name} ({next(numbers)})", name.raw)
+                unique = OddName.from_bytes(f"{name} ({next(numbers)})", name.raw)
             taken.add(unique)
         found.append(unique)
     return found

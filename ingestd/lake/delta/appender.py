@@ -202,7 +202,7 @@ class AppendLog(TableLog):
         if RESUMES not in self.configuration():
             self.set_properties({RESUMES: "true"})
 
-    def append(
+    def commit_files(
         self, fragments: Sequence[Fragment], app_version: int | None = None, resume: str = ""
     ) -> int:
         """Commit files, an app transaction, or both. Return the version.

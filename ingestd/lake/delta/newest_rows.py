@@ -56,7 +56,7 @@ def newest_rows(
             if high is not None and found.is_above(high):
                 break
             with open_parquet(store, f"{folder}/{path}", **IN_PARTS) as parquet:
-                found.look(parquet, number, order)
+                found.scan_file(parquet, number, order)
         schema = pa.schema(handle.schema().to_arrow())
         rows: dict[Place, dict[str, Any]] = {}
         for number in sorted({place[0] for place in found.places()}):
@@ -86,7 +86,7 @@ class _Newest:
         """Return whether no row up to `high` can be one of them."""
         return len(self._heap) >= self.limit and (not self._heap or high < self._heap[0][0])
 
-    def look(self, parquet: pq.ParquetFile, number: int, order: tuple[str, str]) -> None:
+    def scan_file(self, parquet: pq.ParquetFile, number: int, order: tuple[str, str]) -> None:
         """Consider the rows of a file."""
         schema = parquet.schema  # of leaves: a struct before it counts for several
         index = [schema.column(leaf).path for leaf in range(len(schema))].index(order[0])
@@ -102,10 +102,10 @@ class _Newest:
                 first, second = (plain(batch).column(name).to_numpy() for name in order)
                 for row in np.lexsort((second, first))[-self.limit :]:
                     place = (number, group, at + int(row))
-                    self._take((int(first[row]), int(second[row]), place))
+                    self._keep_newer((int(first[row]), int(second[row]), place))
                 at += batch.num_rows
 
-    def _take(self, entry: tuple[int, int, Place]) -> None:
+    def _keep_newer(self, entry: tuple[int, int, Place]) -> None:
         if len(self._heap) < self.limit:
             heapq.heappush(self._heap, entry)
         elif entry > self._heap[0]:

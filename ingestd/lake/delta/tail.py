@@ -36,7 +36,7 @@ class CommitTail:
         with storage_faults(store.uri(folder)):
             self._newest = self._commit(version)
 
-    def keep(self, files: Iterable[File]) -> None:
+    def requeue(self, files: Iterable[File]) -> None:
         """Include these files in the next result again."""
         self._kept = list(files)
 
@@ -85,19 +85,19 @@ class EpochEnd:
         files = None if self._tail is None else self._tail.files()
         if files is None or self._tail is None:
             return self._read()
-        self._take(files)
-        self._tail.keep([])
+        self._read_files(files)
+        self._tail.requeue([])
         return self._last
 
     def _read(self) -> int:
         self._log.load()
         self._last, self._tail = 0, None
         if self._log.exists:
-            self._take((p, s) for p, s, _ in list_files(self._log.handle))
+            self._read_files((p, s) for p, s, _ in list_files(self._log.handle))
             self._tail = CommitTail(self._log.store, self._log.folder, self._log.version)
         return self._last
 
-    def _take(self, files: Iterable[File]) -> None:
+    def _read_files(self, files: Iterable[File]) -> None:
         for path, statistics in files:
             high = statistics.get("maxValues", {}).get("epoch")
             if high is None:

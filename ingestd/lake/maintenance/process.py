@@ -152,7 +152,7 @@ def _told(line: Mapping[str, Any]) -> MaintainedTable:
 
 def main() -> None:
     """Read the order from standard input, then maintain table after table."""
-    failpoints.arm(os.environ.get(failpoints.VARIABLE, ""), _tell, only="maintenance.")
+    failpoints.arm(os.environ.get(failpoints.VARIABLE, ""), _send_failpoint, only="maintenance.")
     order = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _step_back()
@@ -168,7 +168,7 @@ def main() -> None:
     os._exit(code)  # a thread may be blocked in the storage
 
 
-def _tell(point: str, action: str, time: int) -> None:
+def _send_failpoint(point: str, action: str, time: int) -> None:
     sys.stderr.write(f"failpoint.reached {point} {action} {time}\n")
     sys.stderr.flush()
 

@@ -161,7 +161,7 @@ class RawReferenceSource:
         if self._is_complete:
             return None
         if self._plan is None:
-            definition, epoch = self._look()
+            definition, epoch = self._find_definition()
             if self._given:
                 epoch = self._epoch
             elif not definition.is_live or not epoch:
@@ -185,10 +185,10 @@ class RawReferenceSource:
         self._plan = None
         self._given, self._is_complete, self._epoch = 0, True, plan.epoch
         self._tail, self._reach = plan.tail, plan.reach
-        self._tail.keep(f for f in plan.files if epochs_of(f[1])[1] > plan.epoch)
+        self._tail.requeue(f for f in plan.files if epochs_of(f[1])[1] > plan.epoch)
         return None
 
-    def _look(self) -> tuple[ReferenceDefinition, int]:
+    def _find_definition(self) -> tuple[ReferenceDefinition, int]:
         """Return the table as recorded, and an epoch at which that record was valid.
 
         The table was live at that epoch if the record is the same before and after reading the
@@ -328,7 +328,7 @@ class RawReferenceSource:
         if not self._is_complete:
             return None
         before = self._definition
-        definition, epoch = self._look()
+        definition, epoch = self._find_definition()
         is_same = before is None or (
             (before.schema, before.key) == (definition.schema, definition.key)
         )
@@ -365,7 +365,7 @@ class RawReferenceSource:
         changes = self._changes(definition, rows)
         if rows.num_rows:
             self._reach = max(self._reach, highest(rows))
-        self._tail.keep(f for f in files if epochs_of(f[1])[1] > epoch)
+        self._tail.requeue(f for f in files if epochs_of(f[1])[1] > epoch)
         self._epoch = epoch
         return changes
 
@@ -403,7 +403,7 @@ class RawReferenceSource:
             for rows in read_changes(self._raw, file, POSITION, self._epoch):
                 if rows.num_rows:
                     self._reach = max(self._reach, highest(rows))
-        tail.keep(f for f in files if epochs_of(f[1])[1] > self._epoch)
+        tail.requeue(f for f in files if epochs_of(f[1])[1] > self._epoch)
         return tail
 
     def _files(self) -> list[File]:

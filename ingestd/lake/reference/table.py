@@ -108,7 +108,7 @@ class DeltaReferenceTable:
                     await self._jobs.run(self._step, "write")
                     sink = FragmentSink(self._writer(schema), buffer_bytes=self._buffer_bytes)
                 await self._jobs.run(digest.add, _in_name_order(batch))
-                await sink.append(batch.cast(schema))
+                await sink.append_rows(batch.cast(schema))
             fragments = [] if sink is None else await sink.finish()
         except BaseException:
             if sink is not None:

@@ -45,24 +45,24 @@ class StorageCalls:
         self._monotonic = monotonic
         self._under_way: dict[object, tuple[HasCalls, str, float]] = {}
 
-    def begin(self, store: HasCalls, path: str) -> object:
+    def start_call(self, store: HasCalls, path: str) -> object:
         """Record a call; return the key with which `end` removes it."""
         call = object()
         self._under_way[call] = (store, path, self._monotonic())
         return call
 
-    def end(self, call: object) -> None:
+    def end_call(self, call: object) -> None:
         """Record that a call returned, with or without an error."""
         self._under_way.pop(call, None)
 
     @contextmanager
     def during(self, store: HasCalls, path: str) -> Iterator[None]:
         """Record the block as one call."""
-        call = self.begin(store, path)
+        call = self.start_call(store, path)
         try:
             yield
         finally:
-            self.end(call)
+            self.end_call(call)
 
     def waiting(self, patience_s: float | None = None) -> StorageWait | None:
         """Return the oldest call if it took `patience_s` (default PATIENCE_S) or more."""
@@ -80,10 +80,10 @@ def timed(method: Callable[Concatenate[S, str, P], T]) -> Callable[Concatenate[S
 
     @wraps(method)
     def call(store: S, path: str, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        under_way = store.calls.begin(store, path)
+        under_way = store.calls.start_call(store, path)
         try:
             return method(store, path, *args, **kwargs)
         finally:
-            store.calls.end(under_way)
+            store.calls.end_call(under_way)
 
     return call

@@ -95,13 +95,13 @@ class ReferenceTelemetry:
             reference.version, reference.rows = state.version, state.rows
             reference.epoch = state.position
         else:
-            self._take(table, state)
+            self._record_state(table, state)
 
     def succeeded(self, table: TableId, state: ReferenceState | None) -> None:
         """Record that nothing is due: the lake is up to date."""
         reference = self._status.references[str(table)]
         if state is not None and reference.reason is not None:
-            self._take(table, state)
+            self._record_state(table, state)
 
     def current(
         self, table: TableId, state: ReferenceState, seconds: float, *, is_asked: bool = False
@@ -110,7 +110,7 @@ class ReferenceTelemetry:
 
         `is_asked`: another read was requested after this one.
         """
-        self._take(table, state)
+        self._record_state(table, state)
         self._status.references[str(table)].looked = self._now()
         if state.is_new:
             self._log.info(
@@ -159,7 +159,7 @@ class ReferenceTelemetry:
         """Log where an unforeseen error arose, and return it with its place."""
         return self.watch.unknown(error)
 
-    def _take(self, table: TableId, state: ReferenceState) -> None:
+    def _record_state(self, table: TableId, state: ReferenceState) -> None:
         name = str(table)
         reference = self._status.references[name]
         reference.version, reference.rows = state.version, state.rows

@@ -71,7 +71,7 @@ class SourceTelemetry(TableTelemetry):
             if state not in _RUNNING:
                 self._not_connected()
             self._log.info("source.state", state=str(state))
-            self._tell()
+            self._publish()
 
     def _not_connected(self) -> None:
         """Record that nothing is measured any more, and that received bytes are dropped."""
@@ -91,7 +91,7 @@ class SourceTelemetry(TableTelemetry):
         self._is_measured = True
         self._log.info("source.paused", since=since.isoformat(), remedy=self._status.remedy)
         self._told_held_at = None
-        self._tell()
+        self._publish()
 
     def resumed(self) -> None:
         """Record that the source delivers; no change if it was not paused."""
@@ -101,13 +101,13 @@ class SourceTelemetry(TableTelemetry):
         self._log.info("source.resumed", paused_s=round(paused_s, 1))
         self.enter(SourceState.STARTING)
 
-    def held(self, lag: CaptureLag) -> None:
+    def report_retained(self, lag: CaptureLag) -> None:
         """Record what is retained for a paused source; log it at once, then every hour."""
         self._is_measured = True
         self._forget_dropped()
         now = self._now()
         self._status.measured(lag, None, now)
-        self._metrics.held(self.source, lag)
+        self._metrics.set_retained(self.source, lag)
         if lag.confirmed_lsn is not None:
             self._status.confirmed(lag.confirmed_lsn)
         due = self._told_held_at is None or now - self._told_held_at >= REMIND_EVERY
@@ -312,7 +312,7 @@ class SourceTelemetry(TableTelemetry):
         )
         for listener in self.epoch_listeners:
             listener(committed)
-        self._tell()
+        self._publish()
 
     def _raw_values(self, table: TableId, tally: RowTally) -> None:
         """Count values kept as text; the log names each column once."""

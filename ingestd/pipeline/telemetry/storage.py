@@ -23,10 +23,10 @@ class StorageTelemetry:
     async def run(self) -> None:
         """Run until cancelled."""
         while True:
-            self.look()
+            self.report_changes()
             await asyncio.sleep(LOOK_INTERVAL_S)
 
-    def look(self) -> None:
+    def report_changes(self) -> None:
         """Log what is new."""
         waits = dict(self._waits())
         for name, wait in waits.items():

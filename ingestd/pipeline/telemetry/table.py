@@ -110,7 +110,7 @@ class TableTelemetry:
                     self._log.info("table.state", table=name, state=str(event.state), **why)
             error = OperatorError(event.reason, remedy=remedy) if event.reason else None
             self._table(name, event.state, error, snapshot_lsn=event.snapshot_lsn)
-        self._tell()
+        self._publish()
 
     def _remedy(self, name: str, remedy: str | None) -> str | None:
         """Return how to restart a stopped table; a refused one restarts once it can be captured."""
@@ -211,6 +211,6 @@ class TableTelemetry:
             " SELECT * FROM pg_catalog.pg_prepared_xacts;",
         )
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         for listener in self.listeners:
             listener()

@@ -45,7 +45,7 @@ class TableCompared:
         """True if nothing differs."""
         return not self.counts.total()
 
-    def take(self, source: Matrix, folded: FoldedHashes, *, has_key: bool) -> None:
+    def compare_part(self, source: Matrix, folded: FoldedHashes, *, has_key: bool) -> None:
         """Compare the rows of a partition."""
         self.source_rows += len(source)
         self.lake_rows += len(folded.keys)
@@ -64,7 +64,7 @@ class TableCompared:
             found = mixed(found ^ self._kept[:, place])
         return found
 
-    def keep(self, prints: Hashes) -> bool:
+    def retain_differences(self, prints: Hashes) -> bool:
         """Drop the differences that are not among these; return whether any are left."""
         self._kept = self._kept[np.isin(self.prints(), prints)]
         self.counts = Counter(_totals(self._kept))

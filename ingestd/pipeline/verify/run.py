@@ -88,7 +88,7 @@ class Verification:
         deadline = self._began + self._settings.wait_s
         while waiting:
             try:
-                waiting = await self._look(waiting, deadline - rest_s)
+                waiting = await self._compare_at_point(waiting, deadline - rest_s)
             except IngestdError as fault:
                 if self.point is None:
                     raise
@@ -99,7 +99,7 @@ class Verification:
                 rest_s = min(2 * rest_s, _MAX_REST_S)
         return [self._outcomes[t.id] for t in tables]
 
-    async def _look(self, tables: Sequence[Table], late: float) -> list[Table]:
+    async def _compare_at_point(self, tables: Sequence[Table], late: float) -> list[Table]:
         """Compare at the current point; return the tables to compare again, none after `late`."""
         self._at = None
         async with self._open_point(tables) as source:
@@ -184,7 +184,7 @@ class Verification:
                             return None
                         if not comparison.is_complete:
                             notes.append(_MORE_DIFFER)
-                        if not is_settled and not comparison.keep(self._stayed[table.id]):
+                        if not is_settled and not comparison.retain_differences(self._stayed[table.id]):
                             return self._unsettled(table)
                         if (early := self._too_early(table, comparison, taken_s)) is not None:
                             return early
@@ -209,7 +209,7 @@ class Verification:
             return False
         before = self._prints.get(table.id)
         if before is not None:
-            comparison.keep(before)
+            comparison.retain_differences(before)
         self._prints[table.id] = comparison.prints()
         return before is not None
 

@@ -60,7 +60,7 @@ class NumberParts:
     ) -> None:
         self.close()
 
-    def add(self, rows: Matrix, parts: NDArray[np.int64]) -> None:
+    def add_rows(self, rows: Matrix, parts: NDArray[np.int64]) -> None:
         """Add rows, each to its partition."""
         self.rows += len(rows)
         if not parts.any():
@@ -85,7 +85,7 @@ class NumberParts:
         written = sum(int(cuts[number + 1] - cuts[number]) for _, cuts in self._written)
         return written + sum(len(rows) for rows in self._held[number])
 
-    def take(self, number: int) -> Matrix:
+    def pop_part(self, number: int) -> Matrix:
         """Return a partition's rows, once."""
         count = self.rows_in(number)
         held, self._held[number] = self._held[number], []

@@ -126,9 +126,9 @@ class TableVerification:
             async with contextlib.aclosing(self._lake.changes(digested)) as matrices:
                 async for matrix in matrices:
                     parts = _parts(matrix, digested, count)
-                    await asyncio.to_thread(changes.add, matrix, parts)
+                    await asyncio.to_thread(changes.add_rows, matrix, parts)
             self._ensure_fits(changes.rows_in(count), digested.width)
-            linked = await asyncio.to_thread(fold_linked, changes.take(count), digested)
+            linked = await asyncio.to_thread(fold_linked, changes.pop_part(count), digested)
             for number in range(count):
                 await asyncio.to_thread(self._compare, comparison, number, changes, linked)
         if not comparison.is_equal:
@@ -153,10 +153,10 @@ class TableVerification:
     def _compare(
         self, comparison: TableCompared, number: int, changes: NumberParts, linked: FoldedHashes
     ) -> None:
-        folded = fold_digests(changes.take(number), self.digested)
+        folded = fold_digests(changes.pop_part(number), self.digested)
         own = linked.among(lambda keys: part_of(keys, self._rows.count) == number)
         has_key = bool(self.digested.key)
-        comparison.take(self._rows.take(number), folded.plus(own), has_key=has_key)
+        comparison.compare_part(self._rows.pop_part(number), folded.plus(own), has_key=has_key)
 
     async def named(self, comparison: TableCompared) -> tuple[Difference, ...]:
         """Examine the first differences; those that are equal after all are dropped."""
@@ -178,7 +178,7 @@ class TableVerification:
                 number, split = waiting.pop()
                 async with contextlib.aclosing(self._source.batches(split)) as batches:
                     async for batch in batches:
-                        await asyncio.to_thread(self._take, batch, number, digested)
+                        await asyncio.to_thread(self._add_batch, batch, number, digested)
                 self._has_read(split.estimated_bytes)
 
         await together(*(work() for _ in range(self._settings.workers)))
@@ -189,12 +189,12 @@ class TableVerification:
         ratio = self._read_bytes / self._total_bytes if self._total_bytes else 1.0
         self._progress.table(str(self._table.id), ratio)
 
-    def _take(self, batch: pa.RecordBatch, split: int, digested: Digested) -> None:
+    def _add_batch(self, batch: pa.RecordBatch, split: int, digested: Digested) -> None:
         keys, rows = digests_of(batch, digested.columns, digested.key)
         splits = np.full(len(keys), split, np.uint64)
         parts = part_of(keys, self._rows.count)
         with self._lock:
-            self._rows.add(np.column_stack([keys, rows, splits]), parts)
+            self._rows.add_rows(np.column_stack([keys, rows, splits]), parts)
 
 
 def _parts(matrix: Matrix, digested: Digested, count: int) -> NDArray[np.int64]:

@@ -59,7 +59,7 @@ from ingestd.postgres.rewrites.fingerprint import KeyMark, StoredColumn, TableFi
 from ingestd.postgres.rewrites.fingerprint_queries import read_files, read_homes, read_places
 from ingestd.postgres.rewrites.tracker import LOCK_TIMEOUT_S
 from ingestd.postgres.settings import PostgresSettings
-from ingestd.postgres.snapshot.read_view import look
+from ingestd.postgres.snapshot.read_view import current_snapshot
 
 WHOLE = Published(None, None, None)
 
@@ -199,7 +199,7 @@ async def _read_catalog(connection: AsyncConnection[Any], settings: PostgresSett
         structs={r.oid: _structs(settings, r.id) for r in wanted},
         generated=await list_generated(connection, oids),
         lsn=lsn,
-        seen=await look(connection),
+        seen=await current_snapshot(connection),
     )
     if settings.sent_by is None:
         catalog = await _with_indexes(connection, catalog, oids)
@@ -301,7 +301,7 @@ class TableDefinitions:
         self._uses: Mapping[int, tuple[TypeUse, ...]] = {}
         self._departed: Departed = {}
 
-    async def take(
+    async def use_catalog(
         self,
         connection: AsyncConnection[Any],
         catalog: Catalog,

@@ -224,7 +224,7 @@ class LivenessCheckedConnection(AsyncConnection[Any]):
     async def _look_until_answered(self) -> _Doing:
         """Start several probes one after another: one may be refused, or take long."""
         end_s = asyncio.get_running_loop().time() + LOOKS * LOOK_EVERY_S
-        looks = [asyncio.create_task(self._look(n * LOOK_EVERY_S, end_s)) for n in range(LOOKS)]
+        looks = [asyncio.create_task(self._probe(n * LOOK_EVERY_S, end_s)) for n in range(LOOKS)]
         try:
             for look in asyncio.as_completed(looks):
                 if (doing := await look) is not _Doing.AWAY:
@@ -235,7 +235,7 @@ class LivenessCheckedConnection(AsyncConnection[Any]):
             await asyncio.gather(*looks, return_exceptions=True)
         return _Doing.AWAY
 
-    async def _look(self, after_s: float, end_s: float) -> _Doing:
+    async def _probe(self, after_s: float, end_s: float) -> _Doing:
         """Probe after `after_s`, until `end_s` by the loop's clock."""
         await asyncio.sleep(after_s)
         if self._elsewhere is None:

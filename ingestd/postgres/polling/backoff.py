@@ -44,7 +44,7 @@ class PollBackoff:
         present = self.lasting().keys()
         self._found = {name: found for name, found in self._found.items() if name in present}
 
-    def forget(self, table: TableId) -> None:
+    def clear(self, table: TableId) -> None:
         """Record that a table is polled again."""
         self._found.pop(table, None)
 

@@ -52,7 +52,7 @@ from ingestd.postgres.connection.wal_position import (
 )
 from ingestd.postgres.polling.discovery import PolledTables
 from ingestd.postgres.polling.lag import seconds_behind
-from ingestd.postgres.polling.poll import backend_of, begin
+from ingestd.postgres.polling.poll import backend_of, begin_poll
 from ingestd.postgres.polling.position_clock import Positions
 from ingestd.postgres.polling.progress import PollProgress
 from ingestd.postgres.polling.scheduler import PollScheduler
@@ -66,7 +66,7 @@ from ingestd.postgres.polling.server import (
 from ingestd.postgres.polling.snapshot import PollingSnapshot
 from ingestd.postgres.polling.table_state import PolledState
 from ingestd.postgres.settings import PollingSettings
-from ingestd.postgres.snapshot.read_view import look
+from ingestd.postgres.snapshot.read_view import current_snapshot
 
 SLACK_BYTES = 1 << 16
 """How far positions may be ahead of an idle server's WAL: by one for each poll with rows."""
@@ -166,7 +166,7 @@ class PollingCapture:
             # A standby has received more than it shows.
             at = flush_position if server.in_recovery else insert_position
             shown = await at(control)
-            seen = await look(control)
+            seen = await current_snapshot(control)
         reached = max(committed.position or ZERO, committed.floor or ZERO)
         self._positions.begin_at(reached)
         self._progress = _progress_of(committed)
@@ -226,11 +226,11 @@ class PollingCapture:
         del read_to
         if renew:
             self._progress = {}
-            self._polls.keep([], {})
+            self._polls.use_tables([], {})
         polled = [replace(self._tables.polled(t.id), table=t) for t in tables]
         # The lake's progress at the start does not apply to a table that comes back later.
         progress, self._progress = self._progress, {}
-        self._polls.keep(polled, progress)
+        self._polls.use_tables(polled, progress)
         return Prepared()
 
     async def chunked(self, tables: Sequence[Table], *, initial: bool) -> frozenset[TableId]:
@@ -271,7 +271,7 @@ class PollingCapture:
         with self._control.errors("snapshot"):
             connection = await connect(self._dsn, autocommit=False)
             try:
-                now = await begin(connection, await backend_of(connection))
+                now = await begin_poll(connection, await backend_of(connection))
                 row = await (
                     await connection.execute("SELECT pg_catalog.pg_export_snapshot()")
                 ).fetchone()
@@ -280,7 +280,7 @@ class PollingCapture:
             except BaseException:
                 await connection.close()
                 raise
-        reads.point = self._positions.take(now.lsn)
+        reads.point = self._positions.next_position(now.lsn)
         self._delivered = max(self._delivered, reads.point)
         polled = [replace(reads.states[t.id].polled, table=t) for t in tables]
         return PollingSnapshot(
@@ -304,16 +304,16 @@ class PollingCapture:
         async with contextlib.aclosing(self._polls.chunks()) as chunks:
             async for chunk in chunks:
                 self._control.ensure_claimed()
-                if self._tables.texts.take(chunk.batches):
+                if self._tables.texts.record_changes(chunk.batches):
                     self._polls.noticed.set()
                 self._delivered = max(self._delivered, chunk.position)
                 yield chunk
 
-    async def seen(self) -> PgSnapshot:
+    async def current_snapshot(self) -> PgSnapshot:
         """Query on the connection that holds the claim."""
         control = await self._control.connection()
         with self._control.errors("snapshot"):
-            return await look(control)
+            return await current_snapshot(control)
 
     def checkpoint_requested(self) -> bool:
         """Return False: the source never waits for a confirmation."""
@@ -366,7 +366,7 @@ class PollingCapture:
     # --- inside ------------------------------------------------------------------------------
 
     def _move_on(self) -> None:
-        self._positions.move_on()
+        self._positions.advance()
         self._polls.wake.set()
 
     async def _listen(self, channel: str) -> None:
@@ -438,7 +438,7 @@ class _Reads:
         state = self.states[table]
         state.readings -= 1
         state.forget_keys(self._positions.end)
-        self._positions.move_on()
+        self._positions.advance()
         self._polls.wake.set()
 
 

@@ -28,7 +28,7 @@ class PollingConnector(PostgresConnector):
         super().__init__(source, settings.dsn.get_secret_value(), memory_bytes)
         self._settings = settings
 
-    async def _look(
+    async def _read_coverage(
         self, connection: AsyncConnection[Any], known: Mapping[TableId, RegisteredTable]
     ) -> Coverage:
         server = await inspect_polled_server(connection)

@@ -55,7 +55,7 @@ class PolledTables:
         known = dict(known)
         server = await inspect_polled_server(connection)
         catalog = await read_catalog(self._settings)
-        await self._definitions.take(connection, catalog, known)
+        await self._definitions.use_catalog(connection, catalog, known)
         polled: dict[TableId, PolledTable] = {}
         refused = missing_tables(self._settings, catalog.present, catalog.others)
         interrupted, rewritten, seen = {}, {}, {}
@@ -80,7 +80,7 @@ class PolledTables:
                 storage = to_record(now, row.oid, was, files=True)
                 polled[row.id] = replace(found, table=replace(found.table, storage=storage))
         # Not earlier: a failed comparison would otherwise lose the difference.
-        self._looks.keep(seen)
+        self._looks.record_seen(seen)
         voided = [polled[name].table.oid for name in {*rewritten, *interrupted} & polled.keys()]
         texts = {oid: now.texts for oid, now in seen.items()}
         self.texts.read(texts, catalog.seen, voided, read_at(known.values()))

@@ -47,7 +47,7 @@ class PollSchedule:
         self.is_asked = True
         self.due_at = 0.0
 
-    def begun(self) -> None:
+    def record_start(self) -> None:
         """Record that a poll begins, which serves every request so far."""
         self.is_asked = False
 

@@ -100,7 +100,7 @@ class TablePoll:
         return rows
 
 
-async def begin(connection: AsyncConnection[Any], backend: int) -> PollPoint:
+async def begin_poll(connection: AsyncConnection[Any], backend: int) -> PollPoint:
     """Begin a transaction on a connection that is in none, and take its snapshot.
 
     `backend`: the pid of the connection's first server process. Raises psycopg.Error;
@@ -175,7 +175,7 @@ async def first_progress(
     ages = [age for (age,) in await cursor.fetchall()]
     peak = await _peak(connection, polled, shape)
     xids = now.moment.next - np.array(ages, np.int64)
-    progress = PollProgress.begun(now.moment, xids, peak, polled)
+    progress = PollProgress.initial(now.moment, xids, peak, polled)
     progress = replace(progress, lsn=await _shown(connection, now))
     _ensure_short(polled, progress)
     return progress
@@ -279,7 +279,7 @@ async def _copy(
             refuse_too_large(polled.table.id, block.largest_bytes, limit_bytes)
             rows = cutter.feed(block.buffer, block.starts, block.ends)
             if rows is not None:
-                yield FoundRows.of(polled, rows, moment.next)
+                yield FoundRows.from_copy(polled, rows, moment.next)
     cutter.finish()
 
 

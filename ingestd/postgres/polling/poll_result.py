@@ -54,9 +54,9 @@ class PollResult:
 
     def place(self) -> PollRowOrigin:
         """Return the place for a table's rows; it is given back if there are none."""
-        return PollRowOrigin(self._positions.take(self.now.lsn), self.now.at)
+        return PollRowOrigin(self._positions.next_position(self.now.lsn), self.now.at)
 
-    def end(self, outcome: TablePollResult, *, swept_at: float) -> None:
+    def complete_table(self, outcome: TablePollResult, *, swept_at: float) -> None:
         """Record the result of a table; its last rows carry the progress."""
         if outcome.batches:
             progress = replace(outcome.look.progress, swept_at=swept_at, part=outcome.state.part)
@@ -64,16 +64,16 @@ class PollResult:
             self._begins_at(outcome.place.position)
             self._transactions += 1
         else:
-            self._positions.give_back(outcome.place.position)
+            self._positions.release_position(outcome.place.position)
         self.waiting += outcome.batches
         self.outcomes.append(outcome)
 
-    def give_up(self, outcome: TablePollResult, *, is_given: bool) -> None:
+    def abandon_table(self, outcome: TablePollResult, *, is_given: bool) -> None:
         """Record that a table yields nothing more."""
         if is_given:
             self._transactions += 1
         else:
-            self._positions.give_back(outcome.place.position)
+            self._positions.release_position(outcome.place.position)
 
     def _begins_at(self, position: Lsn) -> Lsn:
         if self._first is None:

@@ -19,13 +19,13 @@ class Positions:
         """Issue no position below this one."""
         self.end = max(self.end, position)
 
-    def take(self, lsn: Lsn) -> Lsn:
+    def next_position(self, lsn: Lsn) -> Lsn:
         """Return the position of rows that were read while the server was at `lsn`."""
         taken = max(self.end, lsn)
         self.end = Lsn(taken + 1)
         return taken
 
-    def give_back(self, position: Lsn) -> None:
+    def release_position(self, position: Lsn) -> None:
         """Record that nothing was found at `position`: if it was the last, it is free again."""
         if self.end == position + 1:
             self.end = position
@@ -34,6 +34,6 @@ class Positions:
         """Record that nothing was found up to `lsn`."""
         self.end = max(self.end, lsn)
 
-    def move_on(self) -> None:
+    def advance(self) -> None:
         """Increment the end, even if the server stays idle."""
         self.end = Lsn(self.end + 1)

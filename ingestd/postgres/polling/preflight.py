@@ -66,7 +66,7 @@ async def preflight(source: str, settings: PollingSettings) -> list[CheckLine]:
         async with await connect(
             dsn, statement_timeout_s=TIMEOUT_S, reads_names=True
         ) as connection:
-            await _look(connection, source, settings, found)
+            await _check_server(connection, source, settings, found)
     except IngestdError as error:
         found.fault("connection", error)
     except psycopg.Error as error:
@@ -74,7 +74,7 @@ async def preflight(source: str, settings: PollingSettings) -> list[CheckLine]:
     return found.lines
 
 
-async def _look(
+async def _check_server(
     connection: AsyncConnection[Any], source: str, settings: PollingSettings, found: CheckFindings
 ) -> None:
     server = await inspect_polled_server(connection)
@@ -87,7 +87,7 @@ async def _look(
         error = missing.error
         found.note(f"table {missing.table.id}", "fail", error.reason, error.remedy)
     definitions = TableDefinitions(settings)
-    await definitions.take(connection, catalog, {})
+    await definitions.use_catalog(connection, catalog, {})
     sizes = await _sizes(settings)
     for row in catalog.rows:
         if is_left_out(settings, row.id, catalog.columns.get(row.oid, ())):

@@ -122,7 +122,7 @@ class PollProgress:
     part: KeyPartition = WHOLE
 
     @classmethod
-    def begun(
+    def initial(
         cls, moment: PollPosition, xids: Xids, peak: str | None, polled: PolledTable
     ) -> PollProgress:
         """Return the progress after a table has been read: its rows' `xids`, highest cursor."""

@@ -28,7 +28,7 @@ _XIDS = 1 << 32
 class HeldKeys(Protocol):
     """The keys that the lake holds."""
 
-    def held(self, batch: TableBatch) -> NDArray[np.bool_]:
+    def contains(self, batch: TableBatch) -> NDArray[np.bool_]:
         """Return, for each of these change rows, whether its key is held."""
         ...
 
@@ -62,7 +62,7 @@ class FoundRows:
     xids: Xids
 
     @classmethod
-    def of(cls, polled: PolledTable, rows: CopiedRows, next_xid: int) -> FoundRows:
+    def from_copy(cls, polled: PolledTable, rows: CopiedRows, next_xid: int) -> FoundRows:
         """Return the rows of a `look_query`; ages count back from `next_xid`.
 
         Raises ProtocolError.
@@ -103,7 +103,7 @@ class FoundRows:
         batch = table_batch(table, places, self._tuples(table, which), None, self._nbytes(which))
         if keys is None:
             return [batch]
-        ops = np.where(keys.held(batch), UPDATE, INSERT)
+        ops = np.where(keys.contains(batch), UPDATE, INSERT)
         rows = _with_ops(batch.rows, pa.array(ops.tolist(), pa.string()))
         return [TableBatch(table, rows, batch.nbytes)]
 
@@ -115,7 +115,7 @@ class FoundRows:
         if keys is not None:
             probe = PollRowOrigin(place.position, place.at).next(DELETE, len(which), None)
             asked = table_batch(table, probe, self._tuples(table, which, identity), None, 0)
-            which = which[keys.held(asked)]
+            which = which[keys.contains(asked)]
             if not len(which):
                 return []
         places = place.next(DELETE, len(which), self.xids[which] % _XIDS)

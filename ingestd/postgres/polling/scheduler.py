@@ -29,7 +29,7 @@ from ingestd.postgres.polling.intervals import PollSchedule
 from ingestd.postgres.polling.keys.delete_sweep import Sweep, absent
 from ingestd.postgres.polling.keys.key_set import KeySet
 from ingestd.postgres.polling.keys.lake_keys import WHOLE
-from ingestd.postgres.polling.poll import TablePoll, backend_of, begin, first_progress, look_at
+from ingestd.postgres.polling.poll import TablePoll, backend_of, begin_poll, first_progress, look_at
 from ingestd.postgres.polling.poll_result import PollResult, TablePollResult
 from ingestd.postgres.polling.polled_table import PolledTable
 from ingestd.postgres.polling.position_clock import Positions
@@ -83,7 +83,7 @@ class PollScheduler:
         self.wake = asyncio.Event()
         self.noticed = asyncio.Event()
 
-    def keep(self, tables: Sequence[PolledTable], progress: Mapping[TableId, PollProgress]) -> None:
+    def use_tables(self, tables: Sequence[PolledTable], progress: Mapping[TableId, PollProgress]) -> None:
         """Poll these tables only, from now on; `progress`: of those that were polled before."""
         before, self.states = self.states, {}
         now = self._monotonic()
@@ -91,7 +91,7 @@ class PollScheduler:
             name = polled.table.id
             state = before.get(name)
             if state is None or state.polled.table.oid != polled.table.oid:
-                self.faults.forget(name)
+                self.faults.clear(name)
                 state = PolledState(polled, PollSchedule(polled.interval_s, now))
                 state.turn.swept_at = state.polled_at = now
                 known = progress.get(name)
@@ -177,10 +177,10 @@ class PollScheduler:
             connection = await self._connected()
             started = self._monotonic()
             for state in due:
-                state.turn.begun()
-            poll = PollResult(connection, await begin(connection, self._backend), self._positions)
+                state.turn.record_start()
+            poll = PollResult(connection, await begin_poll(connection, self._backend), self._positions)
             for state in due:
-                async with aclosing(self._look(poll, state)) as chunks:
+                async with aclosing(self._poll_table(poll, state)) as chunks:
                     async for chunk in chunks:
                         yield chunk
             if poll.has_found:
@@ -198,7 +198,7 @@ class PollScheduler:
             await self._disconnect()
             raise
 
-    async def _look(self, poll: PollResult, state: PolledState) -> AsyncGenerator[Chunk, None]:
+    async def _poll_table(self, poll: PollResult, state: PolledState) -> AsyncGenerator[Chunk, None]:
         """Poll one table. A fault of this table alone leaves the poll unchanged."""
         if not self._is_active(state):  # not any more: a snapshot has begun to read it
             return
@@ -238,9 +238,9 @@ class PollScheduler:
                 raise
             if outcome is not None:
                 # What was yielded stays, without the progress: it is delivered once more.
-                poll.give_up(outcome, is_given=is_given)
+                poll.abandon_table(outcome, is_given=is_given)
         else:
-            poll.end(outcome, swept_at=self._wall() - self._monotonic() + state.turn.swept_at)
+            poll.complete_table(outcome, swept_at=self._wall() - self._monotonic() + state.turn.swept_at)
             # So DDL on the table need not wait for the other tables, or for the lake.
             await poll.connection.execute("ROLLBACK TO SAVEPOINT a_table")
 
@@ -263,7 +263,7 @@ class PollScheduler:
             keys = await self._keys_of(state)
             if keys is not None and gone.num_rows:
                 probe = vanished_rows(table, gone, PollRowOrigin(place.position, place.at))
-                gone = gone.filter(pa.array(keys.held(probe)))
+                gone = gone.filter(pa.array(keys.contains(probe)))
             if gone.num_rows:
                 outcome.deleted = True
                 yield vanished_rows(table, gone, place)
@@ -366,7 +366,7 @@ class PollScheduler:
         if keys is None:
             return
         for batch in batches:
-            await asyncio.to_thread(keys.take, batch)
+            await asyncio.to_thread(keys.apply_changes, batch)
         if keys.nbytes > self.key_bytes_for(state.polled.table.id):
             state.keys = None
 

@@ -100,12 +100,12 @@ class PollingSnapshot(PointSnapshot):
                 else:
                     yield item
 
-    def left(self, table: TableId, done: Collection[str]) -> str:
+    def remainder(self, table: TableId, done: Collection[str]) -> str:
         """Return nothing: after a kill the table is re-read, at a higher point."""
         del table, done
         return ""
 
-    async def move_on(self) -> None:
+    async def advance_source(self) -> None:
         """Make the position of the next poll higher."""
         self._move_on()
 

@@ -99,7 +99,7 @@ async def read_texts(
         rows = await (await connection.execute(_query(type_))).fetchall()
         objects = {oid: text for oid, text, is_temporary in rows if not is_temporary}
         temporary = [text for _, text, is_temporary in rows if is_temporary]
-        found[type_] = TypeTexts.of(type_, objects, temporary)
+        found[type_] = TypeTexts.from_catalog(type_, objects, temporary)
     return found
 
 

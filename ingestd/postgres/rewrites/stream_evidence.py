@@ -267,7 +267,7 @@ class StreamEvidence:
         told = {*self._columns, *came, *emptied, *loaded, *self._labels}
         return frozenset(told | self.texts.unjudged() | self.ddl.unjudged())
 
-    def forget(
+    def clear(
         self,
         taken: PendingEvidence,
         seen: PgSnapshot,

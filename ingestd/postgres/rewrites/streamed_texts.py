@@ -39,15 +39,15 @@ class StreamedTexts:
     _voided: dict[int, PgSnapshot] = field(default_factory=dict)
     _points: Mapping[int, Lsn] = field(default_factory=dict)
 
-    def take(self, batches: Iterable[TableBatch]) -> bool:
+    def record_changes(self, batches: Iterable[TableBatch]) -> bool:
         """Record changes; return whether one has a text that the last poll did not find."""
-        return sum(map(self._take, batches)) > 0
+        return sum(map(self._record_batch, batches)) > 0
 
     def unjudged(self) -> frozenset[int]:
         """Return the tables with texts that no poll has judged yet."""
         return frozenset(self._new)
 
-    def _take(self, batch: TableBatch) -> bool:
+    def _record_batch(self, batch: TableBatch) -> bool:
         last = self._last.get(batch.table.oid)
         if last is None:
             return False

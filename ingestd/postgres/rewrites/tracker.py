@@ -38,7 +38,7 @@ class FingerprintTracker:
         """Return whether a table was polled in this run."""
         return oid in self._seen
 
-    def keep(self, seen: Mapping[int, TableFingerprint]) -> None:
+    def record_seen(self, seen: Mapping[int, TableFingerprint]) -> None:
         """Record these fingerprints; their differences have been reported."""
         self._seen |= seen
 

@@ -32,7 +32,7 @@ from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.snapshot.ctid_splits import LOCK_TIMEOUT_S, cut, snapshot_error
 from ingestd.postgres.snapshot.key_lookup import KeyedRelation, can_be_found
 from ingestd.postgres.snapshot.page_reader import TablePages
-from ingestd.postgres.snapshot.read_view import OwnView, look
+from ingestd.postgres.snapshot.read_view import OwnView, current_snapshot
 from ingestd.postgres.snapshot.resume import SnapshotRemainder, unread
 from ingestd.postgres.snapshot.split_pool import SplitReaders
 from ingestd.postgres.snapshot.where import check_condition, joined
@@ -92,7 +92,7 @@ async def sizes(connection: AsyncConnection[Any], tables: Sequence[Table]) -> di
     return found
 
 
-async def move_on(connection: AsyncConnection[Any]) -> None:
+async def advance_wal(connection: AsyncConnection[Any]) -> None:
     """Write a flushed WAL record that is no change; do nothing on a standby, which keeps moving."""
     if not await is_standby(connection):
         await own_position(connection)
@@ -116,7 +116,7 @@ async def own_position(connection: AsyncConnection[Any]) -> Lsn:
 async def await_running(connection: AsyncConnection[Any]) -> None:
     """Wait for the transactions that are running now, as creating a slot does."""
     until = await next_xid(connection)
-    while (await look(connection)).xmin < until:  # noqa: ASYNC110 - the server sends no notice
+    while (await current_snapshot(connection)).xmin < until:  # noqa: ASYNC110 - the server sends no notice
         await asyncio.sleep(COMMITS_PATIENCE_S)
 
 
@@ -209,7 +209,7 @@ class ChunkedSnapshot:
         )
 
     @classmethod
-    async def begin(
+    async def start(
         cls,
         settings: WalSettings,
         tables: Sequence[Table],
@@ -231,10 +231,10 @@ class ChunkedSnapshot:
         connection = await connect(dsn)
         try:
             await _refuse_standby(connection, tables[0])
-            await move_on(connection)  # an earlier snapshot may have rows at the end of the WAL
+            await advance_wal(connection)  # an earlier snapshot may have rows at the end of the WAL
             if are_new:
                 await await_running(connection)
-            seen = await look(connection)
+            seen = await current_snapshot(connection)
             cursor = await connection.execute(_NOW)
             row = await cursor.fetchone()
             assert row is not None
@@ -296,18 +296,18 @@ class ChunkedSnapshot:
         """Return the fraction read, by the sizes of completed chunks, including earlier runs."""
         return self._readers.progress(table)
 
-    def left(self, table: TableId, done: Collection[str]) -> str:
+    def remainder(self, table: TableId, done: Collection[str]) -> str:
         """See the port."""
         if self._is_partial:
             return ""
         nbytes, splits = self._readers.nbytes(table), self._readers.splits(table)
         return unread(self._tables[table], self.point, nbytes, splits, done)
 
-    async def move_on(self) -> None:
+    async def advance_source(self) -> None:
         """Write a message to the WAL; pgoutput skips it, but the position passes it."""
         try:
             async with self._lock:
-                await move_on(self._connection)
+                await advance_wal(self._connection)
         except psycopg.Error as error:
             raise classify(error, "snapshot", self._dsn) from error
 

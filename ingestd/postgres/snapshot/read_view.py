@@ -105,7 +105,7 @@ class OwnView:
         return RowOrigin(await self._position(connection), at, PgSnapshot.parse(seen))
 
 
-async def look(connection: AsyncConnection[Any]) -> PgSnapshot:
+async def current_snapshot(connection: AsyncConnection[Any]) -> PgSnapshot:
     """Return a new snapshot, or that of the transaction that the connection is in."""
     cursor = await connection.execute("SELECT pg_catalog.pg_current_snapshot()::text")
     row = await cursor.fetchone()

@@ -169,7 +169,7 @@ class CopyOut:
         cancelled, the next call returns what has arrived meanwhile, so `drain` misses no end.
         """
         if self._taking is None:
-            self._taking = asyncio.create_task(self._take(reader, has_more=has_more))
+            self._taking = asyncio.create_task(self._next_messages(reader, has_more=has_more))
         try:
             found = await asyncio.shield(self._taking)
         except asyncio.CancelledError:
@@ -180,7 +180,7 @@ class CopyOut:
         self._taking = None
         return found
 
-    async def _take(self, reader: CopyReader, *, has_more: bool) -> tuple[bytes, CutMessages]:
+    async def _next_messages(self, reader: CopyReader, *, has_more: bool) -> tuple[bytes, CutMessages]:
         while True:
             fault = None
             if not has_more:

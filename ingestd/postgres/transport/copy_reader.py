@@ -93,7 +93,7 @@ class CopyReader:
         await self._send(b"Q", command + b"\0")
         kind = await self._answer()
         while kind not in {COPY_BOTH, COPY_OUT}:  # an error, perhaps not complete yet
-            taken = self.take()
+            taken = self.read_nowait()
             if taken is not None and (ended := taken.block().ended) is not None:
                 raise ended
             await self.collect(0)
@@ -158,7 +158,7 @@ class CopyReader:
             self.heard_s = time.monotonic()
         return len(piece)
 
-    def take(self) -> ReceivedBytes | None:
+    def read_nowait(self) -> ReceivedBytes | None:
         """Return what has been read since the last call; None for nothing."""
         return self.taken() if self._pieces else None
 

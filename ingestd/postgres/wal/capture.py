@@ -36,7 +36,7 @@ from ingestd.postgres.snapshot.chunked import (
     next_xid,
     sizes,
 )
-from ingestd.postgres.snapshot.read_view import look
+from ingestd.postgres.snapshot.read_view import current_snapshot
 from ingestd.postgres.wal.change_stream import ChangeStream
 from ingestd.postgres.wal.continuity import continuity_of
 from ingestd.postgres.wal.discovery import SourceTables
@@ -185,7 +185,7 @@ class WalCapture:
     ) -> Prepared:
         """Create, alter or check publication and slot."""
         control = await self._control.connection()
-        self._relations.keep(tables, self._tables.departed)
+        self._relations.use_tables(tables, self._tables.departed)
         self._stream.resolve_again()
         with self._control.errors("prepare"):
             unpublished = await prepare_publication(
@@ -252,7 +252,7 @@ class WalCapture:
         snapshot: TableSnapshot | ChunkedSnapshot
         if chunked:
             with self._control.errors("snapshot"):
-                snapshot = await ChunkedSnapshot.begin(
+                snapshot = await ChunkedSnapshot.start(
                     self._settings,
                     tables,
                     began=self._began,
@@ -303,15 +303,15 @@ class WalCapture:
         async with contextlib.aclosing(changes):
             async for chunk in changes:
                 judged, is_news = self._tables.delivered(chunk)
-                if self._tables.texts.take(chunk.batches) or is_news:
+                if self._tables.texts.record_changes(chunk.batches) or is_news:
                     self._relations.noticed.set()
                 yield judged
 
-    async def seen(self) -> PgSnapshot:
+    async def current_snapshot(self) -> PgSnapshot:
         """Query on the connection that holds the claim."""
         control = await self._control.connection()
         with self._control.errors("snapshot"):
-            return await look(control)
+            return await current_snapshot(control)
 
     def checkpoint_requested(self) -> bool:
         """Return whether the server asked for a reply with everything sent, or a backlog was."""

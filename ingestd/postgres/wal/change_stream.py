@@ -109,7 +109,7 @@ class ChangeStream:
         """
         self._position, self._lineage = start, server.lineage
         self._encoding = encoding_of(server.encoding)
-        self._server_at.begin()
+        self._server_at.mark_uncertain()
         self.confirmation.begin(start, server.lineage)
         while True:
             async with contextlib.aclosing(self._backlogs()) as chunks:
@@ -176,7 +176,7 @@ class ChangeStream:
     ) -> AsyncGenerator[Chunk, None]:
         while True:
             await reach_async("capture.receive.before")
-            collected = await stream.take()
+            collected = await stream.receive()
             await reach_async("capture.receive.after")
             decoding = BlockDecoder(decoder, order, collected)
             while not decoding.is_done:
@@ -312,7 +312,7 @@ class ChangeStream:
     async def _drained(
         self, start: Lsn, target: Lsn, decoder: PgoutputDecoder
     ) -> AsyncGenerator[Chunk, None]:
-        backlog = self._drain = await Drain.begin(
+        backlog = self._drain = await Drain.start(
             self._dsn,
             self._settings.slot,
             self._settings.publication,

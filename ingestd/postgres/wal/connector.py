@@ -37,7 +37,7 @@ class WalConnector(PostgresConnector):
         self._told = StreamEvidence()
         self._past = UndecodablePast()
 
-    async def _look(
+    async def _read_coverage(
         self, connection: AsyncConnection[Any], known: Mapping[TableId, RegisteredTable]
     ) -> Coverage:
         server = await inspect_server(connection, self._dsn)

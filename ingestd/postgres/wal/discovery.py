@@ -97,7 +97,7 @@ class SourceTables:
         # would look as if the catalog had restored what it lacks.
         known = dict(known)
         catalog = await read_catalog(self._settings)
-        types = await self._definitions.take(connection, catalog, known)
+        types = await self._definitions.use_catalog(connection, catalog, known)
         departed = await find_departed(connection, known.values(), self._settings.streams)
         self._definitions.take_departed(departed)
         last = {row.oid: self._last(row, known.get(row.id)) for row in catalog.rows}
@@ -135,10 +135,10 @@ class SourceTables:
                 storage = self._storage_to_record(row, now, known.get(row.id))
                 accepted.append(replace(found, storage=storage))
         # Not earlier: a failed comparison would otherwise lose the difference.
-        self._looks.keep(seen)
+        self._looks.record_seen(seen)
         self._awaited = {oid: a for oid, a in self._awaited.items() if oid in seen}
         voided = [t.oid for t in accepted if t.id in rewritten or t.id in interrupted]
-        self.told.forget(told, catalog.seen, seen, voided)
+        self.told.clear(told, catalog.seen, seen, voided)
         self._enums = _enums_of(catalog, seen, types)
         looked_at = {t.oid: (t.id, seen[t.oid]) for t in accepted}
         self.told.ddl.looked(looked_at, catalog.seen, voided)
@@ -255,7 +255,7 @@ class SourceTables:
             return {}
         read = catalog.storage(row)
         now = replace(last, membership=read.membership, publication=read.publication)
-        self._looks.keep({row.oid: now})
+        self._looks.record_seen({row.oid: now})
         return {row.id: str(self._settled(row.oid, now))}
 
     async def of_relation(
@@ -263,7 +263,7 @@ class SourceTables:
     ) -> Table:
         """Describe the table `name` with the columns of a RELATION message. Raises TableError."""
         if not self._catalog.rows:  # another capture discovered them
-            await self._definitions.take(connection, await read_catalog(self._settings), {})
+            await self._definitions.use_catalog(connection, await read_catalog(self._settings), {})
         self.told.columns(relation, self._looks.last(relation.oid, None))
         return await self._definitions.of_relation(connection, relation, name)
 

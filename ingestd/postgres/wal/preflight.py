@@ -74,7 +74,7 @@ async def preflight(source: str, settings: WalSettings) -> list[CheckLine]:
         found.add(check_line(source, read_dsn(dsn)))
         found.lines += check_lines(source, read_dsn(dsn))
         async with await connect(dsn, reads_names=True) as connection:
-            await _look(connection, source, settings, found)
+            await _check_server(connection, source, settings, found)
     except IngestdError as error:
         found.fault("connection", error)
     except psycopg.Error as error:
@@ -82,7 +82,7 @@ async def preflight(source: str, settings: WalSettings) -> list[CheckLine]:
     return found.lines
 
 
-async def _look(
+async def _check_server(
     connection: AsyncConnection[Any], source: str, settings: WalSettings, found: CheckFindings
 ) -> None:
     dsn = settings.dsn.get_secret_value()
@@ -184,7 +184,7 @@ async def _tables(
     publication = catalog.publication
     is_ours = settings.manage and (publication is None or publication.owned)
     definitions = TableDefinitions(settings)
-    await definitions.take(connection, catalog, {})
+    await definitions.use_catalog(connection, catalog, {})
     filtered = {name for name, sent in catalog.published.items() if sent.row_filter is not None}
     toasted = await with_toast(connection, [r.oid for r in catalog.rows if r.id in filtered])
     good = []

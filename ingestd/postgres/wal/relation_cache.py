@@ -50,7 +50,7 @@ class Relations:
         self.noticed = asyncio.Event()
         self._left_out: set[TableId] = set()
 
-    def keep(self, tables: Iterable[Table], departed: Collection[tuple[int, TableId]] = ()) -> None:
+    def use_tables(self, tables: Iterable[Table], departed: Collection[tuple[int, TableId]] = ()) -> None:
         """Resolve to these tables from now on. Call it on the loop that will describe them.
 
         `departed`: OIDs and names of other tables whose last changes may still arrive.

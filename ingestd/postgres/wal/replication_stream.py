@@ -124,19 +124,19 @@ class ReplicationStream:
         """Start to report the position to the server, and to check that it still answers."""
         self._tasks += [asyncio.create_task(each) for each in (self._report(), self._watch())]
 
-    async def take(self) -> ReceivedBytes:
+    async def receive(self) -> ReceivedBytes:
         """Return what has been collected; wait for the first. Raises what ended the stream."""
-        while (collected := await self._take()) is None:
+        while (collected := await self._receive_nowait()) is None:
             pass
         return collected
 
-    async def _take(self) -> ReceivedBytes | None:
+    async def _receive_nowait(self) -> ReceivedBytes | None:
         waiter = asyncio.create_task(self._ready.wait())
         try:
             await asyncio.wait([waiter, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
         finally:
             waiter.cancel()
-        collected = self._reader.take()
+        collected = self._reader.read_nowait()
         if collected is None:
             for task in self._tasks:
                 if task.done():

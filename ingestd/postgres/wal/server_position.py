@@ -31,7 +31,7 @@ class ServerPosition:
         self._where = where
         self._known = ZERO
 
-    def begin(self) -> None:
+    def mark_uncertain(self) -> None:
         """Forget the known end: from here on it may be another server."""
         self._known = ZERO
 

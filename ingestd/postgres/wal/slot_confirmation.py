@@ -61,7 +61,7 @@ class SlotConfirmation:
         """Record where the slot is, on the server of this lineage."""
         self._slot_at = slot_at
         self._advance.lineage = lineage
-        self._advance.begin(self._floor)
+        self._advance.start_at(self._floor)
 
     def reset(self) -> None:
         """Record that the slot is a new one."""
@@ -126,7 +126,7 @@ class SlotConfirmation:
                 await stream.close()
             finally:
                 self._reporter = Reporter.ADVANCE
-                self._advance.begin(self._floor)
+                self._advance.start_at(self._floor)
 
     async def close(self) -> None:
         """Close the connections. At any time, twice."""

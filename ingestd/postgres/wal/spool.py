@@ -138,7 +138,7 @@ class OpenTransactions:
         """The bytes buffered, in memory and in files."""
         return sum(kept.memory_bytes + kept.file_bytes for kept in self._kept.values())
 
-    def append(self, xid: int, messages: OpenMessages) -> None:
+    def append_messages(self, xid: int, messages: OpenMessages) -> None:
         """Buffer messages that follow those of earlier calls."""
         if xid not in self._kept:
             self._kept[xid] = _Kept(self._frame_bytes)
@@ -161,7 +161,7 @@ class OpenTransactions:
         """Drop a transaction."""
         self._kept.pop(xid, None)
 
-    def take(self, xid: int) -> Iterator[OpenMessages]:
+    def pop_transaction(self, xid: int) -> Iterator[OpenMessages]:
         """Yield the messages of a transaction, in order, and drop it."""
         kept = self._kept.pop(xid, None)
         if kept is not None:

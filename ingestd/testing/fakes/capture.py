@@ -150,7 +150,7 @@ class FakeCapture:
         for table in tables:
             await base.ended(base.writers(table.id))
 
-    async def seen(self) -> PgSnapshot:
+    async def current_snapshot(self) -> PgSnapshot:
         """Return the database's current visibility."""
         return self._database.visibility()
 

@@ -98,12 +98,12 @@ class FakeDatabase:
 
     def commit(self, *changes: FakeChange) -> FakeTransaction:
         """Commit a transaction that is visible at once."""
-        xid = self.begin()
+        xid = self.begin_transaction()
         made = self.write_commit(xid, *changes)
-        self.end(xid)
+        self.end_transaction(xid)
         return made
 
-    def begin(self) -> int:
+    def begin_transaction(self) -> int:
         """Begin a transaction; return its id."""
         xid, self._next_xid = self._next_xid, self._next_xid + 1
         self._running.add(xid)
@@ -129,7 +129,7 @@ class FakeDatabase:
         self._ends[change.table] += 1
         return replace(change, block=(self._ends[change.table] - 1) // BLOCK_ROWS)
 
-    def end(self, xid: int) -> None:
+    def end_transaction(self, xid: int) -> None:
         """Make a transaction visible; one that was not logged is aborted."""
         self._running.remove(xid)
         self._wake()

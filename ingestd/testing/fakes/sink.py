@@ -162,7 +162,7 @@ class MemoryLake:
         """Record the origin."""
         self.disk.origin = origin
 
-    def begin(self) -> EpochWriter:
+    def begin_epoch(self) -> EpochWriter:
         """Begin the next epoch."""
         if not self._is_open:
             msg = "the sink is not open"
@@ -270,14 +270,14 @@ class MemoryEpochWriter:
         """Return whether it is committed, failed or aborted."""
         return self._over.is_set()
 
-    async def append(self, batch: TableBatch, *, is_read: bool = False) -> None:
+    async def append_batch(self, batch: TableBatch, *, from_snapshot: bool = False) -> None:
         """Accept rows."""
         self._refuse_if_closed()
         self._lake.require_usable(batch.table.id)
         table, rows = batch.table.id, pa.Table.from_batches([batch.rows])
         self._taken[table] = self._taken.get(table, 0) + rows.num_rows
         watermark = self._lake.watermarks.get(table)
-        if watermark is not None and not is_read:
+        if watermark is not None and not from_snapshot:
             rows = rows.filter(pc.greater_equal(rows["_cdc_lsn"], int(watermark)))
         if rows.num_rows or batch.resume is not None:
             self._refuse_other_types(table, rows)
@@ -382,7 +382,7 @@ class MemoryPageSink:
         self.pages: list[pa.RecordBatch] = []
         self._is_over = False
 
-    async def append(self, rows: pa.RecordBatch) -> None:
+    async def append_rows(self, rows: pa.RecordBatch) -> None:
         """Accept rows."""
         self._refuse_if_over()
         if rows.num_rows:

@@ -105,7 +105,7 @@ class FakeSnapshot:
         self, table: Table, keys: Collection[Key]
     ) -> AsyncGenerator[SnapshotPage, None]:
         """Search all rows."""
-        seen, rows = self._look(table)
+        seen, rows = self._rows_at(table)
         self._taken = self._taken[:-1]
         page = self._page(table, rows, seen, self._own_position())
         wanted = [key in keys for key in new_keys(table, page.batch.rows)]
@@ -124,14 +124,14 @@ class FakeSnapshot:
         """Return the share of splits that were returned."""
         return self._given[table] / max(1, len(self._splits.get(table, ())))
 
-    def left(self, table: TableId, done: Collection[str]) -> str:
+    def remainder(self, table: TableId, done: Collection[str]) -> str:
         """Return the splits that are not done; empty for a partial snapshot."""
         if self._where is not None or table not in self._splits:
             return ""
         splits = tuple(split for split in self._splits[table] if split not in done)
         return str(Left(self.point, self._files[table], splits))
 
-    async def move_on(self) -> None:
+    async def advance_source(self) -> None:
         """Write WAL."""
         self._database.write_elsewhere(RECORD_BYTES)
 
@@ -158,7 +158,7 @@ class FakeSnapshot:
 
     def _read(self, table: Table, split: str) -> SnapshotPage:
         first, end = split.split(":")
-        seen, rows = self._look(table)
+        seen, rows = self._rows_at(table)
         inside = [v for v in rows if int(first) <= v.block and (not end or v.block < int(end))]
         position = self.point
         if self.is_chunked:
@@ -171,7 +171,7 @@ class FakeSnapshot:
         self._database.write_elsewhere(RECORD_BYTES)
         return Lsn(self._database.current - 1)
 
-    def _look(self, table: Table) -> tuple[PgSnapshot | None, list[Version]]:
+    def _rows_at(self, table: Table) -> tuple[PgSnapshot | None, list[Version]]:
         """Return the rows at the point, or those that a new snapshot sees."""
         if not self.is_chunked:
             return None, self._database.versions(table, self.point)

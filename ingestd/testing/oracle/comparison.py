@@ -154,7 +154,7 @@ def folded_lake(
         raw = read_raw(uri, source, table)
     except TableNotFoundError:
         return FoldedTable(faults=["there is no raw table"])
-    return fold(raw, columns, key, SchemaHistory.of(read_registry(uri, source), table))
+    return fold(raw, columns, key, SchemaHistory.from_events(read_registry(uri, source), table))
 
 
 def read_registry(uri: str, source: str) -> list[dict[str, Any]]:

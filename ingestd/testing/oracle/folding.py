@@ -88,7 +88,7 @@ def fold(
             folded.reading_until = read_until.pop(0)
         names = history.identities(row["_cdc_lsn"]) or [tuple(key)]
         told_apart = [[every.index(n) for n in found or key] for found in names]
-        _take(row, reader, state, told_apart, folded)
+        _fold_row(row, reader, state, told_apart, folded)
     folded.faults += reader.faults[:_FAULTS_KEPT]
     for texts in state.rows():
         folded.rows[texts[: len(columns)]] += 1
@@ -121,7 +121,7 @@ def _find_repeated(rows: Sequence[Mapping[str, Any]], folded: FoldedTable) -> No
     folded.repeated = sum(count - 1 for count in positions.values())
 
 
-def _take(
+def _fold_row(
     row: Mapping[str, Any],
     reader: _RowReader,
     state: _FoldState,

@@ -30,7 +30,7 @@ class SchemaHistory:
         self._events = [e for e in events if e["columns"]]
 
     @classmethod
-    def of(cls, events: Sequence[Mapping[str, Any]], table: TableId) -> SchemaHistory:
+    def from_events(cls, events: Sequence[Mapping[str, Any]], table: TableId) -> SchemaHistory:
         """Return the history of one table from all rows of `_tables`, in any order."""
         own = (e for e in events if e["table"] == str(table))
         return cls(sorted(own, key=lambda e: e["at"]))

@@ -97,7 +97,7 @@ def test_exactly_once_joined_parts_still_meet_and_cover_the_backlog(
     taken: list[WalSegment] = []
     rest: WalSegment | None = None
     for nbytes, share in [*held, *[(0, 1000)] * 40]:
-        part = rest or waiting.take()
+        part = rest or waiting.next_segment()
         if part is None:
             break
         end = part.end
@@ -109,7 +109,7 @@ def test_exactly_once_joined_parts_still_meet_and_cover_the_backlog(
     assert (taken[0].begin, taken[-1].end) == (parts[0].begin, parts[-1].end)
     assert all(part.end == following.begin for part, following in pairwise(taken))
     assert max(part.end - part.begin for part in taken) <= MOST_JOINED * 1000
-    assert waiting.take() is None
+    assert waiting.next_segment() is None
 
 
 def test_parts_are_joined_while_they_hold_next_to_nothing() -> None:
@@ -118,7 +118,7 @@ def test_parts_are_joined_while_they_hold_next_to_nothing() -> None:
     )
     sizes = []
     for nbytes in (50, 0, 1, 2, 0, 400, 50):
-        part = waiting.take()
+        part = waiting.next_segment()
         assert part is not None
         sizes.append((part.end - part.begin) // 100)
         waiting.note_size(part, nbytes)
@@ -129,17 +129,17 @@ def test_joined_parts_end_with_as_many_messages_as_fill_one() -> None:
     """What the server keeps of them is bounded, whatever they hold."""
     parts = [WalSegment(Lsn(100_000 * n), Lsn(100_000 * n + 100_000)) for n in range(8)]
     waiting = PartQueue(parts, part_bytes=100_000)
-    first = waiting.take()
+    first = waiting.next_segment()
     assert first is not None
     assert first.most_messages == 0
     waiting.note_size(first, 0)
-    joined = waiting.take()
+    joined = waiting.next_segment()
     assert joined is not None
     assert joined.most_messages == 100_000 // MESSAGE_BYTES
     waiting.note_messages(10, 500)
     waiting.note_messages(30, 1500)
     waiting.note_size(joined, 0)
-    larger = waiting.take()
+    larger = waiting.next_segment()
     assert larger is not None
     assert larger.most_messages == 100_000 // 50
 
@@ -148,6 +148,6 @@ def test_joined_parts_of_any_size_end_by_a_number_that_the_server_takes() -> Non
     parts = [WalSegment(Lsn(n << 50), Lsn((n + 1) << 50)) for n in range(8)]
     waiting = PartQueue(parts, part_bytes=1 << 50)
     waiting.note_size(parts[0], 0)
-    joined = waiting.take()
+    joined = waiting.next_segment()
     assert joined is not None
     assert joined.most_messages == (1 << 31) - 1

@@ -30,7 +30,7 @@ USES = (TypeUse("regclass", "value", "v", 2205),)
 
 
 def read(objects: dict[int, str], type_: str = "regclass") -> TableTexts:
-    return TableTexts((TypeTexts.of(type_, objects),), USES)
+    return TableTexts((TypeTexts.from_catalog(type_, objects),), USES)
 
 
 def recorded(texts: TableTexts) -> TableTexts:
@@ -113,9 +113,9 @@ def streamed() -> StreamedTexts:
 def test_a_text_that_no_object_has_is_judged_by_a_reading_that_sees_it(
     streamed: StreamedTexts,
 ) -> None:
-    assert not streamed.take([batch("a", None, "-", "12345")])
-    assert not streamed.take([batch("b", lsn=49)]), "void: the table was read at 50"
-    assert streamed.take([batch("a", "b")])
+    assert not streamed.record_changes([batch("a", None, "-", "12345")])
+    assert not streamed.record_changes([batch("b", lsn=49)]), "void: the table was read at 50"
+    assert streamed.record_changes([batch("a", "b")])
     before, after = PgSnapshot(5, 5), PgSnapshot(6, 6)
     assert not streamed.has_news(before)
     assert streamed.has_news(after)
@@ -124,8 +124,8 @@ def test_a_text_that_no_object_has_is_judged_by_a_reading_that_sees_it(
     assert streamed.difference(16400, read({1: "a"}), after) is not None
     streamed.read({16400: read({1: "a"})}, after, [16400], {})
     assert not streamed.has_news(after)
-    assert not streamed.take([batch("b")]), "void: a reading that sees it had the table read again"
-    assert streamed.take([batch("b", xid=6)])
+    assert not streamed.record_changes([batch("b")]), "void: a reading that sees it had the table read again"
+    assert streamed.record_changes([batch("b", xid=6)])
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_text_that_no_object_has_is_judged_by_a_reading_that_sees_it(
 )
 def test_the_roles_of_an_aclitem(item: str, is_known: bool) -> None:  # noqa: FBT001
     uses = (TypeUse("aclitem", "value", "v", 1033),)
-    texts = TableTexts((TypeTexts.of("aclitem", {1: "a", 2: "o '=/\"x"}),), uses)
+    texts = TableTexts((TypeTexts.from_catalog("aclitem", {1: "a", 2: "o '=/\"x"}),), uses)
     streamed = StreamedTexts()
     streamed.read({16400: texts}, PgSnapshot(5, 5), (), {})
-    assert streamed.take([batch(item)]) is not is_known
+    assert streamed.record_changes([batch(item)]) is not is_known

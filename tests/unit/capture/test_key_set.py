@@ -160,7 +160,7 @@ CHANGES = st.lists(st.tuples(st.sampled_from("rccuuddt"), st.integers(0, 12)), m
 
 def held_of(keys: KeySet) -> set[int]:
     everything = [("c", key) for key in range(70)]
-    flags = keys.held(change_batch(everything))
+    flags = keys.contains(change_batch(everything))
     return {key for key, is_held in enumerate(flags) if is_held}
 
 
@@ -176,10 +176,10 @@ def test_a_set_holds_what_its_changes_leave(
             if number in still:
                 with keys.still() as hashes:
                     before = hashes.tolist()
-                    keys.take(change_batch(batch))
+                    keys.apply_changes(change_batch(batch))
                     assert hashes.tolist() == before
             else:
-                keys.take(change_batch(batch))
+                keys.apply_changes(change_batch(batch))
             expected = fold(batch, expected)
             assert held_of(keys) == expected
         assert len(keys) == len(expected)

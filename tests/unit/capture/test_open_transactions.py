@@ -64,12 +64,12 @@ def test_bounded_memory_whatever_is_kept_and_nothing_left_in_the_folder(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     kept, pieces = spool(memory_bytes=8000), [messages(3, number=3 * n) for n in range(20)]
     for n, piece in enumerate(pieces):
-        kept.append(n % 2, piece)
+        kept.append_messages(n % 2, piece)
         assert kept.memory_bytes <= 8000
     assert kept.nbytes > 60_000
     assert list(tmp_path.iterdir()) == []
-    assert content(list(kept.take(1))) == content(pieces[1::2])
-    assert content(list(kept.take(0))) == content(pieces[::2])
+    assert content(list(kept.pop_transaction(1))) == content(pieces[1::2])
+    assert content(list(kept.pop_transaction(0))) == content(pieces[::2])
     assert kept.nbytes == 0
 
 
@@ -78,7 +78,7 @@ def test_files_are_for_this_account_alone(tmp_path: Path, monkeypatch: pytest.Mo
     before = os.umask(0)
     try:
         kept = spool(memory_bytes=0)
-        kept.append(1, messages(3))
+        kept.append_messages(1, messages(3))
     finally:
         os.umask(before)
     links = {fd: str(fd.readlink()) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()}
@@ -91,16 +91,16 @@ def test_aborts_reach_back_into_the_file() -> None:
     kept = spool(memory_bytes=0)
     pieces = [messages(2, xid) for xid in (9, 10, 11, 11, 10, 9, 12, 13, 13)]
     for piece in pieces:
-        kept.append(9, piece)
+        kept.append_messages(9, piece)
     kept.abort(9, 14)
     kept.abort(9, 13)
     kept.abort(9, 12)
     before = kept.nbytes
     kept.abort(9, 10)  # ended by 9, which it is not a part of: it has nothing here
     assert kept.nbytes == before
-    kept.append(9, pieces[-1])
+    kept.append_messages(9, pieces[-1])
     kept.abort(9, 10)
-    assert content(list(kept.take(9))) == content(pieces[:6])
+    assert content(list(kept.pop_transaction(9))) == content(pieces[:6])
     kept.abort(9, 10)
     kept.drop(9)
 
@@ -110,7 +110,7 @@ def test_i9_what_is_undone_of_a_piece_is_not_kept() -> None:
     piece = messages(4)
     piece.xids[1:] = 10
     sent = bytearray(piece.buffer)
-    kept.append(9, replace(piece, buffer=memoryview(sent)))
+    kept.append_messages(9, replace(piece, buffer=memoryview(sent)))
     kept.abort(9, 10)
     assert kept.memory_bytes < 3000
     sent.clear()  # which is refused while somebody has a part of it
@@ -121,7 +121,7 @@ def test_files_are_closed_when_dropped() -> None:
     before = open_files()
     kept = spool(memory_bytes=0)
     for xid in range(5):
-        kept.append(xid, messages(1))
+        kept.append_messages(xid, messages(1))
     assert open_files() == before + 5
     for xid in range(5):
         kept.drop(xid)
@@ -133,9 +133,9 @@ def test_more_than_allowed_is_refused_and_the_next_connection_goes_without() -> 
     assert policy.takes_open_transactions
     policy.connected()
     kept = spool(policy)
-    kept.append(1, messages(3))
+    kept.append_messages(1, messages(3))
     with pytest.raises(TransientError, match=r"source s: .* exceed 5000 bytes") as raised:
-        kept.append(2, messages(3))
+        kept.append_messages(2, messages(3))
     assert raised.value.reason == "open_transactions"
     for _ in range(2):  # an attempt to connect that fails changes nothing
         assert not policy.takes_open_transactions
@@ -153,7 +153,7 @@ def test_a_full_disk_is_told_and_the_next_connection_goes_without(
     monkeypatch.setattr(os, "pwrite", full)
     policy = SpoolPolicy(1 << 30)
     with pytest.raises(TransientError, match="No space left on device") as raised:
-        spool(policy).append(1, messages(3))
+        spool(policy).append_messages(1, messages(3))
     assert tempfile.gettempdir() in str(raised.value)
     assert "TMPDIR" in (raised.value.remedy or "")
     assert policy.is_refused
@@ -162,4 +162,4 @@ def test_a_full_disk_is_told_and_the_next_connection_goes_without(
 def test_a_folder_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere/at/all")
     with pytest.raises(TransientError, match="/nowhere/at/all: No such file"):
-        spool().append(1, messages(3))
+        spool().append_messages(1, messages(3))

@@ -11,30 +11,30 @@ from ingestd.postgres.polling.position_clock import Positions
 
 def test_on_an_idle_server_positions_grow_all_the_same() -> None:
     positions = Positions()
-    assert [positions.take(Lsn(100)) for _ in range(3)] == [100, 101, 102]
+    assert [positions.next_position(Lsn(100)) for _ in range(3)] == [100, 101, 102]
     assert positions.end == 103
-    assert positions.take(Lsn(500)) == 500
+    assert positions.next_position(Lsn(500)) == 500
 
 
 def test_what_found_nothing_takes_no_position_unless_another_follows() -> None:
     positions = Positions()
-    first = positions.take(Lsn(100))
-    positions.give_back(first)
-    assert positions.take(Lsn(100)) == 100
-    second = positions.take(Lsn(100))
-    positions.give_back(Lsn(100))  # not the last one any more
-    assert positions.take(Lsn(100)) == second + 1
+    first = positions.next_position(Lsn(100))
+    positions.release_position(first)
+    assert positions.next_position(Lsn(100)) == 100
+    second = positions.next_position(Lsn(100))
+    positions.release_position(Lsn(100))  # not the last one any more
+    assert positions.next_position(Lsn(100)) == second + 1
 
 
 def test_nothing_is_given_out_below_what_was_told() -> None:
     positions = Positions()
     positions.begin_at(Lsn(700))
-    assert positions.take(Lsn(100)) == 700
+    assert positions.next_position(Lsn(100)) == 700
     positions.pass_by(Lsn(900))
     positions.pass_by(Lsn(800))
-    assert positions.take(Lsn(100)) == 900
-    positions.move_on()
-    assert positions.take(Lsn(100)) == 902
+    assert positions.next_position(Lsn(100)) == 900
+    positions.advance()
+    assert positions.next_position(Lsn(100)) == 902
 
 
 STEPS = st.lists(
@@ -53,15 +53,15 @@ def test_positions_that_were_kept_grow_strictly_and_lie_below_the_end(
     for step, lsn in steps:
         end = positions.end
         if step == "take":
-            taken = positions.take(Lsn(lsn))
+            taken = positions.next_position(Lsn(lsn))
             assert taken >= max(lsn, end)
             kept.append(taken)
         elif step == "give_back" and kept:
-            positions.give_back(kept[-1])
+            positions.release_position(kept[-1])
             if positions.end == kept[-1]:
                 kept.pop()
         elif step == "move_on":
-            positions.move_on()
+            positions.advance()
         elif step in {"pass_by", "begin_at"}:
             getattr(positions, step)(Lsn(lsn))
         assert positions.end >= end or step == "give_back"

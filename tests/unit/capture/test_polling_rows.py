@@ -62,7 +62,7 @@ def looked(rows: Sequence[Sequence[str | None]], next_xid: int = 1000) -> FoundR
     starts = np.concatenate([[0], ends[:-1]])
     copied = CopyRows("t", len(rows[0])).feed(b"".join(messages), starts, ends)
     assert copied is not None
-    return FoundRows.of(POLLED, copied, next_xid)
+    return FoundRows.from_copy(POLLED, copied, next_xid)
 
 
 def changes(found: FoundRows, keys: Held | None, place: PollRowOrigin | None = None) -> list[Any]:

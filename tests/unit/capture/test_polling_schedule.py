@@ -65,14 +65,14 @@ def test_what_is_asked_for_during_a_look_is_looked_at_once_more() -> None:
     one.looked(100.0, found=True, whole_s=None)
     one.ask()
     assert one.due_at <= 100.0
-    one.begun()
+    one.record_start()
     one.looked(101.0, found=True, whole_s=None)
     assert one.due_at == 101.0 + INTERVAL_S
-    one.begun()
+    one.record_start()
     one.ask()  # its snapshot may be older than what this is about
     one.looked(120.0, found=True, whole_s=None)
     assert one.due_at == 120.0
-    one.begun()
+    one.record_start()
     one.looked(121.0, found=True, whole_s=None)
     assert one.due_at == 121.0 + INTERVAL_S
 

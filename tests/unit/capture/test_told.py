@@ -99,7 +99,7 @@ def test_i6_a_column_that_came_and_went_is_a_former_one() -> None:
     assert unseen.has_news(TABLE, THEN)
     now = unseen.taken(TABLE, THEN)
     assert now.former == {digest("x")}
-    tellings.forget(unseen, SEEN, {TABLE: now}, [])
+    tellings.clear(unseen, SEEN, {TABLE: now}, [])
     tellings.columns(relation("id", "n", "x"), now)  # when the stream is read again
     assert not tellings.by(SEEN).has_news(TABLE, now)
 
@@ -111,7 +111,7 @@ def test_i7_what_a_look_can_not_see_yet_is_judged_later() -> None:
     early = tellings.by(BEFORE)
     assert not early.has_news(TABLE, THEN)
     assert early.taken(TABLE, THEN) == THEN
-    tellings.forget(early, BEFORE, {TABLE: THEN}, [])
+    tellings.clear(early, BEFORE, {TABLE: THEN}, [])
     late = tellings.by(SEEN)
     now = stored("id", "n", "x", leaves=(LEAF,)).after(THEN)
     assert late.difference(TABLE, now) is None
@@ -126,7 +126,7 @@ def test_i6_what_is_told_while_tables_are_looked_at_is_for_the_next_look() -> No
     tellings.columns(relation("id", "n", "z"), THEN)
     tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
     now = unseen.taken(TABLE, stored("id", "n", "x").after(THEN))
-    tellings.forget(unseen, SEEN, {TABLE: now}, [])
+    tellings.clear(unseen, SEEN, {TABLE: now}, [])
     assert tellings.by(SEEN).difference(TABLE, stored("id", "n", "y").after(now)) == RENAMED
     assert tellings.by(SEEN).difference(TABLE, stored("id", "n")) == WENT
 
@@ -141,7 +141,7 @@ def test_i6_what_earlier_runs_were_told() -> None:
 
 def test_i7_what_is_void_is_not_judged() -> None:
     tellings = StreamEvidence()
-    tellings.forget(tellings.by(SEEN), SEEN, {TABLE: THEN}, [TABLE])
+    tellings.clear(tellings.by(SEEN), SEEN, {TABLE: THEN}, [TABLE])
     tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
     tellings.columns(relation("id", "n", "x"), THEN)
     now = stored("id", "n", "y").after(THEN)
@@ -164,7 +164,7 @@ def test_i6_a_partition_that_no_look_saw() -> None:
     now, unseen = stored("id", "n", leaves=(LEAF + 1,)), tellings.by(SEEN)
     assert unseen.difference(TABLE, now) == WENT
     assert unseen.difference(TABLE + 1, stored("id", leaves=(LEAF,))) is None
-    tellings.forget(unseen, SEEN, {TABLE: now}, [TABLE])
+    tellings.clear(unseen, SEEN, {TABLE: now}, [TABLE])
     tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)  # when the stream is read anew
     assert not tellings.by(SEEN).has_news(TABLE, now)
     tellings.partition(leaf(LEAF, LSN, 820), TABLE, THEN)  # it came and went once more
@@ -173,7 +173,7 @@ def test_i6_a_partition_that_no_look_saw() -> None:
 
 def test_i7_a_partition_that_a_look_saw_is_for_the_looks() -> None:
     tellings, then = StreamEvidence(), stored("id", "n", leaves=(LEAF,))
-    tellings.forget(tellings.by(SEEN), SEEN, {TABLE: then}, [])
+    tellings.clear(tellings.by(SEEN), SEEN, {TABLE: then}, [])
     assert not tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
     gone = replace(then, files={}, places={})
     assert tellings.by(SEEN).difference(TABLE, gone) is None
@@ -184,26 +184,26 @@ def test_i7_a_partition_that_a_look_saw_is_for_the_looks() -> None:
 def test_i6_a_partition_filled_by_its_creator_counts_until_its_table_is_read_again() -> None:
     tellings, now = StreamEvidence(), stored("id", "n", leaves=(LEAF,))
     tellings.expect_made(TABLE, {LEAF: XID})
-    tellings.forget(tellings.by(SEEN), SEEN, {TABLE: now}, [])
+    tellings.clear(tellings.by(SEEN), SEEN, {TABLE: now}, [])
     assert tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
-    tellings.forget(tellings.by(SEEN), SEEN, {TABLE: now}, [])  # it came during that look
+    tellings.clear(tellings.by(SEEN), SEEN, {TABLE: now}, [])  # it came during that look
     assert tellings.loaded_when_made(TABLE) is not None
-    tellings.forget(tellings.by(SEEN), SEEN, {TABLE: now}, [TABLE])
+    tellings.clear(tellings.by(SEEN), SEEN, {TABLE: now}, [TABLE])
     assert tellings.loaded_when_made(TABLE) is None
 
 
 def test_i6_what_is_settled_of_new_partitions_is_not_kept() -> None:
     tellings, now = StreamEvidence(), stored("id", "n", leaves=(LEAF,))
     tellings.expect_made(TABLE, {LEAF: XID})
-    tellings.forget(tellings.by(SEEN), SEEN, {TABLE: now}, [])
+    tellings.clear(tellings.by(SEEN), SEEN, {TABLE: now}, [])
     tellings.partition(leaf(LEAF, LSN, XID + 1), TABLE, THEN)  # another transaction was the first
     tellings.partition(leaf(LEAF + 1, LSN, XID), TABLE + 1, THEN)  # of a table that is not captured
-    tellings.forget(tellings.by(SEEN), SEEN, {TABLE: now}, [])
+    tellings.clear(tellings.by(SEEN), SEEN, {TABLE: now}, [])
     assert not tellings._makers
     assert not tellings._first
     tellings.expect_made(TABLE, {LEAF: XID + 2})
     tellings.partition(leaf(LEAF, LSN, XID + 2), TABLE, THEN)
-    tellings.forget(tellings.by(SEEN), SEEN, {}, [])  # it can't be captured any more
+    tellings.clear(tellings.by(SEEN), SEEN, {}, [])  # it can't be captured any more
     assert tellings.loaded_when_made(TABLE) is None
 
 
@@ -226,7 +226,7 @@ def test_i6_what_is_settled_of_new_partitions_is_not_kept() -> None:
 def test_i6_another_replica_identity_of_a_partition(root: str, sent: str, *, is_told: bool) -> None:
     tellings = StreamEvidence()
     then = replace(THEN, key=KeyMark.parse(root), files={LEAF: LEAF}, places={LEAF: ".1"})
-    tellings.forget(tellings.by(SEEN), SEEN, {TABLE: then}, [])
+    tellings.clear(tellings.by(SEEN), SEEN, {TABLE: then}, [])
     assert tellings.partition(leaf(identity=sent), TABLE, then) is is_told
     assert (tellings.by(SEEN).difference(TABLE, then) is not None) is is_told
     assert (TABLE in tellings.unjudged()) is is_told
@@ -234,9 +234,9 @@ def test_i6_another_replica_identity_of_a_partition(root: str, sent: str, *, is_
 
 def test_i6_a_change_that_comes_while_its_partition_is_found_empty_counts() -> None:
     tellings, then = StreamEvidence(), stored("id", "n", leaves=(LEAF,))
-    tellings.forget(tellings.by(SEEN), SEEN, {TABLE: then}, [])
+    tellings.clear(tellings.by(SEEN), SEEN, {TABLE: then}, [])
     told = tellings.by(SEEN)
     tellings.partition(leaf(), TABLE, then)
     tellings.expect_quiet(LEAF, TABLE, SEEN)
-    tellings.forget(told, SEEN, {TABLE: then}, [])
+    tellings.clear(told, SEEN, {TABLE: then}, [])
     assert tellings.by(SEEN).difference(TABLE, then) == "a partition was truncated directly"

@@ -195,7 +195,7 @@ class Looking:
     def feed(self, buffer: bytes, starts: Any, ends: Any) -> None:
         rows = self.rows.feed(buffer, starts, ends)
         if rows is not None:
-            found = FoundRows.of(POLLED, rows, 1000)
+            found = FoundRows.from_copy(POLLED, rows, 1000)
             assert len(found.last_cursor) < 2 * LONG
             for batch in found.changes(PollRowOrigin(Lsn(7), AT), None):
                 batch.rows.validate(full=True)

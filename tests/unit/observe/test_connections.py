@@ -129,7 +129,7 @@ async def test_a_request_that_comes_with_the_end_of_the_handshake_is_not_lost(
     client.write(REQUEST)
     writer.write(outgoing.read())
     assert await asyncio.wait_for(spoken.get(), 10) == REQUEST
-    connections.end()
+    connections.close_all()
     writer.close()
     listening.close()
 

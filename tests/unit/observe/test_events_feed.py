@@ -153,10 +153,10 @@ async def test_a_reader_that_has_gone_is_noticed_though_there_is_nothing_to_tell
 ) -> None:
     response = await session.get(url(server))
     await event(response)
-    before = server._feed.history.of("shop").added
+    before = server._feed.history.of_source("shop").added
     response.close()
     await until(lambda: server._feed.readers == 0)
-    assert server._feed.history.of("shop").added == before
+    assert server._feed.history.of_source("shop").added == before
 
 
 async def test_with_a_token_there_is_no_stream_without_it(
@@ -181,7 +181,7 @@ async def test_the_history_goes_on_while_nobody_reads(status: DaemonStatus) -> N
     for _ in range(100):
         feed.tick()
         clock[0] += 1
-    assert feed.history.of("shop").added == 100 / INTERVAL_S
+    assert feed.history.of_source("shop").added == 100 / INTERVAL_S
 
 
 async def test_a_page_that_can_be_told_nothing_more_is_told_so(

@@ -34,7 +34,7 @@ def test_no_metric_is_left_of_a_source_that_went() -> None:
 def test_what_is_held_for_a_paused_source_has_no_age() -> None:
     metrics = Metrics()
     metrics.lag("shop", LAG, 1.0)
-    metrics.held("shop", LAG)
+    metrics.set_retained("shop", LAG)
     text = metrics.text().decode()
     assert 'ingestd_slot_retained_bytes{source="shop"} 7.0' in text
     assert 'ingestd_slot_safe_bytes{source="shop"} 8.0' in text

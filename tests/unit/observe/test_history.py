@@ -43,7 +43,7 @@ def test_a_point_has_what_happened_since_the_one_before(shop: SourceStatus) -> N
             commit(shop, 50 * n, 1.0 * n, 3.0 * n)
         history.observe({"shop": shop}, at(n))
     history.observe({"shop": shop}, at(3))
-    found = columns(history.of("shop").points)
+    found = columns(history.of_source("shop").points)
     assert found["rows_per_s"] == [None, 5.0, 10.0, 0.0]
     assert found["freshness_p50"] == [None, 2.0, 4.0, None]
     assert (found["lag_bytes"][0], found["lag_seconds"][0]) == (40, 0.25)
@@ -55,7 +55,7 @@ def test_there_is_no_lag_while_nobody_measures_it(shop: SourceStatus) -> None:
     history.observe({"shop": shop}, at(0))
     shop.enter(SourceState.BACKING_OFF, T0, TransientError("gone", reason="x"))
     history.observe({"shop": shop}, at(1))
-    assert columns(history.of("shop").points)["lag_seconds"] == [0.25, None]
+    assert columns(history.of_source("shop").points)["lag_seconds"] == [0.25, None]
 
 
 def test_a_clock_that_is_set_back_makes_no_rate(shop: SourceStatus) -> None:
@@ -63,14 +63,14 @@ def test_a_clock_that_is_set_back_makes_no_rate(shop: SourceStatus) -> None:
     history.observe({"shop": shop}, at(5))
     commit(shop, 10)
     history.observe({"shop": shop}, at(1))
-    assert columns(history.of("shop").points)["rows_per_s"] == [None, None]
+    assert columns(history.of_source("shop").points)["rows_per_s"] == [None, None]
 
 
 def test_bounded_an_hour_is_kept_and_no_more(shop: SourceStatus) -> None:
     history = SourceHistories()
     for n in range(POINTS_KEPT + 40):
         history.observe({"shop": shop}, at(n))
-    past = history.of("shop")
+    past = history.of_source("shop")
     assert len(past.points) == POINTS_KEPT
     assert past.points[-1].at - past.points[0].at == timedelta(seconds=3600 - INTERVAL_S)
     assert [p.at for p in past.since(past.added - 2)] == [

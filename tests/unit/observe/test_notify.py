@@ -93,7 +93,7 @@ def heard_while_hanging(manager: socket.socket) -> int:
 def test_what_systemd_says_to_a_service(
     environment: dict[str, str], found: ServiceManager | None
 ) -> None:
-    assert ServiceManager.of(environment, 7) == found
+    assert ServiceManager.from_environment(environment, 7) == found
 
 
 async def test_it_is_ready_when_every_source_delivers_and_says_when_one_no_longer_does(
@@ -178,11 +178,11 @@ async def test_a_reload_is_told_from_its_beginning_to_its_end(address: str) -> N
             Readiness(), Redactor(), asyncio.Event(), environment={"NOTIFY_SOCKET": address}
         ) as reloads:
             await heard_until(manager, "READY=1")
-            reloads.began()
+            reloads.reload_began()
             told = await heard_until(manager, "RELOADING=1")
             [time] = [word for word in told if word.startswith("MONOTONIC_USEC=")]
             assert int(time.partition("=")[2]) > 0
-            reloads.ended()
+            reloads.reload_ended()
             await heard_until(manager, "READY=1")
 
 
@@ -205,8 +205,8 @@ async def test_a_service_that_has_not_started_is_not_told_to_be_ready_by_a_reloa
             readiness, Redactor(), asyncio.Event(), environment={"NOTIFY_SOCKET": address}
         ) as reloads:
             await heard(manager)
-            reloads.began()
-            reloads.ended()
+            reloads.reload_began()
+            reloads.reload_ended()
             assert await rest(manager) == []
 
 
@@ -222,5 +222,5 @@ async def test_without_a_manager_nothing_is_done() -> None:
         Readiness(), Redactor(), asyncio.Event(), environment={}
     ) as reloads:
         assert asyncio.all_tasks() == before
-        reloads.began()
-        reloads.ended()
+        reloads.reload_began()
+        reloads.reload_ended()

@@ -96,23 +96,23 @@ def test_it_is_over_when_every_table_was_read_again() -> None:
     daemon.enter(A, TableState.SNAPSHOTTING)
     daemon.shop.tables[A].read(0.0, 0, daemon.now)
     daemon.shop.tables[A].read(0.5, 100, daemon.now + timedelta(seconds=3))
-    assert following.look(daemon.json())[0] == TableProgress(
+    assert following.update(daemon.json())[0] == TableProgress(
         A, "snapshotting", 0.5, 100, 200, 3.0, is_over=False
     )
     daemon.enter(A, TableState.LIVE, lsn=2)
     daemon.enter(B, TableState.SNAPSHOTTING)
     assert shown(following, daemon) == [(A, "live", 1.0), (B, "snapshotting", 0.0)]
-    assert (following.is_over, following.left) == (False, [B])
+    assert (following.is_over, following.remaining) == (False, [B])
     daemon.enter(B, TableState.LIVE, lsn=2)
-    assert following.look(daemon.json()) == [
+    assert following.update(daemon.json()) == [
         TableProgress(B, "live", 1.0, 0, None, None, is_over=True)
     ]
     assert following.is_over
-    assert following.look(daemon.json()) == []
+    assert following.update(daemon.json()) == []
 
 
 def shown(following: Following, daemon: Daemon) -> list[tuple[str, str, float]]:
-    return [(p.table, p.state, p.ratio) for p in following.look(daemon.json())]
+    return [(p.table, p.state, p.ratio) for p in following.update(daemon.json())]
 
 
 def test_a_partial_snapshot_is_over_when_it_is_said_to_be() -> None:
@@ -135,10 +135,10 @@ def test_a_cancelled_snapshot_ends_the_watching(*, is_partial: bool) -> None:
     if not is_partial:
         daemon.enter(A, TableState.SNAPSHOTTING)
     daemon.shop.tables[A].read(0.25, 10, daemon.now)
-    following.look(daemon.json())
+    following.update(daemon.json())
     daemon.end(A, SnapshotOutcome.CANCELLED)
     with pytest.raises(OperatorError, match=r"public\.a: its snapshot was cancelled"):
-        following.look(daemon.json())
+        following.update(daemon.json())
 
 
 def test_a_partial_snapshot_that_fails_says_why() -> None:
@@ -146,7 +146,7 @@ def test_a_partial_snapshot_that_fails_says_why() -> None:
     following = daemon.ask(A, is_partial=True)
     daemon.end(A, SnapshotOutcome.FAILED, "no column x")
     with pytest.raises(OperatorError) as caught:
-        following.look(daemon.json())
+        following.update(daemon.json())
     assert (caught.value.what, caught.value.remedy) == (f"table {A}: no column x", "mend it")
 
 
@@ -156,7 +156,7 @@ def test_a_partial_snapshot_that_went_with_its_daemon_is_transient() -> None:
     again = Daemon()
     again.status.started_at += timedelta(seconds=9)
     with pytest.raises(TransientError, match="the daemon restarted"):
-        following.look(again.json())
+        following.update(again.json())
 
 
 def test_a_snapshot_between_two_looks_is_seen() -> None:
@@ -164,7 +164,7 @@ def test_a_snapshot_between_two_looks_is_seen() -> None:
     following = daemon.ask(A)
     daemon.enter(A, TableState.SNAPSHOTTING)
     daemon.enter(A, TableState.LIVE, lsn=2)
-    following.look(daemon.json())
+    following.update(daemon.json())
     assert following.is_over
 
 
@@ -172,11 +172,11 @@ def test_a_stopped_table_comes_back() -> None:
     daemon = Daemon()
     daemon.enter(A, TableState.STOPPED, "no key")
     following = daemon.ask(A)
-    following.look(daemon.json())
+    following.update(daemon.json())
     assert not following.is_over
     daemon.enter(A, TableState.SNAPSHOTTING)
     daemon.enter(A, TableState.LIVE, lsn=1)
-    following.look(daemon.json())
+    following.update(daemon.json())
     assert following.is_over
 
 
@@ -187,11 +187,11 @@ def test_a_table_that_ends_otherwise_is_an_error(state: TableState, *, was_stopp
     if was_stopped:
         daemon.enter(A, TableState.STOPPED, "no key")
     following = daemon.ask(A)
-    following.look(daemon.json())
+    following.update(daemon.json())
     daemon.enter(A, TableState.SNAPSHOTTING)
     daemon.enter(A, state, "no key")
     with pytest.raises(OperatorError) as caught:
-        following.look(daemon.json())
+        following.update(daemon.json())
     assert caught.value.what == f"table {A} is {state}: no key"
     assert caught.value.remedy == "mend it"
 
@@ -201,35 +201,35 @@ def test_a_request_that_was_lost_is_transient() -> None:
     following = daemon.ask(A)
     daemon.shop.tables[A].snapshot_requested = False
     with pytest.raises(TransientError, match="the source restarted") as caught:
-        following.look(daemon.json())
+        following.update(daemon.json())
     assert caught.value.remedy == f"ingestd snapshot shop {A}"
     daemon.status.started_at += timedelta(seconds=9)
     with pytest.raises(TransientError, match="the daemon restarted"):
-        following.look(daemon.json())
+        following.update(daemon.json())
 
 
 def test_a_daemon_that_starts_again_in_the_midst_is_followed() -> None:
     daemon = Daemon()
     following = daemon.ask(A)
     daemon.enter(A, TableState.SNAPSHOTTING)
-    following.look(daemon.json())
+    following.update(daemon.json())
     again = Daemon()
     del again.shop.tables[A]
     again.shop.enter(SourceState.STARTING, T0)
-    assert (following.look(again.json()), following.source_line(again.json())) == ([], "starting")
+    assert (following.update(again.json()), following.source_line(again.json())) == ([], "starting")
     again.shop.enter(SourceState.SNAPSHOTTING, T0)
     again.enter(A, TableState.SNAPSHOTTING)
     assert shown(following, again) == [(A, "snapshotting", 0.0)]
     assert following.source_line(again.json()) == ""
     again.enter(A, TableState.LIVE, lsn=3)
-    following.look(again.json())
+    following.update(again.json())
     assert following.is_over
 
 
 def test_a_source_that_fails_meanwhile_is_told() -> None:
     daemon = Daemon()
     following = daemon.ask(A)
-    following.look(daemon.json())
+    following.update(daemon.json())
     daemon.shop.enter(SourceState.BACKING_OFF, T0, OperatorError("connection lost"))
     assert following.source_line(daemon.json()) == "backing_off: connection lost"
 
@@ -239,7 +239,7 @@ def test_a_source_that_was_taken_out_of_the_config_ends_the_watching() -> None:
     following = daemon.ask(A)
     daemon.status.sources.clear()
     with pytest.raises(OperatorError, match="source shop was removed from the daemon's config"):
-        following.look(daemon.json())
+        following.update(daemon.json())
 
 
 # --- with a server ---------------------------------------------------------------------------

@@ -192,9 +192,9 @@ class Daemon:
         else:
             self.taken = 0
         for batch in stream_batches(transaction, changes, {T.id: T}):
-            self._delivered.take(batch)
+            self._delivered.record_changes(batch)
             if self.touched is not None:
-                self.touched.take(batch)
+                self.touched.record_changes(batch)
             if transaction.commit_lsn >= self._floor:
                 self._pending.append(batch)
                 self._has_rows = True
@@ -241,7 +241,7 @@ class Daemon:
         now = self._base.current
         reading.point = now if reading.resumed is None else reading.resumed.point
         reading.recorded_at = now
-        before = self._delivered.of(T.id)
+        before = self._delivered.of_table(T.id)
         if not self.keeps("wait for commits that were delivered"):
             before = before[:0]
         self.touched = DedupWindow(T, self._base.visibility(), before)
@@ -343,7 +343,7 @@ class Daemon:
 
     def _end(self, reading: Reading) -> None:
         assert self.touched is not None
-        if reading.chunks or (self.touched.owes and self.keeps("read unsent values")):
+        if reading.chunks or (self.touched.rows_to_read and self.keeps("read unsent values")):
             return
         if reading.marks_last:
             self._mark(reading)
@@ -468,7 +468,7 @@ class Model(RuleBasedStateMachine):
             return None if keys & (held - set(self.writers[xid].rows)) else xid
         if keys & held:
             return None
-        xid = self.base.begin()
+        xid = self.base.begin_transaction()
         self.writers[xid] = Writer()
         return xid
 
@@ -505,13 +505,13 @@ class Model(RuleBasedStateMachine):
 
     def _end(self, xid: int) -> None:
         del self.writers[xid]
-        self.base.end(xid)
+        self.base.end_transaction(xid)
 
     @precondition(lambda self: not self.writers)
     @rule(key=st.integers(0, KEYS - 1))
     def truncate(self, key: int) -> None:
         """Its lock keeps all others out until the others see it."""
-        xid, row = self.base.begin(), self._row(key)
+        xid, row = self.base.begin_transaction(), self._row(key)
         changes = [FakeChange(T.id, TRUNCATE), FakeChange(T.id, "c", row, block=0)]
         self.writers[xid] = Writer(changes, {key: row}, truncates=True)
 

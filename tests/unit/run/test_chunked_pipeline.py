@@ -67,7 +67,7 @@ class Writers:
             self._hidden.append((xid, keys))
         self._sessions = []
         for xid, _ in self._hidden:
-            self._base.end(xid)
+            self._base.end_transaction(xid)
         self._hidden = []
         self._locked = set()
 
@@ -84,14 +84,14 @@ class Writers:
         elif chance < 0.8 and self._sessions:
             xid, changes, keys = self._sessions.pop(rng.randrange(len(self._sessions)))
             if rng.random() < 0.1:
-                self._base.end(xid)
+                self._base.end_transaction(xid)
                 self._locked -= keys
             else:
                 self._base.write_commit(xid, *changes)
                 self._hidden.append((xid, keys))
         elif self._hidden:
             xid, keys = self._hidden.pop(rng.randrange(len(self._hidden)))
-            self._base.end(xid)
+            self._base.end_transaction(xid)
             self._locked -= keys
 
     def _begin(self) -> None:
@@ -106,7 +106,7 @@ class Writers:
             changes.append(self._change(key, there, free, keys))
         if changes:
             self._locked |= keys
-            self._sessions.append((self._base.begin(), changes, keys))
+            self._sessions.append((self._base.begin_transaction(), changes, keys))
 
     def _change(
         self, key: int, there: Mapping[int, Row], free: list[int], keys: set[int]

@@ -32,7 +32,7 @@ def lake_of(pairs: list[tuple[int, int]], doubled: Hashes = NONE) -> FoldedHashe
 
 def compared(source: Matrix, lake: FoldedHashes, *, has_key: bool = True) -> TableCompared:
     found = TableCompared()
-    found.take(source, lake, has_key=has_key)
+    found.compare_part(source, lake, has_key=has_key)
     return found
 
 
@@ -77,7 +77,7 @@ def test_differences_are_kept_dropped_and_told_from_others() -> None:
     first = compared(source_of([(1, 7), (3, 3)]), lake)
     later = compared(source_of([(1, 8), (3, 3)]), lake)
     assert first.counts == {Kind.DIFFERENT: 1, Kind.MISSING: 1, Kind.EXTRA: 1, Kind.DOUBLED: 2}
-    later.keep(first.prints())
+    later.retain_differences(first.prints())
     assert later.counts == {Kind.MISSING: 1, Kind.EXTRA: 1, Kind.DOUBLED: 2}
     later.without(Kind.EXTRA)
     assert later.counts == {Kind.MISSING: 1, Kind.DOUBLED: 2}

@@ -59,5 +59,5 @@ def test_changes_without_a_transaction_id_are_not_remembered_as_delivered() -> N
     delivered = RecentXids()
     for xids in ([None, 7, 7], [None, None, None]):
         some = batch.set_column(at, field, pa.array(xids, field.type))
-        delivered.take(TableBatch(A, some, 1))
-    assert delivered.of(A.id).tolist() == [7]
+        delivered.record_changes(TableBatch(A, some, 1))
+    assert delivered.of_table(A.id).tolist() == [7]

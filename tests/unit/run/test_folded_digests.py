@@ -82,11 +82,11 @@ def by_numbers(table: Table, log: Rows, *, pieces: int, parts: int) -> tuple[Cou
             matrix = digest_changes(batch, how)
             place = part_of(matrix[:, KEY], parts)
             place[how.is_linked(matrix[:, KEY])] = parts
-            held.add(matrix, place)
-        linked = fold_linked(held.take(parts), how)
+            held.add_rows(matrix, place)
+        linked = fold_linked(held.pop_part(parts), how)
         for number in range(parts):
             own = linked.among(partial(is_in, number, parts))
-            folded = fold_digests(held.take(number), how).plus(own)
+            folded = fold_digests(held.pop_part(number), how).plus(own)
             assert sorted(folded.keys.tolist()) == folded.keys.tolist()
             rows.update(folded.rows.tolist())
             doubled += len(folded.doubled)

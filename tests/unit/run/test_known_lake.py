@@ -11,7 +11,7 @@ from ingestd.model.errors import LakeLostError
 from ingestd.model.lake_state import LakeState
 from ingestd.model.lsn import Lsn
 from ingestd.pipeline import known_lake
-from ingestd.pipeline.known_lake import KnownLake, LakeRoot, look
+from ingestd.pipeline.known_lake import KnownLake, LakeRoot, read_lake
 from ingestd.ports import Continuity, LakeLost, Resumed
 from ingestd.testing.fakes.capture import FakeCapture, FakeDatabase
 from ingestd.testing.fakes.sink import MemoryLake
@@ -65,7 +65,7 @@ async def test_a_lake_is_not_begun_while_it_is_lost_to_another_source() -> None:
     root.say("shop", None)
     await root.may_begin("polled")
     root.say("shop", "lost again")
-    root.forget("shop")
+    root.drop_source("shop")
     await root.may_begin("polled")
 
 
@@ -99,7 +99,7 @@ async def test_a_lake_that_grows_meanwhile_is_read_again(*, grows: bool) -> None
             is_whole = (committed.position or 0) >= Lsn(200)
             return Resumed() if is_whole else LakeLost("the slot is at 200")
 
-    committed, verdict = await look(lake, Ahead(FakeDatabase([])))
+    committed, verdict = await read_lake(lake, Ahead(FakeDatabase([])))
     assert (committed.position, isinstance(verdict, Resumed)) == (
         Lsn(200 if grows else 100),
         grows,

@@ -18,12 +18,12 @@ def test_each_row_comes_back_in_its_part(memory_bytes: int) -> None:
     with NumberParts(4, 2, memory_bytes) as parts:
         given = [random.integers(0, 1 << 64, (size, 2), np.uint64) for size in (1, 300, 0, 99)]
         for rows in given:
-            parts.add(rows, part_of(rows[:, 0], 4))
+            parts.add_rows(rows, part_of(rows[:, 0], 4))
         every = np.concatenate(given)
         for number in range(4):
             own = every[part_of(every[:, 0], 4) == number]
             assert parts.rows_in(number) == len(own)
-            assert parts.take(number).tolist() == own.tolist()
+            assert parts.pop_part(number).tolist() == own.tolist()
 
 
 def test_memory_does_not_grow_with_the_rows() -> None:
@@ -35,7 +35,7 @@ def test_memory_does_not_grow_with_the_rows() -> None:
         with NumberParts(COUNT, 3, memory_bytes) as parts:
             for _ in range(300):
                 rows = random.integers(0, 1 << 64, (COUNT, 3), np.uint64)
-                parts.add(rows, part_of(rows[:, 0], COUNT))
+                parts.add_rows(rows, part_of(rows[:, 0], COUNT))
             assert parts.rows == 300 * COUNT
             assert tracemalloc.get_traced_memory()[1] < 1.5 * memory_bytes
     finally:

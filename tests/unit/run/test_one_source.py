@@ -81,7 +81,7 @@ async def running(told: Told) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        told.one.end()
+        told.one.request_stop()
         async with asyncio.timeout(LIMIT_S):
             await task
     assert told.state is SourceState.CLOSED
@@ -194,12 +194,12 @@ async def test_a_look_takes_notice_of_what_somebody_else_did() -> None:
     told = Told()
     async with running(told):
         await until(lambda: told.delivering == 1)
-        await told.one.look()
+        await told.one.check_pause_mark()
         told.mark.at = SINCE
-        await told.one.look()
+        await told.one.check_pause_mark()
         await until(lambda: told.holding == 1)
         told.mark.at = None
-        await told.one.look()
+        await told.one.check_pause_mark()
         await until(lambda: told.delivering == 1)
     assert told.attempts == 2
 
@@ -225,16 +225,16 @@ async def test_one_source_is_ended_and_begun_while_others_go_on() -> None:
     task = asyncio.create_task(supervisor.run(stop))
     await until(lambda: shop.delivering == other.delivering == 1)
     async with asyncio.timeout(LIMIT_S):
-        await supervisor.end("shop")
+        await supervisor.stop_source("shop")
     assert (shop.delivering, shop.state) == (0, SourceState.CLOSED)
     with pytest.raises(TransientError, match="source shop does not exist"):
         await supervisor.pause("shop")
     again = Told()
-    supervisor.begin("shop", again.source)
+    supervisor.start_source("shop", again.source)
     await until(lambda: again.delivering == 1)
     assert (other.delivering, other.attempts) == (1, 1)
     stop.set()
     async with asyncio.timeout(LIMIT_S):
         await task
-    supervisor.begin("late", shop.source)
+    supervisor.start_source("late", shop.source)
     assert shop.attempts == 1, "nothing begins while all stop"

@@ -193,11 +193,11 @@ async def test_changes_follow_each_epoch(monkeypatch: pytest.MonkeyPatch) -> Non
         await world.version(1)
         for number in (2, 3):
             world.table.upsert(row(number))
-            world.watch._tell()
+            world.watch._publish()
             await world.version(number)
         world.table.truncate()
         world.table.upsert(row(9))
-        world.watch._tell()
+        world.watch._publish()
         await world.version(4)
     assert list(map(len, world.lake.versions)) == [1, 2, 3, 1]
     assert world.lake.position == len(world.table.log)
@@ -345,6 +345,6 @@ async def test_a_stopped_table_is_tried_again_once_its_own_was_read_again(
         await until(lambda: world.status.references[str(NAME)].state is TableState.STOPPED)
         for second, state in enumerate((TableState.SNAPSHOTTING, TableState.LIVE), start=1):
             world.status.table(str(NAME), state, T0 + timedelta(seconds=second))
-            world.watch._tell()
+            world.watch._publish()
         await world.version(1)
     assert world.is_ready()

@@ -42,11 +42,11 @@ def test_the_oldest_call_is_told_once_it_takes_too_long(tmp_path: Path) -> None:
         with calls.during(store, "shop/public/a"):
             clock.now += PATIENCE_S - 1
             with calls.during(store, "shop/_epochs"):
-                watch.look()
+                watch.report_changes()
                 assert ready(status) == (True, [])
                 clock.now += 1
-                watch.look()
-                watch.look()
+                watch.report_changes()
+                watch.report_changes()
                 is_ready, [why] = ready(status)
                 assert not is_ready
                 assert why == (
@@ -55,7 +55,7 @@ def test_the_oldest_call_is_told_once_it_takes_too_long(tmp_path: Path) -> None:
                 )
                 told = to_json(status)["sources"]["shop"]["storage_wait"]
                 assert told == {"path": f"{tmp_path}/shop/public/a", "seconds": PATIENCE_S}
-        watch.look()
+        watch.report_changes()
         assert ready(status) == (True, [])
     assert [(line["event"], line["path"]) for line in logs] == [
         ("storage.waits", f"{tmp_path}/shop/public/a"),
@@ -71,7 +71,7 @@ def test_each_call_of_a_store_is_noted_while_it_lasts_and_no_longer(tmp_path: Pa
             found = self.waiting(0.0)
             assert found is not None
             seen.append(found.path)
-            super().end(call)
+            super().end_call(call)
 
     store = LocalStore(tmp_path, Fsync())
     store.calls = Noted()

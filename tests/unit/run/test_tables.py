@@ -27,7 +27,7 @@ def live_book() -> TableSet:
     """A book of one table that is live, with its snapshot at 10."""
     first = TableSet(LakeState(position=Lsn(40)))
     first.update(FOUND)
-    loads = first.begin([A])
+    loads = first.begin_snapshot([A])
     first.read_at([A], Lsn(10))
     first.loaded(loads.values())
     return after_restart(first, TableState.LIVE)
@@ -44,7 +44,7 @@ def after_restart(book: TableSet, state: TableState) -> TableSet:
 
 def asked(book: TableSet) -> dict[TableId, int]:
     book.request([A.id])
-    loads = book.begin(book.to_read())
+    loads = book.begin_snapshot(book.to_read())
     book.read_at([A], Lsn(60))
     return loads
 
@@ -58,7 +58,7 @@ def test_why_a_table_is_read_anew_is_recorded_until_it_has_been() -> None:
     book.update(replace(FOUND, rewritten={A.id: "another gap"}))
     book.loaded(loads.values())
     assert book.cause(A.id) == "another gap"
-    book.loaded(book.begin([A]).values())
+    book.loaded(book.begin_snapshot([A]).values())
     [event] = book.events([A], TableState.LIVE, AT, Lsn(60))
     assert event.reason is book.cause(A.id) is None
 
@@ -87,7 +87,7 @@ def test_i6_what_a_reading_leaves_is_void_after_a_gap() -> None:
     book.update(replace(FOUND, interrupted={A.id: "gap"}))
     assert book.progressed(A.id, loads[A.id], "left 2") is None
     assert book.to_read() == [A]
-    assert not book.left(A.id)
+    assert not book.remainder(A.id)
     assert book.is_new(A.id)
 
 
@@ -107,7 +107,7 @@ def test_i6_what_the_stream_showed_is_recorded_until_a_discovery_judges_it() -> 
     book, doubts = live_book(), {A.id: "doubted"}
     [event] = book.doubted(doubts, AT, Lsn(45))
     assert (event.state, event.table.storage) == (TableState.LIVE, "doubted")
-    book.note([event])
+    book.record_events([event])
     assert not book.doubted(doubts, AT, Lsn(46))
     book.update(replace(FOUND, doubts=doubts))  # it did not see that transaction
     assert not book.changed(AT, Lsn(50))
@@ -122,9 +122,9 @@ def test_i7_what_the_stream_showed_brings_no_columns_that_it_has_not_reached() -
     wider = replace(A, columns=(*A.columns, Column("x", 23, -1, pa.int32(), "integer")))
     book.update(replace(FOUND, tables=(wider,)))
     [event] = book.doubted({A.id: "doubted"}, AT, Lsn(45))
-    book.note([event])
+    book.record_events([event])
     assert not book.is_new_version(A)
-    book.took(A.id, Lsn(46))
+    book.record_change(A.id, Lsn(46))
     assert book.is_new_version(wider)
     assert not book.is_ambiguous(wider, Lsn(47), 7)
 
@@ -152,7 +152,7 @@ def test_what_was_asked_for_may_be_cancelled_after_a_restart() -> None:
     loads = asked(book)
     book.progressed(A.id, loads[A.id], "left 1")
     again = after_restart(book, TableState.SNAPSHOTTING)
-    assert again.left(A.id) == "left 1"
+    assert again.remainder(A.id) == "left 1"
     assert again.marks_last(A.id)
     assert again.cancel([A.id]) == ([A], [])
 
@@ -160,18 +160,18 @@ def test_what_was_asked_for_may_be_cancelled_after_a_restart() -> None:
 def test_what_was_never_whole_stops_when_its_snapshot_is_cancelled() -> None:
     book = TableSet(LakeState())
     book.update(FOUND)
-    book.begin([A])
+    book.begin_snapshot([A])
     assert book.cancel([A.id]) == ([], [A.id])
 
 
 def test_a_first_reading_that_is_gone_on_with_has_its_marker_already() -> None:
     book = TableSet(LakeState())
     book.update(FOUND)
-    loads = book.begin([A])
+    loads = book.begin_snapshot([A])
     assert book.marks_first(A.id)
     book.progressed(A.id, loads[A.id], "left 1")
     again = after_restart(book, TableState.SNAPSHOTTING)
-    again.begin([A])
+    again.begin_snapshot([A])
     assert not again.marks_first(A.id)
     assert not again.marks_last(A.id)
 
@@ -184,7 +184,7 @@ def told_by(xid: int) -> TableSet:
     book = live_book()
     assert book.is_new_version(NEWER)
     assert not book.is_ambiguous(NEWER, Lsn(45), xid)
-    book.note(book.events([NEWER], TableState.LIVE, AT, Lsn(45)))
+    book.record_events(book.events([NEWER], TableState.LIVE, AT, Lsn(45)))
     return book
 
 
@@ -213,7 +213,7 @@ def test_i6_names_that_stand_in_another_order_have_other_values() -> None:
     both = replace(A, columns=(*A.columns, first, second))
     assert book.is_new_version(both)
     assert not book.is_ambiguous(both, Lsn(45), 700)
-    book.note(book.events([both], TableState.LIVE, AT, Lsn(45)))
+    book.record_events(book.events([both], TableState.LIVE, AT, Lsn(45)))
     swapped = replace(A, columns=(*A.columns, second, first))
     assert book.is_new_version(swapped)
     assert book.is_ambiguous(swapped, Lsn(46), 701)
@@ -224,12 +224,12 @@ def test_i6_rows_that_are_ambiguous_are_read_from_the_start() -> None:
     book = live_book()
     loads = asked(book)
     assert book.progressed(A.id, loads[A.id], "left 1") is not None
-    book.took(A.id, Lsn(45))
+    book.record_change(A.id, Lsn(45))
     defaulted = replace(NEWER, columns=(*A.columns, replace(NEWER.columns[-1], missing="5")))
     assert book.is_new_version(defaulted)
     assert book.is_ambiguous(defaulted, Lsn(45), 700)
     assert book.progressed(A.id, loads[A.id], "left 2") is None
-    assert not book.left(A.id)
+    assert not book.remainder(A.id)
     book.loaded(loads.values())
     assert book.to_read() == [A]
     # Nor is it whole when somebody cancels what was asked for.
@@ -247,7 +247,7 @@ def test_i2_a_table_is_dropped_when_the_stream_has_reached_that() -> None:
     assert not book.is_later_version(A)
     [event] = book.changed(AT, Lsn(90))
     assert (event.state, event.at_lsn) == (TableState.DROPPED, Lsn(90))
-    book.note([event])
+    book.record_events([event])
     assert book.departures(AT, Lsn(100)) == book.changed(AT, Lsn(100)) == []
     assert book.takes(A), "this may be the next run, and what came is not durable"
 
@@ -256,6 +256,6 @@ def test_i2_a_table_is_dropped_when_the_stream_has_reached_that() -> None:
     assert book.has_successor(A)
     assert not book.has_successor(successor)
     assert not book.is_later_version(NEWER)
-    book.note(book.events([successor], TableState.SNAPSHOTTING, AT, Lsn(110)))
+    book.record_events(book.events([successor], TableState.SNAPSHOTTING, AT, Lsn(110)))
     [earlier] = book.known[A.id].earlier
     assert (earlier.oid, earlier.state) == (A.oid, TableState.DROPPED)

@@ -43,9 +43,9 @@ def test_rows_are_owed_once_where_many_are(monkeypatch: pytest.MonkeyPatch) -> N
     touched = DedupWindow(TABLE, PgSnapshot(1, 1), np.empty(0, np.int64))
     for _ in range(100):
         touched.owe(TABLE, lacking(1, 2, 3))
-    assert touched.owes <= 3 + 10
+    assert touched.rows_to_read <= 3 + 10
     taken: list[tuple[str | bytes | None, ...]] = []
-    while touched.owes:
+    while touched.rows_to_read:
         some = touched.take_unsent(2)
         assert 0 < len(some) <= 2
         taken += some
@@ -59,13 +59,13 @@ def test_when_all_is_read_a_new_key_is_owed_only_of_a_row_that_is() -> None:
     touched.close()
     touched.owe(TABLE, lacking(1, 7))
     touched.owe(TABLE, renamed((8, 9), (1, 11), (11, 12), (3, 3)))
-    assert touched.owes == 4
+    assert touched.rows_to_read == 4
     asked = touched.take_unsent(10)
     assert asked == {("1",), ("2",), ("11",), ("12",)}
     touched.owe(TABLE, renamed((2, 22), (22, 23), (9, 10)))  # while they are read
-    assert touched.owes == 2
+    assert touched.rows_to_read == 2
     touched.owe_again({("12",)})
     touched.owe(TABLE, renamed((1, 100), (12, 13)))
     assert touched.take_unsent(10) == {("22",), ("23",), ("12",), ("13",)}
     touched.owe_again(set())
-    assert touched.owes == 0
+    assert touched.rows_to_read == 0

@@ -356,7 +356,7 @@ async def commit(
     tally.count(pa.RecordBatch.from_arrays(arrays, schema=schema))
     lake = MemoryLake(MemoryDisk())
     await lake.open()
-    epoch = FillingEpoch(lake.begin(), tallies={table.id: tally})
+    epoch = FillingEpoch(lake.begin_epoch(), tallies={table.id: tally})
     epoch.commit_times = [np.array([0])]
     summary = EpochSummary(Lsn(1), Lsn(2), T0, 1, 100)
     watch.committed(CommittedEpoch(1, summary, T0, (TableInEpoch(table.id, 1, rows),)), epoch, 0.1)

@@ -40,10 +40,10 @@ class Epochs:
         self.stopped = {table.name: error for table, error in found.items()}
 
     async def append(self, lsn: int, *more: Column) -> None:
-        writer = self.sink.begin()
+        writer = self.sink.begin_epoch()
         for kind in TABLES.keys() - self.stopped:
             row = {"id": lsn, "note": "a", "later": "b", "_cdc_lsn": lsn, "_cdc_seq": 1}
-            await writer.append(make_batch(make_table(kind, *more), [row]))
+            await writer.append_batch(make_batch(make_table(kind, *more), [row]))
         await writer.commit(summary(lsn, lsn + 5), self._stop)
 
     async def _stop(self, errors: Sequence[TableError]) -> None:
@@ -135,12 +135,12 @@ async def test_isolated_what_deltalake_lists_for_our_own_types_is_no_obstacle(
         assert not (await sink.open()).damaged
         assert not await sink.fence()
         await sink.adopt("7000000000000000001")
-        writer = sink.begin()
+        writer = sink.begin_epoch()
         for first in columns:
             rest = [column for column in more if column is not first]
             row = {"id": lsn, "_cdc_lsn": 10 * lsn, "_cdc_seq": 1}
             batch = make_batch(make_table(first.name, first, *rest), [row])
-            await writer.append(replace(batch, resume=f"up to {lsn}"))
+            await writer.append_batch(replace(batch, resume=f"up to {lsn}"))
         stopped: list[TableError] = []
         await writer.commit(summary(10 * lsn, 10 * lsn + 5), partial(_note, stopped))
         assert not stopped

@@ -30,8 +30,8 @@ A, B = make_table("a"), make_table("b")
 
 
 async def commit(lake: DeltaLake, lsn: int, *ids: int) -> None:
-    writer = lake.begin()
-    await writer.append(inserts(A, lsn, *ids))
+    writer = lake.begin_epoch()
+    await writer.append_batch(inserts(A, lsn, *ids))
     await writer.commit(summary(lsn, lsn + 5))
 
 
@@ -68,8 +68,8 @@ async def test_one_writer_data_in_between_stops_the_table(tmp_path: Path) -> Non
     await commit(lake, 100, 1)
     foreign = read_raw(str(tmp_path), "shop", A.id)
     write_deltalake(tmp_path / "shop/public/a", foreign, mode="append")
-    writer = lake.begin()
-    await writer.append(inserts(A, 200, 2))
+    writer = lake.begin_epoch()
+    await writer.append_batch(inserts(A, 200, 2))
     with pytest.raises(TableError, match="another writer appended version 2"):
         await writer.commit(summary(200, 205))
 
@@ -143,15 +143,15 @@ async def test_a_fault_of_a_checkpoint_is_told_by_the_next_commit(tmp_path: Path
     log.load()
     log.create(Creation(pa.schema([("id", pa.int64())]), {}))
     while not later:
-        log.append([], log.version + 1)
+        log.commit_files([], log.version + 1)
     assert log.is_due(log.version)
     [checkpoint] = later
     moved = (tmp_path / "shop/x").rename(tmp_path / "gone")
     checkpoint()
     moved.rename(tmp_path / "shop/x")
     with pytest.raises(IngestdError):
-        log.append([], log.version + 1)
-    log.append([], log.version + 1)
+        log.commit_files([], log.version + 1)
+    log.commit_files([], log.version + 1)
 
 
 @pytest.mark.parametrize("end", ["set_result", "cancel"])
@@ -167,11 +167,11 @@ async def test_checkpoints_that_take_long_do_not_pile_up(tmp_path: Path, end: st
     log.load()
     log.create(Creation(pa.schema([("id", pa.int64())]), {}))
     for version in range(1, 3 * CHECKPOINT_EVERY):
-        log.append([], version)
+        log.commit_files([], version)
     [waiting] = asked
     getattr(waiting, end)(*([None] if end == "set_result" else []))
     for version in range(3 * CHECKPOINT_EVERY, 4 * CHECKPOINT_EVERY):
-        log.append([], version)
+        log.commit_files([], version)
     assert len(asked) == 2
 
 
@@ -196,8 +196,8 @@ async def test_properties_and_columns_of_others_are_seen_by_the_next_commit(
 
 
 async def resuming(lake: DeltaLake, lsn: int, resume: str | None, *ids: int) -> None:
-    writer = lake.begin()
-    await writer.append(replace(inserts(A, lsn, *ids), resume=resume))
+    writer = lake.begin_epoch()
+    await writer.append_batch(replace(inserts(A, lsn, *ids), resume=resume))
     await writer.commit(summary(lsn, lsn + 5))
 
 
@@ -279,9 +279,9 @@ async def test_ack_after_durable_every_file_is_synced_before_what_refers_to_it(
     notes = Notes(tmp_path)
     lake = await opened(tmp_path, durability=notes)
     notes.seen.clear()
-    writer = lake.begin()
-    await writer.append(inserts(A, 100, 1))
-    await writer.append(inserts(B, 100, 1))
+    writer = lake.begin_epoch()
+    await writer.append_batch(inserts(A, 100, 1))
+    await writer.append_batch(inserts(B, 100, 1))
     await writer.commit(summary(100, 105))
     epoch_commit = "shop/_epochs/_delta_log/00000000000000000003.json"
     order = [path for path, _ in notes.seen]
@@ -313,8 +313,8 @@ async def test_ack_after_durable_a_commit_that_a_kill_left_unsynced_is_synced_at
     lake = DeltaLake(str(tmp_path), "shop", before_commit=crash)
     await lake.open()
     await lake.adopt("1")
-    writer = lake.begin()
-    await writer.append(inserts(A, 100, 1))
+    writer = lake.begin_epoch()
+    await writer.append_batch(inserts(A, 100, 1))
     with pytest.raises(OSError, match="_epochs"):
         await writer.commit(summary(100, 105))
     notes = Notes(tmp_path)
@@ -356,14 +356,14 @@ def test_one_writer_a_change_of_the_schema_passes_nobodys_rows(tmp_path: Path, c
     """What opens a handle must not take a version for looked at because it is the newest."""
     log, other = (AppendLog(LocalStore(tmp_path, Fsync()), "x", "ingestd/shop") for _ in range(2))
     log.create(Creation(pa.schema([("a", pa.int64())]), {}), app_version=1)
-    log.append([], 2)
+    log.commit_files([], 2)
     other.load()
-    other.append([], 3)
+    other.commit_files([], 3)
     assert log.handle.version() == 1
     changes: dict[str, Callable[[], int]] = {
         "add_columns": lambda: log.add_columns([pa.field("b", pa.int64())]),
         "set_properties": lambda: log.set_properties({"delta.appendOnly": "true"}),
-        "append": lambda: log.append([], 4),
+        "append": lambda: log.commit_files([], 4),
     }
     with pytest.raises(OperatorError, match="another writer"):
         changes[change]()

@@ -43,7 +43,7 @@ def test_a_log_that_took_the_place_of_another_is_not_followed(
     assert tail.files() == []
     commit(tmp_path, known + 1, "a")
     assert tail.files() == [(f"a{known + 1}.parquet", {})]
-    tail.keep([])
+    tail.requeue([])
     shutil.rmtree(tmp_path / "t")
     for version in range(commits):
         commit(tmp_path, version, "b")
@@ -58,8 +58,8 @@ async def test_the_last_epoch_is_known_while_its_commit_is_only_in_a_checkpoint(
     await lake.adopt("7000000000000000001")
 
     async def append(lsn: int) -> None:
-        writer = lake.begin()
-        await writer.append(inserts(make_table("orders"), lsn, lsn))
+        writer = lake.begin_epoch()
+        await writer.append_batch(inserts(make_table("orders"), lsn, lsn))
         await writer.commit(summary(lsn, lsn + 5))
 
     end = EpochEnd(TableLog(open_store(str(tmp_path), None), "shop/_epochs", ""))

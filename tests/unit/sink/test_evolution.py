@@ -53,8 +53,8 @@ async def test_columns_that_another_adds_meanwhile_are_not_added_again(tmp_path:
     await lake.adopt("1")
 
     async def commit(lsn: int, of: Table) -> int:
-        writer = lake.begin()
-        await writer.append(inserts(of, lsn, lsn))
+        writer = lake.begin_epoch()
+        await writer.append_batch(inserts(of, lsn, lsn))
         [committed] = (await writer.commit(summary(lsn, lsn + 1))).tables
         return committed.version
 

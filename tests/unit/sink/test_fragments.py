@@ -115,9 +115,9 @@ class GatedFsync(Fsync):
 async def test_what_is_decoded_does_not_wait_for_the_files_of_many_tables(tmp_path: Path) -> None:
     durability = GatedFsync()
     lake = await opened(tmp_path, durability)
-    epoch = lake.begin()
+    epoch = lake.begin_epoch()
     for n in range(2 * FILE_WORKERS):
-        await epoch.append(inserts(make_table(f"t{n}", oid=n + 1), 100, 1))
+        await epoch.append_batch(inserts(make_table(f"t{n}", oid=n + 1), 100, 1))
     durability.gate.clear()
     committing = asyncio.create_task(epoch.commit(summary(100, 200)))
     try:
@@ -132,8 +132,8 @@ async def test_what_is_decoded_does_not_wait_for_the_files_of_many_tables(tmp_pa
 async def test_one_writer_no_thread_writes_after_the_lake_is_closed(tmp_path: Path) -> None:
     durability = GatedFsync()
     lake = await opened(tmp_path, durability)
-    epoch = lake.begin()
-    await epoch.append(inserts(make_table("t"), 100, 1))
+    epoch = lake.begin_epoch()
+    await epoch.append_batch(inserts(make_table("t"), 100, 1))
     durability.gate.clear()
     committing = asyncio.create_task(epoch.commit(summary(100, 200)))
     await until(lambda: durability.waiting == 1)
@@ -152,9 +152,9 @@ async def test_a_lake_that_is_closed_keeps_no_thread(tmp_path: Path) -> None:
     """A source that fails opens one after another."""
     before = set(threading.enumerate())
     lake = await opened(tmp_path)
-    epoch = lake.begin()
+    epoch = lake.begin_epoch()
     for n in range(3):
-        await epoch.append(inserts(make_table(f"t{n}", oid=n + 1), 100, 1))
+        await epoch.append_batch(inserts(make_table(f"t{n}", oid=n + 1), 100, 1))
     await epoch.commit(summary(100, 200))
     await lake.close()
     await until(lambda: all("job" not in t.name for t in set(threading.enumerate()) - before))
@@ -208,7 +208,7 @@ async def test_what_open_files_have_not_sent_is_bounded_for_all_tables_together(
     await lake.open()
     await lake.adopt("1")
     tables = [make_table(f"t{number}") for number in range(20)]
-    writer = lake.begin()
+    writer = lake.begin_epoch()
     assert isinstance(writer, DeltaEpochWriter)
     for lsn in range(8):
         for table in tables:
@@ -216,7 +216,7 @@ async def test_what_open_files_have_not_sent_is_bounded_for_all_tables_together(
             texts = pa.array([os.urandom(2500).hex() for _ in range(100)])
             note = batch.rows.schema.get_field_index("note")
             large = batch.rows.set_column(note, batch.rows.schema.field(note), texts)
-            await writer.append(replace(batch, rows=large))
+            await writer.append_batch(replace(batch, rows=large))
             files = [part.sink._writer._open for part in writer._parts.values()]
             unsent = [file.sink.tell() % part_bytes for file in files if file is not None]
             assert sum(unsent) <= 2 * budget
@@ -253,9 +253,9 @@ async def filled_epoch(root: Path, store: LocalStore) -> EpochWriter:
     """Begin an epoch of several tables, all with a file."""
     lake = await opened(root)
     lake.store = store
-    epoch = lake.begin()
+    epoch = lake.begin_epoch()
     for n, name in enumerate(NAMES):
-        await epoch.append(inserts(make_table(name, oid=n + 1), 100, *range(20_000)))
+        await epoch.append_batch(inserts(make_table(name, oid=n + 1), 100, *range(20_000)))
     assert len(left(root)) == len(NAMES)
     return epoch
 

@@ -113,9 +113,9 @@ async def _fill(root: Path) -> None:
     await lake.adopt("7000000000000000001")
     await lake.record([listed_live(A), listed_live(B)])
     for number in range(1, EPOCHS + 1):
-        writer = lake.begin()
-        await writer.append(inserts(A, 100 * number, number))
-        await writer.append(inserts(B, 100 * number, number))
+        writer = lake.begin_epoch()
+        await writer.append_batch(inserts(A, 100 * number, number))
+        await writer.append_batch(inserts(B, 100 * number, number))
         await writer.commit(summary(100 * number, 100 * number + 5))
     await lake.close()
     (root / "out").mkdir()
@@ -282,15 +282,15 @@ async def test_files_with_names_of_others_are_left(attacked: Path) -> None:
     order = json.loads(order_of(attacked / "lake", only=["public.a"]))
     log = AppendLog(LocalStore(attacked / "lake", Fsync()), FOLDER, "ingestd/shop/public.a")
     log.load()
-    log.append([], 9_999)
+    log.commit_files([], 9_999)
     log.checkpoint()
     for path in (folder / "_delta_log").iterdir():
         os.utime(path, (1, 1))
-    log.append([], 10_000)
+    log.commit_files([], 10_000)
     log.checkpoint()
     for path in (folder / "_delta_log").iterdir():
         os.utime(path, (1, 1))
-    log.append([], 10_001)
+    log.commit_files([], 10_001)
     [told] = list(maintain({**order, "joins": False}))
     assert "error" not in told
     assert not (folder / "part-0001.parquet").exists()
@@ -380,8 +380,8 @@ async def test_isolated_what_is_no_commit_stops_its_table_alone(
     assert str(path) in error.what
     assert error.remedy is not None
     assert error.remedy.endswith("&& ingestd snapshot shop public.a")
-    writer = lake.begin()
-    await writer.append(inserts(B, 5000, 50))
+    writer = lake.begin_epoch()
+    await writer.append_batch(inserts(B, 5000, 50))
     await writer.commit(summary(5000, 5005))
     await lake.close()
     assert len(read_raw(str(attacked / "lake"), "shop", B.id)) == EPOCHS + 1
@@ -400,10 +400,10 @@ async def test_what_is_no_commit_while_the_daemon_runs_stops_its_table_alone(
     assert not found.damaged
     make, why = ODD[kind]
     make(attacked / "lake" / FOLDER / "_delta_log" / f"{NEXT:020}.json")
-    writer = lake.begin()
-    await writer.append(inserts(A, 5000, 50))
+    writer = lake.begin_epoch()
+    await writer.append_batch(inserts(A, 5000, 50))
     with pytest.raises(FolderError, match=why):
-        await lake.jobs.run(lake.raw_table(A.id).log.append, [], 5005)
+        await lake.jobs.run(lake.raw_table(A.id).log.commit_files, [], 5005)
     await writer.abort()
     await lake.close()
 
@@ -434,7 +434,7 @@ async def test_a_log_behind_a_link_is_neither_read_nor_written(attacked: Path) -
     log.symlink_to(other)
     before = sorted(p.name for p in other.iterdir())
     with pytest.raises(FolderError, match="is a symbolic link"):
-        await opened.jobs.run(opened.raw_table(A.id).log.append, [], 5005)
+        await opened.jobs.run(opened.raw_table(A.id).log.commit_files, [], 5005)
     await opened.close()
     found = await DeltaLake(str(lake), "shop").open()
     assert set(found.damaged) == {A.id}
@@ -468,8 +468,8 @@ async def test_a_table_on_another_disk_is_captured_and_not_maintained(attacked: 
     folder.symlink_to(disk)
     lake = DeltaLake(str(attacked / "lake"), "shop")
     assert not (await lake.open()).damaged
-    writer = lake.begin()
-    await writer.append(inserts(A, 5000, 50))
+    writer = lake.begin_epoch()
+    await writer.append_batch(inserts(A, 5000, 50))
     await writer.commit(summary(5000, 5005))
     await lake.close()
     before = sorted(p.name for p in disk.iterdir())
@@ -523,7 +523,7 @@ def test_the_widest_commits_of_ours_are_far_below_the_limits(tmp_path: Path) -> 
     stats = {"minValues": dict.fromkeys(names, most), "maxValues": dict.fromkeys(names, most)}
     stats_json = json.dumps({**stats, "nullCount": dict.fromkeys(names, 1)}, ensure_ascii=False)
     count = 100
-    version = log.append([Fragment(f"part-{n}.parquet", 1, 1, stats_json, 1) for n in range(count)])
+    version = log.commit_files([Fragment(f"part-{n}.parquet", 1, 1, stats_json, 1) for n in range(count)])
     first, later = (
         (tmp_path / "shop/public/wide/_delta_log" / f"{number:020}.json").stat().st_size
         for number in (0, version)

@@ -83,10 +83,10 @@ async def deliver(lake: DeltaLake, lsn: int) -> list[TableError]:
     async def stop(errors: Sequence[TableError]) -> None:
         faults.extend(errors)
 
-    writer = lake.begin()
+    writer = lake.begin_epoch()
     for table in (A, B):
         try:
-            await writer.append(inserts(table, lsn, lsn))
+            await writer.append_batch(inserts(table, lsn, lsn))
         except TableError as error:
             faults.append(error)
     if writer.rows:

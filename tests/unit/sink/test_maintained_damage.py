@@ -85,9 +85,9 @@ async def _fill(lake: Path) -> None:
     await sink.adopt("7000000000000000001")
     await sink.record([listed_live(make_table(kind)) for kind in DAMAGES])
     for number in range(1, EPOCHS + 1):
-        writer = sink.begin()
+        writer = sink.begin_epoch()
         for kind in DAMAGES:
-            await writer.append(inserts(make_table(kind), 100 * number, 2 * number, 2 * number + 1))
+            await writer.append_batch(inserts(make_table(kind), 100 * number, 2 * number, 2 * number + 1))
         await writer.commit(summary(100 * number, 100 * number + 5))
     await sink.close()
 

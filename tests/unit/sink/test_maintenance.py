@@ -60,9 +60,9 @@ async def opened(root: Path) -> DeltaLake:
 
 
 async def commit(lake: DeltaLake, number: int, resume: str | None = None) -> None:
-    writer = lake.begin()
+    writer = lake.begin_epoch()
     batch = inserts(A, 100 * number, 2 * number, 2 * number + 1)
-    await writer.append(replace(batch, resume=resume))
+    await writer.append_batch(replace(batch, resume=resume))
     await writer.commit(summary(100 * number, 100 * number + 5))
 
 
@@ -170,8 +170,8 @@ async def test_appends_that_come_between_are_no_conflict(tmp_path: Path) -> None
 
     def step(name: str) -> None:
         if name == "commit":
-            other.append([], 9000)
-            other.append([], 9001)
+            other.commit_files([], 9000)
+            other.commit_files([], 9001)
 
     store = LocalStore(tmp_path, Fsync())
     made = TableMaintenance(store, FOLDER, POLICY, now_s=time.time(), began_s=0, step=step)
@@ -268,8 +268,8 @@ async def test_files_that_this_run_writes_are_no_orphans_however_long_it_takes(
 ) -> None:
     lake = await filled(tmp_path, 3)
     began_s = time.time() - 1
-    writer = lake.begin()
-    await writer.append(inserts(A, 900, 1000))
+    writer = lake.begin_epoch()
+    await writer.append_batch(inserts(A, 900, 1000))
     for part in writer._parts.values():  # type: ignore[attr-defined]
         await part.sink.spill()
     assert maintain(tmp_path, days=30, began_s=began_s).cleaned.data_files == 0

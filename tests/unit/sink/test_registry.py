@@ -94,7 +94,7 @@ def write_old_registry(lake: Path, rows: list[dict[str, Any]]) -> None:
     log.create(Creation(OLD_SCHEMA, {"delta.checkpointInterval": "20"}))
     writer = FragmentWriter(log.store, log.folder, ())
     writer.write([pa.Table.from_pylist(rows, OLD_SCHEMA)])
-    log.append(writer.finish())
+    log.commit_files(writer.finish())
 
 
 async def test_a_lake_without_source_names_is_read_completed_and_written_on(tmp_path: Path) -> None:
@@ -149,8 +149,8 @@ async def test_the_lakes_own_types_count_where_the_registry_is_ahead_of_them(
     sink = DeltaLake(str(tmp_path), "shop")
     await sink.open()
     await sink.adopt("7000000000000000001")
-    writer = sink.begin()
-    await writer.append(inserts(T, 100, 1))
+    writer = sink.begin_epoch()
+    await writer.append_batch(inserts(T, 100, 1))
     await writer.commit(summary(100, 110))
     longer = replace(T, columns=(replace(T.columns[0], type=pa.int64()),))
     await sink.record([TableEvent(longer, TableState.STOPPED, AT, Lsn(200), reason="type")])

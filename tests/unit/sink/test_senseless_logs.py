@@ -172,8 +172,8 @@ def ensure_readable(table: Path) -> None:
 
 
 async def commit(lake: DeltaLake, position: int, number: int, *, with_orders: bool = True) -> None:
-    writer = lake.begin()
+    writer = lake.begin_epoch()
     if with_orders:
-        await writer.append(inserts(T, position, number))
-    await writer.append(inserts(OTHER, position, number))
+        await writer.append_batch(inserts(T, position, number))
+    await writer.append_batch(inserts(OTHER, position, number))
     await writer.commit(summary(position, position + 10))

@@ -41,7 +41,7 @@ def written(tmp_path: Path) -> Path:
     log.load()
     log.create(Creation(pa.schema([("id", pa.int64())]), {}))
     for number in (1, 2, 3):
-        log.append([], number)
+        log.commit_files([], number)
     return tmp_path
 
 
@@ -122,8 +122,8 @@ async def test_who_holds_no_claim_sets_nothing_aside(tmp_path: Path, folder: str
     await lake.open()
     await lake.adopt("system-1")
     for lsn in (100, 200):
-        writer = lake.begin()
-        await writer.append(inserts(A, lsn, lsn))
+        writer = lake.begin_epoch()
+        await writer.append_batch(inserts(A, lsn, lsn))
         await writer.commit(summary(lsn, lsn + 5))
     await lake.close()
     torn = max((tmp_path / folder / "_delta_log").glob("*.json"))

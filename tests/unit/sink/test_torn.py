@@ -46,8 +46,8 @@ async def opened(root: Path, dies_before: str = "") -> DeltaLake:
 
 
 async def commit(lake: DeltaLake, lsn: int, *ids: int) -> None:
-    writer = lake.begin()
-    await writer.append(inserts(A, lsn, *ids))
+    writer = lake.begin_epoch()
+    await writer.append_batch(inserts(A, lsn, *ids))
     await writer.commit(summary(lsn, lsn + 5))
 
 
@@ -250,8 +250,8 @@ async def test_a_raw_table_that_goes_while_it_is_written_stops_alone(tmp_path: P
     lake = await opened(tmp_path)
     await commit(lake, 100, 1)
     (tmp_path / RAW).rename(tmp_path / "away")
-    writer = lake.begin()
-    await writer.append(inserts(A, 200, 2))
+    writer = lake.begin_epoch()
+    await writer.append_batch(inserts(A, 200, 2))
     told: list[TableError] = []
 
     async def stop(errors: Sequence[TableError]) -> None:

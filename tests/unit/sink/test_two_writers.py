@@ -118,13 +118,13 @@ class Writer:
 
     async def commit(self, upto: int) -> None:
         """Commit an epoch of all transactions up to that one, as they come after a start."""
-        writer = self.lake.begin()
+        writer = self.lake.begin_epoch()
         position, floor = self.found.position or 0, self.found.floor or 0
         upto = max(upto, floor - ENDS)  # not below what the lake has already (I4)
         sent = [lsn for lsn in TRANSACTIONS if position <= lsn <= upto]
         for lsn in sent:
             for table in TRANSACTIONS[lsn]:
-                await writer.append(inserts(table, lsn, lsn))
+                await writer.append_batch(inserts(table, lsn, lsn))
         if writer.rows or self.found.unlisted is not None:
             tables = sorted(name.name for name in writer._parts)  # type: ignore[attr-defined]
             self.to_come = [*tables, "_epochs"]
@@ -214,9 +214,9 @@ async def prepare(root: Path) -> None:
     await lake.open()
     await lake.fence()
     await lake.adopt("server")
-    writer = lake.begin()
+    writer = lake.begin_epoch()
     for table in (A, B):
-        await writer.append(inserts(table, 10, 1))
+        await writer.append_batch(inserts(table, 10, 1))
     await writer.commit(summary(10, 15))
     await lake.close()
 
@@ -281,8 +281,8 @@ async def taken_over(root: Path) -> DeltaLake:
 
 
 async def commit_new(lake: DeltaLake) -> None:
-    writer = lake.begin()
-    await writer.append(inserts(A, 100, 100))
+    writer = lake.begin_epoch()
+    await writer.append_batch(inserts(A, 100, 100))
     await writer.commit(summary(100, 105))
 
 

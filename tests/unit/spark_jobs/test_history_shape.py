@@ -27,14 +27,14 @@ def test_a_key_is_followed_through_the_lake_columns_it_has_had() -> None:
     table = definition(
         lake_column("id__v3", "id", is_key=True), lake_column("note__v2", "note__v2")
     )
-    shape = HistoryShape.of(raw("id", "id__v2", "id__v3", "note__v2", "idle"), table)
+    shape = HistoryShape.from_schema(raw("id", "id__v2", "id__v3", "note__v2", "idle"), table)
     assert shape.versions == (("id__v3", "id__v2", "id"),)
     assert shape.columns == ["id", "id__v2", "id__v3", "note__v2", "idle"]
 
 
 def test_without_a_key_whole_rows_are_told_apart_by_what_the_source_has() -> None:
     table = definition(lake_column("a", "a"), lake_column("b", "b"), identity="f")
-    shape = HistoryShape.of(raw("a", "gone"), table)
+    shape = HistoryShape.from_schema(raw("a", "gone"), table)
     assert (shape.is_keyed, shape.versions) == (False, (("a",),))
 
 

@@ -63,7 +63,7 @@ class KeySet:
             self._settle()
             return len(self._hashes) + len(self._added) - len(self._removed)
 
-    def take(self, batch: TableBatch) -> None:
+    def apply_changes(self, batch: TableBatch) -> None:
         """Record change rows; they must follow the earlier ones in the order of their positions."""
         rows = batch.rows
         ops = rows.column("_cdc_op")
@@ -88,7 +88,7 @@ class KeySet:
             if len(self._added) + len(self._removed) > max(_FEW, len(self._hashes) // 4):
                 self._merge()
 
-    def held(self, batch: TableBatch) -> NDArray[np.bool_]:
+    def contains(self, batch: TableBatch) -> NDArray[np.bool_]:
         """Return, for each of these rows, whether its key is held."""
         return self.holds(key_hashes(batch.table, batch.rows))
 

@@ -72,7 +72,7 @@ class _KeySurvey:
     void: tuple[int, int] = (-1, -1)
     has_deaths: bool = False
 
-    def take(self, rows: pa.RecordBatch) -> None:
+    def scan_rows(self, rows: pa.RecordBatch) -> None:
         if not rows.num_rows:
             return
         self.epoch = max(self.epoch, pc.max(rows.column("_cdc_epoch")).as_py())
@@ -105,7 +105,7 @@ class _Deaths:
         self._lsn: Numbers = np.empty(0, np.int64)
         self._seq: Numbers = np.empty(0, np.int64)
 
-    def take(self, hashes: Hashes, lsn: Numbers, seq: Numbers) -> None:
+    def add_deaths(self, hashes: Hashes, lsn: Numbers, seq: Numbers) -> None:
         self._waiting.append((hashes, lsn, seq))
         self._count += len(hashes)
         if self._count > max(self._limit // 2, len(self.hashes)):
@@ -141,7 +141,7 @@ class _Collected:
         self._hashes: Hashes = np.empty(max(1, limit), np.uint64)
         self._count = 0
 
-    def take(self, hashes: Hashes) -> None:
+    def add_hashes(self, hashes: Hashes) -> None:
         """Add hashes. Raises _TooManyError."""
         while len(hashes):
             room = len(self._hashes) - self._count
@@ -173,7 +173,7 @@ class _Search:
         """Add the deletes of these rows. Raises _TooManyError."""
         rows = self.survey.counting(rows, deaths=True)
         if rows.num_rows:
-            self.deaths.take(*self._placed(rows))
+            self.deaths.add_deaths(*self._placed(rows))
 
     def take_keys(self, rows: pa.RecordBatch) -> None:
         """Add the keys of those rows that are not deleted. Raises _TooManyError."""
@@ -182,7 +182,7 @@ class _Search:
             hashes, lsn, seq = self._placed(rows)
             if self.survey.has_deaths:
                 hashes = hashes[self.deaths.outlived(hashes, lsn, seq)]
-            self.collected.take(hashes)
+            self.collected.add_hashes(hashes)
 
     def _placed(self, rows: pa.RecordBatch) -> tuple[Hashes, Numbers, Numbers]:
         """Return the hashes and positions of the rows in this part."""
@@ -233,7 +233,7 @@ async def _held(log: ChangeLog, table: Table, part: KeyPartition, limit: int) ->
     search = _Search(table, part, limit)
     try:
         async for rows in _changes(log, table, _PLACE):
-            await loop.run_in_executor(thread, search.survey.take, rows)
+            await loop.run_in_executor(thread, search.survey.scan_rows, rows)
         columns = [*_PLACE, *hashed_columns(table)]
         if search.survey.has_deaths:
             async for rows in _changes(log, table, columns):

@@ -52,13 +52,13 @@ class LibpqChannel:
                 raise EOFError
             pieces: list[Any] = []
             try:
-                self._take(pg, pieces)
+                self._drain_messages(pg, pieces)
             except psycopg.OperationalError:
                 if not pieces:  # else the next call raises it
                     raise
             return b"".join(pieces)
 
-    def _take(self, pg: PGconn, pieces: list[Any]) -> None:
+    def _drain_messages(self, pg: PGconn, pieces: list[Any]) -> None:
         """Collect the messages that have arrived. One `consume_input` may read only one record."""
         nbytes = idle = 0
         while nbytes < PIECE_BYTES and idle < _MOST_READS:

@@ -161,7 +161,7 @@ class Drain:
         self.again_bytes = 0
 
     @classmethod
-    async def begin(
+    async def start(
         cls,
         dsn: str,
         slot: str,
@@ -253,7 +253,7 @@ class Drain:
             if waiting and self._policy.is_too_much(slot.again_bytes, behind_bytes):
                 self.again_bytes = slot.again_bytes
                 waiting.clear()
-            if (part := waiting.take()) is not None:
+            if (part := waiting.next_segment()) is not None:
                 making.append((slot, part, self._make(slot, part)))
 
         for slot in self._slots:
@@ -269,7 +269,7 @@ class Drain:
                 yield given.pop(), result, None
                 block = await slot.read_block()
                 nbytes += len(block.buffer)
-            end = await slot.finish(part)
+            end = await slot.complete_segment(part)
             waiting.note_size(part.up_to(end), nbytes)
             if end < part.end:
                 rest = part.after(end)

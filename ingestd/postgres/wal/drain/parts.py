@@ -104,7 +104,7 @@ class PartQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def take(self) -> WalSegment | None:
+    def next_segment(self) -> WalSegment | None:
         """Return the next part, joined or single; None if none is left."""
         if not self._waiting:
             return None

@@ -140,7 +140,7 @@ class DrainSlot:
                 messages=messages,
                 row_limit_bytes=row_limit_bytes,
             )
-            await drain._look()
+            await drain._read_slot()
         except BaseException:
             await connection.close()
             raise
@@ -184,13 +184,13 @@ class DrainSlot:
         """Return the next block of the result; `is_last` marks the last one."""
         return await self._copy.read_block()
 
-    async def finish(self, part: WalSegment) -> Lsn:
+    async def complete_segment(self, part: WalSegment) -> Lsn:
         """Record that a part's result is read; return its end, which may precede `part.end`.
 
         Raises ProtocolError if the result ends before it should.
         """
         await reach_async("capture.drain.after", cut_off)
-        await self._look()
+        await self._read_slot()
         end = min(self._position, part.end)
         if end < part.end and (not part.most_messages or end <= part.begin):
             gave = f"returned changes up to {self._position}, not to {part.end}"
@@ -218,7 +218,7 @@ class DrainSlot:
             rows = SINGLE.format(changes=changes)
         return sql.SQL("COPY ({}) TO STDOUT (FORMAT binary)").format(rows)
 
-    async def _look(self) -> None:
+    async def _read_slot(self) -> None:
         cursor = await self._connection.execute(_POSITIONS, (self._name,))
         row = await cursor.fetchone()
         if row is None:

@@ -57,7 +57,7 @@ class SlotAdvance:
         self.lineage = ""
         """The server that the slot is on (`refuse_other`)."""
 
-    def begin(self, position: Lsn) -> None:
+    def start_at(self, position: Lsn) -> None:
         """Record that the slot is at `position`."""
         self._reached = position
         self._next_bytes = self._least_bytes
@@ -106,9 +106,9 @@ class SlotAdvance:
             if not isinstance(fault, TransientError) or fault.reason != FULL:
                 raise fault from error
             # `_reached` is unchanged: the next `confirm` retries, or the stream moves the slot.
-            self._tell(fault)
+            self._report_once(fault)
 
-    def _tell(self, fault: TransientError) -> None:
+    def _report_once(self, fault: TransientError) -> None:
         """Log, once per episode, that the server keeps WAL that is no longer needed."""
         if not self._is_held_up:
             self._is_held_up = True

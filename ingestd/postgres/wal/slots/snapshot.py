@@ -10,7 +10,7 @@ from ingestd.model.schema import Table, TableId
 from ingestd.postgres.connection.errors import classify
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.settings import WalSettings
-from ingestd.postgres.snapshot.chunked import can_be_chunked, move_on
+from ingestd.postgres.snapshot.chunked import can_be_chunked, advance_wal
 from ingestd.postgres.snapshot.point import PointSnapshot
 from ingestd.postgres.snapshot.read_view import RowOrigin
 from ingestd.postgres.snapshot.resume import unread
@@ -38,7 +38,7 @@ class TableSnapshot(PointSnapshot):
         self._held = exported
         self._tables = {t.id: t for t in tables}
 
-    def left(self, table: TableId, done: Collection[str]) -> str:
+    def remainder(self, table: TableId, done: Collection[str]) -> str:
         """See the port: the remainder is read in chunks, or the table is read again."""
         described = self._tables[table]
         if not can_be_chunked(described):
@@ -46,11 +46,11 @@ class TableSnapshot(PointSnapshot):
         nbytes, splits = self._readers.nbytes(table), self._readers.splits(table)
         return unread(described, self.point, nbytes, splits, done)
 
-    async def move_on(self) -> None:
+    async def advance_source(self) -> None:
         """Write a message to the WAL; pgoutput skips it, but the position passes it."""
         try:
             async with await connect(self._dsn) as connection:
-                await move_on(connection)
+                await advance_wal(connection)
         except psycopg.Error as error:
             raise classify(error, "snapshot", self._dsn) from error
 
