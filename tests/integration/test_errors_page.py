@@ -1,7 +1,7 @@
 """docs/errors.md shows what is said: each fault is brought about, what a person sees is compared.
 
-`make errors-page` writes the page again. What differs from run to run (ports, paths, times, LSNs) is
-shown as an example's.
+`make errors-page` writes the page again. What differs from run to run (ports, paths, times, LSNs)
+is shown as an example's.
 """
 
 from __future__ import annotations
