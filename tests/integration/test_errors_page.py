@@ -1,7 +1,7 @@
 """docs/errors.md shows what is said: each fault is brought about, what a person sees is compared.
 
-`make errors-page` writes the page anew. What differs from run to run (ports, paths, times, LSNs) is
-shown as an example's.
+`make errors-page` writes the page again. What differs from run to run (ports, paths, times, LSNs)
+is shown as an example's.
 """
 
 from __future__ import annotations
@@ -296,7 +296,7 @@ CHAPTERS: dict[str, tuple[Fault, ...]] = {
         Fault("An unknown key", "`max_dellay`.", checked("max_delay", "max_dellay")),
         Fault("A value without a unit", '`max_delay = "soon"`.', checked('"200ms"', '"soon"')),
         Fault(
-            "A secret that is not there",
+            "A missing secret",
             "`dsn` names an environment variable that is not set.",
             checked('dsn = "', 'dsn = "env:SHOP_DSN"  # "'),
         ),
@@ -316,12 +316,12 @@ CHAPTERS: dict[str, tuple[Fault, ...]] = {
         Fault("No such role", "", checked(dsn={"user": "nobody"})),
         Fault(
             "Too many connections",
-            "The role's limit is reached; the daemon tries again by itself.",
+            "The role's limit is reached; the daemon retries automatically.",
             taken_connections,
         ),
         Fault(
             "The server goes away",
-            "It is stopped while the daemon runs, which goes on by itself when it is back.",
+            "It is stopped while the daemon runs. The daemon continues when the server is back.",
             server_stops,
         ),
     ),
@@ -329,7 +329,7 @@ CHAPTERS: dict[str, tuple[Fault, ...]] = {
         Fault("wal_level", "It is `replica`, as a new server has it.", wal_level),
         Fault(
             "A role without REPLICATION",
-            "And without the right to make a publication.",
+            "It also lacks the privilege to create a publication.",
             checked(dsn={"user": "limited", "password": PASSWORD}),
         ),
         Fault("manage = false", "Neither publication nor slot are there.", checked(**MANAGED)),
@@ -340,8 +340,8 @@ CHAPTERS: dict[str, tuple[Fault, ...]] = {
             prepared("CREATE TABLE visits (page text)", undone=("DROP TABLE visits",)),
         ),
         Fault(
-            "A table that may not be read",
-            "Checked as a role that may do everything else.",
+            "A table without SELECT",
+            "Checked as a role with all other privileges.",
             prepared(
                 "CREATE TABLE salaries (id int PRIMARY KEY)",
                 "ALTER ROLE limited REPLICATION",
@@ -354,13 +354,13 @@ CHAPTERS: dict[str, tuple[Fault, ...]] = {
     "While it runs": (
         Fault("Two daemons", "A second one on the same source.", two_daemons),
         Fault(
-            "The slot is gone",
-            'Somebody dropped it, and `slot_lost = "stop"`: else all tables are read anew.',
+            "The slot is missing",
+            'It was dropped, with `slot_lost = "stop"`. Otherwise all tables are re-snapshotted.',
             lost_slot,
         ),
         Fault(
             "A new table without a key",
-            "The others go on.",
+            "The other tables continue.",
             no_longer_whole,
         ),
         Fault("The lake is not a folder", "`uri` names a file.", lake_is_no_folder),
@@ -411,10 +411,10 @@ def test_what_is_said_is_what_the_page_shows(world: World, chapters: tuple[str, 
         page = "".join([HEAD, *found.values()])
         if os.environ.get(WRITE):
             PAGE.write_text(page, encoding="utf-8")
-        assert page == PAGE.read_text(encoding="utf-8"), "write it anew: make errors-page"
+        assert page == PAGE.read_text(encoding="utf-8"), "write it again: make errors-page"
     shown = PAGE.read_text(encoding="utf-8")
     for chapter, text in found.items():
-        assert text in shown, f"{chapter} is another; write it anew: make errors-page"
+        assert text in shown, f"{chapter} differs; write it again: make errors-page"
 
 
 def chapter_of(world: World, chapter: str) -> str:

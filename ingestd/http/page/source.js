@@ -76,7 +76,7 @@ export class SourceView {
     rows.draw(rate(this.source.latest("rows_per_s")), `${done} since the daemon's start.`);
     freshness.draw(
       seconds(facts.freshness_p50_seconds),
-      `Commit to durable: median; 99 % are within ${seconds(facts.freshness_p99_seconds)}.`,
+      `Median from commit to durable; 99 % within ${seconds(facts.freshness_p99_seconds)}.`,
     );
     this.drawSlot(head);
     epoch.draw(

@@ -122,7 +122,7 @@ function problems(source) {
   }
   const { level, head, text } = slot(facts);
   if (level === "stop" || level === "warn") {
-    const what = head === "lost" ? text : `The slot can retain ${head} more of WAL. ${text}`;
+    const what = head === "lost" ? text : `The slot can retain ${head} more WAL. ${text}`;
     const remedy = "find out what delays the daemon, or raise max_slot_wal_keep_size";
     found.push({ level, where: `${name}, slot`, what, remedy });
   }
