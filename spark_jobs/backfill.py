@@ -26,9 +26,9 @@ from spark_jobs.cli.arguments import (
     EXIT_OPERATOR,
     EXIT_TRANSIENT,
     job_parser,
+    print_error,
     require_config,
     run_job,
-    print_error,
 )
 from spark_jobs.session import job_session
 

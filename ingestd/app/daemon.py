@@ -101,7 +101,9 @@ async def _run(config: Config, load: Callable[[], Config], accepted: Collection[
             partial(ready, status), config.redactor, stop, paused=partial(paused, status)
         )
         told = await stack.enter_async_context(telling)
-        reloading = ConfigReload(config, load, building, supervisor, told.reload_began, told.reload_ended)
+        reloading = ConfigReload(
+            config, load, building, supervisor, told.reload_began, told.reload_ended
+        )
         task = asyncio.create_task(reloading.run(hangups), name="reloading")
         stack.callback(task.cancel)
         watching = asyncio.create_task(StorageTelemetry(status, log).run(), name="storage")

@@ -32,8 +32,8 @@ class TableEvent:
 
     `snapshot_lsn`: the point its rows were read at (None before the first). `at_lsn`: the position
     from which this holds. `remedy` is for display and not recorded. `progress`: the part of the
-    snapshot at `snapshot_lsn` still to be read (`Snapshot.left`), empty if nothing of it is kept. A
-    table without columns here keeps those of the previous event.
+    snapshot at `snapshot_lsn` still to be read (`Snapshot.remainder`), empty if nothing of it is
+    kept. A table without columns here keeps those of the previous event.
     """
 
     table: Table

@@ -34,10 +34,14 @@ class EpochAppender:
     """
 
     def __init__(
-        self, sink: Sink, book: TableSet, watch: SourceTelemetry, monotonic: Callable[[], float]
+        self,
+        sink: Sink,
+        table_set: TableSet,
+        watch: SourceTelemetry,
+        monotonic: Callable[[], float],
     ) -> None:
         self._sink = sink
-        self._book = book
+        self._table_set = table_set
         self._watch = watch
         self._monotonic = monotonic
         self.wanted = asyncio.Event()
@@ -56,36 +60,36 @@ class EpochAppender:
             epoch.splits.append(work)
             self._pass_floor(work)
         else:
-            self._end_chunks(work.load)
-            epoch.loads.append(work.load)
-            epoch.awaits.discard(work.load)
+            self._end_chunks(work.snapshot_id)
+            epoch.snapshot_ids.append(work.snapshot_id)
+            epoch.awaits.discard(work.snapshot_id)
 
     async def _take_page(self, epoch: FillingEpoch, page: Page) -> None:
         """Append a page of a snapshot; stop a failed table, re-read an altered one."""
         content = page.content
         if isinstance(content, TableError):
-            if not self._book.is_read_by(content.table, page.load):
+            if not self._table_set.is_read_by(content.table, page.snapshot_id):
                 return
-            if self._book.end_partial(page.load) is not None:
+            if self._table_set.end_partial(page.snapshot_id) is not None:
                 self._watch.snapshot_failed(content.table, content)
             elif isinstance(content, TableChangedError):
                 self._read_again(content)
             else:
                 await self.stop_table(epoch, content)
-        elif self._book.is_read_by(content.table.id, page.load):
-            touched = self._touched.get(content.table.id, {}).get(page.load)
+        elif self._table_set.is_read_by(content.table.id, page.snapshot_id):
+            touched = self._touched.get(content.table.id, {}).get(page.snapshot_id)
             if page.seen is not None:
                 if touched is None:  # its end has been queued: nothing can follow
                     return
                 content = touched.fresh(content, page.position, page.seen)
-            self._book.took_rows(content.table.id)
+            self._table_set.took_rows(content.table.id)
             await self._append(epoch, content, is_read=True)
             epoch.hold(content, page.at, self._monotonic())
 
     def _read_again(self, error: TableChangedError) -> None:
         """Re-read a table: at once, or with growing delays if it keeps being altered."""
         is_void = isinstance(error, TableReplacedError)
-        failures = self._book.read_again(error.table, from_the_start=is_void)
+        failures = self._table_set.read_again(error.table, from_the_start=is_void)
         if failures <= ALTERED_LIMIT:
             self.wanted.set()
             return
@@ -93,47 +97,51 @@ class EpochAppender:
         self._watch.reading_failed(error, delay_s)
         asyncio.get_running_loop().call_later(delay_s, self.wanted.set)
 
-    def begin_chunks(self, table: Table, load: int, floor: PgSnapshot) -> DedupWindow:
+    def begin_chunks(self, table: Table, snapshot_id: int, floor: PgSnapshot) -> DedupWindow:
         """Record from now on the stream's changes of a table, until its `SnapshotDone`."""
         touched = DedupWindow(table, floor, self.delivered.of_table(table.id))
-        self._touched.setdefault(table.id, {})[load] = touched
+        self._touched.setdefault(table.id, {})[snapshot_id] = touched
         return touched
 
     def _pass_floor(self, split: SplitDone) -> None:
         if split.oldest is not None:
             for readings in self._touched.values():
-                for load in readings.keys() & set(split.loads):
-                    readings[load].pass_floor(split.oldest)
+                for snapshot_id in readings.keys() & set(split.snapshot_ids):
+                    readings[snapshot_id].pass_floor(split.oldest)
 
-    def _end_chunks(self, load: int) -> None:
+    def _end_chunks(self, snapshot_id: int) -> None:
         for name, readings in list(self._touched.items()):
-            readings.pop(load, None)
+            readings.pop(snapshot_id, None)
             if not readings:
                 del self._touched[name]
 
     async def durable(self, epoch: FillingEpoch) -> None:
         """Record what a durable epoch completes. One without rows counts as durable."""
-        loads, epoch.loads = epoch.loads, []
+        snapshot_ids, epoch.snapshot_ids = epoch.snapshot_ids, []
         splits, epoch.splits = epoch.splits, []
-        if not (loads or splits):
+        if not (snapshot_ids or splits):
             return
         for split in splits:
-            self._done.setdefault(split.load, set()).add(split.where)
-        for load in loads:
-            self._done.pop(load, None)
-            partial = self._book.end_partial(load)
+            self._done.setdefault(split.snapshot_id, set()).add(split.where)
+        for snapshot_id in snapshot_ids:
+            self._done.pop(snapshot_id, None)
+            partial = self._table_set.end_partial(snapshot_id)
             if partial is not None:
                 self._watch.snapshot_ended(partial)
-        whole = self._book.loaded(loads)
-        for name in [table.id for table in whole if self._book.is_incomplete(table.id)]:
-            table = self._book.stop(name)
+        whole = self._table_set.loaded(snapshot_ids)
+        for name in [table.id for table in whole if self._table_set.is_incomplete(table.id)]:
+            table = self._table_set.stop(name)
             await self.record([stopped(table, incomplete_row(name), _now(), epoch.position)])
-        whole = [table for table in whole if self._book.is_captured(table.id)]
+        whole = [table for table in whole if self._table_set.is_captured(table.id)]
         await self.enter(whole, TableState.LIVE, epoch.position)
-        last = {split.load: split for split in splits if split.load not in loads}
+        last = {
+            split.snapshot_id: split for split in splits if split.snapshot_id not in snapshot_ids
+        }
         progressed = [
-            self._book.progressed(split.table, load, split.left(split.table, self._done[load]))
-            for load, split in last.items()
+            self._table_set.progressed(
+                split.table, snapshot_id, split.left(split.table, self._done[snapshot_id])
+            )
+            for snapshot_id, split in last.items()
         ]
         tables = [table for table in progressed if table is not None]
         await self.enter(tables, TableState.SNAPSHOTTING, epoch.position)
@@ -141,49 +149,51 @@ class EpochAppender:
     async def _append_chunk(self, epoch: FillingEpoch, chunk: Chunk) -> None:
         """Append a chunk of the stream."""
         for error in chunk.refused:
-            if self._book.is_captured(error.table):
+            if self._table_set.is_captured(error.table):
                 await self.stop_table(epoch, error)
         for name in chunk.left_out:
-            table = self._book.leave_out(name)
+            table = self._table_set.leave_out(name)
             if table is not None:  # before anything beyond the gap can be confirmed
                 await self.enter([table], TableState.SNAPSHOTTING, chunk.position)
             self.wanted.set()
-        await self.record(self._book.doubted(chunk.doubts, _now(), chunk.position))
+        await self.record(self._table_set.doubted(chunk.doubts, _now(), chunk.position))
         for batch in chunk.batches:
-            if self._book.has_successor(batch.table):
+            if self._table_set.has_successor(batch.table):
                 await self._append(epoch, batch)  # void once its successor has been read
                 continue
-            self.delivered.record_changes(batch)  # those of a stopped table too: it may be read soon
-            if self._book.takes(batch.table):
+            self.delivered.record_changes(
+                batch
+            )  # those of a stopped table too: it may be read soon
+            if self._table_set.takes(batch.table):
                 await self._append_changes(epoch, batch)
         epoch.cover(chunk, self._monotonic())
         self._watch.received(chunk, epoch)
-        await self.record(self._book.changed(_now(), chunk.position))
+        await self.record(self._table_set.changed(_now(), chunk.position))
 
     async def _append_changes(self, epoch: FillingEpoch, batch: TableBatch) -> None:
         """Append changes of a captured table, unless they stop it."""
         lsn = batch.rows.column("_cdc_lsn")
         last = Lsn(lsn[-1].as_py())
-        if has_incomplete(batch) and not self._book.note_incomplete(batch.table.id, last):
+        if has_incomplete(batch) and not self._table_set.note_incomplete(batch.table.id, last):
             await self.stop_table(epoch, incomplete_row(batch.table.id))
             return
         for touched in self._touched.get(batch.table.id, {}).values():
             touched.record_changes(batch)
-        if self._book.has_departed(batch.table):
-            if self._book.is_later_version(batch.table):
-                state = self._book.state(batch.table.id)
+        if self._table_set.has_departed(batch.table):
+            if self._table_set.is_later_version(batch.table):
+                state = self._table_set.state(batch.table.id)
                 await self.enter([batch.table], state, Lsn(lsn[0].as_py()))
-        elif self._book.is_new_version(batch.table):
+        elif self._table_set.is_new_version(batch.table):
             first, xid = Lsn(lsn[0].as_py()), batch.rows.column("_cdc_xid")[0].as_py()
-            if self._book.is_ambiguous(batch.table, first, xid):
+            if self._table_set.is_ambiguous(batch.table, first, xid):
                 self.wanted.set()
-            await self.enter([batch.table], self._book.state(batch.table.id), first)
-        self._book.record_change(batch.table.id, last)
+            await self.enter([batch.table], self._table_set.state(batch.table.id), first)
+        self._table_set.record_change(batch.table.id, last)
         await self._append(epoch, batch)
 
     async def enter(self, tables: Sequence[Table], state: TableState, at_lsn: Lsn) -> None:
         """Record that tables entered a state."""
-        await self.record(self._book.events(tables, state, _now(), at_lsn))
+        await self.record(self._table_set.events(tables, state, _now(), at_lsn))
 
     async def record(self, events: Sequence[TableEvent]) -> None:
         """Append to `_tables` and show it.
@@ -191,7 +201,7 @@ class EpochAppender:
         The events are noted first, so that concurrent code does not record them again.
         """
         if events:
-            self._book.record_events(events)
+            self._table_set.record_events(events)
             await self._sink.record(events)
             self._watch.tables_changed(events)
 
@@ -208,12 +218,12 @@ class EpochAppender:
 
         In this order: after the stop nothing else can record them as live.
         """
-        tables = [(self._book.stop(error.table), error) for error in errors]
+        tables = [(self._table_set.stop(error.table), error) for error in errors]
         await self.record([stopped(table, error, _now(), position) for table, error in tables])
 
     async def stop_table(self, epoch: FillingEpoch, error: TableError) -> None:
         """Stop a table, and record why."""
-        table = self._book.stop(error.table)
+        table = self._table_set.stop(error.table)
         await epoch.discard(error.table)
         await self.record([stopped(table, error, _now(), epoch.position)])
 

@@ -19,7 +19,8 @@ from ingestd.pipeline.snapshot_queue import SplitDone
 from ingestd.ports import EpochWriter
 
 COMMIT_TIMES_KEPT = 1 << 20
-"""Freshness is measured for this many transactions of an epoch: a first load may take hours."""
+"""Freshness is measured for this many transactions of an epoch: a first snapshot_id may take
+hours."""
 _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -73,8 +74,8 @@ class FillingEpoch:
 
     `start`: the end of the previous epoch. `floor`: the epoch must not close below this, the
     highest watermark in the lake (I4). `holds_rows_read`: it holds snapshot rows; it closes only
-    above `start`, so that the app transactions of its raw tables grow. `loads`: table reads whose
-    last rows are in it, `splits`: their parts; `lists_more`: the lake already has rows of it
+    above `start`, so that the app transactions of its raw tables grow. `snapshot_ids`: table reads
+    whose last rows are in it, `splits`: their parts; `lists_more`: the lake already has rows of it
     (`LakeState.unlisted`), which need no replay; `commit_times`: those set by this server's clock;
     `replicated`: count of transactions with another server's; `awaits`: reads without which it does
     not close unless it holds `patience_bytes`. Times are monotonic seconds.
@@ -91,7 +92,7 @@ class FillingEpoch:
     opened_at: float | None = None
     holds_rows_read: bool = False
     lists_more: bool = False
-    loads: list[int] = field(default_factory=list)
+    snapshot_ids: list[int] = field(default_factory=list)
     splits: list[SplitDone] = field(default_factory=list)
     awaits: set[int] = field(default_factory=set)
     patience_bytes: int = 0
@@ -175,7 +176,7 @@ class FillingEpoch:
         """Return whether it must be committed now; if it ends a split, as soon as it can close."""
         if self.opened_at is None or not self.can_close or not self.has_rows:
             return False
-        full = bool(self.loads or self.splits) or self.nbytes >= policy.max_bytes
+        full = bool(self.snapshot_ids or self.splits) or self.nbytes >= policy.max_bytes
         return full or checkpoint or now - self.opened_at >= policy.max_delay_s
 
     def wait_s(self, now: float, policy: EpochPolicy) -> float | None:

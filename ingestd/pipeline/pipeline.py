@@ -95,7 +95,7 @@ class Pipeline:
         self._idle_s = policy.idle_interval_s
         self._is_streaming = False
         self._may_confirm = True
-        self._follower: TableSync | None = None
+        self._table_sync: TableSync | None = None
         self._gate = StreamBarrier()
         self._epoch: FillingEpoch | None = None
         self._committing: FillingEpoch | None = None
@@ -136,7 +136,7 @@ class Pipeline:
             # Don't confirm: after a failover this connection may reach another server. The next
             # start meets any fault of this commit as well.
             self._may_confirm = False
-            self._follower = None
+            self._table_sync = None
             await _cancel(*self._background)
             await asyncio.wait([self._commit])
 
@@ -165,13 +165,13 @@ class Pipeline:
         self._start(self._started().cancel(tables))
 
     def _started(self) -> TableSync:
-        if self._follower is None:
+        if self._table_sync is None:
             raise TransientError(
                 f"source {self._watch.source}: is starting",
                 reason="starting",
                 remedy="retry in a moment",
             )
-        return self._follower
+        return self._table_sync
 
     async def _run(self, stop: asyncio.Event) -> None:
         self._watch.enter(SourceState.STARTING)
@@ -213,12 +213,12 @@ class Pipeline:
         self._durable = started.judgement.position
         self._start(self._monitor())
         epoch = self._epoch = self._first_epoch(started.judgement.committed)
-        follower = await self._begin_reading(started, epoch)
-        self._follower = follower
+        table_sync = await self._begin_reading(started, epoch)
+        self._table_sync = table_sync
         work: asyncio.Queue[Work] = asyncio.Queue(QUEUED)
         self._start(self._feed(work, started.judgement.committed.position))
-        self._start(follower.run(work.put))
-        self._gate = follower.gate
+        self._start(table_sync.run(work.put))
+        self._gate = table_sync.gate
         await self._stream(epoch, work, started.table_set, started.appender, stop)
 
     def _first_epoch(self, committed: LakeState) -> FillingEpoch:
@@ -231,7 +231,7 @@ class Pipeline:
     async def _begin_reading(self, started: Started, epoch: FillingEpoch) -> TableSync:
         """Take the snapshot with which a first start begins; the epoch waits for its rows."""
         table_set = started.table_set
-        follower = TableSync(
+        table_sync = TableSync(
             self._capture,
             self._sink,
             table_set,
@@ -241,16 +241,16 @@ class Pipeline:
             reads=self._policy.snapshot,
         )
         if not self._policy.snapshot:
-            await follower.take_unread()
+            await table_sync.take_unread()
         elif table_set.to_read():
             self._watch.enter(SourceState.SNAPSHOTTING)
             table_set.distrust()
             if not isinstance(started.judgement.verdict, Resumed):  # at the new slot's own point
                 # The first cut that a reader sees has all tables, unless they are too large.
-                loads = await self._beside_background(follower.begin_first_load())
-                epoch.awaits = set(loads.values())
+                snapshot_ids = await self._beside_background(table_sync.begin_first_snapshot())
+                epoch.awaits = set(snapshot_ids.values())
                 epoch.patience_bytes = self._policy.epoch.max_bytes
-        return follower
+        return table_sync
 
     async def _refuse_vanished(self, work: asyncio.Task[None]) -> None:
         """Raise LakeLostError if the lake is missing, whatever fault that caused."""
@@ -283,8 +283,8 @@ class Pipeline:
         self,
         epoch: FillingEpoch,
         work: asyncio.Queue[Work],
-        book: TableSet,
-        intake: EpochAppender,
+        table_set: TableSet,
+        appender: EpochAppender,
         stop: asyncio.Event,
     ) -> None:
         self._start(_until(stop))
@@ -296,15 +296,15 @@ class Pipeline:
                 await self._wait(epoch, getter)
                 if getter.done():
                     await self._discard_stopped(epoch)
-                    await intake.append_work(epoch, getter.result())
+                    await appender.append_work(epoch, getter.result())
                     getter = asyncio.create_task(work.get())
                     self._gate.advance(epoch.position)
-                if not book.is_loading:
+                if not table_set.is_loading:
                     self._watch.enter(SourceState.STREAMING)
-                epoch = self._epoch = await self._close_if_due(epoch, intake)
+                epoch = self._epoch = await self._close_if_due(epoch, appender)
         finally:
             await _cancel(getter)
-        await self._drain(epoch, intake)
+        await self._drain(epoch, appender)
 
     async def _feed(self, work: asyncio.Queue[Work], after: Lsn | None) -> None:
         async with contextlib.aclosing(self._capture.live(after)) as live:
@@ -336,21 +336,23 @@ class Pipeline:
             return max(0.0, self._idle_until - now) if epoch.position > self._durable else None
         return epoch.wait_s(now, self._policy.epoch)
 
-    async def _close_if_due(self, epoch: FillingEpoch, intake: EpochAppender) -> FillingEpoch:
+    async def _close_if_due(self, epoch: FillingEpoch, appender: EpochAppender) -> FillingEpoch:
         """Commit the epoch in the background if it is due; return the epoch to fill."""
         if self._commit is not None:
             return epoch
         now = self._monotonic()
-        asked = self._capture.checkpoint_requested() or intake.hurry_to > self._durable
+        asked = self._capture.checkpoint_requested() or appender.hurry_to > self._durable
         if epoch.is_due(now, self._policy.epoch, checkpoint=asked):
-            self._commit = asyncio.create_task(self._commit_epoch(epoch, intake))
+            self._commit = asyncio.create_task(self._commit_epoch(epoch, appender))
             first_s = max(self._policy.epoch.max_delay_s, LEAST_IDLE_S)
             self._idle_s = min(first_s, self._policy.idle_interval_s)
             self._idle_until = now + self._idle_s
             await asyncio.sleep(0)  # the writer closes in its first step; then the next may begin
-            return FillingEpoch(self._sink.begin_epoch(), start=epoch.position, position=epoch.position)
+            return FillingEpoch(
+                self._sink.begin_epoch(), start=epoch.position, position=epoch.position
+            )
         if not epoch.has_rows:  # all rows of whatever ended are in earlier epochs
-            await intake.durable(epoch)
+            await appender.durable(epoch)
         if epoch.is_idle and epoch.position > self._durable and (asked or now >= self._idle_until):
             await self._sink.advance(epoch.position)
             await self._confirm(epoch.position)
@@ -358,18 +360,18 @@ class Pipeline:
             self._idle_until = now + self._idle_s
         return epoch
 
-    async def _commit_epoch(self, epoch: FillingEpoch, intake: EpochAppender) -> None:
+    async def _commit_epoch(self, epoch: FillingEpoch, appender: EpochAppender) -> None:
         started = self._monotonic()
         self._committing = epoch
 
         async def stop(errors: Sequence[TableError]) -> None:
             self._stopped += errors  # before they are recorded, and can be requested again
-            await intake.stop_damaged(errors, epoch.position)
+            await appender.stop_damaged(errors, epoch.position)
 
         committed = await epoch.writer.commit(epoch.summary(), stop)
         self._committing = None
         self._watch.committed(committed, epoch, self._monotonic() - started)
-        await intake.durable(epoch)
+        await appender.durable(epoch)
         await self._confirm(epoch.position)
 
     async def _discard_stopped(self, epoch: FillingEpoch) -> None:
@@ -390,14 +392,14 @@ class Pipeline:
         await self._capture.confirm(position)
         self._watch.confirmed(position)
 
-    async def _drain(self, epoch: FillingEpoch, intake: EpochAppender) -> None:
+    async def _drain(self, epoch: FillingEpoch, appender: EpochAppender) -> None:
         """Finish what can be: the epoch being committed, then the open one."""
         commit, self._commit = self._commit, None
         if commit is not None:
             await commit
             await self._discard_stopped(epoch)
         if epoch.can_close and epoch.has_rows:
-            await self._commit_epoch(epoch, intake)
+            await self._commit_epoch(epoch, appender)
 
     # --- signals -----------------------------------------------------------------------------
 

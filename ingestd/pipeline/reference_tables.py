@@ -43,7 +43,7 @@ Monotonic = Callable[[], float]
 class ReferenceJob(Protocol):
     """Keeps one table current."""
 
-    is_asked: bool
+    is_requested: bool
 
     async def step(self) -> float | None:
         """Do what is due; return the seconds until something may be due again.
@@ -70,7 +70,7 @@ class FullRefresh:
         *,
         monotonic: Monotonic = time.monotonic,
     ) -> None:
-        self.is_asked = False
+        self.is_requested = False
         self._table = table
         self._make_source = source
         self._sink = sink
@@ -91,13 +91,13 @@ class FullRefresh:
             # A version may be old, or come from other settings: read it once.
             if self._state is None or self._refresh_s is not None:
                 self._due_s = now
-        if self.is_asked or (self._due_s is not None and now >= self._due_s):
+        if self.is_requested or (self._due_s is not None and now >= self._due_s):
             await self._read()
         self._watch.succeeded(self._table, self._state)
         return None if self._due_s is None else max(0.0, self._due_s - self._monotonic())
 
     async def _read(self) -> None:
-        began, self.is_asked = self._monotonic(), False
+        began, self.is_requested = self._monotonic(), False
         source = self._make_source()
         try:
             self._state = state = await self._sink.replace(self._batches(source))
@@ -108,14 +108,14 @@ class FullRefresh:
             await source.close()
         self._due_s = None if self._refresh_s is None else began + self._refresh_s
         seconds = self._monotonic() - began
-        self._watch.current(self._table, state, seconds, is_asked=self.is_asked)
+        self._watch.current(self._table, state, seconds, is_requested=self.is_requested)
 
     async def _batches(self, source: ReferenceTableSource) -> AsyncIterator[pa.RecordBatch]:
         nbytes = 0
         while (batch := await source.poll_snapshot()) is not None:
             ratio = getattr(source, "progress", 0.0)
             read = getattr(source, "nbytes", 0)
-            self._watch.reading(self._table, ratio, read - nbytes, is_asked=self.is_asked)
+            self._watch.reading(self._table, ratio, read - nbytes, is_requested=self.is_requested)
             nbytes = read
             yield batch
 
@@ -131,7 +131,7 @@ class IncrementalRefresh:
     `source`: returns one that continues after a position; None for one that starts over.
     """
 
-    is_asked = False
+    is_requested = False
 
     def __init__(
         self,
@@ -275,7 +275,7 @@ class References:
         if fault is not None:
             raise fault
         for table in tables:
-            self._keepers[table].is_asked = True
+            self._keepers[table].is_requested = True
             self._woken[table].set()
         self._watch.requested(tables)
 
@@ -334,7 +334,7 @@ class References:
         try:
             async with asyncio.timeout(delay_s):
                 while (
-                    not keeper.is_asked
+                    not keeper.is_requested
                     and self._watch.is_running
                     and state == self._watch.state_of(table)
                 ):

@@ -41,14 +41,14 @@ class StreamBarrier:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Rows that the read `load` took at `at`, or the error of a table that can't be read.
+    """Rows that the read `snapshot_id` took at `at`, or the error of a table that can't be read.
 
     `position`, `seen`: as in `ingestd.ports.SnapshotPage`.
     """
 
     content: TableBatch | TableError
     at: datetime
-    load: int
+    snapshot_id: int
     position: Lsn = ZERO
     seen: PgSnapshot | None = None
 
@@ -57,24 +57,24 @@ class Page:
 class SplitDone:
     """All pages of a split of `table` have been queued before this.
 
-    `left`: returns what is left of the read once some splits are durable (`Snapshot.left`).
-    `oldest`: the oldest snapshot of any later page, of all tables that are read together (`loads`:
-    their reads).
+    `left`: returns what is left of the read once some splits are durable (`Snapshot.remainder`).
+    `oldest`: the oldest snapshot of any later page, of all tables that are read together
+    (`snapshot_ids`: their reads).
     """
 
     table: TableId
-    load: int
+    snapshot_id: int
     where: str
     left: Callable[[TableId, Collection[str]], str]
     oldest: PgSnapshot | None = None
-    loads: Collection[int] = ()
+    snapshot_ids: Collection[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotDone:
     """All pages of a read have been queued before this."""
 
-    load: int
+    snapshot_id: int
 
 
 SnapshotWork = Page | SplitDone | SnapshotDone

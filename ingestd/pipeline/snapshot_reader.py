@@ -9,7 +9,8 @@ table::
     completed  rows that lack unsent values have been read by their keys
     queued     the `t` at (L0, -1), if the lake had rows of the table; otherwise it was first
 
-The rest of an earlier run (`TableSet.left`) is read incrementally, whichever way that run read.
+The rest of an earlier run (`TableSet.remainder`) is read incrementally, whichever way that run
+read.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class SnapshotRun:
     """
 
     give: Give
-    loads: Mapping[TableId, int]
+    snapshot_ids: Mapping[TableId, int]
     is_partial: bool = False
     tables: dict[TableId, Table] = field(default_factory=dict)
     touched: dict[TableId, DedupWindow] = field(default_factory=dict)
@@ -106,16 +107,20 @@ class SnapshotRun:
     @property
     def unended(self) -> Mapping[TableId, int]:
         """The tables whose end has not been queued yet."""
-        return {name: load for name, load in self.loads.items() if name not in self.ended}
+        return {
+            name: snapshot_id
+            for name, snapshot_id in self.snapshot_ids.items()
+            if name not in self.ended
+        }
 
     async def end_table(self, table: TableId) -> None:
         """Queue the end of a table."""
         self.ended.add(table)
-        await self.give(SnapshotDone(self.loads[table]))
+        await self.give(SnapshotDone(self.snapshot_ids[table]))
 
     async def fail(self, error: TableError) -> None:
         """Queue a table's error, and its end."""
-        await self.give(Page(error, datetime.now(UTC), self.loads[error.table]))
+        await self.give(Page(error, datetime.now(UTC), self.snapshot_ids[error.table]))
         await self.end_table(error.table)
 
 
@@ -129,16 +134,16 @@ class SnapshotReader:
         self,
         capture: ChangeCapture,
         sink: Sink,
-        book: TableSet,
-        intake: EpochAppender,
+        table_set: TableSet,
+        appender: EpochAppender,
         watch: SourceTelemetry,
         gate: StreamBarrier,
         durable: Callable[[], Lsn],
     ) -> None:
         self._capture = capture
         self._sink = sink
-        self._book = book
-        self._intake = intake
+        self._table_set = table_set
+        self._appender = appender
         self._watch = watch
         self._gate = gate
         self._durable = durable
@@ -147,23 +152,23 @@ class SnapshotReader:
 
     # --- ways --------------------------------------------------------------------------------
 
-    async def begin_at_point(self, loads: Mapping[TableId, int], at_lsn: Lsn) -> Snapshot:
+    async def begin_at_point(self, snapshot_ids: Mapping[TableId, int], at_lsn: Lsn) -> Snapshot:
         """Take the snapshot of tables at one point."""
-        tables = self._book.being_read(loads)
+        tables = self._table_set.being_read(snapshot_ids)
         with _writing():
             await self._enter(tables, at_lsn)
         snapshot = await self._capture.snapshot(tables)
-        self._book.read_at(self._book.being_read(loads), snapshot.point)
+        self._table_set.read_at(self._table_set.being_read(snapshot_ids), snapshot.point)
         return snapshot
 
     async def read_at_point(self, reading: SnapshotRun) -> None:
         """Read tables at one point."""
         # The discovery holds from that position on: the stream must have reached it.
-        await self._gate.reached(self._book.lsn)
+        await self._gate.reached(self._table_set.lsn)
         async with self._places:
-            if not self._book.being_read(reading.loads):
+            if not self._table_set.being_read(reading.snapshot_ids):
                 return  # dropped, or cancelled
-            snapshot = await self.begin_at_point(reading.loads, self._gate.position)
+            snapshot = await self.begin_at_point(reading.snapshot_ids, self._gate.position)
             await self._read_begun(reading, snapshot)
 
     async def read_begun(self, reading: SnapshotRun, snapshot: Snapshot) -> None:
@@ -174,43 +179,47 @@ class SnapshotReader:
     async def _read_begun(self, reading: SnapshotRun, snapshot: Snapshot) -> None:
         async with _closing(snapshot):
             await self._gate.reached(snapshot.point)
-            await self._read(reading, self._book.being_read(reading.loads), snapshot)
+            await self._read(reading, self._table_set.being_read(reading.snapshot_ids), snapshot)
 
     async def read_in_chunks(self, reading: SnapshotRun) -> None:
         """Read tables incrementally, from the start."""
-        await self._gate.reached(self._book.lsn)
-        tables = self._book.being_read(reading.loads)
+        await self._gate.reached(self._table_set.lsn)
+        tables = self._table_set.being_read(reading.snapshot_ids)
         if not tables:
             return
-        are_new = any(self._book.is_new(t.id) for t in tables)
+        newly_published = any(self._table_set.is_new(t.id) for t in tables)
         with _writing():
             await self._enter(tables, self._gate.position)
         # It may wait long for other transactions, and must not occupy a slot of AT_ONCE meanwhile.
         snapshot = await self._patiently(
-            reading, self._capture.snapshot(tables, chunked=True, are_new=are_new)
+            reading, self._capture.snapshot(tables, chunked=True, newly_published=newly_published)
         )
         async with _closing(snapshot), self._places:
-            tables = self._book.being_read(reading.loads)  # without those cancelled meanwhile
+            tables = self._table_set.being_read(
+                reading.snapshot_ids
+            )  # without those cancelled meanwhile
             await self._record(reading, tables)
-            self._book.read_at(self._book.being_read(reading.loads), snapshot.point)
+            self._table_set.read_at(
+                self._table_set.being_read(reading.snapshot_ids), snapshot.point
+            )
             await self._settle(reading, snapshot)
             await self._read(reading, tables, snapshot)
 
     async def read_rest(self, reading: SnapshotRun) -> None:
         """Read what an earlier run left of one table."""
-        await self._gate.reached(self._book.lsn)
-        tables = self._book.being_read(reading.loads)
+        await self._gate.reached(self._table_set.lsn)
+        tables = self._table_set.being_read(reading.snapshot_ids)
         if not tables:
             return
         table = tables[0]
-        left = self._book.remainder(table.id)
+        left = self._table_set.remainder(table.id)
         snapshot = await self._patiently(
             reading, self._capture.snapshot([table], chunked=True, left=left)
         )
         async with _closing(snapshot), self._places:
-            if not self._book.being_read(reading.loads):
+            if not self._table_set.being_read(reading.snapshot_ids):
                 return
-            self._book.read_at([table], snapshot.point)
+            self._table_set.read_at([table], snapshot.point)
             with _writing():
                 await self._enter([table], self._gate.position)
             await self._record(reading, [table])
@@ -229,15 +238,15 @@ class SnapshotReader:
 
     async def _enter(self, tables: Sequence[Table], at_lsn: Lsn) -> None:
         """Record that tables are being read."""
-        await self._intake.enter(self._book.latest(tables), TableState.SNAPSHOTTING, at_lsn)
+        await self._appender.enter(self._table_set.latest(tables), TableState.SNAPSHOTTING, at_lsn)
 
     async def read_partial(self, reading: SnapshotRun, where: str) -> None:
         """Read rows of one table for which `where` holds; its state does not change."""
-        await self._gate.reached(self._book.lsn)
-        [(name, load)] = reading.loads.items()
-        if not self._book.is_read_by(name, load):
+        await self._gate.reached(self._table_set.lsn)
+        [(name, snapshot_id)] = reading.snapshot_ids.items()
+        if not self._table_set.is_read_by(name, snapshot_id):
             return
-        table = self._book.table(name)
+        table = self._table_set.table(name)
         if name not in await self._capture.chunked([table], initial=False):
             raise TableError(
                 name,
@@ -263,7 +272,7 @@ class SnapshotReader:
         self, whole: Sequence[Table], others: Sequence[TableId], at_lsn: Lsn
     ) -> None:
         """Record the result of cancelled reads: tables live as before, or stopped."""
-        await self._intake.enter(whole, TableState.LIVE, at_lsn)
+        await self._appender.enter(whole, TableState.LIVE, at_lsn)
         events: list[TableEvent] = []
         for name in others:
             error = TableError(
@@ -271,21 +280,24 @@ class SnapshotReader:
                 "its snapshot was cancelled before the lake had all rows",
                 remedy="run `ingestd snapshot` to read it",
             )
-            events.append(stopped(self._book.stop(name), error, datetime.now(UTC), at_lsn))
-        await self._intake.record(events)
+            events.append(stopped(self._table_set.stop(name), error, datetime.now(UTC), at_lsn))
+        await self._appender.record(events)
 
     # --- chunks ------------------------------------------------------------------------------
 
     async def _record(self, reading: SnapshotRun, tables: Sequence[Table]) -> None:
         floor = await self._capture.current_snapshot()
         for table in tables:
-            load = reading.loads[table.id]
-            reading.touched[table.id] = self._intake.begin_chunks(table, load, floor)
+            snapshot_id = reading.snapshot_ids[table.id]
+            reading.touched[table.id] = self._appender.begin_chunks(table, snapshot_id, floor)
 
     async def _settle(self, reading: SnapshotRun, snapshot: Snapshot) -> None:
         """Wait until chunks see all that the stream delivered below the point."""
         await self._passed(snapshot.point, snapshot)
-        while any(self._book.is_read_by(n, load) for n, load in reading.loads.items()):
+        while any(
+            self._table_set.is_read_by(n, snapshot_id)
+            for n, snapshot_id in reading.snapshot_ids.items()
+        ):
             seen = await self._capture.current_snapshot()
             if all(t.is_settled(snapshot.point, seen) for t in reading.touched.values()):
                 return
@@ -297,7 +309,9 @@ class SnapshotReader:
         self, reading: SnapshotRun, beginning: Coroutine[Any, Any, Snapshot]
     ) -> Snapshot:
         """Wait for a snapshot to begin, and warn if that takes long."""
-        return await warn_if_slow(beginning, lambda: self._watch.reading_waits(list(reading.loads)))
+        return await warn_if_slow(
+            beginning, lambda: self._watch.reading_waits(list(reading.snapshot_ids))
+        )
 
     async def _passed(self, position: Lsn, snapshot: Snapshot) -> None:
         """Wait until the stream has passed a position; an idle server needs a nudge."""
@@ -312,7 +326,7 @@ class SnapshotReader:
 
     async def _until_durable(self, position: Lsn) -> None:
         """Wait until the lake is durable up to a position."""
-        self._intake.hurry_to = max(self._intake.hurry_to, position)
+        self._appender.hurry_to = max(self._appender.hurry_to, position)
         while self._durable() < position:  # noqa: ASYNC110 - several places advance it
             await asyncio.sleep(PATIENCE_S)
 
@@ -322,14 +336,16 @@ class SnapshotReader:
         self, reading: SnapshotRun, tables: Sequence[Table], snapshot: Snapshot
     ) -> None:
         """Queue the tables' rows with their markers, and the end of each table."""
-        loads = reading.loads
-        reading.tables = {t.id: t for t in tables if self._book.is_read_by(t.id, loads[t.id])}
-        self._snapshots |= dict.fromkeys(reading.loads, snapshot)
+        snapshot_ids = reading.snapshot_ids
+        reading.tables = {
+            t.id: t for t in tables if self._table_set.is_read_by(t.id, snapshot_ids[t.id])
+        }
+        self._snapshots |= dict.fromkeys(reading.snapshot_ids, snapshot)
         for name in reading.unended.keys() - reading.tables.keys():  # dropped, or cancelled
             snapshot.abandon(name)
             await reading.end_table(name)
         for name, table in reading.tables.items():
-            if not reading.is_partial and self._book.marks_first(name):
+            if not reading.is_partial and self._table_set.marks_first(name):
                 await reading.give(_marker(table, reading, snapshot))
         moved_at = time.monotonic()
         if not reading.tables:
@@ -343,16 +359,20 @@ class SnapshotReader:
                     moved_at = time.monotonic()
         await snapshot.advance_source()
 
-    async def _handle_item(self, reading: SnapshotRun, snapshot: Snapshot, item: SnapshotItem) -> None:
+    async def _handle_item(
+        self, reading: SnapshotRun, snapshot: Snapshot, item: SnapshotItem
+    ) -> None:
         if isinstance(item, SnapshotPage):
             name = item.batch.table.id
             await self._give_page(reading, snapshot, item)
             ratio = snapshot.progress(name)
             self._watch.snapshot_progress(name, ratio, nbytes=item.batch.nbytes)
         elif isinstance(item, SplitRead):
-            name, load = item.table, reading.loads[item.table]
-            loads, oldest = reading.loads.values(), snapshot.oldest()
-            await reading.give(SplitDone(name, load, item.where, snapshot.remainder, oldest, loads))
+            name, snapshot_id = item.table, reading.snapshot_ids[item.table]
+            snapshot_ids, oldest = reading.snapshot_ids.values(), snapshot.oldest()
+            await reading.give(
+                SplitDone(name, snapshot_id, item.where, snapshot.remainder, oldest, snapshot_ids)
+            )
             self._watch.snapshot_progress(name, snapshot.progress(name))
             touched = reading.touched.get(name)
             owed = sys.maxsize
@@ -372,7 +392,7 @@ class SnapshotReader:
                 await self._complete(reading, snapshot, name)
             if touched.is_void:
                 raise TableReplacedError(name, "its replica identity changed while it was read")
-        owes_marker = not reading.is_partial and self._book.marks_last(name)
+        owes_marker = not reading.is_partial and self._table_set.marks_last(name)
         if owes_marker and name not in reading.marked:
             await reading.give(_marker(reading.tables[name], reading, snapshot))
         await reading.end_table(name)
@@ -395,8 +415,8 @@ class SnapshotReader:
         if page.seen is not None:
             await self._passed(page.position, snapshot)
         if page.batch.rows.num_rows or page.batch.resume is not None:
-            load = reading.loads[page.batch.table.id]
-            await reading.give(Page(page.batch, snapshot.at, load, page.position, page.seen))
+            snapshot_id = reading.snapshot_ids[page.batch.table.id]
+            await reading.give(Page(page.batch, snapshot.at, snapshot_id, page.position, page.seen))
 
 
 def _of(item: SnapshotItem) -> TableId:
@@ -405,7 +425,7 @@ def _of(item: SnapshotItem) -> TableId:
 
 def _marker(table: Table, reading: SnapshotRun, snapshot: Snapshot) -> Page:
     batch = marker_batch(table, snapshot.point, snapshot.at)
-    return Page(batch, snapshot.at, reading.loads[table.id])
+    return Page(batch, snapshot.at, reading.snapshot_ids[table.id])
 
 
 @asynccontextmanager

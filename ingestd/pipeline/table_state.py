@@ -42,7 +42,7 @@ def progress_of(remainder: str, *, is_marked: bool) -> str:
 
 
 def remainder_of(progress: str) -> str:
-    """Return the remainder (`Snapshot.left`) that a progress of `_tables` holds."""
+    """Return the remainder (`Snapshot.remainder`) that a progress of `_tables` holds."""
     return progress.partition(_SEPARATOR)[2]
 
 
@@ -111,7 +111,7 @@ class NewestSnapshot:
     """The newest snapshot of a table: the one that is requested, being read, or was read last.
 
     `id`: its number in this run while its rows are not durable, else None. `point`: the position
-    it is consistent at. `remainder`: what is left to be read (`Snapshot.left`), empty for all.
+    it is consistent at. `remainder`: what is left to be read (`Snapshot.remainder`), empty for all.
     `is_requested`: the table was live when it was requested; `served_point` is the point of the
     rows that serve until it has ended. `has_gap`: changes were missed since it began.
     `has_marker_last`: its `t` comes after its rows. `failures`: how often it failed because the

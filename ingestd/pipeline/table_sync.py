@@ -58,7 +58,7 @@ _PASSING = frozenset(
 )
 """Reasons of transient faults that leave the stream intact."""
 
-Loads = Mapping[TableId, int]
+SnapshotIds = Mapping[TableId, int]
 """The numbers of tables' reads in the TableSet."""
 
 
@@ -69,8 +69,8 @@ class TableSync:
         self,
         capture: ChangeCapture,
         sink: Sink,
-        book: TableSet,
-        intake: EpochAppender,
+        table_set: TableSet,
+        appender: EpochAppender,
         watch: SourceTelemetry,
         durable: Callable[[], Lsn],
         *,
@@ -78,17 +78,17 @@ class TableSync:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._capture = capture
-        self._book = book
-        self._intake = intake
+        self._table_set = table_set
+        self._appender = appender
         self._watch = watch
         self._durable = durable
         self._reads = reads
         self._monotonic = monotonic
-        self._requested = intake.wanted
+        self._requested = appender.wanted
         self.gate = StreamBarrier()
-        self._first: tuple[Loads, Snapshot] | None = None
+        self._first: tuple[SnapshotIds, Snapshot] | None = None
         self._partial: list[tuple[TableId, str]] = []
-        self._reader = SnapshotReader(capture, sink, book, intake, watch, self.gate, durable)
+        self._reader = SnapshotReader(capture, sink, table_set, appender, watch, self.gate, durable)
         self._readings: set[asyncio.Task[None]] = set()
         self._not_before_s = 0.0
         self._is_held_up = False
@@ -105,9 +105,9 @@ class TableSync:
                 remedy='set snapshot = "initial", send SIGHUP to the daemon, and retry',
             )
         if where is None:
-            self._book.request(tables)
+            self._table_set.request(tables)
         else:
-            self._book.request_partial(tables)
+            self._table_set.request_partial(tables)
             self._partial += [(table, where) for table in tables]
         self._requested.set()
 
@@ -115,46 +115,48 @@ class TableSync:
         """Cancel reads; return the coroutine that records it. Raises OperatorError without any."""
         asked = {table for table, _ in self._partial}
         self._partial = [(table, where) for table, where in self._partial if table not in tables]
-        whole, others = self._book.cancel([t for t in tables if t not in asked])
+        whole, others = self._table_set.cancel([t for t in tables if t not in asked])
         for table in tables:
             self._reader.abandon(table)
         return self._reader.record_cancelled(whole, others, self._reached())
 
-    async def begin_first_load(self) -> Loads:
+    async def begin_first_snapshot(self) -> SnapshotIds:
         """Take the snapshot of the tables to read before the stream begins; return their numbers.
 
         Without the tables that are read incrementally: those need the stream.
         """
-        tables = self._book.to_read()
+        tables = self._table_set.to_read()
         large = await self._capture.chunked(tables, initial=True)
-        loads = self._book.begin_snapshot([t for t in tables if t.id not in large])
-        if loads:
+        snapshot_ids = self._table_set.begin_snapshot([t for t in tables if t.id not in large])
+        if snapshot_ids:
             try:
-                snapshot = await self._reader.begin_at_point(loads, self._reached())
+                snapshot = await self._reader.begin_at_point(snapshot_ids, self._reached())
             except LakeFault as fault:
                 raise fault.error from fault
-            self._first = loads, snapshot
-        return loads
+            self._first = snapshot_ids, snapshot
+        return snapshot_ids
 
     async def take_unread(self) -> None:
         """Capture unknown tables without reading them (snapshot = "never")."""
-        unknown = self._book.unknown()
-        loads = self._book.begin_snapshot(unknown)
-        await self._intake.enter(unknown, TableState.LIVE, self._durable())
-        self._book.loaded(loads.values())
+        unknown = self._table_set.unknown()
+        snapshot_ids = self._table_set.begin_snapshot(unknown)
+        await self._appender.enter(unknown, TableState.LIVE, self._durable())
+        self._table_set.loaded(snapshot_ids.values())
 
     async def run(self, give: Give) -> None:
         """Run indefinitely."""
         forgetting = asyncio.create_task(self._forget())
         try:
             while True:
-                if self._book.has_postponed:
+                if self._table_set.has_postponed:
                     asyncio.get_running_loop().call_later(POSTPONED_S, self._requested.set)
                 if self._reads:
                     await self._start_reading(give)
                 else:
-                    for name, load in self._book.begin_snapshot(self._book.to_read()).items():
-                        await give(Page(self._missed(name), _now(), load))
+                    for name, snapshot_id in self._table_set.begin_snapshot(
+                        self._table_set.to_read()
+                    ).items():
+                        await give(Page(self._missed(name), _now(), snapshot_id))
                 await self._until_tables_change()
                 await asyncio.sleep(LOOK_INTERVAL_S)  # catalog changes often come in bursts
                 await self._discover()
@@ -165,10 +167,10 @@ class TableSync:
 
     def _missed(self, name: TableId) -> TableError:
         """Return why a table stops instead of being read; the recorded reason if it had stopped."""
-        known, cause = self._book.known.get(name), self._book.cause(name)
+        known, cause = self._table_set.known.get(name), self._table_set.cause(name)
         why = "" if cause is None else f" ({cause})"
         reason = f'changes may have been missed{why}, and snapshot = "never"'
-        is_this = known is not None and known.oid == self._book.table(name).oid
+        is_this = known is not None and known.oid == self._table_set.table(name).oid
         if cause is None and known is not None and is_this and known.state is TableState.STOPPED:
             reason = known.reason or reason
         return TableError(name, reason, remedy='set snapshot = "initial" to have it re-read')
@@ -179,21 +181,21 @@ class TableSync:
         Repeated later if a table is dropped meanwhile, or locked for long.
         """
         try:
-            discovery = await self._capture.discover(self._book.known)
+            discovery = await self._capture.discover(self._table_set.known)
         except TransientError as error:
             self._hold_up(error)
             return
-        self._book.update(discovery)
+        self._table_set.update(discovery)
         self._watch.offered(discovery)
-        await self._intake.record(self._book.departures(_now(), self._reached()))
+        await self._appender.record(self._table_set.departures(_now(), self._reached()))
         try:
-            self._book.prepared(await self._capture.prepare(discovery.tables))
+            self._table_set.prepared(await self._capture.prepare(discovery.tables))
         except TransientError as error:
             self._hold_up(error)
-            self._book.postpone([table.id for table in self._book.to_read()])
+            self._table_set.postpone([table.id for table in self._table_set.to_read()])
             return
         self._is_held_up = False
-        await self._intake.record(self._book.changed(_now(), self.gate.position))
+        await self._appender.record(self._table_set.changed(_now(), self.gate.position))
 
     def _hold_up(self, error: TransientError) -> None:
         """Schedule a retry if the fault is transient; raise it otherwise."""
@@ -210,35 +212,35 @@ class TableSync:
         """Start the reads that are due, alongside running ones."""
         first, self._first = self._first, None
         if first is not None:
-            loads, snapshot = first
-            reading = SnapshotRun(give, loads)
+            snapshot_ids, snapshot = first
+            reading = SnapshotRun(give, snapshot_ids)
             self._begin(self._guarded(reading, self._reader.read_begun(reading, snapshot)))
         if self._monotonic() < self._not_before_s:
             return
         try:
             while len(self._readings) < READINGS and self._partial:
                 table, where = self._partial.pop(0)
-                loads = {table: self._book.begin_partial(table)}
-                reading = SnapshotRun(give, loads, is_partial=True)
+                snapshot_ids = {table: self._table_set.begin_partial(table)}
+                reading = SnapshotRun(give, snapshot_ids, is_partial=True)
                 work = self._reader.read_partial(reading, where)
                 self._begin(self._guarded_partial(reading, work))
-            while len(self._readings) < READINGS and self._book.to_read():
+            while len(self._readings) < READINGS and self._table_set.to_read():
                 tables, way = await self._next_group()
-                wanted = {table.id for table in self._book.to_read()}
+                wanted = {table.id for table in self._table_set.to_read()}
                 tables = [t for t in tables if t.id in wanted]  # without those cancelled meanwhile
                 if not tables:
                     continue
                 for table_ in tables:  # it may be requested while it is being read
                     self._reader.abandon(table_.id)
-                reading = SnapshotRun(give, self._book.begin_snapshot(tables))
+                reading = SnapshotRun(give, self._table_set.begin_snapshot(tables))
                 self._begin(self._guarded(reading, way(reading)))
         except TransientError as error:
             self._pass_or_raise(error)
 
     async def _next_group(self) -> tuple[list[Table], Way]:
         """Return tables to read together, and how: unfinished ones first, one by one."""
-        tables = self._book.to_read()
-        begun = next((t for t in tables if self._book.remainder(t.id)), None)
+        tables = self._table_set.to_read()
+        begun = next((t for t in tables if self._table_set.remainder(t.id)), None)
         if begun is not None:
             return [begun], self._reader.read_rest
         able = await self._capture.chunked(tables, initial=False)
@@ -256,11 +258,11 @@ class TableSync:
         try:
             await work
         except TransientError as error:
-            self._book.fail_snapshots(reading.unended)
+            self._table_set.fail_snapshots(reading.unended)
             self._pass_or_raise(error)
         except TableError as error:
             await reading.fail(error)
-            self._book.fail_snapshots(reading.unended)
+            self._table_set.fail_snapshots(reading.unended)
         except OperatorError as error:
             for name in reading.unended:
                 await reading.fail(TableError(name, error.what, remedy=error.remedy))
@@ -303,9 +305,9 @@ class TableSync:
         """Periodically forget the transactions that every session sees."""
         while True:
             await asyncio.sleep(FORGET_INTERVAL_S)
-            if self._intake.delivered.count:
+            if self._appender.delivered.count:
                 with contextlib.suppress(TransientError):  # `health` reports lasting faults
-                    self._intake.delivered.drop_visible(await self._capture.current_snapshot())
+                    self._appender.delivered.drop_visible(await self._capture.current_snapshot())
 
     # --- waiting ------------------------------------------------------------------------------
 
@@ -319,7 +321,7 @@ class TableSync:
         try:
             while not any(task.done() for task in tasks):
                 await asyncio.wait([*tasks, *self._readings], return_when=asyncio.FIRST_COMPLETED)
-                if self._end_readings() and (self._book.to_read() or self._partial):
+                if self._end_readings() and (self._table_set.to_read() or self._partial):
                     break  # another read can start
             for task in tasks:
                 if task.done():

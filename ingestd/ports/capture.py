@@ -304,20 +304,20 @@ class ChangeCapture(Protocol):
         tables: Sequence[Table],
         *,
         chunked: bool = False,
-        are_new: bool = False,
+        newly_published: bool = False,
         left: str = "",
         where: str | None = None,
     ) -> Snapshot:
         """Start reading these prepared tables at a point that `live` will reach and pass.
 
         `chunked`: incrementally; only for tables that `chunked` above returned, and only while
-        `live` runs. `left`: for one table, what an earlier snapshot left to read (`Snapshot.left`);
-        the new snapshot has that one's `point`. `are_new`: the source has begun to send the tables'
-        changes only just now, and running transactions may not be covered: wait for these. `where`:
-        for one table, read only the rows for which this SQL condition holds. Several snapshots may
-        be open at once. Call before `live` or while it runs; a chunk that `live` yields later may
-        precede the point. Raises TableReplacedError if `left` is no longer valid (or yields it in
-        `items`), TableError if `where` is not a condition.
+        `live` runs. `left`: for one table, what an earlier snapshot left to read
+        (`Snapshot.remainder`); the new snapshot has that one's `point`. `newly_published`: the
+        source has begun to send the tables' changes only just now, and running transactions may not
+        be covered: wait for these. `where`: for one table, read only the rows for which this SQL
+        condition holds. Several snapshots may be open at once. Call before `live` or while it runs;
+        a chunk that `live` yields later may precede the point. Raises TableReplacedError if `left`
+        is no longer valid (or yields it in `items`), TableError if `where` is not a condition.
         """
         ...
 

@@ -39,7 +39,9 @@ class PostgresConnector(ABC):
         self, known: Mapping[TableId, RegisteredTable], timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> Coverage:
         """Compare the catalog with the config."""
-        return await coverage_of(self._source, self._dsn, known, self._read_coverage, timeout_s=timeout_s)
+        return await coverage_of(
+            self._source, self._dsn, known, self._read_coverage, timeout_s=timeout_s
+        )
 
     @abstractmethod
     async def _read_coverage(

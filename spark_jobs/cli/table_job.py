@@ -14,8 +14,8 @@ from spark_jobs.cli.arguments import (
     job_parser,
     lake_uri,
     positive,
-    spark_uri,
     print_error,
+    spark_uri,
 )
 from spark_jobs.session import job_session
 

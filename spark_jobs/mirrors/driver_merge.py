@@ -90,7 +90,9 @@ class DriverMerge:
     @property
     def is_likely(self) -> bool:
         """Return whether `apply` is worth trying for any outcomes: not for large mirrors."""
-        found = self.files.at_snapshot(self.session, self.path, snapshot_of(self.session, self.path))
+        found = self.files.at_snapshot(
+            self.session, self.path, snapshot_of(self.session, self.path)
+        )
         return found is not None and _size(found.adds.values()) <= MAX_BYTES
 
     def apply(self, outcomes: pa.Table, key: Sequence[str], signature: Signature) -> bool:

@@ -98,7 +98,9 @@ class SourcePoint:
     def rows(self, table: Table, split_bytes: int) -> SnapshotRows:
         """Return a table's rows in the snapshot, in splits. Raises TableError, TransientError."""
         splits = self._run(self._splits(table, split_bytes))
-        return SnapshotRows.from_splits(self._source, self._settings, self._settings.kind, table, splits)
+        return SnapshotRows.from_splits(
+            self._source, self._settings, self._settings.kind, table, splits
+        )
 
     def ensure_unreplaced(self, table: Table) -> None:
         """Check that the rows read from the table were those at the point.

@@ -277,7 +277,9 @@ async def test_resumes_with_what_was_left(world: ChangeWorld) -> None:
         second = await chunked(stream, left=left)
         assert second.point == first.point
         rest = [item async for item in second.items()]
-        again = second.remainder(stream.table.id, [i.where for i in rest if isinstance(i, SplitRead)])
+        again = second.remainder(
+            stream.table.id, [i.where for i in rest if isinstance(i, SplitRead)]
+        )
         await second.close()
         third = await chunked(stream, left=again)
         assert ids(pages_of([item async for item in third.items()])) == []

@@ -312,7 +312,9 @@ async def test_first_epoch_covers_what_no_epoch_lists_and_lists_it_without_more_
     await sink.close()
     sink = await opened(lake, die)
     writer = sink.begin_epoch()
-    await writer.append_batch(inserts(A, 300, 2, 3), from_snapshot=True)  # beyond the watermark to be
+    await writer.append_batch(
+        inserts(A, 300, 2, 3), from_snapshot=True
+    )  # beyond the watermark to be
     with pytest.raises(KilledError):
         await writer.commit(summary(100, 205))
     await sink.close()
@@ -826,7 +828,9 @@ async def test_changes_of_a_column_that_came_later_are_null_before(lake: Lake) -
     sink = await opened(lake)
     await commit(sink, 100, a=(1,))
     writer = sink.begin_epoch()
-    await writer.append_batch(make_batch(wider, [{"id": 2, "more": 5, "_cdc_lsn": 200, "_cdc_seq": 1}]))
+    await writer.append_batch(
+        make_batch(wider, [{"id": 2, "more": 5, "_cdc_lsn": 200, "_cdc_seq": 1}])
+    )
     await writer.commit(summary(200, 205))
     found = await changes(sink, A, "id", "more")
     assert sorted(found, key=lambda row: row["id"]) == [

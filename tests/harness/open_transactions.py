@@ -60,7 +60,7 @@ def given_in_segments(database: Database, monkeypatch: pytest.MonkeyPatch) -> li
         given.append(self.xid)
         return begin(self)
 
-    monkeypatch.setattr(StreamCommit, "begin", noted)
+    monkeypatch.setattr(StreamCommit, "begin_messages", noted)
     return given
 
 

@@ -359,9 +359,9 @@ async def test_where_the_server_fails_at_segments_it_drains_without_them(
         insert(session, 1, 3000)
     with pytest.raises(TransientError, match="XX000"):
         await run(make_pipeline(database.dsn, database.name, lake, policy), rows=3001)
-    assert (policy.drained, policy.takes_open) == (0, False)
+    assert (policy.drained, policy.streams_in_progress) == (0, False)
     await run(make_pipeline(database.dsn, database.name, lake, policy), rows=3001)
-    assert (policy.drained, policy.takes_open, policy.is_paused) == (1, True, False)
+    assert (policy.drained, policy.streams_in_progress, policy.is_paused) == (1, True, False)
 
 
 @pytest.mark.thorough
@@ -379,9 +379,13 @@ async def test_segments_that_the_server_may_not_keep_are_not_asked_for_again(
         cramped.psql("INSERT INTO t VALUES (0, 'beside')")
         with pytest.raises(TransientError, match="temp_file_limit"):
             await run(2)
-        assert (policy.drained, policy.takes_open, policy.part_bytes) == (0, False, 10_000_000)
+        assert (policy.drained, policy.streams_in_progress, policy.part_bytes) == (
+            0,
+            False,
+            10_000_000,
+        )
         await run(2)
-        assert (policy.drained, policy.takes_open, policy.is_paused) == (1, True, False)
+        assert (policy.drained, policy.streams_in_progress, policy.is_paused) == (1, True, False)
 
 
 def insert(session: psycopg.Connection[Any], low: int, high: int) -> None:

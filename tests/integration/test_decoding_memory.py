@@ -34,9 +34,9 @@ async def test_the_memory_that_the_server_gives_holds_if_it_is_more(
         assert await cursor.fetchone() == (held,)
 
 
-@pytest.mark.parametrize("takes_open", [False, True], ids=["after_it", "while_open"])
+@pytest.mark.parametrize("streams_in_progress", [False, True], ids=["after_it", "while_open"])
 async def test_a_large_transaction_is_streamed_past_the_servers_disk(
-    database: Database, *, takes_open: bool
+    database: Database, *, streams_in_progress: bool
 ) -> None:
     """It exceeds what the server would keep: it is kept all the same, or sent while it is open."""
     send_while_open(database)
@@ -58,7 +58,7 @@ async def test_a_large_transaction_is_streamed_past_the_servers_disk(
         ZERO,
         ZERO,
         lineage=lineage,
-        takes_open=takes_open,
+        streams_in_progress=streams_in_progress,
         where="here",
         limits=limits,
     )
@@ -70,7 +70,7 @@ async def test_a_large_transaction_is_streamed_past_the_servers_disk(
         await stream.close()
     await_until(lambda: statistics(database, "total_txns") > 0, LIMIT_S, "no statistics")
     assert statistics(database, "spill_txns") == 0
-    assert sent_while_open(database, name) == takes_open
+    assert sent_while_open(database, name) == streams_in_progress
 
 
 def statistics(database: Database, column: str) -> int:

@@ -213,7 +213,7 @@ async def streamed(liar: LyingServer, database: Database, sent: bytes) -> Ingest
                 Lsn(7),
                 Lsn(7),
                 lineage=await lineage_of(liar.dsn(database.dsn)),
-                takes_open=True,
+                streams_in_progress=True,
                 messages=True,
                 where="source shop, stream",
                 limits=StreamLimits(1 << 20, linger_s=0.0, row_limit_bytes=ROW_LIMIT_BYTES),

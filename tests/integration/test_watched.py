@@ -147,7 +147,7 @@ async def test_a_server_that_refuses_to_say_is_no_sign_of_its_end(
         looks += 1
         return doing
 
-    monkeypatch.setattr(watched.LivenessCheckedConnection, "_look", counted)
+    monkeypatch.setattr(watched.LivenessCheckedConnection, "_probe", counted)
     try:
         async with await connect(database.server.dsn(database.name, user=user)) as connection:
             await connection.execute("SELECT pg_sleep(%s)", (6 * SHORT_S,))

@@ -120,7 +120,7 @@ class Begun:
         del config
         self.begun.append(name)
 
-    def forget(self, name: str) -> None:
+    def drop_source(self, name: str) -> None:
         self.begun.append(f"not {name}")
 
 

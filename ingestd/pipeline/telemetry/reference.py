@@ -72,15 +72,15 @@ class ReferenceTelemetry:
             self._status.tables[str(table)].snapshot_requested = True
         self._log.info("snapshot.requested", tables=[str(t) for t in tables], partial=False)
 
-    def reading(self, table: TableId, ratio: float, nbytes: int, *, is_asked: bool) -> None:
+    def reading(self, table: TableId, ratio: float, nbytes: int, *, is_requested: bool) -> None:
         """Record how much of a table is read, 0 to 1; `nbytes`: since the last call.
 
-        `is_asked`: another read was requested after this one.
+        `is_requested`: another read was requested after this one.
         """
         shown = self._shown(table)
         if shown is not None:
             progress = shown.read(ratio, nbytes, self._now())
-            shown.snapshot_requested = is_asked
+            shown.snapshot_requested = is_requested
             name = str(table)
             self._metrics.snapshot_progress(
                 self._status.source, name, progress.ratio, progress.eta_s
@@ -104,11 +104,11 @@ class ReferenceTelemetry:
             self._record_state(table, state)
 
     def current(
-        self, table: TableId, state: ReferenceState, seconds: float, *, is_asked: bool = False
+        self, table: TableId, state: ReferenceState, seconds: float, *, is_requested: bool = False
     ) -> None:
         """Record that the lake has a table's rows; a new version of them if `state.is_new`.
 
-        `is_asked`: another read was requested after this one.
+        `is_requested`: another read was requested after this one.
         """
         self._record_state(table, state)
         self._status.references[str(table)].looked = self._now()
@@ -124,7 +124,7 @@ class ReferenceTelemetry:
         shown = self._shown(table)
         if shown is not None:
             shown.end_snapshot(SnapshotOutcome.DONE, self._now())
-            shown.snapshot_requested = is_asked
+            shown.snapshot_requested = is_requested
             self._metrics.no_snapshot(self._status.source, str(table))
             if state.is_new:
                 shown.last_change = self._now()

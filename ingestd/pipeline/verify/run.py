@@ -184,7 +184,9 @@ class Verification:
                             return None
                         if not comparison.is_complete:
                             notes.append(_MORE_DIFFER)
-                        if not is_settled and not comparison.retain_differences(self._stayed[table.id]):
+                        if not is_settled and not comparison.retain_differences(
+                            self._stayed[table.id]
+                        ):
                             return self._unsettled(table)
                         if (early := self._too_early(table, comparison, taken_s)) is not None:
                             return early

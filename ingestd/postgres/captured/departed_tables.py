@@ -33,7 +33,7 @@ _ARRAY = re.compile(r"array<(.*)>", re.ASCII)
 async def find_departed(
     connection: AsyncConnection[Any],
     known: Iterable[RegisteredTable],
-    is_wanted: Callable[[TableId], bool],
+    is_selected: Callable[[TableId], bool],
 ) -> dict[tuple[int, TableId], RegisteredTable]:
     """Return the lake's tables that the catalog no longer has under their names.
 
@@ -43,7 +43,7 @@ async def find_departed(
         (entry.oid, entry.table): entry
         for last in known
         for entry in (*last.earlier, last)
-        if entry.oid and entry.state is not TableState.STOPPED and is_wanted(entry.table)
+        if entry.oid and entry.state is not TableState.STOPPED and is_selected(entry.table)
     }
     if not found:
         return {}

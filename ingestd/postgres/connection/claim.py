@@ -139,9 +139,9 @@ class ControlConnection:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(BEAT_S):
                         await self._asked.wait()
-                is_asked = self._asked.is_set()
+                is_requested = self._asked.is_set()
                 self._asked.clear()
-                if is_asked or not connection.lock.locked():  # a statement is a heartbeat
+                if is_requested or not connection.lock.locked():  # a statement is a heartbeat
                     await _say_something(connection)
                     self._answered.set()
         except psycopg.Error as error:

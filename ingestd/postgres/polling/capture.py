@@ -243,12 +243,12 @@ class PollingCapture:
         tables: Sequence[Table],
         *,
         chunked: bool = False,
-        are_new: bool = False,
+        newly_published: bool = False,
         left: str = "",
         where: str | None = None,
     ) -> Snapshot:
         """Export a snapshot of the present."""
-        del are_new
+        del newly_published
         if chunked or left or where is not None:
             msg = "polled tables are read at one point only"
             raise RuntimeError(msg)

@@ -24,7 +24,7 @@ class PollSchedule:
     """The schedule of one table. Times are monotonic seconds.
 
     `pace`: the current multiple of the interval. `whole_s`: how long a full scan took. `failures`:
-    consecutive ones. `is_asked`: a poll was requested, and none has begun since.
+    consecutive ones. `is_requested`: a poll was requested, and none has begun since.
     """
 
     interval_s: float
@@ -34,7 +34,7 @@ class PollSchedule:
     whole_s: float = 0.0
     swept_at: float = 0.0
     failures: int = 0
-    is_asked: bool = False
+    is_requested: bool = False
     jitter: Callable[[], float] = random.random
 
     def is_whole_due(self, now: float) -> bool:
@@ -44,12 +44,12 @@ class PollSchedule:
 
     def ask(self) -> None:
         """Request a poll at once; repeat one that is running, which may have begun too early."""
-        self.is_asked = True
+        self.is_requested = True
         self.due_at = 0.0
 
     def record_start(self) -> None:
         """Record that a poll begins, which serves every request so far."""
-        self.is_asked = False
+        self.is_requested = False
 
     def looked(self, now: float, *, found: bool, whole_s: float | None) -> None:
         """Record that it was polled; `whole_s`: the duration of a full scan, None without one."""
@@ -57,7 +57,7 @@ class PollSchedule:
         self.pace = 1.0 if found else min(self.pace * GROWTH, QUIETEST)
         if whole_s is not None:
             self.whole_at, self.whole_s = now, whole_s
-        if self.is_asked:
+        if self.is_requested:
             self.due_at = now
         else:
             self._next(now, self.interval_s * self.pace)

@@ -83,7 +83,9 @@ class PollScheduler:
         self.wake = asyncio.Event()
         self.noticed = asyncio.Event()
 
-    def use_tables(self, tables: Sequence[PolledTable], progress: Mapping[TableId, PollProgress]) -> None:
+    def use_tables(
+        self, tables: Sequence[PolledTable], progress: Mapping[TableId, PollProgress]
+    ) -> None:
         """Poll these tables only, from now on; `progress`: of those that were polled before."""
         before, self.states = self.states, {}
         now = self._monotonic()
@@ -178,7 +180,9 @@ class PollScheduler:
             started = self._monotonic()
             for state in due:
                 state.turn.record_start()
-            poll = PollResult(connection, await begin_poll(connection, self._backend), self._positions)
+            poll = PollResult(
+                connection, await begin_poll(connection, self._backend), self._positions
+            )
             for state in due:
                 async with aclosing(self._poll_table(poll, state)) as chunks:
                     async for chunk in chunks:
@@ -198,7 +202,9 @@ class PollScheduler:
             await self._disconnect()
             raise
 
-    async def _poll_table(self, poll: PollResult, state: PolledState) -> AsyncGenerator[Chunk, None]:
+    async def _poll_table(
+        self, poll: PollResult, state: PolledState
+    ) -> AsyncGenerator[Chunk, None]:
         """Poll one table. A fault of this table alone leaves the poll unchanged."""
         if not self._is_active(state):  # not any more: a snapshot has begun to read it
             return
@@ -240,7 +246,9 @@ class PollScheduler:
                 # What was yielded stays, without the progress: it is delivered once more.
                 poll.abandon_table(outcome, is_given=is_given)
         else:
-            poll.complete_table(outcome, swept_at=self._wall() - self._monotonic() + state.turn.swept_at)
+            poll.complete_table(
+                outcome, swept_at=self._wall() - self._monotonic() + state.turn.swept_at
+            )
             # So DDL on the table need not wait for the other tables, or for the lake.
             await poll.connection.execute("ROLLBACK TO SAVEPOINT a_table")
 

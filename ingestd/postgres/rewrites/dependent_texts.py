@@ -60,7 +60,9 @@ class TypeTexts:
     temporary: frozenset[str] = field(default=frozenset(), compare=False)
 
     @classmethod
-    def from_catalog(cls, type_: str, objects: Mapping[int, str], temporary: Iterable[str] = ()) -> TypeTexts:
+    def from_catalog(
+        cls, type_: str, objects: Mapping[int, str], temporary: Iterable[str] = ()
+    ) -> TypeTexts:
         """Return the texts as they have just been read."""
         last = max(objects, default=0)
         return cls(type_, last, _digests(objects, last), objects, frozenset(temporary))

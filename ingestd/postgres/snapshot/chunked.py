@@ -215,7 +215,7 @@ class ChunkedSnapshot:
         tables: Sequence[Table],
         *,
         began: int,
-        are_new: bool = False,
+        newly_published: bool = False,
         left: str = "",
         where: str | None = None,
         memory_bytes: int,
@@ -232,7 +232,7 @@ class ChunkedSnapshot:
         try:
             await _refuse_standby(connection, tables[0])
             await advance_wal(connection)  # an earlier snapshot may have rows at the end of the WAL
-            if are_new:
+            if newly_published:
                 await await_running(connection)
             seen = await current_snapshot(connection)
             cursor = await connection.execute(_NOW)

@@ -100,8 +100,8 @@ class TablePages:
                 async for page in pages:
                     yield page
         except psycopg.Error as error:
-            is_asked = table.row_filter is not None
-            raise snapshot_error(error, table.id, self._dsn, runs_users_sql=is_asked) from error
+            is_requested = table.row_filter is not None
+            raise snapshot_error(error, table.id, self._dsn, runs_users_sql=is_requested) from error
         except ProtocolError as error:
             raise self._unreadable(error) from error
         finally:
@@ -159,8 +159,8 @@ class TablePages:
             async for batch in self._read(query, decoder, by_row=True):
                 yield SnapshotPage(batch, place.position, place.seen)
         except psycopg.Error as error:
-            is_asked = table.row_filter is not None
-            raise snapshot_error(error, table.id, self._dsn, runs_users_sql=is_asked) from error
+            is_requested = table.row_filter is not None
+            raise snapshot_error(error, table.id, self._dsn, runs_users_sql=is_requested) from error
         except ProtocolError as error:
             raise self._unreadable(error) from error
         finally:

@@ -180,7 +180,9 @@ class CopyOut:
         self._taking = None
         return found
 
-    async def _next_messages(self, reader: CopyReader, *, has_more: bool) -> tuple[bytes, CutMessages]:
+    async def _next_messages(
+        self, reader: CopyReader, *, has_more: bool
+    ) -> tuple[bytes, CutMessages]:
         while True:
             fault = None
             if not has_more:

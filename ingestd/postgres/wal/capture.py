@@ -243,7 +243,7 @@ class WalCapture:
         tables: Sequence[Table],
         *,
         chunked: bool = False,
-        are_new: bool = False,
+        newly_published: bool = False,
         left: str = "",
         where: str | None = None,
     ) -> Snapshot:
@@ -256,7 +256,8 @@ class WalCapture:
                     self._settings,
                     tables,
                     began=self._began,
-                    are_new=are_new and any(t.oid not in self._sent_whole for t in tables),
+                    newly_published=newly_published
+                    and any(t.oid not in self._sent_whole for t in tables),
                     left=left,
                     where=where,
                     memory_bytes=self._memory_bytes,
@@ -298,7 +299,7 @@ class WalCapture:
         if slot.confirmed_lsn > reach:
             raise moved_slot(self._slot, skipped(slot.confirmed_lsn, reach))
         start = max(after or ZERO, slot.confirmed_lsn)
-        self._stream.server_is_at(Lsn.parse(slot.flushed), slot.again_bytes)
+        self._stream.server_is_at(Lsn.parse(slot.flushed), slot.reread_bytes)
         changes = self._stream.changes(start, server)
         async with contextlib.aclosing(changes):
             async for chunk in changes:
@@ -328,7 +329,7 @@ class WalCapture:
         if slot is None:
             raise self._without_slot()
         current, confirmed = Lsn.parse(slot.current), slot.confirmed_lsn
-        self._stream.server_is_at(Lsn.parse(slot.flushed), slot.again_bytes)
+        self._stream.server_is_at(Lsn.parse(slot.flushed), slot.reread_bytes)
         return CaptureLag(
             current_lsn=current,
             confirmed_lsn=confirmed,

@@ -142,10 +142,12 @@ class ChangeStream:
         Not before any came: the server would read a long transaction once more.
         """
         self._decision.begin_stream(start)
-        takes_open = self._spool.takes_open_transactions
+        streams_in_progress = self._spool.takes_open_transactions
 
         async def opened(slot_at: Lsn) -> ReplicationStream:
-            return await self._open_stream(start, server, slot_at, takes_open=takes_open)
+            return await self._open_stream(
+                start, server, slot_at, streams_in_progress=streams_in_progress
+            )
 
         async with self.confirmation.streaming(opened) as stream:
             self._spool.connected()
@@ -162,7 +164,7 @@ class ChangeStream:
                 fault = raised
                 if isinstance(raised, ProtocolError):
                     fault = self._placed(raised, "stream", decoder.position)
-                meant = self._meant(fault, takes_open=takes_open)
+                meant = self._meant(fault, streams_in_progress=streams_in_progress)
                 if meant is raised:
                     raise
                 raise meant from raised.__cause__ or raised
@@ -201,7 +203,9 @@ class ChangeStream:
         """Return the error with the place where it occurred."""
         return error.within(f"source {self._source}, {what}, after {position}")
 
-    def _meant(self, error: OperatorError | ProtocolError, *, takes_open: bool) -> IngestdError:
+    def _meant(
+        self, error: OperatorError | ProtocolError, *, streams_in_progress: bool
+    ) -> IngestdError:
         """Return what this end of the stream means for the next start; else the error itself."""
         cause = error.__cause__
         if self._is_of_publication(cause):
@@ -214,7 +218,7 @@ class ChangeStream:
             return TransientError(fault.what, reason="publication_lost")
         if is_unsendable(cause):
             return OperatorError(error.what, remedy=self._past_it("its large column"))
-        if takes_open:
+        if streams_in_progress:
             # Servers up to 18 fail at some transactions with DDL and savepoints whenever they send
             # them while open, and not after (could not map filenode ... to relation OID).
             self._spool.is_refused = True
@@ -234,7 +238,7 @@ class ChangeStream:
         return f'"{self._settings.publication}"' in (fault.diag.message_primary or "")
 
     async def _open_stream(
-        self, start: Lsn, server: WalServer, slot_at: Lsn, *, takes_open: bool
+        self, start: Lsn, server: WalServer, slot_at: Lsn, *, streams_in_progress: bool
     ) -> ReplicationStream:
         try:
             stream = await open_stream(
@@ -243,7 +247,7 @@ class ChangeStream:
                 self._settings.publication,
                 start,
                 slot_at,
-                takes_open=takes_open,
+                streams_in_progress=streams_in_progress,
                 messages=self._settings.logs_ddl,
                 where=f"source {self._source}, stream",
                 limits=self._limits(server),
@@ -269,7 +273,7 @@ class ChangeStream:
     def server_is_at(self, flushed: Lsn, reread_bytes: int) -> None:
         """Record how far the server is, now and then: a stream may stay far behind.
 
-        `reread_bytes`: see `Slot.again_bytes`.
+        `reread_bytes`: see `Slot.reread_bytes`.
         """
         decoder = None if self.confirmation.stream is None else self._decoder
         streamed = None if decoder is None else decoder.position
@@ -328,9 +332,9 @@ class ChangeStream:
         finally:
             self._drain = None
             await backlog.close()
-        if backlog.again_bytes:
+        if backlog.reread_bytes:
             self._catch_up.pause(PAUSE_S)
-            self._report_rereading(backlog.again_bytes)
+            self._report_rereading(backlog.reread_bytes)
         else:
             self._catch_up.finished()
 

@@ -34,14 +34,14 @@ class Relations:
     def __init__(
         self,
         describe: Describe,
-        is_wanted: Callable[[TableId], bool],
+        is_selected: Callable[[TableId], bool],
         take_partition: TakePartition,
         take_ddl: TakeDdl = lambda *_: False,
     ) -> None:
         self._describe = describe
         self._take_partition = take_partition
         self._take_ddl = take_ddl
-        self._is_wanted = is_wanted
+        self._is_wanted = is_selected
         self._loop: asyncio.AbstractEventLoop | None = None
         self._kept: dict[int, Table] = {}
         self._departed: Collection[tuple[int, TableId]] = ()
@@ -50,7 +50,9 @@ class Relations:
         self.noticed = asyncio.Event()
         self._left_out: set[TableId] = set()
 
-    def use_tables(self, tables: Iterable[Table], departed: Collection[tuple[int, TableId]] = ()) -> None:
+    def use_tables(
+        self, tables: Iterable[Table], departed: Collection[tuple[int, TableId]] = ()
+    ) -> None:
         """Resolve to these tables from now on. Call it on the loop that will describe them.
 
         `departed`: OIDs and names of other tables whose last changes may still arrive.

@@ -103,11 +103,13 @@ class ReplicationStream:
         after: Lsn,
         confirmed: Lsn,
         *,
-        takes_open: bool = False,
+        streams_in_progress: bool = False,
         messages: bool = False,
     ) -> None:
         """Send the command and start to read."""
-        protocol = "proto_version '2', streaming 'on'" if takes_open else "proto_version '1'"
+        protocol = (
+            "proto_version '2', streaming 'on'" if streams_in_progress else "proto_version '1'"
+        )
         protocol += ", messages 'true'" if messages else ""
         command = sql.SQL("START_REPLICATION SLOT {} LOGICAL {} ({}, publication_names {})").format(
             sql.Identifier(slot),
@@ -234,7 +236,7 @@ async def open_stream(
     confirmed: Lsn,
     *,
     lineage: str,
-    takes_open: bool = False,
+    streams_in_progress: bool = False,
     messages: bool = False,
     where: str,
     limits: StreamLimits,
@@ -242,7 +244,7 @@ async def open_stream(
     """Connect and start to stream transactions with commit_lsn >= `after`.
 
     `confirmed` is reported in the first status update: a durable position, not above `after`.
-    `takes_open`: large transactions must be sent while they are open
+    `streams_in_progress`: large transactions must be sent while they are open
     (`decode.pgoutput.streamed_transactions`). `messages`: include logical messages. `lineage`: see
     `refuse_other`. Raises TransientError (the slot is active for another pid, the server is
     unreachable), OperatorError.
@@ -255,7 +257,7 @@ async def open_stream(
     try:
         await refuse_other(connection, lineage)
         await read_bytes_as_they_are(connection)
-        if not takes_open:  # else what exceeds the memory is sent while it is open
+        if not streams_in_progress:  # else what exceeds the memory is sent while it is open
             await raise_decoding_memory(connection)
         reader = CopyReader(
             await Channels(connection).open(),
@@ -272,7 +274,12 @@ async def open_stream(
     try:
         try:
             await stream.start(
-                slot, publication, after, confirmed, takes_open=takes_open, messages=messages
+                slot,
+                publication,
+                after,
+                confirmed,
+                streams_in_progress=streams_in_progress,
+                messages=messages,
             )
         except OperatorError as error:
             if isinstance(error.__cause__, psycopg.errors.UndefinedObject):

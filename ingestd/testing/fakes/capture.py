@@ -124,14 +124,14 @@ class FakeCapture:
         tables: Sequence[Table],
         *,
         chunked: bool = False,
-        are_new: bool = False,
+        newly_published: bool = False,
         left: str = "",
         where: str | None = None,
     ) -> Snapshot:
         """Read at the current end of the log, or from there on."""
         base = self._database
         if chunked:
-            await self._wait_for_commits(tables, are_new=are_new)
+            await self._wait_for_commits(tables, newly_published=newly_published)
         self._delivered = max(self._delivered, base.current)
         return self.make_snapshot(
             base,
@@ -142,10 +142,10 @@ class FakeCapture:
             where=where,
         )
 
-    async def _wait_for_commits(self, tables: Sequence[Table], *, are_new: bool) -> None:
+    async def _wait_for_commits(self, tables: Sequence[Table], *, newly_published: bool) -> None:
         """Wait for transactions that an earlier run may have streamed but that are not visible."""
         base = self._database
-        if are_new:
+        if newly_published:
             await base.ended(base.running)
         for table in tables:
             await base.ended(base.writers(table.id))

@@ -124,7 +124,9 @@ def test_a_text_that_no_object_has_is_judged_by_a_reading_that_sees_it(
     assert streamed.difference(16400, read({1: "a"}), after) is not None
     streamed.read({16400: read({1: "a"})}, after, [16400], {})
     assert not streamed.has_news(after)
-    assert not streamed.record_changes([batch("b")]), "void: a reading that sees it had the table read again"
+    assert not streamed.record_changes([batch("b")]), (
+        "void: a reading that sees it had the table read again"
+    )
     assert streamed.record_changes([batch("b", xid=6)])
 
 

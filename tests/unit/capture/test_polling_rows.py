@@ -41,7 +41,7 @@ class Held:
     def __init__(self, *keys: int) -> None:
         self._keys = pa.array(keys, pa.int64())
 
-    def held(self, batch: TableBatch) -> NDArray[np.bool_]:
+    def contains(self, batch: TableBatch) -> NDArray[np.bool_]:
         ids = batch.rows.column("id").to_numpy()
         found: NDArray[np.bool_] = np.isin(ids, self._keys.to_numpy())
         return found

@@ -56,5 +56,7 @@ def test_the_time_to_the_next_sweep_goes_on_over_a_start(swept_at: float, in_s: 
     )
     table = Table(TableId("public", "item"), 1, ())
     polled = PolledTable(table, None, None, 1.0, DAY_S)
-    polls.use_tables([polled], {table.id: PollProgress(SeenXids(7), SeenXids(7), swept_at=swept_at)})
+    polls.use_tables(
+        [polled], {table.id: PollProgress(SeenXids(7), SeenXids(7), swept_at=swept_at)}
+    )
     assert polls.states[table.id].sweep_at == pytest.approx(STARTED + in_s)

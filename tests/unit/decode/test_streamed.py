@@ -35,7 +35,7 @@ class MemorySpool:
     def __init__(self) -> None:
         self.kept: dict[int, list[OpenMessages]] = {}
 
-    def append(self, xid: int, messages: OpenMessages) -> None:
+    def append_messages(self, xid: int, messages: OpenMessages) -> None:
         self.kept.setdefault(xid, []).append(messages)
 
     def abort(self, xid: int, subxid: int) -> None:
@@ -49,7 +49,7 @@ class MemorySpool:
     def drop(self, xid: int) -> None:
         self.kept.pop(xid, None)
 
-    def take(self, xid: int) -> Iterator[OpenMessages]:
+    def pop_transaction(self, xid: int) -> Iterator[OpenMessages]:
         yield from self.kept.pop(xid, [])
 
 

@@ -49,7 +49,7 @@ class Reading(NamedTuple):
 
 
 class World(NamedTuple):
-    """`raw`, `durable`, `is_live`, `is_asked`: what the lake has. The rest goes with a kill.
+    """`raw`, `durable`, `is_live`, `is_requested`: what the lake has. The rest goes with a kill.
 
     `has_lived`: it was whole once, and nothing was missed since. `given`: all of a snapshot is in
     the epoch that fills.

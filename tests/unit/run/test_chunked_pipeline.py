@@ -269,7 +269,7 @@ async def test_snapshot_boundary_the_closing_marker_is_given_once() -> None:
     source = Source(seed=1)
     await source.settle()
 
-    def is_asked() -> bool:
+    def is_requested() -> bool:
         try:
             source.pipeline.request_snapshot([T.id])
         except TransientError:  # it has only just begun
@@ -281,7 +281,7 @@ async def test_snapshot_boundary_the_closing_marker_is_given_once() -> None:
         await source.kill()
         lake = NeverWhole(source.disk)
         source.start(lake)
-        await until(is_asked)
+        await until(is_requested)
         async with asyncio.timeout(LIMIT_S):
             await lake.stuck.wait()
         known = source.disk.registered[T.id]

@@ -259,7 +259,7 @@ async def test_a_row_that_is_missing_has_all_folded_anew_at_once(
 class Stubborn:
     """A keeper that fails to step and to close, `faults` times each."""
 
-    is_asked = False
+    is_requested = False
 
     def __init__(self, faults: int) -> None:
         self.steps = self.closes = 0

@@ -55,7 +55,7 @@ class HeldCapture(FakeCapture):
         tables: Sequence[Table],
         *,
         chunked: bool = False,
-        are_new: bool = False,
+        newly_published: bool = False,
         left: str = "",
         where: str | None = None,
     ) -> Snapshot:
@@ -64,7 +64,7 @@ class HeldCapture(FakeCapture):
         if self.error is not None:
             raise self.error
         return await super().snapshot(
-            tables, chunked=chunked, are_new=are_new, left=left, where=where
+            tables, chunked=chunked, newly_published=newly_published, left=left, where=where
         )
 
 

@@ -87,7 +87,9 @@ async def _fill(lake: Path) -> None:
     for number in range(1, EPOCHS + 1):
         writer = sink.begin_epoch()
         for kind in DAMAGES:
-            await writer.append_batch(inserts(make_table(kind), 100 * number, 2 * number, 2 * number + 1))
+            await writer.append_batch(
+                inserts(make_table(kind), 100 * number, 2 * number, 2 * number + 1)
+            )
         await writer.commit(summary(100 * number, 100 * number + 5))
     await sink.close()
 

@@ -214,8 +214,8 @@ async def absent(
     reader = KeyPages(table, row_limit_bytes)
     await reader.lock(connection)
     found = np.zeros(len(wanted), np.bool_)
-    is_asked = await reader.can_list(connection)
-    pages = _listed(connection, reader, keys) if is_asked else reader.pages(connection)
+    is_requested = await reader.can_list(connection)
+    pages = _listed(connection, reader, keys) if is_requested else reader.pages(connection)
     async with aclosing(pages) as pages:
         async for page in pages:
             found |= await asyncio.to_thread(_are_in, wanted, page)

@@ -16,7 +16,7 @@ class DrainDecision:
     """Decides for one slot. `policy`: when a drain pays.
 
     `flushed`: how far the server's WAL is known to go. `reread_bytes`: how much WAL the server
-    reads again for each part of a drain (`Slot.again_bytes`).
+    reads again for each part of a drain (`Slot.reread_bytes`).
     """
 
     policy: CatchUpPolicy

@@ -76,9 +76,9 @@ class CatchUpPolicy:
     files, of about that size or of one transaction's.
     Both shrink if the server can't keep that much (temp_file_limit). `paused_until_s`: stream until
     then. `drained`: the number of backlogs drained.
-    `takes_open`: the server may send segments of transactions that exceed its memory before their
-    commit; `open_bytes`: in parts of at least this much WAL, as smaller ones hardly have any.
-    `messages`: include logical messages.
+    `streams_in_progress`: the server may send segments of transactions that exceed its memory
+    before their commit; `open_bytes`: in parts of at least this much WAL, as smaller ones hardly
+    have any. `messages`: include logical messages.
     """
 
     above_bytes: int
@@ -86,26 +86,26 @@ class CatchUpPolicy:
     part_bytes: int = 3_000_000_000
     most_joined: int = MOST_JOINED
     drained: int = 0
-    takes_open: bool = True
+    streams_in_progress: bool = True
     open_bytes: int = 256 << 20
     messages: bool = False
     monotonic: Callable[[], float] = time.monotonic
     paused_until_s: float = -inf
 
-    def pays(self, behind_bytes: int, again_bytes: int) -> bool:
-        """Return whether to drain rather than stream; each call would re-read `again_bytes`."""
+    def pays(self, behind_bytes: int, reread_bytes: int) -> bool:
+        """Return whether to drain rather than stream; each call would re-read `reread_bytes`."""
         if self.is_paused or behind_bytes <= self.above_bytes:
             return False
-        return not self.is_too_much(again_bytes, behind_bytes)
+        return not self.is_too_much(reread_bytes, behind_bytes)
 
     @property
     def is_paused(self) -> bool:
         """True to stream for now, however large the backlog is."""
         return self.monotonic() < self.paused_until_s
 
-    def is_too_much(self, again_bytes: int, behind_bytes: int) -> bool:
+    def is_too_much(self, reread_bytes: int, behind_bytes: int) -> bool:
         """Return whether each part re-reads so much that streaming is better."""
-        return again_bytes > max(AGAIN_BYTES, AGAIN_PARTS * min(behind_bytes, self.part_bytes))
+        return reread_bytes > max(AGAIN_BYTES, AGAIN_PARTS * min(behind_bytes, self.part_bytes))
 
     def pause(self, seconds: float) -> None:
         """Stream for a time: the obstacle may disappear."""
@@ -124,18 +124,22 @@ class CatchUpPolicy:
     def finished(self) -> None:
         """Record that a backlog was drained; the next one may differ."""
         self.drained += 1
-        self.takes_open = True
+        self.streams_in_progress = True
 
     def gives_open(self, part: WalSegment) -> bool:
         """Return whether the server may send segments of transactions before their commit.
 
         Not in joined parts: their number of messages could be reached before any commit.
         """
-        return self.takes_open and not part.is_joined and part.end - part.begin >= self.open_bytes
+        return (
+            self.streams_in_progress
+            and not part.is_joined
+            and part.end - part.begin >= self.open_bytes
+        )
 
-    def is_late(self, behind_bytes: int, again_bytes: int) -> bool:
+    def is_late(self, behind_bytes: int, reread_bytes: int) -> bool:
         """Return whether a source that already streams, or has drained, must drain again."""
-        return behind_bytes > 0 and self.pays(behind_bytes, again_bytes)
+        return behind_bytes > 0 and self.pays(behind_bytes, reread_bytes)
 
 
 class PartFailedError(Exception):
@@ -150,7 +154,7 @@ class Drain:
     """One drain of a slot's backlog. Created by `begin`; always `close` it.
 
     Closing drops the temporary slots. Raises psycopg.Error; PartFailedError; ProtocolError.
-    `again_bytes`: nonzero if it was given up because each part would re-read so much.
+    `reread_bytes`: nonzero if it was given up because each part would re-read so much.
     """
 
     def __init__(self, slot: str, slots: Sequence[DrainSlot], policy: CatchUpPolicy) -> None:
@@ -158,7 +162,7 @@ class Drain:
         self._slots = slots
         self._policy = policy
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.again_bytes = 0
+        self.reread_bytes = 0
 
     @classmethod
     async def start(
@@ -250,8 +254,8 @@ class Drain:
         making: deque[tuple[DrainSlot, WalSegment, asyncio.Task[None]]] = deque()
 
         def make_next(slot: DrainSlot) -> None:
-            if waiting and self._policy.is_too_much(slot.again_bytes, behind_bytes):
-                self.again_bytes = slot.again_bytes
+            if waiting and self._policy.is_too_much(slot.reread_bytes, behind_bytes):
+                self.reread_bytes = slot.reread_bytes
                 waiting.clear()
             if (part := waiting.next_segment()) is not None:
                 making.append((slot, part, self._make(slot, part)))
@@ -293,7 +297,7 @@ class Drain:
             is_too_large = isinstance(error, psycopg.errors.ConfigurationLimitExceeded)
             remedy = _SMALLER
             if slot.has_open and (is_too_large or not isinstance(error, psycopg.OperationalError)):
-                self._policy.takes_open = False
+                self._policy.streams_in_progress = False
                 remedy = _WITHOUT_OPEN
             elif not is_too_large or not self._policy.take_smaller_parts(part):
                 raise
@@ -307,7 +311,7 @@ class Drain:
         except ProtocolError as error:
             if not result.has_open:
                 raise
-            self._policy.takes_open = False
+            self._policy.streams_in_progress = False
             raise PartFailedError(error.what, remedy=_WITHOUT_OPEN) from error
 
     def _make(self, slot: DrainSlot, part: WalSegment) -> asyncio.Task[None]:

@@ -152,7 +152,7 @@ class DrainSlot:
         return self._position
 
     @property
-    def again_bytes(self) -> int:
+    def reread_bytes(self) -> int:
         """WAL that this or an earlier call has read and the next re-reads, in bytes."""
         return max(0, self._position - self._restart)
 

@@ -97,8 +97,8 @@ class SlotAdvance:
                 await self._advance(connection, position)
                 await reach_async("capture.slot_advance.after", cut_off)
                 cursor = await connection.execute(_AGAIN, (self._slot,))
-                [again_bytes] = await cursor.fetchone() or [0]
-                self._next_bytes = step_after(again_bytes, self._least_bytes)
+                [reread_bytes] = await cursor.fetchone() or [0]
+                self._next_bytes = step_after(reread_bytes, self._least_bytes)
                 self._reached = position
                 self._is_held_up = False
         except psycopg.Error as error:
@@ -129,6 +129,6 @@ class SlotAdvance:
                 return
 
 
-def step_after(again_bytes: int, least_bytes: int) -> int:
-    """Return the next step, in bytes, for a slot `again_bytes` beyond where reading begins."""
-    return min(max(least_bytes, again_bytes), _MOST_STEPS * least_bytes)
+def step_after(reread_bytes: int, least_bytes: int) -> int:
+    """Return the next step, in bytes, for a slot `reread_bytes` beyond where reading begins."""
+    return min(max(least_bytes, reread_bytes), _MOST_STEPS * least_bytes)

@@ -99,7 +99,7 @@ async def prepare_slot(
     # A slot that ingestd does not manage will do at any position: all tables are re-read.
     if slot is not None and not slot.is_lost and not (settings.manage and renew):
         is_unread = unread_above is not None and (slot.confirmed_lsn or ZERO) > unread_above
-        if not (settings.manage and is_unread and slot.again_bytes > UNWAITED_BYTES):
+        if not (settings.manage and is_unread and slot.reread_bytes > UNWAITED_BYTES):
             return None
         if (later := await _move_past_those_waited_for(control, settings, slot)) is not None:
             return later
@@ -113,7 +113,7 @@ async def _make_slot(control: AsyncConnection[Any], settings: WalSettings) -> Ex
     made = await _export(settings, settings.slot, temporary=False)
     try:
         slot = await find_slot(control, settings.slot)
-        if slot is None or slot.again_bytes <= UNWAITED_BYTES:
+        if slot is None or slot.reread_bytes <= UNWAITED_BYTES:
             return made
         later = await _move_past_those_waited_for(control, settings, slot)
         if later is None:

@@ -107,7 +107,7 @@ class Slot:
         return None if self.confirmed is None else Lsn.parse(self.confirmed)
 
     @property
-    def again_bytes(self) -> int:
+    def reread_bytes(self) -> int:
         """WAL re-read before `confirmed`, in bytes: decoding begins at `restart`."""
         if self.confirmed is None or self.restart is None:
             return 0

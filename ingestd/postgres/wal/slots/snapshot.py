@@ -10,7 +10,7 @@ from ingestd.model.schema import Table, TableId
 from ingestd.postgres.connection.errors import classify
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.settings import WalSettings
-from ingestd.postgres.snapshot.chunked import can_be_chunked, advance_wal
+from ingestd.postgres.snapshot.chunked import advance_wal, can_be_chunked
 from ingestd.postgres.snapshot.point import PointSnapshot
 from ingestd.postgres.snapshot.read_view import RowOrigin
 from ingestd.postgres.snapshot.resume import unread
