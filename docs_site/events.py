@@ -106,8 +106,7 @@ MEANINGS: Mapping[str, str] = {
     "table.stopped": "One table can't continue; the others do. Do what `remedy` says.",
     "tables.unmatched": "A pattern in `tables`, or a table's section, matches no table"
     " that exists at present.",
-    "task.failed": "An asyncio task failed with an unhandled exception. A fault of the"
-    " program.",
+    "task.failed": "An asyncio task failed with an unhandled exception. A fault of the program.",
     "thread.failed": "A thread failed with an unhandled exception. A fault of the program.",
     "tls.read_by_libpq": "Functions of libpq or its OpenSSL were not found, so libpq reads over TLS:"
     " it buffers each complete row, however large. Logged once, at the level `debug`.",
@@ -154,9 +153,7 @@ def page(daemon: Path, jobs: Path) -> str:
 
     Raise ValueError if an event lacks a meaning, or a meaning its event.
     """
-    return (
-        f"{MADE_BY}{_INTRO}{_table(daemon, MEANINGS)}\n## Spark jobs\n\n{_table(jobs, OF_JOBS)}"
-    )
+    return f"{MADE_BY}{_INTRO}{_table(daemon, MEANINGS)}\n## Spark jobs\n\n{_table(jobs, OF_JOBS)}"
 
 
 def _table(package: Path, meanings: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""`ingestd check` for the lake: can the daemon commit there, and is a conflicting commit refused?
+"""`ingestd check` for the lake: a test commit, and whether a conflicting commit is refused.
 
 The probe removes everything that it creates, including the lake's own folder.
 """

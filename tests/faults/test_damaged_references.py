@@ -120,7 +120,9 @@ def _follow_remedy(folder: Path, reason: str, remedy: str) -> None:
         folder.chmod(0o755)
         close_folder(folder, yes=False)
     elif folder.is_dir():
-        command = remedy.partition("move that folder away: ")[2].partition("; ingestd re-creates")[0]
+        command = remedy.partition("move that folder away: ")[2].partition("; ingestd re-creates")[
+            0
+        ]
         subprocess.run(["/bin/sh", "-c", command], check=True)  # as it would be pasted
         assert not folder.exists()
     else:

@@ -187,8 +187,7 @@ class TableLog:
                 return
             for app_id in self._commit_at(number).own_app_ids():
                 raise FolderError(
-                    f"lake table {self.uri}: its commits belong to {app_id}, not to"
-                    f" {self.app_id}",
+                    f"lake table {self.uri}: its commits belong to {app_id}, not to {self.app_id}",
                     remedy="put the folder back from a copy",
                 )
 

@@ -289,7 +289,7 @@ class TableMaintenance:
         )
 
     def _look_on(self, at: int, token: str, removed: dict[str, int]) -> _Seen:
-        """Read the commits after a version: is ours among them, or one that removed our files?"""
+        """Read the commits after a version, to find ours, or one that removed our files."""
         is_ours = is_taken = False
         with storage_faults(self._log.uri):
             while not is_ours and self._store.size(commit_path(self._folder, at + 1)) is not None:

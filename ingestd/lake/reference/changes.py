@@ -89,9 +89,7 @@ class ReferenceChanges:
         return pa.Table.from_arrays(columns, schema=self._table.schema)
 
     def _missing(self) -> TransientError:
-        return TransientError(
-            f"{self._where}: a row that changed is missing", reason="row_missing"
-        )
+        return TransientError(f"{self._where}: a row that changed is missing", reason="row_missing")
 
     def _bases(self, table: pa.Table) -> Ints:
         """Return for each row the number of the key that it had before."""

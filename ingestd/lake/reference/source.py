@@ -289,7 +289,7 @@ class RawReferenceSource:
                 current = self._whole_rows(plan, share)
             if not len(current):
                 continue
-        # In an order independent of the files' order, as `restore` counts batches.
+            # In an order independent of the files' order, as `restore` counts batches.
             order = np.argsort(key_hashes(current, definition.key or names), kind="stable")
             current = current.select(names).take(pa.array(order))
             whole = current.rename_columns(definition.schema.names).cast(definition.schema)

@@ -42,7 +42,7 @@ FLOAT_TEXTS = (canonical_float4, canonical_float8)
 
 
 def _array(element: Callable[[Any], str]) -> Callable[[Any], str]:
-    """Return a writer of one-dimensional arrays (array_out in src/backend/utils/adt/arrayfuncs.c)."""
+    """Return a writer of one-dimensional arrays (backend/utils/adt/arrayfuncs.c, array_out)."""
 
     def text(values: Sequence[Any]) -> str:
         items = ("NULL" if v is None else _quoted(element(v)) for v in values)
