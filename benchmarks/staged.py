@@ -34,7 +34,7 @@ STAGES: tuple[tuple[str, Any, str], ...] = (
     (PARQUET, FragmentWriter, "write"),
     (PARQUET, FragmentWriter, "finish"),
     (COMMIT, RawTable, "commit"),
-    (COMMIT, EpochTable, "append"),
+    (COMMIT, EpochTable, "append_epoch"),
     (FSYNC, durable, "_sync"),
 )
 

@@ -147,7 +147,7 @@ def assert_stops(daemon: Daemon, other_slot: str) -> None:
         return [e["reason"] for e in stopped if "taken over" in e["reason"]]
 
     await_until(told, LIMIT_S, daemon.tail)
-    assert f"it works by slot '{other_slot}'" in told()[0]
+    assert f"its claim is slot '{other_slot}'" in told()[0]
     answer = daemon.get("/readyz")
     assert answer is not None
     assert answer[0] == 503

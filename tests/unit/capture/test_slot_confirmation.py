@@ -20,8 +20,8 @@ class RecordedAdvance:
         self.lineage = ""
         self.calls: list[tuple[str, Lsn]] = []
 
-    def begin(self, position: Lsn) -> None:
-        self.calls.append(("begin", position))
+    def start_at(self, position: Lsn) -> None:
+        self.calls.append(("start_at", position))
 
     async def confirm(self, position: Lsn) -> None:
         self.calls.append(("advance", position))
@@ -66,7 +66,7 @@ async def test_i1_nothing_is_confirmed_that_was_not_delivered() -> None:
     with pytest.raises(ValueError, match="beyond what was delivered"):
         await confirmation.confirm(Lsn(101))
     assert confirmation.confirmed == Lsn(0)
-    assert advance.calls == [("begin", Lsn(10))]
+    assert advance.calls == [("start_at", Lsn(10))]
 
 
 async def test_one_reporter_at_a_time() -> None:
@@ -93,10 +93,10 @@ async def test_one_reporter_at_a_time() -> None:
     assert stream.is_reporting
     assert given == [Lsn(20)]
     assert advance.calls == [
-        ("begin", Lsn(10)),
+        ("start_at", Lsn(10)),
         ("advance", Lsn(20)),
         ("settle", Lsn(0)),
-        ("begin", Lsn(40)),
+        ("start_at", Lsn(40)),
         ("advance", Lsn(50)),
     ]
 

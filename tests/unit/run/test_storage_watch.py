@@ -67,7 +67,7 @@ def test_each_call_of_a_store_is_noted_while_it_lasts_and_no_longer(tmp_path: Pa
     seen: list[str] = []
 
     class Noted(StorageCalls):
-        def end(self, call: object) -> None:
+        def end_call(self, call: object) -> None:
             found = self.waiting(0.0)
             assert found is not None
             seen.append(found.path)

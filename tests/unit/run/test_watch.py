@@ -121,7 +121,7 @@ NO_LAG = CaptureLag(Lsn(0x20), None, None, None, None)
 LATER = {
     "measured": lambda watch: watch.measured(NO_LAG, None),
     "not measured": lambda watch: watch.not_measured(OperatorError("no")),
-    "paused": lambda watch: watch.held(NO_LAG),
+    "paused": lambda watch: watch.report_retained(NO_LAG),
     "failed": lambda watch: watch.failed(TransientError("no", reason="lost"), 1.0),
     "started": lambda watch: watch.discovered(dropped_at(T0), named(A)),
     "started, paused": lambda watch: watch.found(dropped_at(T0)),

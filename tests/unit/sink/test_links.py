@@ -292,5 +292,5 @@ async def test_a_folder_of_another_table_is_that_tables_fault(lake: Path) -> Non
 
 async def test_the_epochs_of_another_source_are_not_taken_for_its_own(lake: Path) -> None:
     shutil.copytree(lake / "shop", lake / "other")
-    with pytest.raises(OperatorError, match=r"those of ingestd/shop, and not of ingestd/other"):
+    with pytest.raises(OperatorError, match=r"belong to ingestd/shop, not to ingestd/other"):
         await DeltaLake(str(lake), "other").open()
