@@ -114,7 +114,7 @@ class _Known:
                 return [f"<{key}>"]
             case ast.Subscript():
                 return self.render(node.value)
-            case ast.Call(func=ast.Name(id="reading_anew")):
+            case ast.Call(func=ast.Name(id="resnapshot_command")):
                 return ["ingestd snapshot <source> <table>"]
             case ast.Call(func=ast.Name(id="str" | "repr" | "identifier" | "said"), args=[only]):
                 return self.render(only)

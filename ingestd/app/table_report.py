@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ingestd.config import SourceSettings
-from ingestd.model.errors import ConfigError, IngestdError, reading_anew
+from ingestd.model.errors import ConfigError, IngestdError, resnapshot_command
 from ingestd.model.lake_state import RegisteredTable, TableState
 from ingestd.model.schema import Column, Table, TableId, delta_type
 from ingestd.ports import ColumnInfo, Connector, Coverage, Sink, TableInfo
@@ -123,7 +123,8 @@ def _recorded(source: str, known: Mapping[TableId, RegisteredTable]) -> Told:
         str(name): {
             "state": str(table.state),
             "reason": table.reason,
-            "remedy": f"fix the cause; then, with the daemon running: {reading_anew(source, name)}",
+            "remedy": "fix the cause; then, with the daemon running: "
+            + resnapshot_command(source, name),
         }
         for name, table in known.items()
     }

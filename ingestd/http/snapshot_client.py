@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ingestd.http.client import cancel_snapshot, fetch_status, request_snapshot
-from ingestd.model.errors import ConfigError, OperatorError, TransientError, reading_anew
+from ingestd.model.errors import ConfigError, OperatorError, TransientError, resnapshot_command
 from ingestd.model.schema import TableId
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ class Following:
             raise TransientError(
                 f"table {name}: the {who} restarted before the snapshot was read",
                 reason="request_lost",
-                remedy=reading_anew(self.source, name),
+                remedy=resnapshot_command(self.source, name),
             )
 
 

@@ -29,7 +29,7 @@ SIMILAR = 0.6
 """Least similarity of two names, 0 to 1, at which one may be a typo of the other."""
 
 
-def reading_anew(source: str, *tables: TableId | str) -> str:
+def resnapshot_command(source: str, *tables: TableId | str) -> str:
     """Return the command that re-reads a source's tables, for a remedy."""
     return printable_command(["ingestd", "snapshot", source, *map(str, tables)])
 

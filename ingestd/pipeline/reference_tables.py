@@ -149,12 +149,12 @@ class IncrementalRefresh:
         self._monotonic = monotonic
         self._source: ReferenceTableSource | None = None
         self._state: ReferenceState | None = None
-        self._has_begun_anew = False
+        self._has_restarted = False
 
     async def step(self) -> float | None:
         """Catch up with the lake; the seconds are a pause, after which it waits to be woken."""
         began = self._monotonic()
-        has_begun_anew, self._has_begun_anew = self._has_begun_anew, False
+        has_restarted, self._has_restarted = self._has_restarted, False
         if self._source is None:
             self._state = await self._sink.open()
             self._watch.opened(self._table, self._state)
@@ -165,9 +165,9 @@ class IncrementalRefresh:
         except TransientError as error:
             if error.reason == "not_whole":
                 return None  # woken when its own snapshot is complete
-            if error.reason == "row_missing" and not has_begun_anew:
-                await self._begin_anew()
-                self._has_begun_anew = True
+            if error.reason == "row_missing" and not has_restarted:
+                await self._restart()
+                self._has_restarted = True
                 return 0.0
             raise
         self._watch.succeeded(self._table, self._state)
@@ -176,7 +176,7 @@ class IncrementalRefresh:
 
     async def _advance(self, source: ReferenceTableSource) -> None:
         began = self._monotonic()
-        has_begun_anew = was_replaced = False
+        has_restarted = was_replaced = False
         while True:
             if not source.is_snapshot_complete():
                 was_replaced = True
@@ -189,11 +189,11 @@ class IncrementalRefresh:
                 continue
             state = self._state
             if state is None or not _fits(changes, state):
-                if has_begun_anew:  # not at once: other tables wait for their turn
+                if has_restarted:  # not at once: other tables wait for their turn
                     what = f"reference table {self._table}: its columns have changed again"
                     raise TransientError(what, reason="columns_changed")
-                has_begun_anew = True
-                source = await self._begin_anew()
+                has_restarted = True
+                source = await self._restart()
                 continue
             if changes.num_rows:
                 began = self._monotonic()
@@ -212,7 +212,7 @@ class IncrementalRefresh:
 
         return await self._sink.replace(batches(), position=source.position)
 
-    async def _begin_anew(self) -> ReferenceTableSource:
+    async def _restart(self) -> ReferenceTableSource:
         await self.close()
         self._state = await self._sink.open()
         self._source = self._make_source(None)

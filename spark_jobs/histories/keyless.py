@@ -64,7 +64,7 @@ def keyless_versions(window: Window, before: DataFrame | None, shape: HistorySha
         ]
         versions = _paired(events, truncates, shape)
         if mark is not None:
-            versions = _counted_anew(versions, _reads(window, mark, shape), mark, shape)
+            versions = _recounted(versions, _reads(window, mark, shape), mark, shape)
             done = versions.where(f.col("_cdc_to").isNotNull()).select(columns)
             ended = done if ended is None else ended.unionByName(done)
             standing = (
@@ -176,9 +176,7 @@ def _paired(events: DataFrame, truncates: Sequence[Mark], shape: HistoryShape) -
     return events.where(_OPENS)
 
 
-def _counted_anew(
-    versions: DataFrame, reads: DataFrame, mark: Mark, shape: HistoryShape
-) -> DataFrame:
+def _recounted(versions: DataFrame, reads: DataFrame, mark: Mark, shape: HistoryShape) -> DataFrame:
     """Keep as many current versions of each row as a snapshot read copies."""
     columns = [*shape.columns, *VERSION, *shape.part_names]
     both = (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from psycopg import sql
 
-from ingestd.model.errors import reading_anew
+from ingestd.model.errors import resnapshot_command
 from ingestd.model.printable_text import one_line, printable, printable_lines
 from ingestd.model.schema import TableId
 from ingestd.postgres.catalog.tables import qualified
@@ -56,7 +56,7 @@ def test_pasted_sql_names_the_table(name: str, database: Database) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_pasted_command_names_the_table(name: str) -> None:
     table = TableId("public", name)
-    command = reading_anew("shop", table)
+    command = resnapshot_command("shop", table)
     assert printable(command) == command
     program = f"{sys.executable} -c 'import sys; print(ascii(sys.argv[1:]))'"
     done = subprocess.run(

@@ -446,7 +446,7 @@ class AppendLog(TableLog):
     def _follow(self, expected: int, token: str, failure: Exception | None) -> int | None:
         """Read the current log; return the version of our commit if it exists."""
         before = self.schema()
-        self._refresh(anew=failure is not None)
+        self._refresh(must_reopen=failure is not None)
         ours: int | None = None
         for version in range(expected, self._version + 1):
             if failure is None and version == expected == self._version:
@@ -491,10 +491,10 @@ class AppendLog(TableLog):
                 self.refuse_lost(before, arrow_schema(given, self.uri))
         return verdict
 
-    def _refresh(self, *, anew: bool) -> None:
+    def _refresh(self, *, must_reopen: bool) -> None:
         self._commits += 1
         has_checkpoint = (self._version + 1) % CHECKPOINT_INTERVAL == 0  # it is all that is read
-        if self._table is None or anew or has_checkpoint or self._commits >= REOPEN_EVERY:
+        if self._table is None or must_reopen or has_checkpoint or self._commits >= REOPEN_EVERY:
             self._commits = 0
             self.load()
             return

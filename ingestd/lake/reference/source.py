@@ -40,7 +40,7 @@ from ingestd.lake.store.pending_calls import StorageCalls
 from ingestd.lake.store.store import open_store
 from ingestd.lake.threads import WorkerThreads
 from ingestd.model.changes import TRUNCATE, field_of
-from ingestd.model.errors import FolderError, TableError, TransientError, reading_anew
+from ingestd.model.errors import FolderError, TableError, TransientError, resnapshot_command
 from ingestd.model.schema import TableId
 
 MEMORY_BYTES = 64 << 20
@@ -232,7 +232,7 @@ class RawReferenceSource:
             raise TableError(
                 self._table,
                 "its key has changed since its rows were read",
-                remedy=f"re-read it: {reading_anew(self._source, self._table)}",
+                remedy=f"re-read it: {resnapshot_command(self._source, self._table)}",
             )
         nbytes = self._nbytes(definition, files, epoch)
         passes = self._resumed or max(1, -(-nbytes // self._memory_bytes))

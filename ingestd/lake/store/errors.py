@@ -24,7 +24,7 @@ from ingestd.model.errors import (
     OperatorError,
     TableError,
     TransientError,
-    reading_anew,
+    resnapshot_command,
 )
 from ingestd.model.schema import TableId
 from ingestd.process.file_limit import none_left
@@ -114,7 +114,7 @@ _UNREADABLE = re.compile(
 
 def table_fault(fault: FolderError, source: str, table: TableId, uri: str) -> TableError:
     """Return the fault of a raw table's folder as that table's own (I8)."""
-    again = reading_anew(source, table)
+    again = resnapshot_command(source, table)
     moved = _moved_away(fault, uri, depth=3)
     then = f" && {again}" if ": " in moved else f"; then: {again}"
     right = _put_right(fault, uri)

@@ -15,7 +15,7 @@ from ingestd.decode.values.cast import cast
 from ingestd.decode.values.text_column import ByteBuffer, TextColumn
 from ingestd.digests.row_digests import ComparedColumn, DigestedText, Value
 from ingestd.lake.fold.older_types import as_newest
-from ingestd.model.errors import FolderError, TableChangedError, TableError, reading_anew
+from ingestd.model.errors import FolderError, TableChangedError, TableError, resnapshot_command
 from ingestd.model.lake_state import TableState
 from ingestd.model.schema import Column, Table, delta_type
 
@@ -48,7 +48,7 @@ def ensure_comparable(source: str, table: Table, events: Sequence[Event]) -> Non
         raise TableError(
             table.id,
             'its rows were never read (snapshot = "never"): the lake has only its changes',
-            remedy=f"read them: {reading_anew(source, table.id)}",
+            remedy=f"read them: {resnapshot_command(source, table.id)}",
         )
 
 
@@ -94,7 +94,7 @@ def ensure_one_key(source: str, table: Table, events: Sequence[Event], void_lsn:
         raise TableError(
             table.id,
             "has another key or replica identity than when its rows were read",
-            remedy=f"re-read it: {reading_anew(source, table.id)}",
+            remedy=f"re-read it: {resnapshot_command(source, table.id)}",
         )
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from structlog.typing import FilteringBoundLogger
 
-from ingestd.model.errors import IngestdError, OperatorError, TableError, reading_anew
+from ingestd.model.errors import IngestdError, OperatorError, TableError, resnapshot_command
 from ingestd.model.lake_state import RegisteredTable, TableEvent, TableState
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import TableId
@@ -87,7 +87,7 @@ class TableTelemetry:
                 "snapshot.request_lost",
                 tables=names,
                 reason="the source restarted in the meantime",
-                remedy=reading_anew(self.source, *names),
+                remedy=resnapshot_command(self.source, *names),
             )
 
     def tables_changed(self, events: Sequence[TableEvent]) -> None:
@@ -116,7 +116,7 @@ class TableTelemetry:
         """Return how to restart a stopped table; a refused one restarts once it can be captured."""
         if name in self._refused:
             return remedy
-        again = reading_anew(self.source, name)
+        again = resnapshot_command(self.source, name)
         if remedy is None:
             return again
         return remedy if remedy.endswith(again) else f"{remedy}\n  then: {again}"
