@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingestd.model.errors import OperatorError
-from ingestd.process.fast_imports import module_environment, python_command
+from ingestd.process.python_command import module_environment, python_command
 from spark_jobs.cli.arguments import EXIT_DONE, run_job
 from spark_jobs.session import (
     JAVA_OPTIONS,

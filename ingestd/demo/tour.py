@@ -22,8 +22,8 @@ from ingestd.demo.shop import Customers, open_shop
 from ingestd.lake.layout import Layout
 from ingestd.model.errors import OperatorError
 from ingestd.model.schema import TableId
-from ingestd.process.fast_imports import module_environment, python_command
 from ingestd.process.file_creation import append, create, is_shared
+from ingestd.process.python_command import module_environment, python_command
 from ingestd.testing.embedded.daemon import Daemon, DaemonEndedError
 from ingestd.testing.embedded.installations import find_bindirs, wheel_bindirs
 from ingestd.testing.embedded.orphans import Guard

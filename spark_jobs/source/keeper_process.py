@@ -19,8 +19,8 @@ from pathlib import Path
 
 from ingestd.model.errors import OperatorError
 from ingestd.postgres.connection.dsn import read_dsn
-from ingestd.process.fast_imports import python_command
 from ingestd.process.file_creation import create, make_private_folder
+from ingestd.process.python_command import python_command
 from spark_jobs.source.keeper_protocol import KeeperAddress
 from spark_jobs.source.lease import is_there
 

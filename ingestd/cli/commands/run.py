@@ -11,7 +11,6 @@ import typer
 from ingestd.cli import completion
 from ingestd.cli.errors import reporting
 from ingestd.cli.options import ConfigFile, Debug
-from ingestd.process.fast_imports import sparing
 from ingestd.process.memory import configure_allocators, gc_frozen
 
 
@@ -41,7 +40,7 @@ def run(
         signal.signal(number, lambda *_: os._exit(0))
     configure_allocators()
     with reporting(debug=debug, config=config):
-        with gc_frozen(), sparing():
+        with gc_frozen():
             from ingestd.app import daemon  # noqa: PLC0415
 
         raise typer.Exit(daemon.run(config, frozenset(accept_empty_lake or ())))

@@ -38,7 +38,7 @@ from ingestd.lake.table_folders import raw_tables, reference_tables
 from ingestd.model.errors import FolderError, IngestdError, OperatorError, TransientError
 from ingestd.model.schema import TableId
 from ingestd.ports import MaintainedTable
-from ingestd.process.fast_imports import module_environment, python_command
+from ingestd.process.python_command import module_environment, python_command
 
 SILENT_LIMIT_S = 3600.0
 """Limit for one table, after which the storage counts as hung."""

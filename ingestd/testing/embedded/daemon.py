@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ingestd.config.units import Address
 from ingestd.http.client import fetch_status
-from ingestd.process.fast_imports import module_environment, python_command
 from ingestd.process.file_creation import append, replace
+from ingestd.process.python_command import module_environment, python_command
 from ingestd.testing.embedded.orphans import Guard
 from ingestd.testing.embedded.ports import free_port
 from ingestd.testing.embedded.waiting import await_until

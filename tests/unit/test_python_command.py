@@ -1,4 +1,4 @@
-"""What is spared at the start is spared then only."""
+"""Child processes import nothing from the working directory."""
 
 from __future__ import annotations
 
@@ -14,37 +14,7 @@ from ingestd.lake.maintenance.compaction import MaintenancePolicy
 from ingestd.lake.maintenance.process import MaintenanceProcess
 from ingestd.lake.marker import write_marker
 from ingestd.lake.store.store import open_store
-from ingestd.process.fast_imports import module_environment, python_command
-
-START = """
-import os, ssl, sys
-from ingestd.process.fast_imports import sparing
-with sparing():
-    import ingestd.app.daemon
-    import aiohttp.connector
-assert "rich" not in sys.modules
-assert aiohttp.connector._SSL_CONTEXT_VERIFIED.cert_store_stats()["x509"] == 0
-assert os.environ.get("SSL_CERT_FILE") == (sys.argv[1] if len(sys.argv) > 1 else None)
-import rich.console
-"""
-
-
-@pytest.mark.parametrize("arguments", [[], ["/chosen.pem"]])
-def test_neither_rich_nor_certificates_are_read_at_the_start(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
-    for path in arguments:
-        monkeypatch.setenv("SSL_CERT_FILE", path)
-    subprocess.run([sys.executable, "-c", START, *arguments], check=True)
-
-
-def test_what_was_imported_before_stays() -> None:
-    program = (
-        "import rich\nfrom ingestd.process.fast_imports import sparing\nwith sparing(): import rich"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
-
+from ingestd.process.python_command import module_environment, python_command
 
 PLANTED = ("ingestd", "json", "asyncio", "pyarrow", "deltalake", "numpy", "typing", "sitecustomize")
 
