@@ -11,7 +11,7 @@ SHELL := /bin/sh
 unexport PYTHONDONTWRITEBYTECODE
 # Tests wait for servers and daemons half of their time.
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
-.PHONY: help demo test test-thorough test-long test-hostile attack matrix soak soak-leaks histories fuzz fuzz-native lint bench bench-quick profile audit sbom package docs docs-reference errors-page clean java warm
+.PHONY: help demo unit test test-thorough test-long test-hostile attack matrix soak soak-leaks histories fuzz fuzz-native lint bench bench-quick profile audit sbom package docs docs-reference errors-page clean java warm
 
 # Java 17 or later, found on the PATH or in JAVA_HOME; Spark needs it.
 JAVA := $${JAVA_HOME:+$$JAVA_HOME/bin/}java
@@ -26,6 +26,9 @@ demo: $(VENV)/.demo ## Watch Postgres changes arrive in Delta tables (about a mi
 	@if $(HAS_JAVA) && [ ! -e $(VENV)/.spark ]; then \
 		echo "Installing PySpark ..."; $(PIP) -e '.[demo,spark]' && touch $(VENV)/.spark; fi
 	@$(BIN)/ingestd demo $(ARGS)
+
+unit: $(VENV)/.dev ## Run the unit tests: no server, no Java (ARGS="-k name" for some)
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/unit $(ARGS)
 
 test: $(VENV)/.dev java warm ## Run the tests, in under 20 minutes (ARGS="-k name" for some)
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)

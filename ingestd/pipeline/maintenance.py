@@ -142,6 +142,6 @@ class Maintainer:
         totals = Totals()
         async with aclosing(self._lake.run(joins=joins, cleans=cleans, only=only)) as tables:
             async for table in tables:
-                totals.add(table)
+                totals.add_table(table)
                 self._watch.maintained(table, since=self._new[table.table])
         return totals

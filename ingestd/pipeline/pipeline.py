@@ -117,7 +117,7 @@ class Pipeline:
             cleaning.push_async_callback(self._abandon)
             stopping = asyncio.create_task(_until(stop))
             cleaning.push_async_callback(_cancel, stopping)
-            work = asyncio.create_task(self._run(stop))
+            work = asyncio.create_task(self._run_claimed(stop))
             cleaning.push_async_callback(_cancel, work)
             await asyncio.wait([stopping, work], return_when=asyncio.FIRST_COMPLETED)
             with contextlib.suppress(TimeoutError):
@@ -173,11 +173,11 @@ class Pipeline:
             )
         return self._table_sync
 
-    async def _run(self, stop: asyncio.Event) -> None:
+    async def _run_claimed(self, stop: asyncio.Event) -> None:
         self._watch.enter(SourceState.STARTING)
         await self._capture.claim()
         holding = asyncio.create_task(self._capture.hold())
-        working = asyncio.create_task(self._work(stop))
+        working = asyncio.create_task(self._run_started(stop))
         try:
             await asyncio.wait([holding, working], return_when=asyncio.FIRST_COMPLETED)
             if working.done():
@@ -198,7 +198,7 @@ class Pipeline:
         )
         await _cancel(asking)
 
-    async def _work(self, stop: asyncio.Event) -> None:
+    async def _run_started(self, stop: asyncio.Event) -> None:
         """Do what only the holder of the claim may."""
         startup = Startup(
             self._capture,

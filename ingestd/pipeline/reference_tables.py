@@ -92,11 +92,11 @@ class FullRefresh:
             if self._state is None or self._refresh_s is not None:
                 self._due_s = now
         if self.is_requested or (self._due_s is not None and now >= self._due_s):
-            await self._read()
+            await self._read_table()
         self._watch.succeeded(self._table, self._state)
         return None if self._due_s is None else max(0.0, self._due_s - self._monotonic())
 
-    async def _read(self) -> None:
+    async def _read_table(self) -> None:
         began, self.is_requested = self._monotonic(), False
         source = self._make_source()
         try:

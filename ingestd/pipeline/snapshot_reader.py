@@ -179,7 +179,9 @@ class SnapshotReader:
     async def _read_begun(self, reading: SnapshotRun, snapshot: Snapshot) -> None:
         async with _closing(snapshot):
             await self._gate.reached(snapshot.point)
-            await self._read(reading, self._table_set.being_read(reading.snapshot_ids), snapshot)
+            await self._read_items(
+                reading, self._table_set.being_read(reading.snapshot_ids), snapshot
+            )
 
     async def read_in_chunks(self, reading: SnapshotRun) -> None:
         """Read tables incrementally, from the start."""
@@ -203,7 +205,7 @@ class SnapshotReader:
                 self._table_set.being_read(reading.snapshot_ids), snapshot.point
             )
             await self._settle(reading, snapshot)
-            await self._read(reading, tables, snapshot)
+            await self._read_items(reading, tables, snapshot)
 
     async def read_rest(self, reading: SnapshotRun) -> None:
         """Read what an earlier run left of one table."""
@@ -234,7 +236,7 @@ class SnapshotReader:
             for rows in unsent:
                 reading.touched[table.id].owe(table, rows)
             await self._settle(reading, snapshot)
-            await self._read(reading, [table], snapshot)
+            await self._read_items(reading, [table], snapshot)
 
     async def _enter(self, tables: Sequence[Table], at_lsn: Lsn) -> None:
         """Record that tables are being read."""
@@ -260,7 +262,7 @@ class SnapshotReader:
         async with _closing(snapshot), self._places:
             await self._record(reading, [table])
             await self._settle(reading, snapshot)
-            await self._read(reading, [table], snapshot)
+            await self._read_items(reading, [table], snapshot)
 
     def abandon(self, table: TableId) -> None:
         """Stop reading a table."""
@@ -332,7 +334,7 @@ class SnapshotReader:
 
     # --- reading -----------------------------------------------------------------------------
 
-    async def _read(
+    async def _read_items(
         self, reading: SnapshotRun, tables: Sequence[Table], snapshot: Snapshot
     ) -> None:
         """Queue the tables' rows with their markers, and the end of each table."""

@@ -25,7 +25,7 @@ class CheckFindings:
         """Add a warning for a condition that a run would only log."""
         self.note(notice.event.partition(".")[0], "warn", notice.what, notice.remedy)
 
-    def add(self, line: CheckLine | None) -> None:
+    def add_line(self, line: CheckLine | None) -> None:
         """Add a line, unless it is None."""
         if line is not None:
             self.lines.append(line)

@@ -104,7 +104,7 @@ class CopiedReferenceSource:
             if self._has_begun:
                 ended = f"{self._where}: its snapshot ended before all of it was read"
                 raise TransientError(ended, reason="snapshot_gone")
-            self._has_begun, self._batches = True, self._read()
+            self._has_begun, self._batches = True, self._read_batches()
         batch = None
         try:
             batch = await anext(self._batches, None)
@@ -147,7 +147,7 @@ class CopiedReferenceSource:
             if keeper is not None:
                 await keeper.close()
 
-    async def _read(self) -> AsyncGenerator[pa.RecordBatch, None]:
+    async def _read_batches(self) -> AsyncGenerator[pa.RecordBatch, None]:
         keeper = await connect(
             self._dsn, autocommit=False, lock_timeout_s=LOCK_TIMEOUT_S, reads_names=True
         )

@@ -153,7 +153,9 @@ class SourceAtPoint:
                 self._dsn, autocommit=False, lock_timeout_s=LOCK_TIMEOUT_S
             ) as connection:
                 await enter_snapshot(connection, self._exported)
-                return await splits_seen(connection, self._read(table), self._exported, nbytes)
+                return await splits_seen(
+                    connection, self._without_deleted(table), self._exported, nbytes
+                )
         except psycopg.errors.LockNotAvailable as error:
             raise _locked(table) from error
         except psycopg.Error as error:
@@ -193,7 +195,7 @@ class SourceAtPoint:
         """Release the snapshot."""
         await self._held.close()
 
-    def _read(self, table: Table) -> Table:
+    def _without_deleted(self, table: Table) -> Table:
         """Return the table without the rows that count as deleted."""
         if not isinstance(self._settings, PollingSettings):
             return table

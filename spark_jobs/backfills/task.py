@@ -110,7 +110,7 @@ class BackfillReader:
     async def _read_patiently(self, order: SplitOrder) -> Note | Failure:
         for attempt in range(ATTEMPTS):
             try:
-                return await self._read(order)
+                return await self._read_split(order)
             except TransientError as error:
                 if attempt == ATTEMPTS - 1 or error.reason in _FOR_GOOD:
                     return Failure.from_error(error)
@@ -120,7 +120,7 @@ class BackfillReader:
             await asyncio.sleep(delay_s * random.uniform(0.5, 1))  # noqa: S311 - jitter only
         raise AssertionError
 
-    async def _read(self, order: SplitOrder) -> Note:
+    async def _read_split(self, order: SplitOrder) -> Note:
         store = await asyncio.to_thread(open_store, self.lake, self.storage_options)
         connector = self.connector()
         try:

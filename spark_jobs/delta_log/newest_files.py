@@ -46,21 +46,21 @@ class NewestFiles:
         Later log entries must not have lower values than earlier ones. `through`: rows above this
         value are not needed, though some may be returned.
         """
-        found = self._read(lambda: self._files_above(column, above, through))
+        found = self._read_rows(lambda: self._files_above(column, above, through))
         return None if found is None else found.filter(pc.greater(found[column], above))
 
     def all_rows(self) -> pa.Table | None:
         """Return all rows of a table with few entries; its files need no statistics."""
-        return self._read(self._all_files)
+        return self._read_rows(self._all_files)
 
     def last_rows(self, app_id: str | None = None) -> pa.Table | None:
         """Return the rows that the last adding commit added.
 
         That commit may have removed rows only if it is of the Delta application `app_id`.
         """
-        return self._read(lambda: self._last_files(app_id))
+        return self._read_rows(lambda: self._last_files(app_id))
 
-    def _read(self, files: Callable[[], Sequence[str] | None]) -> pa.Table | None:
+    def _read_rows(self, files: Callable[[], Sequence[str] | None]) -> pa.Table | None:
         try:
             names = files()
             if not names:

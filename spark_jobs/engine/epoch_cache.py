@@ -18,7 +18,7 @@ class EpochMemory:
         self._known: dict[int, Epoch] = {}
         self._lock = threading.Lock()
 
-    def add(self, epochs: Sequence[Epoch]) -> None:
+    def add_epochs(self, epochs: Sequence[Epoch]) -> None:
         """Add a batch, and drop all earlier epochs except the one before it."""
         if epochs:
             last = self._known.get(epochs[0].number - 1)

@@ -141,7 +141,7 @@ class EpochStream:
         there = self.lake.epochs(self._last.epoch - 1)
         if not there or there[0].number != self._last.epoch:
             raise self._gap(self._last.epoch, there[0].number if there else None)
-        self._epochs.add(there)
+        self._epochs.add_epochs(there)
         self._advance([], there[0])
 
     def _ensure_apart(self, checkpoint: str) -> None:
@@ -176,7 +176,7 @@ class EpochStream:
 
     def _advance(self, epochs: Sequence[Epoch], through: Epoch) -> None:
         """Move all tables to the end of `through`. `epochs`: those since the last cut."""
-        self._epochs.add(epochs)
+        self._epochs.add_epochs(epochs)
         whole = self._whole(self._registry(), through)
         changed = {table for epoch in epochs for table in epoch.rows}
         for table in changed - whole.keys():

@@ -139,7 +139,7 @@ class DriverMerge:
         parts: list[_FilePart] = []
         left = _MAX_NBYTES
         for add in touched:
-            parts.append(self._read(add, outcomes.num_rows, schema, names, left))
+            parts.append(self._read_file(add, outcomes.num_rows, schema, names, left))
             left -= parts[-1].rows.nbytes
         needed = pa.schema([schema.field(name) for name in names])
         old = pa.concat_tables(
@@ -148,7 +148,7 @@ class DriverMerge:
         merged = merge(old, outcomes, key, schema)
         return None if merged is None else self._written(parts, merged, key)
 
-    def _read(
+    def _read_file(
         self, add: Action, changes: int, schema: pa.Schema, names: Sequence[str], max_nbytes: int
     ) -> _FilePart:
         """Read a file: all columns if it may be rewritten, else only these."""

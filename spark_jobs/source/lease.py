@@ -80,7 +80,7 @@ class _LeaseConnection:
         self._where = where
         mine = new_nonce()
         self._send(f"{mine}\n".encode())
-        nonces = mine, self._read().decode(errors="replace").strip()
+        nonces = mine, self._read_line().decode(errors="replace").strip()
         self._talk = Talk(token, nonces, is_keeper=False)
         self.answer()  # its greeting
 
@@ -88,12 +88,12 @@ class _LeaseConnection:
         self._send(self._talk.line(value))
 
     def answer(self) -> dict[str, Any]:
-        found = self._talk.heard(self._read())
+        found = self._talk.heard(self._read_line())
         if found is None:
             raise _unreachable(self._where, "the server there is not the keeper")
         return found
 
-    def _read(self) -> bytes:
+    def _read_line(self) -> bytes:
         try:
             line = self._file.readline(MAX_LINE_BYTES)
         except OSError as error:

@@ -79,7 +79,7 @@ class _Reading:
         self._is_ready.set()
         end = _End(None)
         try:
-            await self._read()
+            await self._read_frames()
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 - the consumer's thread raises it
@@ -87,7 +87,7 @@ class _Reading:
         await self._items.put(end)
         await asyncio.Event().wait()  # keep the loop until the consumer closes
 
-    async def _read(self) -> None:
+    async def _read_frames(self) -> None:
         for source in self._sources():
             try:
                 async with contextlib.aclosing(source.batches()) as batches:  # type: ignore[type-var]

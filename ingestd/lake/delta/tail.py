@@ -84,12 +84,12 @@ class EpochEnd:
         """
         files = None if self._tail is None else self._tail.files()
         if files is None or self._tail is None:
-            return self._read()
+            return self._read_newest()
         self._read_files(files)
         self._tail.requeue([])
         return self._last
 
-    def _read(self) -> int:
+    def _read_newest(self) -> int:
         self._log.load()
         self._last, self._tail = 0, None
         if self._log.exists:

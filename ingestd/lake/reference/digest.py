@@ -25,7 +25,7 @@ class ContentDigest:
     _first: int = 0
     _second: int = 0
 
-    def add(self, batch: pa.RecordBatch) -> None:
+    def add_batch(self, batch: pa.RecordBatch) -> None:
         """Add a batch's rows."""
         hashes = row_hashes(batch.columns, batch.num_rows)
         self.rows += batch.num_rows

@@ -38,7 +38,7 @@ class WholeRows:
         self._came_hashes: list[NDArray[np.uint64]] = []
         self._went: list[NDArray[np.uint64]] = []
 
-    def add(self, rows: pa.Table) -> None:
+    def add_changes(self, rows: pa.Table) -> None:
         """Add change rows with the schema of `change_rows_schema`; no `t` may be among them."""
         rows = rows.combine_chunks()
         is_delete = pc.equal(rows["_cdc_op"], DELETE)

@@ -311,9 +311,9 @@ class RawReferenceSource:
         """Return the current rows in a share, of a table without a key."""
         whole = WholeRows(plan.definition, share, plan.passes)
         names = [c.raw for c in plan.definition.columns]
-        whole.add(change_rows_schema(plan.definition, names).empty_table())
+        whole.add_changes(change_rows_schema(plan.definition, names).empty_table())
         for rows in self._changes_of(plan):
-            whole.add(rows)
+            whole.add_changes(rows)
         return whole.rows()
 
     def _changes_of(self, plan: _Plan) -> Iterator[pa.Table]:

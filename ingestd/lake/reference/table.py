@@ -107,7 +107,7 @@ class DeltaReferenceTable:
                     schema = _nullable(batch.schema)
                     await self._jobs.run(self._step, "write")
                     sink = FragmentSink(self._writer(schema), buffer_bytes=self._buffer_bytes)
-                await self._jobs.run(digest.add, _in_name_order(batch))
+                await self._jobs.run(digest.add_batch, _in_name_order(batch))
                 await sink.append_rows(batch.cast(schema))
             fragments = [] if sink is None else await sink.finish()
         except BaseException:

@@ -24,7 +24,7 @@ class Totals:
     removed_files: int = 0
     error: IngestdError | None = None
 
-    def add(self, table: MaintainedTable) -> None:
+    def add_table(self, table: MaintainedTable) -> None:
         """Add a table."""
         self.tables += 1
         self.joined_files += table.joined_files

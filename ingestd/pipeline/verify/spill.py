@@ -95,7 +95,7 @@ class NumberParts:
         for begin, cuts in self._written:
             first, end = int(cuts[number]), int(cuts[number + 1])
             if first < end:
-                self._read(begin + first * self._width * _BYTES, found[at : at + end - first])
+                self._read_part(begin + first * self._width * _BYTES, found[at : at + end - first])
                 at += end - first
         for rows in held:
             found[at : at + len(rows)] = rows
@@ -127,7 +127,7 @@ class NumberParts:
         self._held = [[] for _ in range(self.count)]
         self._held_bytes = 0
 
-    def _read(self, at: int, rows: Matrix) -> None:
+    def _read_part(self, at: int, rows: Matrix) -> None:
         assert self._file is not None
         self._file.seek(at)
         self._file.readinto(rows.data)  # type: ignore[attr-defined]

@@ -23,7 +23,7 @@ class PollBackoff:
     def __contains__(self, table: TableId) -> bool:
         return table in self._found
 
-    def add(self, fault: TableError) -> None:
+    def pause(self, fault: TableError) -> None:
         """Stop polling a table."""
         self._failures[fault.table] += 1
         wait_s = WAITS.after(self._failures[fault.table])

@@ -60,7 +60,7 @@ async def preflight(source: str, settings: PollingSettings) -> list[CheckLine]:
     found = CheckFindings(source)
     dsn = settings.dsn.get_secret_value()
     try:
-        found.add(check_line(source, read_dsn(dsn)))
+        found.add_line(check_line(source, read_dsn(dsn)))
         found.lines += check_lines(source, read_dsn(dsn))
         await detect_transaction_pooler(dsn)
         async with await connect(

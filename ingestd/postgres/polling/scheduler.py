@@ -328,7 +328,7 @@ class PollScheduler:
 
     def _stop(self, fault: TableError) -> None:
         """Stop polling a table until it is re-read."""
-        self.faults.add(fault)
+        self.faults.pause(fault)
         state = self.states.get(fault.table)
         if state is not None:
             state.forget_missing()

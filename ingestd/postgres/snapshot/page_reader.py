@@ -110,7 +110,7 @@ class TablePages:
     async def _by_row(self, blocks: BlockRange) -> AsyncGenerator[SnapshotPage, None]:
         place = await self._enter(blocks)
         decoder = CopyDecoder(self._table, place.position, place.at, self._encoding)
-        async for batch in self._read(rows_query(self._table, blocks), decoder, by_row=True):
+        async for batch in self._read_pages(rows_query(self._table, blocks), decoder, by_row=True):
             yield SnapshotPage(batch, place.position, place.seen)
 
     async def _packed(self, blocks: BlockRange) -> AsyncGenerator[SnapshotPage, None]:
@@ -128,7 +128,7 @@ class TablePages:
             )
             query = columns_query(self._table, blocks, BLOCKS_PER_RUN, packing)
             try:
-                async for batch in self._read(query, decoder):
+                async for batch in self._read_pages(query, decoder):
                     yield SnapshotPage(batch, place.position, place.seen)
             except AmbiguousMarkError:
                 if packing is packings[-1]:
@@ -156,7 +156,7 @@ class TablePages:
             nothing = pa.RecordBatch.from_pylist([], change_schema(table))
             yield SnapshotPage(TableBatch(table, nothing, 0), place.position, place.seen)
             query = rows_query(table, KeyList(table, keyed, tuple(keys)))
-            async for batch in self._read(query, decoder, by_row=True):
+            async for batch in self._read_pages(query, decoder, by_row=True):
                 yield SnapshotPage(batch, place.position, place.seen)
         except psycopg.Error as error:
             is_requested = table.row_filter is not None
@@ -203,7 +203,7 @@ class TablePages:
         self._entered(place)
         return place
 
-    async def _read(
+    async def _read_pages(
         self, query: sql.Composed, decoder: _Decoder, *, by_row: bool = False
     ) -> AsyncGenerator[TableBatch, None]:
         copy = self._copy

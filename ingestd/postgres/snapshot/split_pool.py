@@ -96,7 +96,10 @@ class SplitReaders:
 
     async def _read_all(self, items: Items) -> None:
         splits: asyncio.Queue[Split | None] = asyncio.Queue(len(self._workers))
-        works = [self._cut(splits, items), *(self._read(splits, items) for _ in self._workers)]
+        works = [
+            self._cut(splits, items),
+            *(self._read_splits(splits, items) for _ in self._workers),
+        ]
         running = [asyncio.create_task(work) for work in works]
         try:
             await asyncio.gather(*running)
@@ -125,7 +128,7 @@ class SplitReaders:
         for _ in self._workers:
             await splits.put(None)
 
-    async def _read(self, splits: asyncio.Queue[Split | None], items: Items) -> None:
+    async def _read_splits(self, splits: asyncio.Queue[Split | None], items: Items) -> None:
         while (split := await splits.get()) is not None:
             table = split.table.id
             if table in self._left_out:

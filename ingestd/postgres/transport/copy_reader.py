@@ -103,20 +103,20 @@ class CopyReader:
         found, at = b"", 0
         while True:
             while len(found) - at < HEADER_BYTES:
-                found, at = found[at:] + await self._read(), 0
+                found, at = found[at:] + await self._read_next(), 0
                 await asyncio.sleep(0)  # endless notices must not block the event loop
             if found[at] not in ASIDES:
                 break
             at += 1 + length_of(found[at : at + HEADER_BYTES])
             while at > len(found):  # a notice may exceed the buffer limit
                 at -= len(found)
-                found = await self._read()
+                found = await self._read_next()
                 await asyncio.sleep(0)
         found = found[at:]
         self._pieces, self._early_bytes = [found], len(found)
         return found[0]
 
-    async def _read(self) -> bytes:
+    async def _read_next(self) -> bytes:
         """Wait for the next bytes and return them."""
         while not (found := self._channel.read()):
             wait = writable if self._channel.wants_write else readable
@@ -138,7 +138,7 @@ class CopyReader:
             self._is_busy = nbytes >= PAUSE_BYTES
             return nbytes
         nbytes, self._early_bytes = self._early_bytes, 0
-        found = 0 if nbytes else self._keep(await self._read())
+        found = 0 if nbytes else self._keep(await self._read_next())
         until = time.monotonic() + linger_s
         while True:
             nbytes += found

@@ -71,7 +71,7 @@ async def preflight(source: str, settings: WalSettings) -> list[CheckLine]:
     found = CheckFindings(source)
     dsn = settings.dsn.get_secret_value()
     try:
-        found.add(check_line(source, read_dsn(dsn)))
+        found.add_line(check_line(source, read_dsn(dsn)))
         found.lines += check_lines(source, read_dsn(dsn))
         async with await connect(dsn, reads_names=True) as connection:
             await _check_server(connection, source, settings, found)

@@ -120,7 +120,7 @@ class ReplicationStream:
         with self._errors(), self._connection.expecting():
             await self._reader.start(query_bytes(self._connection, command))
         self._confirmed, self._received = confirmed, after
-        self._tasks = [asyncio.create_task(self._read())]
+        self._tasks = [asyncio.create_task(self._read_messages())]
 
     def begin_reporting(self) -> None:
         """Start to report the position to the server, and to check that it still answers."""
@@ -184,7 +184,7 @@ class ReplicationStream:
             finally:
                 await self._connection.close()
 
-    async def _read(self) -> None:
+    async def _read_messages(self) -> None:
         while True:
             with self._errors():
                 nbytes = await self._reader.collect(self._limits.linger_s)

@@ -211,17 +211,17 @@ class _UnlinkedFile:
     def read(self, start: int, end: int) -> Iterator[OpenMessages]:
         """Yield what was written there."""
         while start < end:
-            nbytes, count, number = _HEADER.unpack(self._read(start, _HEADER.size))
+            nbytes, count, number = _HEADER.unpack(self._read_at(start, _HEADER.size))
             start += _HEADER.size
             index_bytes = 3 * count * _INDEX_TYPE.itemsize
-            index = np.frombuffer(self._read(start, index_bytes), _INDEX_TYPE).reshape(3, count)
+            index = np.frombuffer(self._read_at(start, index_bytes), _INDEX_TYPE).reshape(3, count)
             start += index_bytes
             starts, ends = index[:2].astype(np.int64)
-            buffer = self._read(start, nbytes)
+            buffer = self._read_at(start, nbytes)
             start += nbytes
             yield OpenMessages(buffer, starts, ends, index[2].astype(np.uint32), number)
 
-    def _read(self, start: int, nbytes: int) -> bytes:
+    def _read_at(self, start: int, nbytes: int) -> bytes:
         parts = []
         while nbytes > 0:
             part = os.pread(self._fd, nbytes, start)

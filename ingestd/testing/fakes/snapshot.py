@@ -88,7 +88,7 @@ class FakeSnapshot:
                 splits = self._cut(table)
                 for first in range(0, len(splits), self._reach.splits):
                     several = splits[first : first + self._reach.splits]
-                    taken = [(split, self._read(table, split)) for split in several]
+                    taken = [(split, self._read_split(table, split)) for split in several]
                     for split, page in reversed(taken):
                         if table.id not in self._left_out:
                             yield page
@@ -156,7 +156,7 @@ class FakeSnapshot:
         self._splits[table.id] = splits
         return splits
 
-    def _read(self, table: Table, split: str) -> SnapshotPage:
+    def _read_split(self, table: Table, split: str) -> SnapshotPage:
         first, end = split.split(":")
         seen, rows = self._rows_at(table)
         inside = [v for v in rows if int(first) <= v.block and (not end or v.block < int(end))]

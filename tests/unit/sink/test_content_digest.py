@@ -59,7 +59,7 @@ def batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:
 def digest(*batches: pa.RecordBatch) -> str:
     found = ContentDigest()
     for one in batches:
-        found.add(one)
+        found.add_batch(one)
     return found.text
 
 

@@ -88,7 +88,7 @@ def left(log: Sequence[dict[str, Any]], shares: int, pieces: int = 1) -> list[di
     for share in range(shares):
         whole = WholeRows(DEFINITION, share, shares)
         for piece in range(pieces):
-            whole.add(conform(table(log[piece::pieces], SCHEMA), schema))
+            whole.add_changes(conform(table(log[piece::pieces], SCHEMA), schema))
         found += whole.rows().to_pylist()
     return found
 
@@ -160,12 +160,12 @@ def test_rows_that_share_a_hash_by_intent_are_not_taken_for_each_other() -> None
     ]
     whole = WholeRows(definition, 0, 1)
     schema = change_rows_schema(definition, ["a", "b"])
-    whole.add(conform(table(log, change_schema(two)), schema))
+    whole.add_changes(conform(table(log, change_schema(two)), schema))
     assert whole.rows().to_pylist() == [other]
 
 
 def test_it_is_arrow_of_the_tables_types() -> None:
     whole = WholeRows(DEFINITION, 0, 1)
-    whole.add(change_rows_schema(DEFINITION, NAMES).empty_table())
+    whole.add_changes(change_rows_schema(DEFINITION, NAMES).empty_table())
     assert whole.rows().schema.types == [c.type for c in KEYLESS.columns]
     assert isinstance(whole.rows(), pa.Table)

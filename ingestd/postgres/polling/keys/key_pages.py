@@ -138,7 +138,7 @@ class KeyPages:
         rows = len(among) + 1
         relation = self._relation(await self._found(connection), among)
         keys = self._keys(relation, [sql.SQL("")], rows)
-        page = await self._read(connection, self._short(keys, rows), tells_long=True)
+        page = await self._read_page(connection, self._short(keys, rows), tells_long=True)
         if page is not None and page.rows == rows:  # there may be more of them
             raise _LongKeysError
         return page
@@ -172,11 +172,11 @@ class KeyPages:
         keys = self._keys(self._relation(keyed, among), tails, rows)
         if not self._has_long:
             try:
-                return await self._read(connection, self._short(keys, rows), tells_long=True)
+                return await self._read_page(connection, self._short(keys, rows), tells_long=True)
             except _LongKeysError:
                 self._has_long = True
         sized = self._sized(keys)
-        page = await self._read(connection, self._cut(sized))
+        page = await self._read_page(connection, self._cut(sized))
         if page is None:
             await self._refuse_larger(connection, sized)
         return page
@@ -260,7 +260,7 @@ class KeyPages:
             "SELECT * FROM ({}) AS keys WHERE bytes <= {} OR number = 1 AND bytes <= {}"
         ).format(sized, self.page_bytes, self._key_limit_bytes)
 
-    async def _read(
+    async def _read_page(
         self, connection: AsyncConnection[Any], keys: sql.Composed, *, tells_long: bool = False
     ) -> PackedKeys | None:
         """Return these keys as a page; None if there are none.
