@@ -25,8 +25,6 @@ from ingestd.postgres.wal import change_stream as delivery
 from ingestd.postgres.wal import decoding_memory
 from ingestd.postgres.wal import replication_stream as stream
 from ingestd.postgres.wal.capture import WalCapture
-from ingestd.postgres.wal.drain import drain as catch_up
-from ingestd.postgres.wal.drain import parts as backlog_parts
 from ingestd.postgres.wal.drain import slot_copy as drain_slot
 from ingestd.postgres.wal.drain.decision import LATE_CHECKS
 from ingestd.postgres.wal.drain.drain import CatchUpPolicy
@@ -234,13 +232,17 @@ async def test_exactly_once_blocks_that_are_large_are_not_read_ahead_of(
 
 
 @pytest.fixture
-async def cramped(own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> PostgresServer:
+async def cramped(own_postgres: PostgresServer) -> PostgresServer:
     """A server with an empty table that keeps 80 kB of a part's messages, and no more."""
-    monkeypatch.setattr(drain_slot, "RESULT_MEMORY", "64kB")
     own_postgres.settings["temp_file_limit"] = "80kB"
     await asyncio.to_thread(own_postgres.restart)
     own_postgres.psql("CREATE TABLE t (id int PRIMARY KEY, note text)")
     return own_postgres
+
+
+def cramped_policy(**fields: int) -> CatchUpPolicy:
+    """A policy for `cramped`; `sparse_ratio` 0: as if all parts before had held nothing."""
+    return CatchUpPolicy(above_bytes=200_000, result_memory="64kB", **fields)  # type: ignore[arg-type]
 
 
 def insert_in_small_transactions(server: PostgresServer, rows: int) -> None:
@@ -251,12 +253,9 @@ def insert_in_small_transactions(server: PostgresServer, rows: int) -> None:
         )
 
 
-async def test_joined_parts_hold_no_more_than_others(
-    cramped: PostgresServer, lake: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_joined_parts_hold_no_more_than_others(cramped: PostgresServer, lake: Path) -> None:
     """Nothing tells before that changes follow much WAL that is of no concern."""
-    monkeypatch.setattr(backlog_parts, "SPARSE_RATIO", 0)  # as if all before had been such
-    policy = CatchUpPolicy(above_bytes=200_000, slots=1, part_bytes=50_000)
+    policy = cramped_policy(slots=1, part_bytes=50_000, sparse_ratio=0)
     run = partial(run_pipeline, cramped, lake, policy)
     await run(1)
     insert_in_small_transactions(cramped, 3000)
@@ -266,11 +265,10 @@ async def test_joined_parts_hold_no_more_than_others(
 
 @pytest.mark.thorough
 async def test_joined_parts_with_a_transaction_that_the_server_may_not_keep_are_not_joined_again(
-    cramped: PostgresServer, lake: Path, monkeypatch: pytest.MonkeyPatch
+    cramped: PostgresServer, lake: Path
 ) -> None:
     """And where it may not keep it at all it is streamed."""
-    monkeypatch.setattr(backlog_parts, "SPARSE_RATIO", 0)
-    policy = CatchUpPolicy(above_bytes=200_000, slots=1, part_bytes=50_000)
+    policy = cramped_policy(slots=1, part_bytes=50_000, sparse_ratio=0)
     run = partial(run_pipeline, cramped, lake, policy)
     await run(1)
     cramped.psql("INSERT INTO t SELECT -n, repeat(md5(n::text), 5) FROM generate_series(1, 1000) n")
@@ -287,10 +285,9 @@ async def test_joined_parts_with_a_transaction_that_the_server_may_not_keep_are_
 
 @pytest.mark.thorough
 async def test_parts_that_are_too_large_for_the_server_become_smaller(
-    cramped: PostgresServer, lake: Path, monkeypatch: pytest.MonkeyPatch
+    cramped: PostgresServer, lake: Path
 ) -> None:
-    monkeypatch.setattr(catch_up, "LEAST_PART_BYTES", 20_000)
-    policy = CatchUpPolicy(above_bytes=200_000, slots=2, part_bytes=1_000_000)
+    policy = cramped_policy(slots=2, part_bytes=1_000_000, least_part_bytes=20_000)
     run = partial(run_pipeline, cramped, lake, policy)
     await run(1)
     insert_in_small_transactions(cramped, 5000)
@@ -305,9 +302,8 @@ async def test_parts_that_are_too_large_for_the_server_become_smaller(
 async def test_a_server_that_may_keep_next_to_nothing_streams(
     cramped: PostgresServer, lake: Path
 ) -> None:
-    policy = CatchUpPolicy(
-        above_bytes=200_000, slots=1, part_bytes=catch_up.LEAST_PART_BYTES, most_joined=1
-    )
+    policy = cramped_policy(slots=1, most_joined=1)
+    policy.part_bytes = policy.least_part_bytes
     run = partial(run_pipeline, cramped, lake, policy)
     await run(1)
     cramped.psql("INSERT INTO t SELECT n, repeat('x', 100) FROM generate_series(1, 5000) n")
@@ -371,7 +367,9 @@ async def test_segments_that_the_server_may_not_keep_are_not_asked_for_again(
     """Those of a transaction that is open at the end of a part are for nothing."""
     monkeypatch.setattr(decoding_memory, "DECODING_MEMORY", "64kB")
     cramped.psql("ALTER DATABASE postgres SET logical_decoding_work_mem = '64kB'")
-    policy = CatchUpPolicy(above_bytes=100_000, slots=1, part_bytes=10_000_000, open_bytes=0)
+    policy = CatchUpPolicy(
+        above_bytes=100_000, slots=1, part_bytes=10_000_000, open_bytes=0, result_memory="64kB"
+    )
     run = partial(run_pipeline, cramped, lake, policy)
     await run(1)
     with psycopg.connect(cramped.dsn()) as session:
@@ -438,9 +436,6 @@ async def test_a_stream_that_reads_much_wal_anew_is_left_to_it(
     own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Behind an old transaction that is still open: no draining would be faster, nor end sooner."""
-    monkeypatch.setattr(catch_up, "AGAIN_BYTES", 1 << 20)
-    monkeypatch.setattr(catch_up, "AGAIN_PARTS", 1)
-    monkeypatch.setattr(catch_up, "PAUSE_S", 0.0)
     opened: list[Lsn] = []
 
     async def open_stream(
@@ -452,7 +447,9 @@ async def test_a_stream_that_reads_much_wal_anew_is_left_to_it(
     monkeypatch.setattr(delivery, "open_stream", open_stream)
     own_postgres.psql("CREATE TABLE t (id int PRIMARY KEY)")
     own_postgres.psql("CREATE TABLE other (note text)")
-    policy = CatchUpPolicy(above_bytes=1 << 20, part_bytes=1 << 20)
+    policy = CatchUpPolicy(
+        above_bytes=1 << 20, part_bytes=1 << 20, reread_bytes=1 << 20, reread_parts=1, pause_s=0.0
+    )
     found: list[int] = []
     with psycopg.connect(own_postgres.dsn()) as old:
         await (await prepared(own_postgres, policy)).close()

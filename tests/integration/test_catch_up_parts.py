@@ -11,7 +11,6 @@ import pytest
 
 from ingestd.decode.pgoutput import reordered_drain as commits_ahead
 from ingestd.model.lsn import Lsn
-from ingestd.postgres.wal.drain import parts as backlog_parts
 from ingestd.postgres.wal.drain.drain import CatchUpPolicy, Drain, PartFailedError
 from ingestd.postgres.wal.drain.parts import cut
 from tests.harness.databases import lineage_of
@@ -156,13 +155,13 @@ async def test_exactly_once_a_transaction_across_many_parts_has_them_joined(
 @pytest.mark.thorough
 @pytest.mark.parametrize("slots", [1, 2])
 async def test_exactly_once_joined_parts_end_where_they_hold_enough(
-    database: Database, slots: int, monkeypatch: pytest.MonkeyPatch
+    database: Database, slots: int
 ) -> None:
     """I2, I3: what follows comes next, before what other slots have made meanwhile."""
     create(database)
     await asyncio.to_thread(write, database)
-    monkeypatch.setattr(backlog_parts, "SPARSE_RATIO", 0)  # as if all before had held nothing
-    policy = CatchUpPolicy(above_bytes=0, slots=slots, part_bytes=50_000)
+    # As if all parts before had held nothing.
+    policy = CatchUpPolicy(above_bytes=0, slots=slots, part_bytes=50_000, sparse_ratio=0)
     messages = await drained(database, policy)
     assert messages.of_changes() == await asyncio.to_thread(of_one_slot, database)
     assert sorted(messages.ends) == messages.ends

@@ -38,8 +38,6 @@ from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal.block_decoder import BlockDecoder
 from ingestd.postgres.wal.drain.decision import DrainDecision
 from ingestd.postgres.wal.drain.drain import (
-    PAUSE_S,
-    REFUSED_PAUSE_S,
     CatchUpPolicy,
     Drain,
     PartFailedError,
@@ -333,19 +331,19 @@ class ChangeStream:
             self._drain = None
             await backlog.close()
         if backlog.reread_bytes:
-            self._catch_up.pause(PAUSE_S)
+            self._catch_up.pause(self._catch_up.pause_s)
             self._report_rereading(backlog.reread_bytes)
         else:
             self._catch_up.finished()
 
     def _refuse_to_drain(self, error: psycopg.Error, *, has_given: bool) -> None:
         """Stream for a time. Raises TransientError if that can't continue from here."""
-        pause_s = REFUSED_PAUSE_S
+        pause_s = self._catch_up.refused_pause_s
         fault = classify(error, f"source {self._source}, catch-up", self._dsn)
         if isinstance(fault, TransientError):
             if has_given or fault.reason != FULL:
                 raise fault from error
-            pause_s = PAUSE_S  # streaming takes fewer connections
+            pause_s = self._catch_up.pause_s  # streaming takes fewer connections
         what, remedy = fault.what, fault.remedy
         self._catch_up.pause(pause_s)
         self._report_streaming(what, remedy)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingestd.model.lsn import Lsn
-from ingestd.postgres.wal.drain.drain import AGAIN_BYTES, AGAIN_PARTS, PAUSE_S, CatchUpPolicy
+from ingestd.postgres.wal.drain.drain import CatchUpPolicy
 from ingestd.postgres.wal.drain.parts import (
     LEAST_BYTES,
     MESSAGE_BYTES,
@@ -66,20 +66,21 @@ def test_after_a_pause_it_pays_again() -> None:
     now_s = 100.0
     policy = CatchUpPolicy(above_bytes=10, monotonic=lambda: now_s)
     assert policy.pays(11, 0)
-    policy.pause(PAUSE_S)
+    policy.pause(policy.pause_s)
     assert not policy.pays(11, 0)
-    now_s += PAUSE_S
+    now_s += policy.pause_s
     assert policy.pays(11, 0)
     assert not policy.pays(10, 0)
 
 
 def test_it_does_not_pay_to_read_more_anew_for_each_part_than_parts_have() -> None:
-    part_bytes = 3 * AGAIN_BYTES
-    policy = CatchUpPolicy(above_bytes=10, part_bytes=part_bytes)
+    reread, parts = 1 << 20, 8
+    part_bytes = 3 * reread
+    policy = CatchUpPolicy(10, part_bytes=part_bytes, reread_bytes=reread, reread_parts=parts)
     for behind_bytes, most_again_bytes in (
-        (11, AGAIN_BYTES),
-        (2 * AGAIN_BYTES, AGAIN_PARTS * 2 * AGAIN_BYTES),
-        (100 * part_bytes, AGAIN_PARTS * part_bytes),
+        (11, reread),
+        (2 * reread, parts * 2 * reread),
+        (100 * part_bytes, parts * part_bytes),
     ):
         assert policy.pays(behind_bytes, most_again_bytes)
         assert not policy.pays(behind_bytes, most_again_bytes + 1)

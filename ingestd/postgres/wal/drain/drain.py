@@ -37,27 +37,11 @@ from ingestd.model.row_limit import UNLIMITED_BYTES
 from ingestd.postgres.connection.errors import is_unsendable
 from ingestd.postgres.connection.server_messages import loggable_message
 from ingestd.postgres.transport.copy_out import LARGE_BLOCK_BYTES, Block
-from ingestd.postgres.wal.drain.parts import MOST_JOINED, PartQueue, WalSegment, cut
-from ingestd.postgres.wal.drain.slot_copy import DrainSlot, Result
+from ingestd.postgres.wal.drain.parts import MOST_JOINED, SPARSE_RATIO, PartQueue, WalSegment, cut
+from ingestd.postgres.wal.drain.slot_copy import RESULT_MEMORY, DrainSlot, Result
 from ingestd.postgres.wal.slots.slot import moved_slot, skipped, vanished_slot
 
 _T = TypeVar("_T")
-
-AGAIN_PARTS = 8
-"""Streaming is better if each call must re-read more WAL than this many parts have.
-
-Decoding begins at restart_lsn: where the oldest transaction began that was open at the slot's
-position. A stream reads from there once, each part of a backlog again.
-"""
-AGAIN_BYTES = 256 << 20
-"""This much may be re-read, whatever the size of a part."""
-LEAST_PART_BYTES = 64_000_000
-"""The least size to which parts shrink when the server can't keep their results."""
-PAUSE_S = 300.0
-"""The pause before checking again whether each call still re-reads much WAL, or whether the server,
-or the role, has a free connection."""
-REFUSED_PAUSE_S = 3600.0
-"""The pause before retrying what the server refused: a slot may be free, a privilege granted."""
 
 _SMALLER = (
     "nothing to do: smaller parts are tried; to drain in large ones, raise the limit named above, "
@@ -79,12 +63,29 @@ class CatchUpPolicy:
     `streams_in_progress`: the server may send segments of transactions that exceed its memory
     before their commit; `open_bytes`: in parts of at least this much WAL, as smaller ones hardly
     have any. `messages`: include logical messages.
+
+    Streaming is better if each call must re-read more WAL than `reread_parts` parts have, and more
+    than `reread_bytes`. Decoding begins at restart_lsn: where the oldest transaction began that was
+    open at the slot's position. A stream reads from there once, each part of a backlog again.
+
+    `least_part_bytes`: the least size to which parts shrink when the server can't keep their
+    results. `sparse_ratio`: see `PartQueue`. `result_memory`: what the server keeps of a result in
+    memory (work_mem). `pause_s`: the pause before checking again whether calls still re-read much
+    WAL, or whether a connection is free. `refused_pause_s`: the pause before retrying what the
+    server refused: a slot may be free, a privilege granted.
     """
 
     above_bytes: int
     slots: int = 2
     part_bytes: int = 3_000_000_000
     most_joined: int = MOST_JOINED
+    least_part_bytes: int = 64_000_000
+    sparse_ratio: int = SPARSE_RATIO
+    result_memory: str = RESULT_MEMORY
+    reread_bytes: int = 256 << 20
+    reread_parts: int = 8
+    pause_s: float = 300.0
+    refused_pause_s: float = 3600.0
     drained: int = 0
     streams_in_progress: bool = True
     open_bytes: int = 256 << 20
@@ -105,7 +106,8 @@ class CatchUpPolicy:
 
     def is_too_much(self, reread_bytes: int, behind_bytes: int) -> bool:
         """Return whether each part re-reads so much that streaming is better."""
-        return reread_bytes > max(AGAIN_BYTES, AGAIN_PARTS * min(behind_bytes, self.part_bytes))
+        of_parts = self.reread_parts * min(behind_bytes, self.part_bytes)
+        return reread_bytes > max(self.reread_bytes, of_parts)
 
     def pause(self, seconds: float) -> None:
         """Stream for a time: the obstacle may disappear."""
@@ -115,8 +117,8 @@ class CatchUpPolicy:
         """Stop joining parts, or shrink them; return False if they are at their least size."""
         if failed.is_joined:
             self.most_joined = 1
-        elif self.part_bytes > LEAST_PART_BYTES:
-            self.part_bytes = max(self.part_bytes // 4, LEAST_PART_BYTES)
+        elif self.part_bytes > self.least_part_bytes:
+            self.part_bytes = max(self.part_bytes // 4, self.least_part_bytes)
         else:
             return False
         return True
@@ -194,6 +196,7 @@ class Drain:
                             lineage=lineage,
                             messages=policy.messages,
                             row_limit_bytes=row_limit_bytes,
+                            result_memory=policy.result_memory,
                         )
                     )
                 except psycopg.OperationalError:  # no free slot or connection
@@ -222,7 +225,10 @@ class Drain:
                 raise moved_slot(self._slot, skipped(slot.position, start))
         parts = cut(start, target, slots=len(self._slots), part_bytes=self._policy.part_bytes)
         waiting = PartQueue(
-            parts, part_bytes=self._policy.part_bytes, most_joined=self._policy.most_joined
+            parts,
+            part_bytes=self._policy.part_bytes,
+            most_joined=self._policy.most_joined,
+            sparse_ratio=self._policy.sparse_ratio,
         )
         blocks = self._blocks(waiting, target - start)
         try:

@@ -23,8 +23,6 @@ FIRST_PERCENT = 65
 """The first part's size, relative to the others. It is decoded when the next has been made, if
 decoding takes half of the time in which two slots make parts side by side (1 / (1 + 0.54))."""
 SPARSE_RATIO = 16
-"""A part whose WAL exceeds its messages by this factor is part of a large transaction that commits
-later, or holds WAL that is irrelevant here."""
 MOST_JOINED = 4
 MESSAGE_BYTES = 128
 """The assumed size of a message until the first one arrives."""
@@ -90,15 +88,24 @@ class PartQueue:
     between, from its beginning. So parts are joined, ever more at a time, while they hold next to
     nothing. Nothing shows when they hold more again, so joined parts end by a number of messages:
     the server keeps no more than for other parts, about `part_bytes`, and one transaction.
+
+    `sparse_ratio`: a part whose WAL exceeds its messages by this factor is part of a large
+    transaction that commits later, or holds WAL that is irrelevant here.
     """
 
     def __init__(
-        self, parts: Iterable[WalSegment], *, part_bytes: int, most_joined: int = MOST_JOINED
+        self,
+        parts: Iterable[WalSegment],
+        *,
+        part_bytes: int,
+        most_joined: int = MOST_JOINED,
+        sparse_ratio: int = SPARSE_RATIO,
     ) -> None:
         self._waiting = deque(parts)
         self._part_bytes = part_bytes
         self._at_a_time = 1
         self._most_joined = most_joined
+        self._sparse_ratio = sparse_ratio
         self._messages = self._nbytes = 0
 
     def __len__(self) -> int:
@@ -122,7 +129,7 @@ class PartQueue:
 
     def note_size(self, part: WalSegment, nbytes: int) -> None:
         """Record how many bytes of messages a part held."""
-        is_sparse = nbytes * SPARSE_RATIO < part.end - part.begin
+        is_sparse = nbytes * self._sparse_ratio < part.end - part.begin
         self._at_a_time = min(2 * self._at_a_time, self._most_joined) if is_sparse else 1
 
     def clear(self) -> None:

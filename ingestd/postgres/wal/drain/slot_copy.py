@@ -112,11 +112,13 @@ class DrainSlot:
         lineage: str,
         messages: bool = False,
         row_limit_bytes: int = UNLIMITED_BYTES,
+        result_memory: str = RESULT_MEMORY,
     ) -> DrainSlot:
         """Connect and copy the slot. Closing drops the copy. `lineage`: see `refuse_other`.
 
         `messages`: include logical messages. A change of more than `row_limit_bytes` arrives
-        shortened (`decode.pgoutput.shortening`).
+        shortened (`decode.pgoutput.shortening`). `result_memory`: what the server keeps of a
+        result in memory.
         """
         connection = await connect(dsn, claim=slot)
         try:
@@ -125,7 +127,9 @@ class DrainSlot:
             # A search in a result may depend on what was found in it before.
             await connection.execute("SET enable_memoize = off")
             await connection.execute(CLEAR_SETTINGS)
-            await connection.execute(f"SET work_mem = '{RESULT_MEMORY}'")
+            await connection.execute(
+                "SELECT pg_catalog.set_config('work_mem', %s, false)", (result_memory,)
+            )
             await raise_decoding_memory(connection)
             await refuse_other(connection, lineage)
             await reach_async("capture.slot_copy.before", cut_off)
