@@ -17,8 +17,8 @@ KINDS = (Kind.DIFFERENT, Kind.DOUBLED, Kind.EXTRA, Kind.MISSING)
 _FIELDS = 6
 _KIND, _KEY, _SOURCE, _LAKE, _COUNT, _SPLIT = range(_FIELDS)
 NO_SPLIT = (1 << 64) - 1
-KEPT = 100_000
-"""Maximum number of differences kept per table; the others are counted."""
+TRACKED = 100_000
+"""Maximum number of differences kept per table by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,15 @@ class Differing:
 
 @dataclass(slots=True)
 class TableCompared:
-    """The result for a table, partition by partition."""
+    """The result for a table, partition by partition.
+
+    `tracked`: the maximum number of differences that are kept; the others are counted.
+    """
 
     source_rows: int = 0
     lake_rows: int = 0
     counts: Counter[Kind] = field(default_factory=Counter)
+    tracked: int = TRACKED
     _kept: Matrix = field(default_factory=lambda: np.empty((0, _FIELDS), np.uint64))
 
     @property
@@ -54,7 +58,7 @@ class TableCompared:
         for part in found:
             for kind, count in _totals(part).items():
                 self.counts[kind] += count
-        room = max(0, KEPT - len(self._kept))
+        room = max(0, self.tracked - len(self._kept))
         self._kept = np.concatenate([self._kept, np.concatenate(found)[:room]])
 
     def prints(self) -> Hashes:

@@ -18,7 +18,7 @@ from ingestd.digests.value_hashes import Hashes
 from ingestd.model.errors import FolderError, IngestdError, TableError, TransientError
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Table, TableId
-from ingestd.pipeline.verify.compare import KEPT, TableCompared
+from ingestd.pipeline.verify.compare import TableCompared
 from ingestd.pipeline.verify.table import TableVerification, VerifySettings, together
 from ingestd.ports.verify import (
     Kind,
@@ -32,10 +32,9 @@ from ingestd.ports.verify import (
 
 POLL_S, _MAX_POLL_S = 0.125, 2.0
 _RESTS_TO_LOOKS = 9
-_FIRST_REST_S, _MAX_REST_S = 1.0, 30.0
+_MAX_REST_S = 30.0
 _POLL_SLACK = 1.1
 """A poll takes time, too."""
-_MORE_DIFFER = f"more differ; only {KEPT:,} are tracked to see which of them stay different"
 OpenPoint = Callable[[Sequence[Table]], AbstractAsyncContextManager[VerifiedSource]]
 """Opens the source at the current point, for these tables."""
 
@@ -84,7 +83,7 @@ class Verification:
 
         Raises OperatorError, TransientError if nothing was begun.
         """
-        waiting, rest_s = list(tables), _FIRST_REST_S
+        waiting, rest_s = list(tables), self._settings.first_rest_s
         deadline = self._began + self._settings.wait_s
         while waiting:
             try:
@@ -183,7 +182,10 @@ class Verification:
                         if not is_last:
                             return None
                         if not comparison.is_complete:
-                            notes.append(_MORE_DIFFER)
+                            notes.append(
+                                f"more differ; only {self._settings.tracked:,} are tracked to see"
+                                " which of them stay different"
+                            )
                         if not is_settled and not comparison.retain_differences(
                             self._stayed[table.id]
                         ):
@@ -217,8 +219,8 @@ class Verification:
 
     def _unsettled(self, table: Table) -> VerifyOutcome:
         fault = TransientError(
-            f"table {table.id}: more than {KEPT:,} rows differ each time, and the tracked ones"
-            " vary: whether any of them stays different is unknown",
+            f"table {table.id}: more than {self._settings.tracked:,} rows differ each time, and the"
+            " tracked ones vary: whether any of them stays different is unknown",
             reason="not_settled",
             remedy="compare it while less is written, or when the daemon keeps up with it",
         )

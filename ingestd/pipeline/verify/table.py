@@ -21,7 +21,7 @@ from ingestd.digests.row_digests import digests_of
 from ingestd.model.errors import TableError
 from ingestd.model.memory_shares import LINKED_CHANGES, VERIFIED_PART, VERIFIED_SPILL, bytes_of
 from ingestd.model.schema import Table
-from ingestd.pipeline.verify.compare import TableCompared
+from ingestd.pipeline.verify.compare import TRACKED, TableCompared
 from ingestd.pipeline.verify.differing_rows import DifferingRows
 from ingestd.pipeline.verify.fold import FoldedHashes, fold_digests, fold_linked, linked_bytes
 from ingestd.pipeline.verify.spill import NumberParts, part_of, parts_for
@@ -37,8 +37,6 @@ from ingestd.ports.verify import (
 )
 
 _SOURCE_WIDTH = 3
-LEAST_LINKED_BYTES = 16 << 20
-"""Memory for changes of linked keys, even if less is configured."""
 _BYTES = 8
 _ROW_BYTES = 60
 """Least size of a row within a table's size."""
@@ -49,7 +47,10 @@ class VerifySettings:
     """How tables are verified. `shown`: count of differences to show per table.
 
     `memory_bytes`: for the numbers of rows. `wait_s`: how long the lake may take to reach the
-    source's position and, if it follows by polling, to settle.
+    source's position and, if it follows by polling, to settle. `tracked`: the maximum number of
+    differences per table that are compared again. `first_rest_s`: the pause before tables are
+    compared once more; it doubles each time. `least_linked_bytes`: what changes of linked keys may
+    take whatever `memory_bytes` is.
     """
 
     memory_bytes: int
@@ -57,6 +58,9 @@ class VerifySettings:
     wait_s: float = 300.0
     shown: int = 20
     with_values: bool = False
+    tracked: int = TRACKED
+    first_rest_s: float = 1.0
+    least_linked_bytes: int = 16 << 20
 
 
 class TableVerification:
@@ -120,7 +124,7 @@ class TableVerification:
         count, memory_bytes = self._rows.count, self._settings.memory_bytes
         most = self._linked_limit_bytes() // linked_bytes(described.width)
         digested = self._digested = await self._lake.survey(described, point, most_linked=most)
-        comparison = TableCompared()
+        comparison = TableCompared(tracked=self._settings.tracked)
         spill_bytes = bytes_of(VERIFIED_SPILL, memory_bytes)
         with NumberParts(count + 1, digested.width, spill_bytes) as changes:
             async with contextlib.aclosing(self._lake.changes(digested)) as matrices:
@@ -136,7 +140,9 @@ class TableVerification:
         return comparison
 
     def _linked_limit_bytes(self) -> int:
-        return max(bytes_of(LINKED_CHANGES, self._settings.memory_bytes), LEAST_LINKED_BYTES)
+        return max(
+            bytes_of(LINKED_CHANGES, self._settings.memory_bytes), self._settings.least_linked_bytes
+        )
 
     def _ensure_fits(self, linked: int, width: int) -> None:
         """Raise TableError if the changes of linked keys don't fit: they form one partition."""

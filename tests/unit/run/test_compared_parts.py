@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingestd.digests.value_hashes import Hashes
-from ingestd.pipeline.verify import compare as compared_parts
 from ingestd.pipeline.verify.compare import Differing, TableCompared
 from ingestd.pipeline.verify.fold import FoldedHashes
 from ingestd.ports.verify import Kind, Matrix
@@ -30,8 +28,10 @@ def lake_of(pairs: list[tuple[int, int]], doubled: Hashes = NONE) -> FoldedHashe
     return FoldedHashes(keys, rows, doubled)
 
 
-def compared(source: Matrix, lake: FoldedHashes, *, has_key: bool = True) -> TableCompared:
-    found = TableCompared()
+def compared(
+    source: Matrix, lake: FoldedHashes, *, has_key: bool = True, tracked: int = 1000
+) -> TableCompared:
+    found = TableCompared(tracked=tracked)
     found.compare_part(source, lake, has_key=has_key)
     return found
 
@@ -85,9 +85,8 @@ def test_differences_are_kept_dropped_and_told_from_others() -> None:
     assert first.counts == {Kind.MISSING: 1, Kind.EXTRA: 1, Kind.DOUBLED: 2}
 
 
-def test_of_very_many_differences_some_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compared_parts, "KEPT", 10)
-    found = compared(source_of([(n, n) for n in range(50)]), lake_of([]))
+def test_of_very_many_differences_some_are_kept() -> None:
+    found = compared(source_of([(n, n) for n in range(50)]), lake_of([]), tracked=10)
     assert found.counts == {Kind.MISSING: 50}
     assert (found.is_complete, len(found.some(100))) == (False, 10)
     found.drop(found.some(1)[0])

@@ -14,9 +14,6 @@ from ingestd.lake.fold.plain import fold_rows
 from ingestd.lake.verify.change_digests import digest_changes
 from ingestd.model.errors import IngestdError, OperatorError, TableChangedError, TransientError
 from ingestd.model.lsn import Lsn
-from ingestd.pipeline.verify import compare as compared_parts
-from ingestd.pipeline.verify import run as verifying
-from ingestd.pipeline.verify import table as table_verification
 from ingestd.pipeline.verify.run import PollingTolerance, Verification, rest_between
 from ingestd.pipeline.verify.table import VerifySettings
 from ingestd.ports import Split
@@ -112,9 +109,10 @@ def verification(
     *,
     wait_s: float = 0.3,
     looks: dict[TableId, PollingTolerance] | None = None,
-    memory_bytes: int = 1 << 20,
+    **fields: Any,
 ) -> Verification:
-    settings = VerifySettings(memory_bytes, wait_s=wait_s)
+    """A verification with `fields` of VerifySettings."""
+    settings = replace(VerifySettings(1 << 20, wait_s=wait_s), **fields)
     return Verification("source shop", source.open, lake, settings, Untold(), looks=looks or {})
 
 
@@ -124,9 +122,9 @@ async def verified(
     *,
     wait_s: float = 0.3,
     looks: dict[TableId, PollingTolerance] | None = None,
-    memory_bytes: int = 1 << 20,
+    **fields: Any,
 ) -> VerifyOutcome:
-    one = verification(source, lake, wait_s=wait_s, looks=looks, memory_bytes=memory_bytes)
+    one = verification(source, lake, wait_s=wait_s, looks=looks, **fields)
     [outcome] = await one.run([TABLE])
     return outcome
 
@@ -212,14 +210,13 @@ class Linked(Lake):
         return replace(described, linked=np.unique(matrices[0][:, KEY]))
 
 
-async def test_more_linked_changes_than_memory_holds_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(table_verification, "LEAST_LINKED_BYTES", 0)
+async def test_more_linked_changes_than_memory_holds_are_refused() -> None:
     changes = [{"id": 1, "note": str(n)} for n in range(10)]
     outcome = await verified(Source(changes[-1:]), Linked(*changes))
     assert outcome.state is VerifyState.EQUAL
-    outcome = await verified(Source(changes[-1:]), Linked(*changes), memory_bytes=1000)
+    outcome = await verified(
+        Source(changes[-1:]), Linked(*changes), memory_bytes=1000, least_linked_bytes=0
+    )
     assert outcome.state is VerifyState.NOT_COMPARED
     assert outcome.fault is not None
     assert outcome.fault.remedy == "ingestd verify ... --memory 1MB"
@@ -264,34 +261,26 @@ async def test_without_an_exact_position_other_differences_each_time_are_none() 
     assert (outcome.state, source.looked) == (VerifyState.EQUAL, 2)
 
 
-async def test_more_differences_than_are_kept_are_not_reached(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_more_differences_than_are_kept_are_not_reached() -> None:
     """Other ones in each look: a daemon that is some seconds behind a busy table."""
-    monkeypatch.setattr(verifying, "_FIRST_REST_S", 0.02)
-    monkeypatch.setattr(compared_parts, "KEPT", 2)
+    quick: dict[str, Any] = {"wait_s": 2.0, "first_rest_s": 0.02}
     looks = [[{"id": n, "note": f"{look}"} for n in range(1, 5)] for look in range(20)]
     lake = Lake(*looks[0])
-    outcome = await verified(Source(*looks[1:], is_exact=False), lake, wait_s=2)
+    outcome = await verified(Source(*looks[1:], is_exact=False), lake, tracked=2, **quick)
     assert isinstance(outcome.fault, TransientError)
     assert (outcome.state, outcome.fault.reason) == (VerifyState.NOT_REACHED, "not_settled")
     # those that stay among them are told
     looks = [[{"id": 0, "note": "z"}, *rows] for rows in looks]
-    monkeypatch.setattr(compared_parts, "KEPT", 4)
-    outcome = await verified(Source(*looks[1:], is_exact=False), lake, wait_s=2)
+    outcome = await verified(Source(*looks[1:], is_exact=False), lake, tracked=4, **quick)
     assert outcome.state is VerifyState.DIFFERENT
     assert outcome.counts == {Kind.MISSING: 1}
 
 
-async def test_what_was_kept_of_too_many_differences_hides_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_what_was_kept_of_too_many_differences_hides_none() -> None:
     """One that stays may not be among those that are kept, for one look."""
     late = [{"id": n, "note": "late"} for n in range(3, 9)]
     source = Source([ONE, OTHER], [*late, ONE, OTHER], [ONE, OTHER], is_exact=False)
-    monkeypatch.setattr(verifying, "_FIRST_REST_S", 0.02)
-    monkeypatch.setattr(compared_parts, "KEPT", 1)
-    outcome = await verified(source, Lake(ONE, TWO), wait_s=2)
+    outcome = await verified(source, Lake(ONE, TWO), wait_s=2, first_rest_s=0.02, tracked=1)
     assert outcome.state is VerifyState.DIFFERENT
 
 
@@ -339,20 +328,16 @@ async def test_a_lake_that_polls_seldom_move_is_not_taken_for_one_that_stands() 
     assert "quiet tables are polled every 100 s: --wait 200s" in str(outcome.fault)
 
 
-async def test_a_look_that_ends_late_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_look_that_ends_late_is_the_last() -> None:
     """Each may take long: the lake has to come to where the source was."""
-    monkeypatch.setattr(verifying, "_FIRST_REST_S", 0.02)
     source = Source([ONE, TWO], is_exact=False)
     lake = Lake(ONE, positions=(7, 7, 10) * 4)
-    outcome = await verified(source, lake, wait_s=1.2)
+    outcome = await verified(source, lake, wait_s=1.2, first_rest_s=0.02)
     assert (outcome.state, source.looked) == (VerifyState.DIFFERENT, 2)
 
 
-async def test_of_more_differences_than_are_kept_it_is_said(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(compared_parts, "KEPT", 1)
-    outcome = await verified(Source([ONE, TWO], is_exact=False), Lake())
+async def test_of_more_differences_than_are_kept_it_is_said() -> None:
+    outcome = await verified(Source([ONE, TWO], is_exact=False), Lake(), tracked=1)
     assert (outcome.state, outcome.counts) == (VerifyState.DIFFERENT, {Kind.MISSING: 1})
     assert outcome.note is not None
     assert "more differ" in outcome.note
