@@ -185,7 +185,7 @@ def test_a_silent_peer_is_noticed_in_time_and_the_daemon_goes_on_by_itself(
     assert time.monotonic() - began < NOTICED_S
     [fault] = daemon.events("source.failed")[:1]
     assert fault["state"] == "backing_off"
-    assert "no answer comes" in fault["reason"]
+    assert "no answer arrives" in fault["reason"]
     network.heal()
     daemon.await_ready(LIMIT_S)
     database.execute("INSERT INTO visits VALUES (1002, NULL, NULL)")

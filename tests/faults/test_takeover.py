@@ -258,7 +258,7 @@ async def test_takeover_bounded_a_daemon_waits_for_no_half_open_connection_of_it
             with pytest.raises(TransientError) as lost:
                 await first.hold()
             assert lost.value.reason == "claim_lost"
-            assert "no answer comes" in lost.value.what
+            assert "no answer arrives" in lost.value.what
             claimed = False
             while not claimed:
                 with contextlib.suppress(TransientError):

@@ -102,7 +102,7 @@ async def test_a_copy_whose_rows_do_not_arrive_is_given_up(
         await copy.start(sql.SQL("COPY ({}) TO STDOUT").format(rows))
         await copy.read_block()
         network.blackhole()
-        with pytest.raises(psycopg.OperationalError, match="no answer comes"):
+        with pytest.raises(psycopg.OperationalError, match="no answer arrives"):
             await read_to_the_end(copy)
         await copy.close()
 
@@ -306,7 +306,7 @@ async def test_it_is_cut_with_no_file_to_be_had(database: Database, network: Fla
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:
         async with asyncio.timeout(LIMIT_S):
-            with pytest.raises(psycopg.OperationalError, match="no answer comes"):
+            with pytest.raises(psycopg.OperationalError, match="no answer arrives"):
                 await one.execute("SELECT 1")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -374,7 +374,7 @@ async def test_a_stream_that_went_silent_is_given_up_and_an_idle_one_is_not(
         database.execute("INSERT INTO orders VALUES (1)")
         await next_commit(stream)
         fault(network, saw)
-        with pytest.raises(TransientError, match="no answer comes") as caught:
+        with pytest.raises(TransientError, match="no answer arrives") as caught:
             await take_for_ever(stream)
         assert caught.value.reason == "connection_lost"
 
