@@ -268,7 +268,7 @@ async def test_prepare_keeps_the_position_and_renews_when_asked(
 # --- snapshot and stream ---------------------------------------------------------------------
 
 
-async def test_snapshot_boundary_nothing_lost_or_doubled_while_others_write(
+async def test_snapshot_boundary_no_loss_or_duplicate_under_writes(
     world: ChangeWorld,
 ) -> None:
     stop = asyncio.Event()
@@ -519,7 +519,7 @@ async def test_idle_advances_while_only_others_write(world: ChangeWorld) -> None
 # --- confirm, lag, health, close -------------------------------------------------------------
 
 
-async def test_confirm_is_cumulative_and_never_beyond_what_was_delivered(
+async def test_confirm_is_cumulative_and_never_beyond_what_was_read(
     world: ChangeWorld,
 ) -> None:
     capture, _ = await begun(world)
@@ -564,7 +564,7 @@ async def test_lag_is_measured_from_what_is_confirmed(world: ChangeWorld) -> Non
     assert lag.lag_bytes >= now - done > 0
 
 
-async def test_lag_is_measured_while_nobody_takes_chunks(stream_world: ChangeWorld) -> None:
+async def test_lag_is_measured_while_no_chunks_are_taken(stream_world: ChangeWorld) -> None:
     world = stream_world
     capture, _ = await prepared(world)
     async with aclosing(capture.live(None)) as live:
@@ -703,7 +703,7 @@ async def test_tables_changed_can_be_cancelled_at_any_time(world: ChangeWorld) -
 
 
 @pytest.mark.thorough
-async def test_snapshot_boundary_of_a_table_that_comes_while_it_streams(world: ChangeWorld) -> None:
+async def test_snapshot_boundary_of_a_table_added_while_streaming(world: ChangeWorld) -> None:
     """I6: what is read at the point, and what the stream brings from there on, is the table."""
     capture, tables = await prepared(world)
     await world.begin(capture, tables)

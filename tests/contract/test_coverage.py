@@ -93,7 +93,7 @@ async def test_it_tells_what_is_captured_and_why_the_rest_is_not(world: World) -
     assert found.faults == ()
 
 
-async def test_a_role_without_rights_is_told_of_its_tables_and_of_itself(
+async def test_a_role_without_rights_has_faults_of_its_tables_and_own(
     database: Database, stranger: str
 ) -> None:
     database.execute("CREATE TABLE good (id int PRIMARY KEY)")

@@ -45,7 +45,7 @@ WHENS = [
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("when", WHENS)
-def test_isolated_any_damage_of_a_raw_table_stops_it_alone_until_its_remedy(
+def test_isolated_any_damage_of_a_raw_table_stops_it_alone(
     database: Database, make_daemon: MakeDaemon, lake: Path, when: str
 ) -> None:
     stops = EVER | ALTERED if when == "idle" else EVER | ALTERED | AT_START

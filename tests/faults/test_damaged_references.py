@@ -51,7 +51,7 @@ AT_OPENING = STOPS | {"garbage_before", "commit_removed", "wrong_pointer", *FILE
 @pytest.mark.thorough
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("when", WHENS)
-def test_isolated_any_damage_of_a_reference_table_stops_it_alone_until_its_remedy(
+def test_isolated_any_damage_of_a_reference_table_stops_it_alone(
     database: Database, make_daemon: MakeDaemon, lake: Path, when: str
 ) -> None:
     kinds = {f"{way}_{kind}": kind for way in WAYS for kind in KINDS}

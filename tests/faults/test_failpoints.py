@@ -145,7 +145,7 @@ def test_a_slot_that_is_made_is_made_once(
 @pytest.mark.long
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("action", ["crash", "error", "delay:0.3"])
-def test_every_point_by_itself(
+def test_every_point_on_its_own(
     make_lives: Callable[[int, int], MakeLives], seed: int, action: str
 ) -> None:
     """The whole matrix; compared after every third point."""

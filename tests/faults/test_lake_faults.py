@@ -209,7 +209,7 @@ def cut(file: Path, share: float) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_exactly_once_through_power_cuts_that_leave_the_newest_commit_cut_short(
+def test_exactly_once_through_power_cuts_that_truncate_a_commit(
     shop: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
     """I1, I3: what was not acknowledged comes again; what was is told, and mended."""

@@ -271,7 +271,7 @@ def test_a_lake_that_vanishes_under_a_daemon_is_not_replaced(
 
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
-def test_a_copy_that_takes_the_place_of_a_daemons_lake_is_not_written_to(
+def test_a_copy_in_place_of_the_lake_is_not_written_to(
     shop: Database, lake: Path, make_daemon: MakeDaemon, tmp_path: Path
 ) -> None:
     """I13: its marker is the same, and the next version would follow a gap."""
@@ -347,7 +347,7 @@ def test_an_older_copy_of_one_raw_table_stops_that_table(
 
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
-def test_a_polled_lake_stops_where_anything_tells_that_it_is_lost(
+def test_a_polled_lake_stops_where_its_loss_can_be_detected(
     shop: Database, lake: Path, make_daemon: MakeDaemon, tmp_path: Path
 ) -> None:
     """I13: nothing in the source does. With an older copy it goes on: the polls find the rest."""
@@ -429,7 +429,7 @@ def logs_of(lake: Path) -> set[str]:
 
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
-def test_of_two_copies_one_goes_on(
+def test_one_of_two_copies_continues(
     shop: Database, lake: Path, make_daemon: MakeDaemon, tmp_path: Path
 ) -> None:
     """I5, I13: at once the second waits; later it is an older copy. Neither loses anything."""
@@ -463,7 +463,7 @@ def test_of_two_copies_one_goes_on(
 
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
-def test_a_first_start_that_is_killed_at_each_step_goes_on_by_itself(
+def test_a_first_start_killed_at_each_step_recovers(
     shop: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     """I6, I13: it is never taken for a lost lake."""
@@ -518,7 +518,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.thorough
 @pytest.mark.timeout(300)
-def test_a_marker_that_cannot_be_read_is_refused_and_never_overwritten(
+def test_an_unreadable_marker_is_refused_and_never_overwritten(
     shop: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     daemon = make_daemon(config(shop, lake))

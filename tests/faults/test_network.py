@@ -164,7 +164,7 @@ def test_exactly_once_over_a_network_at_fault(
         pytest.param(LAG, id="claim and lag", marks=pytest.mark.long),
     ],
 )
-def test_a_silent_peer_is_noticed_in_time_and_the_daemon_goes_on_by_itself(
+def test_a_silent_peer_is_detected_in_time_and_recovered_from(
     workload_database: Database,
     network: FlakyNetwork,
     daemon: Daemon,

@@ -33,7 +33,7 @@ POINTS = ("sink.raw_commit.before", "capture.receive.after")
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("sender_timeout_s", [2, pytest.param(60, marks=pytest.mark.long)])
-def test_exactly_once_a_daemon_paused_beyond_wal_sender_timeout_goes_on_by_itself(
+def test_exactly_once_a_pause_beyond_wal_sender_timeout_recovers(
     workload_database: Database,
     make_daemon: MakeDaemon,
     lake: Path,

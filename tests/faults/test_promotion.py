@@ -95,7 +95,7 @@ def fail_over(primary: PostgresServer, standby: PostgresServer, workload: Worklo
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("major", [pytest.param(16, marks=pytest.mark.long), 17, 18])
-def test_a_standby_that_is_captured_is_promoted_while_others_write(
+def test_a_captured_standby_is_promoted_under_writes(
     lake: Path, make_daemon: MakeDaemon, major: int, seed: int
 ) -> None:
     """I1, I2, I3, I6: the slot is the standby's own, the daemon is not even restarted."""
@@ -121,7 +121,7 @@ def test_a_standby_that_is_captured_is_promoted_while_others_write(
 
 
 @pytest.mark.parametrize("major", [17, 18])
-def test_a_failover_slot_goes_on_at_the_new_primary_while_others_write(
+def test_a_failover_slot_continues_on_the_new_primary(
     lake: Path, make_daemon: MakeDaemon, major: int, seed: int
 ) -> None:
     """I1, I2, I3, I6: whatever the daemon was given, also of a backlog, the standby has."""
@@ -162,7 +162,7 @@ def test_a_failover_slot_goes_on_at_the_new_primary_while_others_write(
         (18, "stop"),
     ],
 )
-def test_a_failover_to_a_standby_without_the_slot_is_told_while_others_write(
+def test_a_failover_without_the_slot_is_reported_under_writes(
     lake: Path, make_daemon: MakeDaemon, major: int, policy: str, seed: int
 ) -> None:
     """I6: the policy holds; the gap is told, not passed over."""
@@ -203,7 +203,7 @@ def test_a_failover_to_a_standby_without_the_slot_is_told_while_others_write(
 
 
 @pytest.mark.parametrize("major", [17, 18])
-async def test_lossless_a_promoted_standby_is_not_taken_for_the_primary_by_new_connections(
+async def test_lossless_a_promoted_standby_is_not_the_primary(
     major: int,
 ) -> None:
     """It never got all that the lake has, and wrote something else from there on."""
@@ -252,7 +252,7 @@ async def test_lossless_a_promoted_standby_is_not_taken_for_the_primary_by_new_c
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("major", [pytest.param(17, marks=pytest.mark.long), 18])
-def test_a_failover_in_mid_drain_to_a_standby_that_is_behind_is_told(
+def test_a_failover_in_mid_drain_to_a_lagging_standby(
     lake: Path, make_daemon: MakeDaemon, major: int, seed: int
 ) -> None:
     """I6: it has the slot, and nothing kept the daemon from what the standby had not got."""

@@ -92,7 +92,7 @@ def test_a_daemon_that_follows_one_that_ended_delivers_soon(replacement: Replace
 
 
 @pytest.mark.thorough
-def test_a_daemon_that_was_started_before_the_old_one_ended_waits_and_then_delivers(
+def test_a_daemon_started_before_the_old_one_ends_takes_over(
     replacement: Replacement,
 ) -> None:
     """I3, I5: the new one has 5 s beside the old one, and writes nothing meanwhile."""

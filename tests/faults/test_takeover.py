@@ -245,7 +245,7 @@ async def test_takeover_bounded_the_server_has_the_limits_of_a_claim(database: D
 
 
 @pytest.mark.thorough
-async def test_takeover_bounded_a_daemon_waits_for_no_half_open_connection_of_its_own(
+async def test_takeover_bounded_despite_an_own_half_open_connection(
     database: Database,
 ) -> None:
     with FlakyNetwork(database.server.port) as network:

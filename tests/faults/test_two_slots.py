@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.thorough
 @pytest.mark.timeout(400)
-def test_one_writer_who_was_taken_over_from_stops_and_does_not_fight_back(
+def test_one_writer_the_fenced_daemon_stops_and_does_not_fight(
     workload_database: Database, make_daemon: MakeDaemon, lake: Path, seed: int
 ) -> None:
     database = workload_database
@@ -58,7 +58,7 @@ def test_one_writer_who_was_taken_over_from_stops_and_does_not_fight_back(
 
 
 @pytest.mark.timeout(400)
-def test_i2_a_daemon_that_another_slot_follows_dies_between_two_tables_commits(
+def test_i2_killed_between_two_commits_followed_by_another_slot(
     workload_database: Database, make_daemon: MakeDaemon, lake: Path, seed: int
 ) -> None:
     """What of its last epoch is in the lake the new one's rows make void: all were read anew."""

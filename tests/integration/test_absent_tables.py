@@ -88,7 +88,7 @@ def sections() -> str:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["wal", "polling"])
-def test_isolated_what_is_absent_says_so_and_is_read_when_it_exists(
+def test_isolated_absent_tables_are_reported_then_read_when_made(
     database: Database, lake: Path, make_daemon: MakeDaemon, kind: str
 ) -> None:
     database.execute(*MADE)

@@ -123,7 +123,7 @@ def test_i6_fresh_source_under_writes(
         pytest.param("handed over", marks=pytest.mark.thorough),
     ],
 )
-def test_i3_i6_killed_driver_goes_on_where_it_was(
+def test_i3_i6_a_killed_driver_resumes(
     database: Database, make_daemon: MakeDaemon, lake: Path, state: str
 ) -> None:
     create_big(database, ROWS)
@@ -148,7 +148,7 @@ def test_i3_i6_killed_driver_goes_on_where_it_was(
 
 
 @pytest.mark.thorough
-def test_i6_a_killed_backfill_of_another_table_leaves_what_was_read(
+def test_i6_a_killed_backfill_of_another_table_keeps_read_rows(
     database: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
     create_big(database, ROWS)
@@ -281,7 +281,7 @@ def test_i6_live_table_again(
         pytest.param(["loaded {BIG}"], marks=pytest.mark.thorough),
     ],
 )
-def test_i6_old_rows_serve_with_their_changes_until_new_ones_are_complete(
+def test_i6_old_rows_serve_until_the_new_ones_are_complete(
     database: Database, make_daemon: MakeDaemon, lake: Path, states_reached: list[str]
 ) -> None:
     """What was deleted before the point has no `t` yet, where values may lack; but its `d`."""
@@ -342,7 +342,7 @@ def test_i6_values_that_neither_snapshot_has_are_read_by_key(
         ("SELECT pg_drop_replication_slot('{0}')", "the slot does not have the changes"),
     ],
 )
-def test_i6_begins_anew_where_what_was_read_is_void(
+def test_i6_restarts_where_read_rows_are_void(
     database: Database, make_daemon: MakeDaemon, lake: Path, meanwhile: str, told: str
 ) -> None:
     create_big(database, ROWS)
@@ -379,7 +379,7 @@ class Failing(Threads):
         return outcomes
 
 
-def test_i3_what_failed_is_gone_on_with_when_the_rest_is_live(
+def test_i3_a_failed_table_is_resumed_once_the_rest_is_live(
     database: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
     create_big(database, ROWS)

@@ -256,7 +256,7 @@ def test_no_replication_attribute_names_the_role(tmp_path: Path, shop: Database)
         assert_fails(found, "CREATE privilege", "CREATE PUBLICATION .*manage = false")
 
 
-def test_a_role_that_may_read_nothing_is_told_so_beside_a_publication(
+def test_a_role_without_read_rights_fails_beside_a_publication(
     tmp_path: Path, shop: Database
 ) -> None:
     shop.execute("CREATE PUBLICATION ingestd_shop")
@@ -408,7 +408,7 @@ def test_replica_identity_nothing_is_mended_as_it_says(tmp_path: Path, shop: Dat
         ),
     ],
 )
-def test_controls_that_a_table_can_not_have_are_named_with_the_key(
+def test_controls_a_table_cannot_have_are_reported_with_the_key(
     tmp_path: Path, shop: Database, controls: str, cause: str, remedy: str
 ) -> None:
     section = f'[sources.shop.table."public.orders"]\n{controls}'
@@ -559,7 +559,7 @@ def test_an_operator_fault_keeps_the_daemon_and_says_so_once(
 
 
 @pytest.mark.thorough
-def test_a_transient_fault_passes_by_itself_once_it_is_mended(
+def test_a_source_recovers_automatically_from_a_transient_fault(
     own_postgres: PostgresServer, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     own_postgres.psql("CREATE TABLE orders (id int PRIMARY KEY)")

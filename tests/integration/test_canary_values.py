@@ -195,7 +195,7 @@ def has_failed(daemon: Daemon, count: int) -> bool:
 @pytest.mark.thorough
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["wal", "polling"])
-def test_no_canary_of_any_type_is_told(
+def test_no_canary_of_any_type_is_leaked(
     aviary: Aviary, lake: Path, make_daemon: MakeDaemon, kind: str
 ) -> None:
     database = aviary.database

@@ -94,7 +94,7 @@ async def run_pipeline(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("free", [0, 1, 2])
-async def test_with_fewer_free_slots_fewer_drain_and_with_none_it_streams(
+async def test_with_few_free_slots_fewer_drain_with_none_it_streams(
     own_postgres: PostgresServer, lake: Path, free: int
 ) -> None:
     own_postgres.settings["max_replication_slots"] = str(1 + free)
@@ -169,7 +169,7 @@ def make_parts_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("refused", [drain_slot, slot_advance], ids=["drains", "moves"])
-async def test_a_backlog_comes_where_no_connection_is_free_for_more_than_a_stream(
+async def test_a_backlog_is_delivered_with_only_one_free_connection(
     own_postgres: PostgresServer,
     lake: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -210,7 +210,7 @@ async def test_a_backlog_comes_where_no_connection_is_free_for_more_than_a_strea
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("large_bytes", [1, 50_000])
-async def test_exactly_once_blocks_that_are_large_are_not_read_ahead_of(
+async def test_exactly_once_large_blocks_are_not_read_ahead_of(
     database: Database,
     lake: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -265,7 +265,7 @@ async def test_joined_parts_hold_no_more_than_others(
 
 
 @pytest.mark.thorough
-async def test_joined_parts_with_a_transaction_that_the_server_may_not_keep_are_not_joined_again(
+async def test_merged_parts_that_exceed_the_disk_are_not_merged_again(
     cramped: PostgresServer, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And where it may not keep it at all it is streamed."""
@@ -315,7 +315,7 @@ async def test_a_server_that_may_keep_next_to_nothing_streams(
     assert (policy.drained, policy.is_paused) == (0, True)
 
 
-async def test_exactly_once_large_transactions_between_others_are_drained_in_segments(
+async def test_exactly_once_large_transactions_drain_in_segments(
     database: Database, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I2, I3: one with parts that are undone, one that is rolled back, one that is still open."""
@@ -344,7 +344,7 @@ async def test_exactly_once_large_transactions_between_others_are_drained_in_seg
     assert_change_log_is_sound(database, lake)
 
 
-async def test_where_the_server_fails_at_segments_it_drains_without_them(
+async def test_a_drain_does_without_segments_where_the_server_fails(
     database: Database, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As it does at some DDL in sub-transactions that are undone; here at what it never knows."""
@@ -365,7 +365,7 @@ async def test_where_the_server_fails_at_segments_it_drains_without_them(
 
 
 @pytest.mark.thorough
-async def test_segments_that_the_server_may_not_keep_are_not_asked_for_again(
+async def test_segments_the_server_cannot_spill_are_not_retried(
     cramped: PostgresServer, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of a transaction that is open at the end of a part are for nothing."""
@@ -434,7 +434,7 @@ async def test_a_stream_that_stays_far_behind_drains_the_backlog(
     assert policy.drained == 1
 
 
-async def test_a_stream_that_reads_much_wal_anew_is_left_to_it(
+async def test_a_stream_that_rereads_much_wal_is_not_interrupted(
     own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Behind an old transaction that is still open: no draining would be faster, nor end sooner."""
@@ -492,7 +492,7 @@ async def prepared(server: PostgresServer, policy: CatchUpPolicy) -> WalCapture:
     return capture
 
 
-async def test_what_becomes_durable_while_a_stream_is_given_up_waits_for_the_slot(
+async def test_a_confirmation_while_a_stream_closes_waits_for_the_slot(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I1: the slot is the stream's until that is closed; it is moved later, and not refused."""
@@ -562,7 +562,7 @@ SELECT reply_time FROM pg_stat_replication JOIN pg_replication_slots ON pid = ac
     ids=["moved", "made anew", "dropped"],
 )
 @pytest.mark.parametrize("when", ["before", "copied", "drained"])
-async def test_exactly_once_a_slot_that_another_moves_while_nobody_streams_is_not_gone_on_from(
+async def test_exactly_once_a_slot_moved_by_another_client_is_refused(
     database: Database, monkeypatch: pytest.MonkeyPatch, done: list[str], reason: str, when: str
 ) -> None:
     """I1: what it skipped would be missing for ever, and nothing would tell."""
@@ -597,7 +597,7 @@ async def test_exactly_once_a_slot_that_another_moves_while_nobody_streams_is_no
         await capture.close()
 
 
-async def test_i1_where_the_slot_is_is_asked_before_the_server_is_told_anything(
+async def test_i1_the_slot_position_is_read_before_any_status_is_sent(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """16.2, say, moves a slot back that has skipped some: then it can't be seen any more."""
@@ -622,7 +622,7 @@ async def test_i1_where_the_slot_is_is_asked_before_the_server_is_told_anything(
     assert told == [None]
 
 
-async def test_each_connection_that_touches_the_slot_asks_which_server_it_leads_to(
+async def test_each_connection_to_the_slot_checks_the_server_lineage(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the first one did, which read where the slot is: it may be another by now."""

@@ -120,7 +120,7 @@ async def drained(database: Database, policy: CatchUpPolicy) -> Messages:
 @pytest.mark.parametrize(
     ("slots", "part_bytes"), [(1, 1 << 30), (1, 100_000), (2, 50_000), (3, 16_384)]
 )
-async def test_exactly_once_parts_meet_whatever_lies_across_their_bounds(
+async def test_exactly_once_at_the_bounds_of_parts(
     database: Database, slots: int, part_bytes: int
 ) -> None:
     """I2, I3: message by message what one slot gives, in the same order."""
@@ -135,7 +135,7 @@ async def test_exactly_once_parts_meet_whatever_lies_across_their_bounds(
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-async def test_exactly_once_a_transaction_across_many_parts_has_them_joined(
+async def test_exactly_once_a_transaction_across_parts_merges_them(
     database: Database, slots: int
 ) -> None:
     """I2, I3: and it is not decoded for each of them from its beginning."""
@@ -172,7 +172,7 @@ async def test_exactly_once_joined_parts_end_where_they_hold_enough(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("slots", "part_bytes"), [(1, 1 << 30), (1, 100_000), (2, 50_000)])
-async def test_exactly_once_what_is_given_in_segments_comes_in_commit_order(
+async def test_exactly_once_segments_come_in_commit_order(
     database: Database, slots: int, part_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I2, I3: message by message what one slot gives after commits, whatever is undone."""
@@ -246,7 +246,7 @@ async def test_exactly_once_whatever_is_set_in_the_database(
     assert len(given) == 4 * large
 
 
-async def test_with_more_such_transactions_than_are_put_in_order_a_drain_goes_without(
+async def test_a_drain_does_without_segments_beyond_the_limit(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(database)

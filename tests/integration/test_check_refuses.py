@@ -314,7 +314,7 @@ def test_sources_that_fit_alone_are_added_up(
 
 
 @pytest.mark.parametrize("setting", ["*", "FIRST 1 (s1, *)", 'ANY 2 ("INGESTD (stream)", s1)'])
-def test_a_stream_that_may_be_a_synchronous_standby_is_told(
+def test_a_possible_synchronous_standby_is_reported(
     shop: PostgresServer, tmp_path: Path, setting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with shop.connect("shop") as connection:

@@ -117,7 +117,7 @@ def test_it_asks_for_what_is_not_given(shop: Database, tmp_path: Path) -> None:
     assert shop.slots() == []  # it changes nothing
 
 
-def test_nothing_is_replaced_unless_told_to(shop: Database, tmp_path: Path) -> None:
+def test_nothing_is_replaced_without_force(shop: Database, tmp_path: Path) -> None:
     path = tmp_path / "ingestd.toml"
     path.write_text("mine")
     done = init(shop, shop.name, "--yes")
@@ -278,7 +278,7 @@ def test_a_lake_in_a_store_has_a_section_to_fill_in(
         (["Shop!"], 2, "a source's name is 1-55"),
     ],
 )
-def test_what_is_wrong_is_told(
+def test_errors_are_reported(
     shop: Database, tmp_path: Path, arguments: list[str], code: int, said: str
 ) -> None:
     done = CliRunner().invoke(cli.app, ["init", "--yes", "--dsn", shop.dsn, *arguments])
@@ -287,7 +287,7 @@ def test_what_is_wrong_is_told(
     assert "hunter2" not in done.output
 
 
-def test_a_password_is_asked_for_and_a_server_as_it_is_installed_is_polled(
+def test_a_password_is_asked_for_and_a_default_server_is_polled(
     tmp_path: Path, postgres_bindir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -103,7 +103,7 @@ def events_of(database: Database) -> list[DdlEvent | None]:
 
 
 @pytest.mark.thorough
-def test_every_command_writes_what_it_did_and_no_command_that_is_undone(
+def test_every_command_is_logged_and_no_rolled_back_command(
     source: Database, stranger: str
 ) -> None:
     for name, (statement, command, what) in DDL.items():
@@ -390,7 +390,7 @@ def test_no_command_fails_in_any_session(source: Database, stranger: str) -> Non
 
 
 @pytest.mark.thorough
-def test_prepared_transactions_have_their_events_when_they_commit(postgres_bindir: Path) -> None:
+def test_prepared_transactions_have_their_events_at_commit(postgres_bindir: Path) -> None:
     with (
         running_server(postgres_bindir, {"max_prepared_transactions": "5"}) as server,
         fresh_database(server) as database,

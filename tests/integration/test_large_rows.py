@@ -116,7 +116,7 @@ def test_a_row_too_large_in_the_stream_stops_its_table_alone(
 
 
 @pytest.mark.thorough
-def test_a_row_too_large_in_a_backlog_or_a_snapshot_stops_its_table_alone(
+def test_a_row_too_large_for_a_drain_or_snapshot_stops_its_table(
     shop: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     daemon = make_daemon(config(shop, lake, source="catch_up_above = 0"))
@@ -144,7 +144,7 @@ def test_a_row_too_large_in_a_backlog_or_a_snapshot_stops_its_table_alone(
 
 
 @pytest.mark.thorough
-def test_a_row_too_large_in_a_poll_or_its_snapshot_stops_its_table_alone(
+def test_a_row_too_large_for_a_poll_or_snapshot_stops_its_table(
     shop: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     def polling(table: str = "") -> str:
@@ -181,7 +181,7 @@ def await_rows(lake: Path, count: int) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("way", ["streamed", "drained"])
-def test_a_row_that_the_server_can_not_send_is_named_with_the_way_past_it(
+def test_a_row_the_server_cannot_send_is_named_with_a_remedy(
     shop: Database, lake: Path, make_daemon: MakeDaemon, way: str
 ) -> None:
     """No plugin gives it, so the slot can't pass it; by a snapshot its table stops alone."""

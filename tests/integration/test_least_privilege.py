@@ -291,7 +291,7 @@ def test_tables_that_can_be_published_are(database: Database, role: str, made: l
     write(database)
 
 
-def test_a_table_without_key_may_be_read_where_nothing_is_published(
+def test_a_keyless_table_may_be_read_where_nothing_is_published(
     database: Database, role: str
 ) -> None:
     database.execute(KEYLESS)

@@ -168,7 +168,7 @@ KINDS = b"dHcCZENSAW"
 
 
 @pytest.mark.parametrize("state", STATES)
-async def test_bounded_a_frame_of_two_gigabytes_ends_a_copy_whatever_its_kind(
+async def test_bounded_a_frame_of_two_gigabytes_ends_a_copy(
     liar: LyingServer, database: Database, state: str
 ) -> None:
     """In any state: what it has said is enough, no more of it is waited for."""
@@ -186,7 +186,7 @@ async def test_bounded_a_frame_of_two_gigabytes_ends_a_copy_whatever_its_kind(
         liar.then_ends = True
 
 
-async def test_an_error_of_any_bytes_is_told_in_short(
+async def test_an_error_of_any_bytes_is_reported_briefly(
     liar: LyingServer, database: Database
 ) -> None:
     for letter in "CMFDHWSVPqL":
@@ -265,7 +265,7 @@ async def test_lies_about_all_that_surrounds_a_stream_end_it(
     await assert_stream_ends(liar, database, lying_scripts(honest.beside()))
 
 
-async def test_bounded_a_frame_of_two_gigabytes_ends_a_stream_whatever_its_kind(
+async def test_bounded_a_frame_of_two_gigabytes_ends_a_stream(
     liar: LyingServer, database: Database
 ) -> None:
     begun = written(honest.copy_response("W"))

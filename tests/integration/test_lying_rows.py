@@ -165,7 +165,7 @@ CONFIGS: dict[str, Callable[..., str]] = {
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_exactly_once_a_lie_in_what_is_read_later_ends_its_source(  # noqa: PLR0917
+def test_exactly_once_a_lie_in_a_later_read_ends_its_source(  # noqa: PLR0917
     liar: LyingServer,
     database: Database,
     lake: Path,

@@ -95,7 +95,9 @@ def is_seen(lake: Path, key: str) -> bool:
 
 
 @pytest.mark.thorough
-def test_no_value_of_a_row_is_told(database: Database, lake: Path, make_daemon: MakeDaemon) -> None:
+def test_no_value_of_a_row_is_leaked(
+    database: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
     with_birds(database)
     extra = """
 [sources.shop.table."public.birds"]
@@ -184,7 +186,7 @@ TOKEN = "http-token-canary-0123"
 STORE_KEY = "store/key+canary/1=="
 
 
-def test_no_secret_is_told(database: Database, lake: Path, make_daemon: MakeDaemon) -> None:
+def test_no_secret_is_leaked(database: Database, lake: Path, make_daemon: MakeDaemon) -> None:
     """Of a source that can't be reached, one with a wrong password, one that works; by HTTP too."""
     user, password = f"p_{database.name}", sql.Literal(PASSWORD).as_string(None)
     database.execute(

@@ -148,7 +148,7 @@ def test_a_transaction_over_many_tables_drained_as_a_backlog(
 
 
 @pytest.mark.long
-def test_rows_of_200_megabytes_take_no_more_memory_the_more_there_are(
+def test_memory_does_not_grow_with_the_number_of_200_mb_rows(
     database: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     database.execute(

@@ -165,7 +165,7 @@ def psql(database: Database, statement: str) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_no_partition_is_published_whose_changes_would_fail_or_find_no_row(
+def test_no_partition_with_unusable_identity_is_published(
     database: Database, lake: Path, make_daemon: MakeDaemon, case: Case
 ) -> None:
     database.execute(*case.made, "CREATE TABLE fine (id int PRIMARY KEY)")
@@ -240,7 +240,7 @@ def test_a_foreign_partition(database: Database, lake: Path, make_daemon: MakeDa
     assert_captured(daemon, database, lake)
 
 
-async def test_foreign_partitions_are_not_read_and_those_that_inherit_are_no_part(
+async def test_foreign_partitions_and_inheriting_tables_are_not_read(
     database: Database,
 ) -> None:
     """Their rows are another server's, in no snapshot of this one."""

@@ -169,7 +169,7 @@ async def test_i6_a_partition_that_was_emptied_is_read(database: Database, comin
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("coming", KEPT, ids=attrgetter("name"))
-async def test_i7_a_partition_whose_file_was_made_anew_is_not_read(
+async def test_i7_a_partition_whose_file_was_recreated_is_not_read(
     database: Database, coming: Coming
 ) -> None:
     assert await reason_after(database, coming) is None
@@ -196,7 +196,7 @@ async def test_i6_a_partition_that_was_away_is_read(database: Database, coming: 
     assert await reason_after(database, coming) == "a partition was detached and attached again"
 
 
-async def test_i6_a_partition_that_is_still_being_detached_is_gone(database: Database) -> None:
+async def test_i6_a_partition_still_being_detached_is_left_out(database: Database) -> None:
     """DETACH CONCURRENTLY waits for who looks at the table, or was cut off while it waited."""
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, note text) PARTITION BY RANGE (id)", MAKE, INSERT
@@ -259,7 +259,7 @@ def run(database: Database, statements: tuple[str, ...], *, keep: bool = True) -
             session.commit()
 
 
-async def test_i7_an_empty_partition_whose_file_is_replaced_during_the_reading_stays_empty(
+async def test_i7_an_empty_partition_rewritten_meanwhile_stays_empty(
     database: Database,
 ) -> None:
     """So does one that is locked; one that has rows now does not."""

@@ -75,7 +75,7 @@ def daemon(database: Database, make_daemon: MakeDaemon, lake: Path) -> Daemon:
     return made
 
 
-def test_exactly_once_a_source_goes_on_where_it_was_paused(
+def test_exactly_once_a_paused_source_resumes(
     database: Database, daemon: Daemon, lake: Path
 ) -> None:
     told = done(daemon, "pause", "shop")
@@ -176,7 +176,7 @@ def test_one_writer_a_paused_source_keeps_its_claim(
 
 
 @pytest.mark.thorough
-def test_snapshot_boundary_a_first_load_goes_on_after_a_pause(
+def test_snapshot_boundary_a_first_load_resumes_after_a_pause(
     database: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
     database.execute(

@@ -103,7 +103,7 @@ def test_inserts_updates_and_deletes(items: Database, lake: Path, make_daemon: M
 
 
 @pytest.mark.thorough
-def test_a_sweep_that_a_stop_cut_off_or_kept_from_beginning_is_made_at_the_start(
+def test_an_interrupted_or_missed_sweep_runs_at_the_start(
     items: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     """However seldom keys are swept, and however often a daemon is started."""
@@ -148,7 +148,7 @@ def test_another_cursor_loses_nothing(items: Database, lake: Path, make_daemon: 
 
 
 @pytest.mark.thorough
-def test_another_column_for_deleted_rows_reads_the_table_anew(
+def test_another_column_for_deleted_rows_resnapshots_the_table(
     items: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     items.execute("ALTER TABLE item ADD is_gone boolean NOT NULL DEFAULT false")
@@ -177,7 +177,7 @@ def _is_updated(lake: Path, key: int) -> bool:
 
 
 @pytest.mark.thorough
-def test_another_kind_of_capture_reads_anew(
+def test_another_kind_of_capture_resnapshots(
     items: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     """Neither knows what the other has given, though the slot is still there."""

@@ -176,7 +176,7 @@ def options(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {"table": {"public.t": {"cursor": "at"}}} if request.param == "cursor" else {}
 
 
-async def test_a_later_capture_goes_on_where_the_lake_is(
+async def test_a_later_capture_resumes_where_the_lake_is(
     source: Database, options: dict[str, Any]
 ) -> None:
     """What was given and not made durable comes again; what was durable does not."""
@@ -235,7 +235,7 @@ async def test_every_row_is_a_u_where_keys_take_too_much_memory(
 
 
 @pytest.mark.thorough
-async def test_a_sweep_of_many_passes_goes_on_over_a_start(
+async def test_a_sweep_of_many_passes_continues_after_a_restart(
     source: Database, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[lake_keys.KeyPartition] = []
@@ -293,7 +293,7 @@ async def test_what_a_poll_could_not_look_at_is_swept_again_soon(
     await capture.close()
 
 
-async def test_a_key_that_is_renamed_is_known_until_the_table_is_read_anew(
+async def test_a_renamed_key_is_known_until_the_table_is_resnapshotted(
     source: Database, options: dict[str, Any]
 ) -> None:
     capture = await Source(source, MemoryLake(), **options).start()
@@ -306,7 +306,7 @@ async def test_a_key_that_is_renamed_is_known_until_the_table_is_read_anew(
     await capture.close()
 
 
-async def test_the_lag_of_a_table_that_has_just_gone_is_told(
+async def test_the_lag_of_a_table_just_dropped_is_reported(
     source: Database, options: dict[str, Any]
 ) -> None:
     """That it has gone is the discovery's to find."""
@@ -318,7 +318,7 @@ async def test_the_lag_of_a_table_that_has_just_gone_is_told(
     await capture.close()
 
 
-async def test_what_a_sweep_found_may_be_forgotten_while_a_poll_looks_at_it(
+async def test_a_sweep_result_may_be_cleared_while_a_poll_reads_it(
     source: Database, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swept = {"public.t": {**options.get("table", {}).get("public.t", {}), "detect_deletes": "50ms"}}
@@ -336,7 +336,7 @@ async def test_what_a_sweep_found_may_be_forgotten_while_a_poll_looks_at_it(
 
 
 @pytest.mark.thorough
-async def test_what_a_reading_sees_is_known_when_polling_goes_on(
+async def test_what_a_snapshot_sees_is_known_when_polling_continues(
     source: Database, options: dict[str, Any]
 ) -> None:
     capture = await Source(source, MemoryLake(), **options).start()

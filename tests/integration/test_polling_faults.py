@@ -164,7 +164,7 @@ def test_notify_polls_at_once(items: Database, lake: Path, make_daemon: MakeDaem
 
 
 @pytest.mark.thorough
-def test_truncated_tables_are_read_anew(
+def test_truncated_tables_are_resnapshotted(
     items: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     daemon = make_daemon(polling_config(lake=lake, dsn=items.dsn, extra=CURSOR))
@@ -336,7 +336,7 @@ def ops_of(lake: Path, table: TableId) -> list[str]:
 
 
 @pytest.mark.thorough
-def test_one_writer_a_second_daemon_is_told_of_the_first(
+def test_one_writer_a_second_daemon_reports_the_first(
     items: Database, lake: Path, tmp_path: Path, make_daemon: MakeDaemon
 ) -> None:
     config = polling_config(lake=lake, dsn=items.dsn, extra=CURSOR)
@@ -353,7 +353,7 @@ def test_one_writer_a_second_daemon_is_told_of_the_first(
 
 
 @pytest.mark.thorough
-def test_a_standby_is_polled_while_transactions_are_open_on_the_primary(
+def test_a_standby_is_polled_during_transactions_on_the_primary(
     own_postgres: PostgresServer, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     """A standby knows of a subtransaction only what its primary has told it."""

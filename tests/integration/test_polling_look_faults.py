@@ -46,7 +46,7 @@ async def rows_found(
 
 
 @pytest.mark.timeout(60)
-async def test_answers_are_those_of_their_queries_after_the_taker_of_rows_failed(
+async def test_answers_match_their_queries_after_a_consumer_failed(
     database: Database,
 ) -> None:
     database.execute(

@@ -72,9 +72,7 @@ def test_what_was_not_sent_is_read(
     assert readings(lake) == again == before + 1
 
 
-def test_it_is_noticed_while_the_stream_goes_on(
-    database: Database, lake: Path, daemon: Daemon
-) -> None:
+def test_it_is_detected_while_streaming(database: Database, lake: Path, daemon: Daemon) -> None:
     before = readings(lake)
     database.execute(LESS["inserts only"], *WRITES, WHOLE)
     await_until(lambda: readings(lake) > before, LIMIT_S, daemon.tail)

@@ -188,7 +188,7 @@ def test_a_new_table_comes_when_the_publication_has_it(
     ],
 )
 @pytest.mark.parametrize("is_running", [True, False])
-def test_what_was_not_published_for_a_time_is_read_anew(  # noqa: PLR0917
+def test_rows_unpublished_for_a_time_are_resnapshotted(  # noqa: PLR0917
     shop: Database,
     lake: Path,
     make_daemon: MakeDaemon,
@@ -217,7 +217,7 @@ def test_what_was_not_published_for_a_time_is_read_anew(  # noqa: PLR0917
 
 
 @pytest.mark.thorough
-def test_a_publication_of_all_tables_made_anew_is_a_gap(
+def test_a_recreated_publication_for_all_tables_is_a_gap(
     lake: Path, make_daemon: MakeDaemon
 ) -> None:
     """I6: from PostgreSQL 18 on the server decodes what it missed without a word."""
@@ -278,7 +278,7 @@ def test_a_publication_of_ours_that_was_made_again_is_a_gap(
     daemon.close()
 
 
-def test_a_publication_of_others_that_was_made_again_needs_another_slot(
+def test_a_recreated_external_publication_needs_another_slot(
     shop: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     """The remedy is pasted; from PostgreSQL 18 on the server decodes without a word."""

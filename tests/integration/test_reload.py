@@ -132,7 +132,7 @@ def is_live(lake: Path, source: str, table: str) -> bool:
     return any(row["table"] == table and row["state"] == "live" for row in registry(lake, source))
 
 
-def test_a_config_that_can_not_be_used_changes_nothing_and_the_log_says_why(
+def test_an_invalid_config_changes_nothing_and_is_logged(
     tables: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
     text = config(tables, lake, shop='"public.t"')

@@ -98,9 +98,7 @@ async def test_what_the_server_says_aside_is_passed(dsn: str, database: Database
         assert len(await read(stream, commits=1)) >= 3
 
 
-async def test_the_server_is_told_nothing_before_reporting_begins(
-    dsn: str, database: Database
-) -> None:
+async def test_no_status_is_sent_before_reporting_begins(dsn: str, database: Database) -> None:
     """It may have skipped something: a status would have some servers move the slot back."""
 
     def has_been_told() -> bool:
@@ -157,7 +155,9 @@ async def test_every_message_comes_once_and_in_order(dsn: str, database: Databas
     assert inserts[-1].endswith(b"x" * (3 << 20))
 
 
-async def test_reading_stops_at_the_limit_and_status_goes_on(dsn: str, database: Database) -> None:
+async def test_reading_stops_at_the_limit_and_status_continues(
+    dsn: str, database: Database
+) -> None:
     database.execute(
         f"INSERT INTO orders SELECT i, repeat('x', 500) FROM generate_series(1, {ROWS}) i"
     )

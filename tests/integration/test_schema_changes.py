@@ -303,7 +303,7 @@ def test_rows_have_the_shape_of_their_time(running: Life, name: str) -> None:
     assert new
 
 
-def test_i8_nobody_else_notices(running: Life) -> None:
+def test_i8_no_other_table_is_affected(running: Life) -> None:
     """I8: no fault, no restart, and another table's epochs went on all the while."""
     faults = [e for e in running.daemon.events() if e.get("level") not in {"info", "debug"}]
     assert [e for e in faults if e["event"] not in EXPECTED] == []

@@ -113,7 +113,7 @@ async def test_the_remedy_for_a_role_can_be_pasted(
         pass
 
 
-async def test_a_role_without_replication_is_told_which_attribute(guarded: PostgresServer) -> None:
+async def test_a_role_without_replication_is_refused_with_a_remedy(guarded: PostgresServer) -> None:
     dsn = make_conninfo(guarded.dsn(), user="plain")
     async with await connect(dsn):
         pass

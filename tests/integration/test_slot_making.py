@@ -120,7 +120,7 @@ def test_a_table_altered_in_a_savepoint_while_the_slot_is_made(
         ("ALTER TABLE t VALIDATE CONSTRAINT positive", False),
     ],
 )
-def test_without_a_second_slot_it_is_made_anew_if_anything_was_altered_meanwhile(
+def test_without_a_second_slot_it_is_recreated_after_any_ddl(
     lake: Path, make_daemon: MakeDaemon, ddl: str, *, is_altered: bool
 ) -> None:
     """Not what was altered before, also where a transaction is older than that."""
@@ -159,7 +159,7 @@ def test_without_a_second_slot_it_is_made_anew_if_anything_was_altered_meanwhile
 @pytest.mark.thorough
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("is_cut", [False, True], ids=["fails", "is cut off"])
-def test_a_slot_whose_move_fails_is_made_anew_where_nothing_is_read_before(
+def test_a_slot_that_fails_to_advance_is_recreated_if_unread(
     lake: Path, make_daemon: MakeDaemon, *, is_cut: bool
 ) -> None:
     """Or all sessions of the daemon are ended while it waits for V."""
@@ -261,7 +261,7 @@ def created(lake: Path) -> set[int]:
 
 
 @pytest.mark.thorough
-def test_it_is_told_what_the_making_waits_for(lake: Path, make_daemon: MakeDaemon) -> None:
+def test_what_slot_creation_waits_for_is_reported(lake: Path, make_daemon: MakeDaemon) -> None:
     with server_of(15) as server:
         database = Database(server, "postgres")
         database.execute("CREATE TABLE t (id int PRIMARY KEY)")

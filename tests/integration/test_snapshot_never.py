@@ -83,7 +83,7 @@ def test_it_starts_at_the_slots_point_new_or_there_already(
     assert not daemon.events("source.slot_lost")
 
 
-def test_a_slot_kept_from_another_tool_goes_on_where_it_is(
+def test_a_slot_of_another_tool_continues_where_it_is(
     shop: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     """With manage = true as well, if that is agreed to: the slot is never made again."""

@@ -98,7 +98,7 @@ def is_reading(lake: Path) -> bool:
     return "snapshotting" in {row["table"]: row["state"] for row in registry(lake)}.values()
 
 
-def test_a_table_made_anew_while_no_daemon_runs(
+def test_a_table_recreated_while_no_daemon_runs(
     database: Database, daemon: Daemon, lake: Path
 ) -> None:
     assert daemon.sigterm() == 0
@@ -124,7 +124,7 @@ def test_a_new_column_is_described_from_the_catalog(
     assert (added["pg_type"], added["delta_type"], added["missing"]) == ("integer", "integer", "5")
 
 
-def test_a_table_taken_out_of_the_publication_is_read_anew(
+def test_a_table_taken_out_of_the_publication_is_resnapshotted(
     database: Database, daemon: Daemon, lake: Path
 ) -> None:
     database.execute(
@@ -141,7 +141,7 @@ def read_again(lake: Path) -> bool:
 
 
 @pytest.mark.thorough
-def test_i6_a_new_table_joins_while_the_others_go_on(
+def test_i6_a_new_table_joins_while_the_others_continue(
     database: Database, daemon: Daemon, lake: Path
 ) -> None:
     """A long transaction holds back the point it is read at; epochs of others come all the same."""
@@ -188,7 +188,7 @@ def test_for_all_tables_a_new_one_is_found_by_its_first_change(
 
 
 @pytest.mark.thorough
-def test_i8_a_table_without_identity_stops_alone_until_it_has_one(
+def test_i8_a_table_without_identity_stops_alone_until_fixed(
     database: Database, daemon: Daemon, lake: Path
 ) -> None:
     database.execute("CREATE TABLE bad (id int PRIMARY KEY, note text)")

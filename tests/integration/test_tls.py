@@ -187,7 +187,7 @@ def test_a_daemon_that_verifies(
     assert daemon.sigterm() == 0
 
 
-def test_a_daemon_that_was_told_not_to_says_so_once(
+def test_a_daemon_with_verification_off_warns_once(
     secure: TlsServer, shop: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     config = wal(secure, shop, lake, sslmode="require", host="other.example")
@@ -212,7 +212,7 @@ def test_a_daemon_that_was_told_not_to_says_so_once(
     assert daemon.sigterm() == 0
 
 
-def test_a_daemon_that_meets_another_server_stops_with_the_remedy(
+def test_a_daemon_that_meets_another_server_stops_with_a_remedy(
     secure: TlsServer, shop: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     daemon = make_daemon(wal(secure, shop, lake, host="other.example"))

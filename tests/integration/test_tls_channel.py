@@ -198,7 +198,7 @@ async def test_a_connection_that_is_closed_under_the_reader_ends_it(
             await reader.close()
 
 
-async def test_the_first_of_several_hosts_that_is_there_is_read(
+async def test_the_first_reachable_of_several_hosts_is_read(
     secure: TlsServer, shop: Database
 ) -> None:
     dsn = make_conninfo(

@@ -37,7 +37,7 @@ def readings(lake: Path) -> int:
 
 @pytest.mark.parametrize(("made", "stored"), [(PLAIN, "t"), (PARTED, "part")])
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_it_is_read_anew_once(  # noqa: PLR0917
+def test_it_is_resnapshotted_once(  # noqa: PLR0917
     database: Database,
     lake: Path,
     make_daemon: MakeDaemon,

@@ -352,7 +352,7 @@ def test_types_shapes_and_changed_columns(database: Database, make_shop: Any) ->
     assert shop.verify("public.country")[0] == 1  # nothing was compared
 
 
-def test_what_can_not_be_compared_is_told(
+def test_tables_that_cannot_be_compared_are_reported(
     database: Database, make_shop: Any, tmp_path: Path, stranger: str
 ) -> None:
     database.execute(
@@ -474,7 +474,7 @@ def test_a_damaged_file_is_a_fault_of_its_table_alone(
     assert code == 1
 
 
-def test_what_was_compared_before_a_fault_is_told(
+def test_tables_compared_before_a_fault_are_reported(
     database: Database, make_shop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database.execute(*(f"CREATE TABLE {n} (id int PRIMARY KEY)" for n in ("aa", "bb", "cc")))
@@ -545,7 +545,7 @@ def test_a_polled_source_settles(database: Database, lake: Path, make_daemon: Ma
 
 
 @pytest.mark.thorough
-def test_commits_that_nobody_sees_yet_are_left_out(
+def test_commits_not_yet_visible_are_left_out(
     own_postgres: PostgresServer, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     """They wait for a synchronous standby, and are in the lake already."""

@@ -250,7 +250,7 @@ def test_a_mirror_with_mapped_names_is_left_to_spark(mirror: Mirror) -> None:
     assert mirror.rows()[1]["a b"] == "y"
 
 
-def test_somebody_elses_rows_are_not_written_over(mirror: Mirror) -> None:
+def test_rows_of_another_writer_are_not_overwritten(mirror: Mirror) -> None:
     mirror.run({"_cdc_op": "r", "_cdc_seq": 0, "id": 1})
     mirror.spark.sql(f"UPDATE delta.`{mirror.path}` SET note = 'by hand'")
     mirror.raw.commit({TABLE: [{"_cdc_op": "c", "_cdc_lsn": mirror.raw.lsn, "id": 2}]})

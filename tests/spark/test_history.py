@@ -246,7 +246,7 @@ async def test_a_column_that_is_added_is_in_what_was_there_then(
         job.move(3, 300, rows=1)
 
 
-async def test_a_column_that_came_and_went_is_in_what_was_there_meanwhile(
+async def test_a_column_added_and_dropped_has_values_for_its_lifetime(
     session: SparkSession, lake: Path, tmp_path: Path
 ) -> None:
     """With the constant that such rows had, also as a text; all that before the history began."""
@@ -300,7 +300,7 @@ async def test_a_row_without_a_key_is_found_by_what_a_new_column_has(
     ]
 
 
-async def test_a_key_that_is_stored_apart_and_one_that_is_another_than_before(
+async def test_a_key_stored_out_of_line_and_a_changed_identity(
     session: SparkSession, lake: Path, tmp_path: Path
 ) -> None:
     """The server sends the first in the old row alone; by the other, older changes name no row."""
@@ -360,7 +360,7 @@ async def test_as_of_goes_by_the_log_not_by_the_clock(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("moves", [(1, 3, 4), pytest.param((4,), marks=pytest.mark.thorough)])
-async def test_where_a_column_is_made_again_what_was_there_ends_and_goes_on(
+async def test_where_a_column_is_recreated_rows_end_and_continue(
     session: SparkSession, lake: Path, tmp_path: Path, moves: tuple[int, ...]
 ) -> None:
     """With the new DEFAULT; before that it stays what it was. Changes below it come late."""
@@ -398,7 +398,7 @@ async def test_where_a_column_is_made_again_what_was_there_ends_and_goes_on(
 
 
 @pytest.mark.thorough
-async def test_equal_rows_go_on_where_a_column_is_made_again(
+async def test_equal_rows_continue_where_a_column_is_recreated(
     session: SparkSession, lake: Path, tmp_path: Path
 ) -> None:
     """Without a key, each copy; and one that was read anew is as it is."""
@@ -437,7 +437,7 @@ async def test_equal_rows_go_on_where_a_column_is_made_again(
 
 
 @pytest.mark.thorough
-async def test_it_begins_only_where_nothing_that_counts_is_gone(
+async def test_it_begins_only_where_no_needed_rows_are_missing(
     session: SparkSession, lake: Path, tmp_path: Path
 ) -> None:
     """Rows below the newest snapshot do not count; later ones do."""
@@ -459,7 +459,7 @@ async def test_it_begins_only_where_nothing_that_counts_is_gone(
     assert session.read.format("delta").load(job.path).where("is_current").count() == len(rows)
 
 
-async def test_what_came_late_is_not_taken_where_later_rows_are_gone(
+async def test_late_rows_are_refused_where_later_rows_are_missing(
     session: SparkSession, lake: Path, tmp_path: Path
 ) -> None:
     """They would have to be gone through again."""

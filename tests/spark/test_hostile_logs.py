@@ -286,7 +286,7 @@ def test_jobs_stop_the_tables_of_which_files_are_elsewhere(
 
 @pytest.mark.thorough
 @pytest.mark.skipif(os.getuid() != 0, reason="a link is given to another user")
-def test_jobs_stop_the_tables_whose_folder_another_user_exchanged_for_a_link(
+def test_jobs_stop_tables_whose_folder_became_a_foreign_link(
     mirror: Mirror, raw: RawLake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     every = {name: table(name, oid=oid) for oid, name in enumerate(["raw", "fine"], 1)}

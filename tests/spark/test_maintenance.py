@@ -36,7 +36,7 @@ def maintain(lake: Path, *, days: float) -> int:
 
 
 @pytest.mark.thorough
-async def test_exactly_once_for_a_stream_over_a_table_that_is_joined_and_cleaned(
+async def test_exactly_once_streaming_a_compacted_and_cleaned_table(
     spark: SparkSession, lake: Path, tmp_path: Path
 ) -> None:
     """A running reader takes each row once; so does one that comes when all this is over.

@@ -136,9 +136,7 @@ def every_row(mirror: Mirror) -> dict[int, datetime]:
     return {row[0]: row[1] for row in rows}
 
 
-def test_changes_that_name_rows_by_another_identity_stop_their_table(
-    mirror: Mirror, raw: RawLake
-) -> None:
+def test_changes_with_another_identity_stop_their_table(mirror: Mirror, raw: RawLake) -> None:
     """Also where rows have no key any more; what `--tables` leaves out stays in the cut."""
     keyed, other = table("a"), table("other", oid=2)
     first = raw.next_lsn()

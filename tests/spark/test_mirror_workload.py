@@ -62,7 +62,7 @@ CHURN = (
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_mirrors_equal_their_source_after_kills_snapshots_and_ddl(
+def test_mirrors_equal_their_source_after_kills_and_ddl(
     spark: SparkSession,
     workload_database: Database,
     make_daemon: MakeDaemon,

@@ -167,7 +167,7 @@ async def test_i7_epochs_of_other_columns_in_one_scan(
     assert [(*r[:5], r[5] and tuple(r[5].values())) for r in by_deltalake] == expected
 
 
-async def test_a_registry_of_an_earlier_version_is_read_with_all_its_fields(
+async def test_a_registry_of_an_earlier_version_has_all_fields(
     spark: SparkSession, lake: Path
 ) -> None:
     write_old_registry(lake, [old_row()])

@@ -285,7 +285,7 @@ def last(shop: Shop, table: str) -> dict[str, Any]:
 
 
 @pytest.mark.thorough
-def test_what_is_behind_or_unknown_is_told(workload_database: Database, make_shop: Any) -> None:
+def test_tables_behind_or_unknown_are_reported(workload_database: Database, make_shop: Any) -> None:
     database = workload_database
     database.execute("CREATE TABLE orders (id int PRIMARY KEY)", "INSERT INTO orders VALUES (1)")
     shop: Shop = make_shop()

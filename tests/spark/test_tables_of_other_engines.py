@@ -67,7 +67,7 @@ def _write(database: Database, number: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_isolated_a_table_of_another_engine_is_read_right_or_stops_alone(
+def test_isolated_another_engines_table_is_read_or_stops_alone(
     spark: SparkSession, database: Database, make_daemon: MakeDaemon, lake: Path, tmp_path: Path
 ) -> None:
     for kind in KINDS:

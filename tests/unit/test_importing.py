@@ -78,7 +78,7 @@ def test_a_child_imports_nothing_from_the_working_directory(
     assert not planted.exists()
 
 
-def test_the_console_script_imports_nothing_from_the_working_directory(
+def test_the_console_script_does_not_import_from_the_directory(
     planted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONPATH")

@@ -149,7 +149,7 @@ async def test_a_refused_file_changes_nothing(load: Load) -> None:
     assert refused["problems"] == ["epoch.max_dealy: unknown key", "lake.uri: is empty"]
 
 
-async def test_a_fault_of_a_reload_is_told_and_the_next_one_counts(load: Load) -> None:
+async def test_a_fault_of_a_reload_is_logged_and_the_next_one_counts(load: Load) -> None:
     was, begun = load(TWO), Begun()
     told: list[int] = []
 

@@ -36,7 +36,7 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize("hold_bytes", [0, 1 << 20])
-def test_ours_are_told_and_others_are_counted(hold_bytes: int) -> None:
+def test_own_messages_are_reported_and_others_counted(hold_bytes: int) -> None:
     told: list[tuple[bytes, Lsn, int]] = []
 
     def tell(content: bytes, lsn: Lsn, xid: int) -> bool:
@@ -60,7 +60,7 @@ def test_ours_are_told_and_others_are_counted(hold_bytes: int) -> None:
     assert decoder.position == 210
 
 
-def test_in_a_segment_it_is_of_the_sub_transaction_that_wrote_before() -> None:
+def test_in_a_segment_it_has_the_xid_of_the_preceding_message() -> None:
     """Pgoutput gives it the id of the whole: that would keep what is undone before it."""
 
     def segment(*parts: tuple[bytes, int]) -> list[int]:

@@ -254,7 +254,7 @@ def test_decoder_equals_plain_one(
 @pytest.mark.thorough
 @settings(max_examples=100, deadline=None)
 @given(streams(), CUTS, st.sampled_from([0, 60, 300]))
-def test_whole_transactions_chunks_end_with_transactions_unless_open(
+def test_whole_transactions_end_chunks_unless_open(
     messages: list[bytes], cuts: list[int], hold: int
 ) -> None:
     position, pending = 0, None

@@ -49,7 +49,7 @@ def test_the_daemon_of_the_config_is_the_one() -> None:
         ),
     ],
 )
-def test_another_is_told_by_what_differs(status: dict[str, Any], why: str) -> None:
+def test_another_daemon_is_reported_by_what_differs(status: dict[str, Any], why: str) -> None:
     assert MEANT.difference(status) == why
     with pytest.raises(OperatorError, match=r"another daemon listens on 127\.0\.0\.1:9464: "):
         MEANT.require(Address("127.0.0.1", 9464), status)

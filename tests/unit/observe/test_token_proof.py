@@ -166,7 +166,7 @@ async def test_what_follows_the_proof_goes_nowhere_else(monkeypatch: pytest.Monk
     squatter.assert_learned_nothing()
 
 
-async def test_a_condition_waits_for_the_proof_of_the_token_that_a_start_made(
+async def test_a_condition_awaits_the_proof_of_a_token_of_this_start(
     tmp_path: Path,
 ) -> None:
     """A killed daemon leaves its file behind, and the squatter names it."""

@@ -808,7 +808,7 @@ def test_snapshot_boundary_needs_every_decision(decision: str) -> None:
         _tell_to_the_end(tell, lacking)
 
 
-def test_snapshot_boundary_a_row_gets_another_key_before_it_is_completed() -> None:
+def test_snapshot_boundary_a_key_changes_before_its_completion() -> None:
     story = Story(None)
     moved_into_a_block_that_was_read(story)
     story.chunk(count=2)

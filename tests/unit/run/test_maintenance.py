@@ -184,7 +184,7 @@ async def test_small_files_are_counted_as_epochs_add_them() -> None:
         MaintainedTable(str(A.id), error=OperatorError("the disk is full")),
     ],
 )
-async def test_a_fault_is_maintenances_own_and_is_tried_again_when_it_is_due(
+async def test_a_fault_stays_with_maintenance_and_is_retried_when_due(
     fault: MaintainedTable | Exception,
 ) -> None:
     found = world(EVERY_HOUR, lake=FakeMaintenance(tables=[fault]))

@@ -171,9 +171,7 @@ async def test_exactly_once_after_a_crash_before_any_commit(step: str, nth: int)
     assert [e.epoch for e in disk.epochs] == list(range(1, len(disk.epochs) + 1))
 
 
-async def test_first_epoch_lists_what_the_lake_has_beyond_the_last_one_though_nothing_comes() -> (
-    None
-):
+async def test_first_epoch_lists_unlisted_rows_without_new_changes() -> None:
     """A load by others, or a crash whose table is not captured any more: no replay brings it."""
     base, disk = FakeDatabase([A, B]), MemoryDisk()
     base.commit(put(A, 1), put(B, 1))
@@ -276,7 +274,7 @@ async def test_idle_advances_the_slot_without_epochs() -> None:
     assert durable(disk) == base.slot
 
 
-async def test_lost_slot_reads_all_tables_anew() -> None:
+async def test_a_lost_slot_resnapshots_all_tables() -> None:
     base, disk = FakeDatabase([A]), MemoryDisk()
     base.commit(put(A, 1), put(A, 2))
     async with running(base, disk):
@@ -318,9 +316,7 @@ def test_what_a_snapshot_left_to_be_read_is_void_after_a_loss() -> None:
 
 
 @pytest.mark.parametrize("resnapshot", [True, False])
-async def test_a_source_behind_the_lake_is_never_taken_for_one_that_goes_on(
-    *, resnapshot: bool
-) -> None:
+async def test_a_source_behind_the_lake_is_never_resumed(*, resnapshot: bool) -> None:
     """It may have passed the lake's position, with other changes, when it is looked at again."""
     base, disk = FakeDatabase([A]), MemoryDisk()
     base.commit(put(A, 1), put(A, 2))
@@ -371,7 +367,7 @@ async def test_stop_finishes_the_open_epoch() -> None:
 
 
 @pytest.mark.parametrize("lost", ["stream", "catalog"])
-async def test_whole_transactions_a_fault_of_the_source_leaves_the_epoch_that_is_committed(
+async def test_whole_transactions_a_source_fault_completes_the_commit(
     tmp_path: Path, lost: str
 ) -> None:
     """A standby that is promoted without the slot would not bring what one table lacks of it.
@@ -413,7 +409,7 @@ async def test_whole_transactions_a_fault_of_the_source_leaves_the_epoch_that_is
     assert found.position == made.end_lsn
 
 
-async def test_a_fault_of_the_source_does_not_wait_for_ever_for_the_lake(
+async def test_a_fault_of_the_source_waits_for_the_lake_for_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     base, disk, begun = FakeDatabase([A]), MemoryDisk(), asyncio.Event()
@@ -459,7 +455,7 @@ async def test_dropped_table_is_recorded() -> None:
         await until(lambda: disk.registered[B.id].state is TableState.DROPPED)
 
 
-async def test_snapshot_boundary_a_table_made_anew_under_its_name_is_read_anew() -> None:
+async def test_snapshot_boundary_a_recreated_table_is_resnapshotted() -> None:
     base, disk = FakeDatabase([A]), MemoryDisk()
     base.commit(put(A, 1), put(A, 2))
     async with running(base, disk):
@@ -473,7 +469,7 @@ async def test_snapshot_boundary_a_table_made_anew_under_its_name_is_read_anew()
     assert disk.registered[A.id].oid == A.oid + 1
 
 
-async def test_a_new_column_in_mid_snapshot_does_not_make_the_table_live() -> None:
+async def test_a_new_column_in_mid_snapshot_does_not_make_it_live() -> None:
     wider = with_before(
         replace(A, columns=(*A.columns, Column("more", 25, -1, pa.string(), "text"))), full=False
     )
@@ -544,7 +540,7 @@ async def test_a_lost_claim_ends_a_snapshot_at_once(monkeypatch: pytest.MonkeyPa
         task.result()
 
 
-async def test_clean_up_goes_on_when_files_cannot_be_removed(
+async def test_clean_up_continues_when_files_cannot_be_removed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     base, disk = FakeDatabase([A]), MemoryDisk()
@@ -623,7 +619,7 @@ class HeldSnapshot(FakeSnapshot):
             await self._go_on.wait()
 
 
-async def test_isolated_other_tables_go_on_while_a_new_one_is_read() -> None:
+async def test_isolated_other_tables_continue_while_a_new_one_is_read() -> None:
     base, disk = FakeDatabase([A]), MemoryDisk()
     base.commit(put(A, 1), put(B, 1), put(B, 2))
     capture = HeldCapture(base)
@@ -683,7 +679,7 @@ async def test_snapshot_boundary_a_kill_while_a_new_table_is_read() -> None:
     assert lake_rows(disk, B) == source_rows(base, B)
 
 
-async def test_a_rewritten_table_is_read_anew_and_its_old_rows_serve_until_then() -> None:
+async def test_a_rewritten_table_serves_old_rows_until_resnapshotted() -> None:
     base, disk = FakeDatabase([A, B]), MemoryDisk()
     base.commit(put(A, 1), put(A, 2), put(B, 1))
     capture = HeldCapture(base)
@@ -716,7 +712,7 @@ async def test_a_rewritten_table_is_only_recorded_when_asked_to() -> None:
     assert ops["t"] == 1
 
 
-async def test_a_snapshot_on_request_reads_a_table_anew() -> None:
+async def test_a_snapshot_request_resnapshots_a_table() -> None:
     base, disk = FakeDatabase([A, B]), MemoryDisk()
     base.commit(put(A, 1), put(B, 1))
     pipeline = Pipeline(FakeCapture(base), MemoryLake(disk), policy(), watch())
@@ -739,7 +735,7 @@ async def test_a_snapshot_on_request_reads_a_table_anew() -> None:
     assert lake_rows(disk, A) == source_rows(base, A)
 
 
-async def test_isolated_a_stopped_table_comes_back_when_its_cause_is_gone() -> None:
+async def test_isolated_a_stopped_table_returns_once_it_is_fixed() -> None:
     base, disk = FakeDatabase([A]), MemoryDisk()
     base.refused.append(Refused(B, TableError(B.id, "no usable replica identity")))
     base.commit(put(A, 1), put(B, 1))
@@ -767,7 +763,7 @@ async def test_a_table_that_goes_is_taken_no_more() -> None:
     assert lake_rows(disk, A) == source_rows(base, A)
 
 
-async def test_epochs_end_each_above_the_one_before_however_idle_the_source_is() -> None:
+async def test_each_epoch_ends_above_the_last_on_an_idle_source() -> None:
     base, disk = FakeDatabase([A, B]), MemoryDisk()
     base.commit(put(A, 1), put(B, 1))
     capture = HeldCapture(base)
@@ -782,7 +778,7 @@ async def test_epochs_end_each_above_the_one_before_however_idle_the_source_is()
     assert all(one < other for one, other in pairwise(ends))
 
 
-async def test_isolated_a_locked_table_waits_and_the_others_go_on() -> None:
+async def test_isolated_a_locked_table_waits_and_the_others_continue() -> None:
     base, disk = FakeDatabase([A, B]), MemoryDisk()
     base.commit(put(A, 1), put(B, 1))
     base.locked.add(B.id)
@@ -799,7 +795,7 @@ async def test_isolated_a_locked_table_waits_and_the_others_go_on() -> None:
     assert lake_rows(disk, B) == source_rows(base, B)
 
 
-async def test_lossless_a_column_that_was_away_has_the_table_read_anew() -> None:
+async def test_lossless_a_column_away_for_a_time_causes_a_resnapshot() -> None:
     other = with_before(
         replace(A, columns=(A.columns[0], Column("memo", 25, -1, pa.string(), "text"))), full=False
     )

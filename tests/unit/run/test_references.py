@@ -208,7 +208,7 @@ async def test_changes_follow_each_epoch(monkeypatch: pytest.MonkeyPatch) -> Non
     assert world.rows() == []
 
 
-async def test_other_columns_are_folded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_other_columns_cause_a_full_refresh(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World("snapshot_plus_cdc", monkeypatch)
     world.table.upsert(row(1))
     async with world.running():
@@ -232,7 +232,7 @@ async def test_columns_that_never_fit_leave_other_tables_their_turn(
         await until(lambda: len(world.delays) > 1)
 
 
-async def test_a_row_that_is_missing_has_all_folded_anew_at_once(
+async def test_a_missing_row_causes_an_immediate_full_refresh(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = World("snapshot_plus_cdc", monkeypatch)
@@ -332,7 +332,7 @@ async def test_a_stopped_table_is_not_shown_live_between_two_tries(
     assert {state for state, _ in shown[first:last]} == {TableState.STOPPED}, shown
 
 
-async def test_a_stopped_table_is_tried_again_once_its_own_was_read_again(
+async def test_a_stopped_table_is_retried_once_its_source_was_reread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = World("snapshot_plus_cdc", monkeypatch)

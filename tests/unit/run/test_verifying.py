@@ -141,7 +141,7 @@ async def test_it_waits_for_the_lake() -> None:
     ("positions", "told"),
     [((None,), "did not move meanwhile"), ((7,), "is the daemon running"), ((7, 8), "it was at")],
 )
-async def test_a_lake_that_does_not_get_there_is_told(
+async def test_a_lake_that_does_not_reach_the_position_is_reported(
     positions: Sequence[int | None], told: str
 ) -> None:
     outcome = await verified(Source([ONE]), Lake(ONE, positions=positions))
@@ -252,13 +252,13 @@ async def test_a_table_that_changes_meanwhile_is_not_compared() -> None:
     assert (outcome.state, outcome.fault) == (VerifyState.NOT_COMPARED, source.fault)
 
 
-async def test_without_an_exact_position_what_goes_away_is_no_difference() -> None:
+async def test_without_an_exact_position_a_passing_row_is_equal() -> None:
     source = Source([ONE, OTHER], [ONE, TWO], is_exact=False)
     outcome = await verified(source, Lake(ONE, TWO), wait_s=30)
     assert (outcome.state, source.looked) == (VerifyState.EQUAL, 2)
 
 
-async def test_without_an_exact_position_other_differences_each_time_are_none() -> None:
+async def test_without_an_exact_position_varying_differences_are_equal() -> None:
     source = Source([ONE, OTHER], [ONE | {"note": "z"}, TWO], is_exact=False)
     outcome = await verified(source, Lake(ONE, TWO), wait_s=30)
     assert (outcome.state, source.looked) == (VerifyState.EQUAL, 2)
@@ -332,7 +332,7 @@ async def test_rows_that_differ_wait_for_a_poll_of_a_quiet_table(
         assert "--wait 1200s" in str(outcome.fault)
 
 
-async def test_a_lake_that_polls_seldom_move_is_not_taken_for_one_that_stands() -> None:
+async def test_a_lake_moved_by_infrequent_polls_is_not_taken_for_stuck() -> None:
     looks = {TABLE.id: PollingTolerance(100.0, None)}
     outcome = await verified(Source([ONE]), Lake(ONE, positions=(7,)), looks=looks)
     assert outcome.fault is not None
@@ -358,7 +358,7 @@ async def test_of_more_differences_than_are_kept_it_is_said(
     assert "more differ" in outcome.note
 
 
-async def test_rows_that_a_sweep_may_find_are_not_told_with_others() -> None:
+async def test_rows_a_sweep_may_find_are_counted_apart() -> None:
     source = Source([ONE], is_exact=False)
     lake = Lake(ONE | {"note": "z"}, TWO)
     outcome = await verified(source, lake, looks={TABLE.id: PollingTolerance(0.0, 600.0)})

@@ -76,7 +76,7 @@ def test_plain_rows_can_be_filtered_taken_and_compared(
         assert pc.equal(batch["v"], "a").to_pylist()[0]
 
 
-def test_a_parquet_file_is_read_only_where_its_types_are_made_plain() -> None:
+def test_parquet_files_are_read_only_with_conformed_types() -> None:
     """Every module that opens one names `conform` or `plain`, or reads footers and numbers only."""
     root = Path(__file__).parents[3]
     only_numbers = {"maintenance_log.py", "commit_tail.py"}

@@ -143,7 +143,7 @@ async def test_isolated_a_commit_without_sense_stops_its_table_at_most(
 
 @pytest.mark.attack("lake writer")
 @SAMPLES
-def test_isolated_a_commit_without_sense_is_a_fault_of_the_reference_table(
+def test_isolated_an_invalid_commit_is_a_fault_of_its_reference(
     tmp_path: Path, names: list[str]
 ) -> None:
     store = open_store(str(tmp_path), None)

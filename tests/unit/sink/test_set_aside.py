@@ -83,7 +83,7 @@ def test_a_commit_and_a_checkpoint_are_set_aside_at_one_start(written: Path) -> 
     assert set(log.set_aside) == {commit_file(written, 3).name, checkpoint.name, "_last_checkpoint"}
 
 
-def test_the_making_of_a_table_cut_between_two_actions_is_made_again(tmp_path: Path) -> None:
+def test_the_creation_of_a_table_cut_between_actions_is_repeated(tmp_path: Path) -> None:
     log = log_of(tmp_path)
     log.load()
     creation = Creation(pa.schema([("id", pa.int64())]), {})

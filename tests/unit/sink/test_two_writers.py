@@ -290,7 +290,7 @@ def rows_of(root: Path) -> list[int]:
     return [row["id"] for row in read_raw(str(root), "shop", A.id).to_pylist()]
 
 
-async def test_one_writer_a_table_made_after_the_fence_gets_no_rows_from_who_made_it(
+async def test_one_writer_a_table_created_after_the_fence_stays_empty(
     tmp_path: Path,
 ) -> None:
     first = await taken_over(tmp_path)

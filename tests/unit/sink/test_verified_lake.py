@@ -118,7 +118,7 @@ def test_rows_that_were_read_at_the_very_position_count(raw: RawLake) -> None:
     assert [row["id"] for row in rows] == [1, 2]
 
 
-async def test_a_row_has_its_value_in_one_of_its_columns_or_from_before_it_was_there(
+async def test_a_row_has_its_value_from_any_of_its_columns_or_default(
     tmp_path: Path,
 ) -> None:
     raw = RawLake(tmp_path / "lake")
@@ -147,7 +147,7 @@ async def test_a_row_has_its_value_in_one_of_its_columns_or_from_before_it_was_t
     assert isinstance(rows[1]["n"], DigestedText)
 
 
-async def test_an_older_value_that_the_newest_type_can_not_hold_counts_as_its_text(
+async def test_an_older_value_outside_the_newest_type_counts_as_text(
     tmp_path: Path,
 ) -> None:
     raw = RawLake(tmp_path / "lake")
@@ -224,7 +224,7 @@ def test_another_key_than_the_changes_have_is_refused(raw: RawLake) -> None:
     assert [row["id"] for row in rows] == [2]
 
 
-async def test_a_table_that_is_read_anew_meanwhile_is_noticed(raw: RawLake) -> None:
+async def test_a_table_resnapshotted_meanwhile_is_detected(raw: RawLake) -> None:
     await asyncio.to_thread(live, raw, TABLE)
     lake = DeltaVerifiedLake(str(raw.uri), "shop")
     await lake.known()
@@ -277,7 +277,7 @@ async def test_rows_whose_key_changed_are_folded_with_what_they_were(
     await lake.close()
 
 
-async def test_a_file_that_another_engine_wrote_with_other_types_is_read_or_refused(
+async def test_a_file_of_another_engine_with_other_types_is_checked(
     raw: RawLake,
 ) -> None:
     await asyncio.to_thread(_two_rows, raw)
@@ -290,7 +290,7 @@ async def test_a_file_that_another_engine_wrote_with_other_types_is_read_or_refu
     assert "ingestd snapshot shop public.orders" in (caught.value.remedy or "")
 
 
-async def test_a_raw_table_whose_key_another_program_made_text_is_refused(raw: RawLake) -> None:
+async def test_a_raw_table_whose_key_was_made_text_is_refused(raw: RawLake) -> None:
     await asyncio.to_thread(_two_rows, raw)
     handle = DeltaTable(raw.uri / FOLDER)
     schema = pa.schema(handle.schema().to_arrow())

@@ -49,7 +49,7 @@ def test_no_line_is_taken_for_another() -> None:
 
 
 @pytest.mark.parametrize("answers", [b"k\n" + b"00 {}\n" * 3, b'{"granted": ""}\n' * 3, b""])
-def test_who_is_not_the_keeper_is_told_nothing(
+def test_an_impostor_of_the_keeper_learns_nothing(
     answers: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer that is not signed is not unpickled, and a plan not told."""
