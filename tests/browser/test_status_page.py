@@ -1,4 +1,4 @@
-"""The status page as a person has it, in a real browser."""
+"""The status page as a user sees it, in a real browser."""
 
 from __future__ import annotations
 

@@ -320,7 +320,7 @@ async def test_a_later_snapshot_has_a_point_that_live_passes(world: ChangeWorld)
     first = await capture.snapshot(tables)
     await first.close()
     await capture.close()
-    capture, tables = await prepared(world)  # the slot is there: another point, not its own
+    capture, tables = await prepared(world)  # the slot exists: another point, not its own
     await world.insert(3, table="b")
     snapshot = await capture.snapshot([t for t in tables if t.id.name == "b"])
     read = await rows_read(snapshot)
@@ -365,7 +365,7 @@ async def test_live_gives_whole_transactions_in_commit_order(stream_world: Chang
 
 
 async def test_polls_are_whole_and_their_positions_grow(polled_world: ChangeWorld) -> None:
-    """What one query gives has one position, and comes whole: what follows says so."""
+    """All rows of a query have one position and come in full, as the next chunk shows."""
     world = polled_world
     await world.insert(7)
     capture, _ = await begun(world)
@@ -486,7 +486,9 @@ async def test_resumes_exactly_after_the_confirmed_position(stream_world: Change
 @pytest.mark.thorough
 async def test_a_reader_that_stalls_keeps_its_connection(world: ChangeWorld) -> None:
     capture, _ = await begun(world)
-    await world.write_elsewhere()  # who catches up stalls in a backlog, the others in a stream
+    await (
+        world.write_elsewhere()
+    )  # a catching-up capture stalls in a backlog, the others in a stream
     async with aclosing(capture.live(None)) as live:
         first = await anext(live)
         await world.insert(*range(LARGE_ROWS), note="y" * 400)
@@ -546,7 +548,7 @@ async def test_lag_is_measured_from_what_is_confirmed(world: ChangeWorld) -> Non
     capture, _ = await begun(world)
     async with aclosing(capture.live(None)) as live:
         await take_to(live, await world.current())
-        await world.insert(1000)  # so that a stream has begun, which tells of it at once
+        await world.insert(1000)  # so that a stream has begun, which reports it at once
         done = (await take(live, 1))[-1].position
         await capture.confirm(done)
 

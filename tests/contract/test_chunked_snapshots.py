@@ -374,7 +374,7 @@ async def test_snapshot_boundary_a_commit_not_yet_visible(world: ChangeWorld) ->
 async def test_snapshot_boundary_a_later_run_awaits_invisible_commits(
     world: ChangeWorld,
 ) -> None:
-    """An earlier run may have had them from the stream: the later one is not told of them."""
+    """An earlier run may have streamed them: the later one does not know."""
     async with streaming(world):
         pass
     hidden = AsyncExitStack()

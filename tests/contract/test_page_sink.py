@@ -167,7 +167,7 @@ async def test_abort_removes_what_was_written(world: SinkWorld) -> None:
 
 
 async def test_abort_before_the_first_row_and_after_finish(world: SinkWorld) -> None:
-    """After finish: whoever could not commit the fragments leaves none behind."""
+    """After finish: a caller that could not commit the fragments removes them all."""
     await world.sink().abort()
     sink = world.sink()
     await sink.append_rows(page(WIDE, 1000))

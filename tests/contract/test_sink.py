@@ -671,7 +671,7 @@ async def test_snapshot_progress_is_kept_until_it_is_replaced(lake: Lake) -> Non
     assert (await lake.sink().open()).tables[A.id].progress == ""
 
 
-# --- where captures go on ---------------------------------------------------------------------
+# --- where captures resume --------------------------------------------------------------------
 
 
 def resuming(batch: TableBatch, resume: str | None) -> TableBatch:

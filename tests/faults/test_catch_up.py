@@ -120,7 +120,7 @@ def _write(database: Database, seed: int) -> None:
 def test_exactly_once_through_sigkills_while_draining_backlogs(
     workload_database: Database, make_daemon: MakeDaemon, lake: Path, seed: int, kills: int
 ) -> None:
-    """I1, I2, I3: by three slots in small parts; the source goes on being written to."""
+    """I1, I2, I3: with three slots and small parts, while the source is written to."""
     rng = random.Random(seed)
     database = workload_database
     slot = f"ingestd_{SOURCE}_{database.name}"

@@ -1,6 +1,6 @@
-"""Whatever is done to a raw table stops it alone, and the remedy has it go on (I8).
+"""Any damage of a raw table stops it alone, and its remedy lets it continue (I8).
 
-One table for each kind of damage, all damaged together: the others show that they go on.
+One table for each kind of damage, all damaged together: the others continue.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whatever is done to a reference table stops it alone, and the remedy has it go on (I8).
+"""Any damage of a reference table stops it alone, and its remedy lets it continue (I8).
 
 One table for each kind of damage and way to keep it, all damaged together.
 """
@@ -97,7 +97,7 @@ def test_isolated_any_damage_of_a_reference_table_stops_it_alone(
         offline = run_command(daemon.config_path, "status", "--json")
         assert offline.returncode == 0, offline.stderr
         daemon.start()
-        # What is read whole has all its files exchanged meanwhile.
+        # A full refresh has replaced all files meanwhile.
         whole = {f"read_{kind}" for kind in FILES}
         also = {n for n in names if kinds[n] in AT_OPENING} - whole
         await_until(lambda: also <= stopped(), LIMIT_S, lambda: f"{also - stopped()}")

@@ -1,4 +1,4 @@
-"""A raw table that can't be used stops alone; the remedy has it go on (I8)."""
+"""An unusable raw table stops alone; its remedy lets it continue (I8)."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def test_a_slot_that_is_made_is_made_once(
 def test_every_point_on_its_own(
     make_lives: Callable[[int, int], MakeLives], seed: int, action: str
 ) -> None:
-    """The whole matrix; compared after every third point."""
+    """The complete matrix; compared after every third point."""
     with make_lives(seed, 0) as lives:
         lives.load()
         for number, point in enumerate(random.Random(seed).sample(OTHERS, len(OTHERS))):
@@ -212,7 +212,7 @@ def await_maintained(
 def maintain(
     lake: Path, table: str, entries: Sequence[tuple[str, str]]
 ) -> tuple[int, list[dict[str, Any]], list[tuple[str, str]]]:
-    """Run maintenance of a table; give its exit code, what it told, and what acted."""
+    """Run maintenance of a table; return its exit code, its reports, and the points that acted."""
     armed = ",".join(f"{point}={action}" for point, action in entries)
     with subprocess.Popen(
         [sys.executable, "-m", "ingestd.lake.maintenance.process"],

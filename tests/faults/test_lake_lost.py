@@ -62,7 +62,7 @@ def confirmed(shop: Database) -> str:
 
 
 def content(folder: Path) -> dict[str, bytes | None]:
-    """Every file and folder that is there."""
+    """Every file and folder."""
     found: dict[str, bytes | None] = {}
     for path in sorted(folder.rglob("*")) if folder.exists() else ():
         found[str(path.relative_to(folder))] = path.read_bytes() if path.is_file() else None
@@ -152,7 +152,7 @@ def assert_lost(daemon: Daemon, shop: Database, lake: Path, told: str, before: s
 def test_a_lost_lake_stops_its_source_and_nothing_is_written(
     shop: Database, lake: Path, make_daemon: MakeDaemon, tmp_path: Path
 ) -> None:
-    """I1, I13: each kind; the lake that comes back is gone on with, by itself, without a gap."""
+    """I1, I13: each kind of loss; a restored lake is continued automatically, without a gap."""
     daemon = make_daemon(config(shop, lake))
     daemon.program = IMPATIENT
     daemon.start_ready()
@@ -290,7 +290,7 @@ def test_a_copy_in_place_of_the_lake_is_not_written_to(
         assert_equal(shop, lake)
         lake.rename(away)
         shutil.copytree(older, lake)
-        if has_changes:  # before it asks whether the lake is there
+        if has_changes:  # before it checks whether the lake exists
             shop.execute(f"UPDATE orders SET note = 'meanwhile' WHERE id = {number}")
         failed = stopped_for(daemon)
         assert "the lake is lost" in failed["reason"]
@@ -350,7 +350,7 @@ def test_an_older_copy_of_one_raw_table_stops_that_table(
 def test_a_polled_lake_stops_where_its_loss_can_be_detected(
     shop: Database, lake: Path, make_daemon: MakeDaemon, tmp_path: Path
 ) -> None:
-    """I13: nothing in the source does. With an older copy it goes on: the polls find the rest."""
+    """I13: the source keeps no trace. On an older copy it continues: the polls find the rest."""
     deletes = '[sources.shop.table."public.orders"]\ndetect_deletes = "500ms"'
     daemon = make_daemon(polling_config(lake=lake, dsn=shop.dsn, extra=deletes))
     daemon.program = IMPATIENT
@@ -404,7 +404,9 @@ def test_a_polled_lake_stops_where_its_loss_can_be_detected(
     lake.mkdir()
     daemon.start_ready()
     is_sound()
-    assert len(daemon.events("source.first_start")) == begun + 1  # nothing tells, but that is said
+    assert (
+        len(daemon.events("source.first_start")) == begun + 1
+    )  # the loss can't be detected, but a first start is logged
 
 
 def with_a_note(_shop: Database, lake: Path, _older: Path) -> None:

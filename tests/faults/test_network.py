@@ -70,7 +70,7 @@ def epochs_of(daemon: Daemon) -> int:
 
 
 def await_epoch(daemon: Daemon) -> None:
-    """Wait for one that closes from now on; the workload goes on."""
+    """Wait for one that closes from now on; the workload continues."""
     before = epochs_of(daemon)
     await_until(lambda: epochs_of(daemon) > before, LIMIT_S, daemon.tail)
 

@@ -81,7 +81,7 @@ def test_exactly_once_through_sigkills_at_random_instants(
         assert_change_log_is_sound(database, lake)
         for table, key in KEYS.items():
             assert_log_makes_sense(lake, table, key)
-        # Neither a kill nor a restart is a reason to read anything anew.
+        # Neither a kill nor a restart is a reason to re-read anything.
         events = [r for r in registry(lake) if r["state"] == "snapshotting"]
         assert {r["table"] for r in events} == {str(t) for t in KEYS}
 

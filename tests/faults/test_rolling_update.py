@@ -1,6 +1,6 @@
-"""A new daemon takes over from an old one, as in an update: writers go on, and delivery does.
+"""A new daemon takes over from an old one, as in an update, while writers and delivery continue.
 
-How long nothing is delivered is printed (`pytest -s`): a figure, which a busy machine changes.
+The gap in delivery is printed (`pytest -s`): a figure, which depends on the machine's load.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def test_a_daemon_that_follows_one_that_ended_delivers_soon(replacement: Replace
 def test_a_daemon_started_before_the_old_one_ends_takes_over(
     replacement: Replacement,
 ) -> None:
-    """I3, I5: the new one has 5 s beside the old one, and writes nothing meanwhile."""
+    """I3, I5: the new one runs 5 s alongside the old one, and writes nothing meanwhile."""
     with replacement.workload, ThreadPoolExecutor(1) as pool:
         replacement.deliver()
         began = time.monotonic()

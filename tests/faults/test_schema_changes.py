@@ -118,7 +118,7 @@ def test_exactly_once_through_kills_during_schema_changes(
                 _await_epoch_after(seen, lake, daemon)
                 _run_for(rng.uniform(0.0, 1.0))
                 daemon.sigkill()
-            # Not until it is ready: while tables change all the time, one is read anew.
+            # Not until it is ready: while tables change all the time, one of them is being re-read.
             seen = len(epochs(lake))
             daemon.start()
             _await_epoch_after(seen, lake, daemon)

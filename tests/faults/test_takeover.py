@@ -107,7 +107,7 @@ def test_takeover_bounded_a_waiting_daemon_delivers(  # noqa: PLR0917
     times: int,
     fault: Fault,
 ) -> None:
-    """I11, I1 to I5: nothing lost or doubled; who wakes up commits nothing, and says why."""
+    """I11, I1 to I5: no loss or duplicates; a daemon that wakes up commits nothing and says why."""
     database = workload_database
     slot = f"ingestd_{database.name}"
     extra = f'slot = "{slot}"\npublication = "{slot}"'

@@ -67,7 +67,7 @@ def test_one_writer_a_daemon_paused_during_takeover_stays_fenced(
 def test_one_writer_of_two_that_poll_as_roles_that_see_no_lock(
     database: Database, make_daemon: MakeDaemon, lake: Path, stranger: str
 ) -> None:
-    """I5: the one that was started last goes on; the other stops, and names it."""
+    """I5: the daemon started last continues; the other one stops and names it."""
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY)",
         f"GRANT SELECT ON t TO {stranger}",

@@ -1,4 +1,4 @@
-"""The corpus, and some thousand inputs made of it; `make fuzz` goes on for as long as one likes."""
+"""The corpus and a few thousand mutations of it; `make fuzz` runs for as long as you like."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ FULL_EVERY = 3
 
 @dataclass
 class Run:
-    """Plays lives that are made up from one seed, and keeps count.
+    """Plays lives generated from one seed, and counts them.
 
     `told`: of each history that differed, the smallest form, and how to play its life again.
     """

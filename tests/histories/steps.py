@@ -80,7 +80,7 @@ def _lines(phase: Phase) -> Iterator[str]:
 def script(text: str, session: str = "a") -> Phase:
     """Read steps of one session: statements that end with a semicolon at a line's end.
 
-    A line `-- session NAME` goes on with another.
+    A line `-- session NAME` switches to another session.
     """
     steps: list[Step] = []
     for part in re.split(r";[ \t]*(?:\n|$)", text):

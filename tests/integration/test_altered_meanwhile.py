@@ -1,4 +1,4 @@
-"""Definitions that are told by the stream and by a discovery, each before the other."""
+"""Definitions reported by the stream and by a discovery, in either order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backfills with threads for executors: what the daemon goes on with; kills (docs/backfill.md).
+"""Backfills with threads as executors: hand-over to the daemon, and kills (docs/backfill.md).
 
 With Spark: tests/spark/test_backfill.py.
 """
@@ -143,7 +143,7 @@ def test_i3_i6_a_killed_driver_resumes(
         assert states(lake)[BIG] == "live"
     assert_daemon_goes_on(database, lake, daemon, BIG)
     markers = read_raw(str(lake), "shop", TableId.parse(BIG))["_cdc_seq"].to_pylist().count(-1)
-    assert markers == 1  # it never began anew
+    assert markers == 1  # it never restarted
     assert not leftovers(lake)
 
 

@@ -58,7 +58,7 @@ ingestd.cli.main()
 
 
 def ingestd(folder: Path, command: str, config: str, account: Account | None = None) -> Outcome:
-    """Run the command line on a config, as a person would; as root, with another's rights."""
+    """Run the command line on a config as a user would; under root, as another account."""
     path = folder / "ingestd.toml"
     path.write_text(config, encoding="utf-8")
     program = ["-m", "ingestd"]
@@ -500,14 +500,14 @@ def test_a_lake_that_this_user_may_not_write(
     closed.chmod(0o700)
     remedy = "let the daemon's user read and write there: sudo mkdir"
     assert_fails(found, "lake .*permission denied", remedy)
-    # and the daemon: a file in the way stops the source, the process goes on
+    # and the daemon: a file in the way stops the source, the process continues
     (closed / "lake").write_text("in the way")
     daemon = make_daemon(config)
     daemon.start()
     assert "a file exists where a folder should be" in not_ready(daemon, "stopped")
 
 
-# --- run: what ends it, and what it goes on with ---------------------------------------------
+# --- run: what ends it, and what it survives -------------------------------------------------
 
 
 def not_ready(daemon: Daemon, state: str) -> str:
@@ -638,7 +638,7 @@ def test_isolated_a_table_without_key_stops_alone(
 
     await_until(flows, LIMIT_S, lambda: f"the other table to flow\n{daemon.tail()}")
     shop.execute("INSERT INTO orders VALUES (2)", "INSERT INTO events VALUES ('a')")
-    shop.execute("UPDATE events SET kind = 'b'")  # the source's own work goes on
+    shop.execute("UPDATE events SET kind = 'b'")  # the source's own work continues
     status = await_until(
         lambda: (s := daemon.status()) and s["sources"]["shop"]["rows"] >= 3 and s,
         LIMIT_S,

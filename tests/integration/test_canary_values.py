@@ -122,7 +122,7 @@ def assert_untold(text: str, where: str) -> None:
 
 
 def listen_for_events(daemon: Daemon, limit_s: float = 2.0) -> str:
-    """What the page is told at first, and for a moment after."""
+    """What the page receives at first, and for a moment after."""
     told = b""
     connection = http.client.HTTPConnection(daemon.listen.host, daemon.listen.port, timeout=limit_s)
     try:

@@ -175,7 +175,7 @@ async def test_a_backlog_is_delivered_with_only_one_free_connection(
     monkeypatch: pytest.MonkeyPatch,
     refused: ModuleType,
 ) -> None:
-    """With none for a drain it is streamed; with none to move the slot beside it, that waits."""
+    """With none for a drain it is streamed; with none to advance the slot meanwhile, that waits."""
     own_postgres.psql(
         "CREATE ROLE crowded LOGIN CONNECTION LIMIT 0;"
         "CREATE TABLE t (id int PRIMARY KEY, note text)"
@@ -254,7 +254,7 @@ def insert_in_small_transactions(server: PostgresServer, rows: int) -> None:
 async def test_joined_parts_hold_no_more_than_others(
     cramped: PostgresServer, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing tells before that changes follow much WAL that is of no concern."""
+    """Nothing shows in advance that changes follow much irrelevant WAL."""
     monkeypatch.setattr(backlog_parts, "SPARSE_RATIO", 0)  # as if all before had been such
     policy = CatchUpPolicy(above_bytes=200_000, slots=1, part_bytes=50_000)
     run = partial(run_pipeline, cramped, lake, policy)
@@ -268,7 +268,7 @@ async def test_joined_parts_hold_no_more_than_others(
 async def test_merged_parts_that_exceed_the_disk_are_not_merged_again(
     cramped: PostgresServer, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And where it may not keep it at all it is streamed."""
+    """Where it can't be spilled at all, it is streamed."""
     monkeypatch.setattr(backlog_parts, "SPARSE_RATIO", 0)
     policy = CatchUpPolicy(above_bytes=200_000, slots=1, part_bytes=50_000)
     run = partial(run_pipeline, cramped, lake, policy)
@@ -407,7 +407,7 @@ async def test_a_stream_that_stays_far_behind_drains_the_backlog(
         discovery = await capture.discover({})
         await capture.prepare(discovery.tables)
         async with contextlib.aclosing(capture.live(None)) as chunks:
-            await anext(chunks)  # it streams, and nobody reads on
+            await anext(chunks)  # it streams, and no one reads on
             for low in range(0, 60_000, 5000):
                 database.execute(
                     "INSERT INTO t SELECT n, repeat(md5(n::text), 8)"
@@ -495,7 +495,7 @@ async def prepared(server: PostgresServer, policy: CatchUpPolicy) -> WalCapture:
 async def test_a_confirmation_while_a_stream_closes_waits_for_the_slot(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """I1: the slot is the stream's until that is closed; it is moved later, and not refused."""
+    """I1: the stream holds the slot until it is closed; the advance is postponed, not refused."""
     closing = asyncio.Event()
     close = ReplicationStream.close
 
@@ -519,7 +519,7 @@ async def test_a_confirmation_while_a_stream_closes_waits_for_the_slot(
         discovery = await capture.discover({})
         await capture.prepare(discovery.tables)
         async with contextlib.aclosing(capture.live(None)) as chunks, asyncio.timeout(LIMIT_S):
-            await anext(chunks)  # it streams, and nobody reads on
+            await anext(chunks)  # it streams, and no one reads on
             for low in range(0, 60_000, 5000):
                 insert_rows(database, low, 5000)
             for _ in range(LATE_CHECKS):
@@ -565,7 +565,7 @@ SELECT reply_time FROM pg_stat_replication JOIN pg_replication_slots ON pid = ac
 async def test_exactly_once_a_slot_moved_by_another_client_is_refused(
     database: Database, monkeypatch: pytest.MonkeyPatch, done: list[str], reason: str, when: str
 ) -> None:
-    """I1: what it skipped would be missing for ever, and nothing would tell."""
+    """I1: the changes that it skipped would be lost silently."""
 
     def meddle() -> None:
         database.execute("INSERT INTO t VALUES (-1, 'late')")
@@ -625,7 +625,7 @@ async def test_i1_the_slot_position_is_read_before_any_status_is_sent(
 async def test_each_connection_to_the_slot_checks_the_server_lineage(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the first one did, which read where the slot is: it may be another by now."""
+    """As the first one did, which read the slot's position: it may be another server by now."""
     lineage = await lineage_of(database.dsn)
     async with await connect(database.dsn) as connection:
         await refuse_other(connection, lineage)
@@ -646,7 +646,7 @@ async def test_each_connection_to_the_slot_checks_the_server_lineage(
     make_parts_slowly(monkeypatch)
     database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
     policy = CatchUpPolicy(above_bytes=1, slots=1, part_bytes=300_000)
-    for lows in ([0], [1000, 2000, 3000, 4000]):  # the first are there before the slot
+    for lows in ([0], [1000, 2000, 3000, 4000]):  # the first exist before the slot
         for low in lows:
             insert_rows(database, low)
         pipeline = make_pipeline(database.dsn, database.name, tmp_path, policy)

@@ -53,7 +53,7 @@ class Messages:
         self.ends.append(end)
 
     def of_changes(self) -> list[bytes]:
-        """All but what every call tells anew."""
+        """All but definitions, which every call repeats."""
         return of_changes(self.found)
 
 
@@ -86,7 +86,7 @@ def write(database: Database) -> None:
 
 
 def of_changes(found: Sequence[bytes]) -> list[bytes]:
-    """Leave out what every call tells anew, and empty transactions, which 14 sends."""
+    """Leave out definitions, which every call repeats, and empty transactions, which 14 sends."""
     told = [message for message in found if message[:1] not in _TOLD_ANEW]
     empty = {i for i, (a, b) in enumerate(pairwise(told)) if (a[:1], b[:1]) == (b"B", b"C")}
     return [m for i, m in enumerate(told) if i not in empty and i - 1 not in empty]

@@ -211,7 +211,7 @@ def refusals(daemon: Daemon) -> list[dict[str, Any]]:
 
 
 def checked(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    """The remedies of what `check` fails, and what it says beside."""
+    """The remedies of failed checks, and the other lines."""
     monkeypatch.chdir(daemon.folder)
     lines = check(daemon.config_path)
     failed = [line.remedy or "" for line in lines if line.level == "fail"]

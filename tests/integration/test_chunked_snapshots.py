@@ -117,7 +117,7 @@ def test_i6_kills_while_chunks_are_read(
         daemon.start()
         await_live(daemon, lake)
     assert_lake_equals_source(database, lake, slot=database.name)
-    assert markers(lake) == 1  # it never began anew
+    assert markers(lake) == 1  # it never restarted
 
 
 @pytest.mark.thorough

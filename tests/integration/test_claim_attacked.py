@@ -34,7 +34,7 @@ def signed(number: int, bits: int) -> int:
 
 
 def keys_of(name: str) -> Iterator[tuple[int, ...]]:
-    """Every key that is computed from a claim's name, in either form, and many beside them."""
+    """Every key computed from a claim's name, in either form, and many others."""
     key = claim_key(name)
     yield (key,)
     yield signed(key >> 32 & 0xFFFFFFFF, 32), signed(key & 0xFFFFFFFF, 32)

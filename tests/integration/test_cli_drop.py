@@ -186,7 +186,7 @@ def test_one_that_stops_at_a_loss_says_so(shop: Database, tmp_path: Path, lake: 
 def test_a_session_slow_to_end_is_not_taken_for_a_daemon(
     shop: Database, tmp_path: Path, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It claims the source to look what there is, and once more to drop it."""
+    """It claims the source to list what exists, and once more to drop it."""
     make(shop)
     lasting: list[AsyncConnection[Any]] = []
 

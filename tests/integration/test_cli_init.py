@@ -172,7 +172,7 @@ def test_the_printed_sql_does_what_the_script_does(
     slot = f"ingestd_{shop.name}"
     assert shop.slots() == [slot]
 
-    # as that role all is there: nothing is left to be made, or asked for
+    # as that role everything exists: nothing to create, or to ask for
     done = init(shop, shop.name, "--yes", "--force", dsn=make_conninfo(shop.dsn, user=role))
     assert done.exit_code == 0, done.output
     assert "manage = false" in (tmp_path / "ingestd.toml").read_text()

@@ -245,7 +245,7 @@ mask_columns = { email = "sha256", since = "sha256", phone = "null", late = "nul
 def test_hidden_values_that_were_not_sent(
     database: Database, lake: Path, make_daemon: MakeDaemon, scope: str
 ) -> None:
-    """A masked value kept out of line is unchanged as others are; a column left out is not told."""
+    """A toasted masked value is unchanged as others are; an excluded column is not listed."""
     database.execute(
         "CREATE TABLE people (id int PRIMARY KEY, n int, email text, note text)",
         "ALTER TABLE people ALTER email SET STORAGE EXTERNAL, ALTER note SET STORAGE EXTERNAL",
@@ -501,7 +501,7 @@ def test_a_renamed_masked_column_stops_the_table_without_a_leak(
 def test_a_swapped_hidden_column_stops_the_table_without_a_leak(
     database: Database, lake: Path, make_daemon: MakeDaemon, hidden: str, *, is_running: bool
 ) -> None:
-    """As where a column gets another type by way of a second one: names swapped at once."""
+    """As when a column's type is changed by way of a second one: names swapped in one step."""
     database.execute(
         "CREATE TABLE people (id int PRIMARY KEY, email text)",
         "CREATE TABLE t (id int PRIMARY KEY)",
@@ -559,7 +559,7 @@ def test_inserts_of_a_table_that_others_publish_without_identity(
 def test_lossless_an_identity_incompatible_with_the_config(
     database: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
-    """The catalog is as before: only the stream knew that a masked column told rows apart."""
+    """The catalog is as before: only the stream showed that a masked column was the identity."""
     database.execute(
         "CREATE TABLE people (id int PRIMARY KEY, email text NOT NULL UNIQUE)",
         "INSERT INTO people VALUES (1, 'a')",

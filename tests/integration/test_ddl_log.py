@@ -134,7 +134,7 @@ def _remake(database: Database, stranger: str) -> None:
         "DROP TYPE mood",
         *(f"SET ROLE {stranger}; {each}; RESET ROLE" for each in TABLES),
         "ALTER PUBLICATION p SET TABLE plain, parts",
-        script(),  # triggers on what is there: nobody but a superuser has a right on the schema
+        script(),  # triggers on existing objects: only a superuser has a right on the schema
         "REVOKE ALL ON SCHEMA ingestd_ddl FROM PUBLIC",
     )
     events_of(database)
@@ -202,7 +202,7 @@ async def test_it_is_said_what_is_not_in_place(database: Database, stranger: str
             database.execute(script())
         database.execute(was_found.remedy)
         assert await fault() is None, each
-    # One that comes later gets its trigger by itself, attached or made.
+    # One that comes later gets its trigger automatically, attached or created.
     database.execute(
         "CREATE TABLE late PARTITION OF parts FOR VALUES IN (5) PARTITION BY LIST (id)",
         "CREATE TABLE later PARTITION OF late DEFAULT",

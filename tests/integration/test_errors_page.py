@@ -1,4 +1,4 @@
-"""docs/errors.md shows what is said: each fault is brought about, what a person sees is compared.
+"""docs/errors.md shows real messages: each fault is provoked, and the output compared.
 
 `make errors-page` writes the page again. What differs from run to run (ports, paths, times, LSNs)
 is shown as an example's.
@@ -61,7 +61,7 @@ class World:
                 connection.execute(statement.encode())
 
     def ingestd(self, *arguments: str, config: str | None = None) -> str:
-        """Run a command in the folder as a person would; give what it prints but `ok` lines."""
+        """Run a command in the folder as a user would; return its output without the `ok` lines."""
         if config is not None:
             (self.folder / "ingestd.toml").write_text(config, encoding="utf-8")
         done = run_command(self.folder / "ingestd.toml", *arguments, columns=80)

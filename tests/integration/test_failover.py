@@ -1,4 +1,4 @@
-"""A standby becomes the primary: the stream goes on where it can, and else all is read anew."""
+"""A standby becomes the primary: the stream continues if it can, else all is re-read."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_lake_ahead_of_the_promoted_standby_is_resnapshotted(
             promote(standby)
             other = shop_on(standby)
             daemon.write_config(config(other, lake))
-            # the slot is there: its changes would look as if they went on where the lake ends
+            # the slot exists: its changes would seem to continue where the lake ends
             assert slot(other, "synced") is True
             other.execute("DELETE FROM orders WHERE id <= 10")
             daemon.start_ready()

@@ -171,7 +171,7 @@ KINDS = b"dHcCZENSAW"
 async def test_bounded_a_frame_of_two_gigabytes_ends_a_copy(
     liar: LyingServer, database: Database, state: str
 ) -> None:
-    """In any state: what it has said is enough, no more of it is waited for."""
+    """In any state: the header is enough, the content is not awaited."""
     liar.then_ends = False
     process = psutil.Process()
     try:
@@ -261,7 +261,7 @@ async def test_a_few_lies_in_a_stream_end_it(
 async def test_lies_about_all_that_surrounds_a_stream_end_it(
     liar: LyingServer, database: Database
 ) -> None:
-    """Of what pgoutput says all are told where it is decoded (`tests/unit/decode/test_lies.py`)."""
+    """Lies in pgoutput messages are tested at the decoder (`tests/unit/decode/test_lies.py`)."""
     await assert_stream_ends(liar, database, lying_scripts(honest.beside()))
 
 

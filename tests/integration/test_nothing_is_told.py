@@ -137,7 +137,7 @@ reference = "snapshot_plus_cdc"
         request_snapshot(daemon.listen, "shop", ["public.birds"], f"note::{cast} IS NULL")
         await_until(partial(has_failed, daemon, count), LIMIT_S, daemon.tail)
         assert ", SQLSTATE " in daemon.events("snapshot.failed")[-1]["reason"]
-    database.execute("ALTER TABLE birds ALTER COLUMN note TYPE varchar(900)")  # read anew
+    database.execute("ALTER TABLE birds ALTER COLUMN note TYPE varchar(900)")  # re-read
     for where, text in answers(daemon):
         assert_untold(text, where)
     shown = CliRunner().invoke(command_line, ["status", "-c", str(daemon.config_path)])

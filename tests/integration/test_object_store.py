@@ -112,7 +112,7 @@ async def test_an_epoch_costs_the_same_few_requests_at_any_length(
     store.begin_anew(by_deltalake=way == "deltalake")
     store.upload(tmp_path / "lake")
     async with opened(store.uri, store.options) as lake:
-        # past the checkpoints of both tables, which cost more, and are made beside the commits
+        # past the checkpoints of both tables, which cost more and are written alongside the commits
         for epoch in range(98, 102):
             await commit(lake, epoch)
     async with opened(store.uri, store.options) as lake:
@@ -202,7 +202,7 @@ async def test_exactly_once_with_lost_answers_and_a_busy_store(
 async def test_exactly_once_a_store_commits_after_the_sender_gave_up(
     store: ObjectStoreServer, tmp_path: Path, path: str, comes: str, *, is_conflict: bool
 ) -> None:
-    """I2, I3: it counts, or is refused; never beside another that was made in its place."""
+    """I2, I3: it counts or is refused; never in addition to the one that replaced it."""
     options = {**store.options, "max_retries": "0"}
     lake = DeltaLake(store.uri, "shop", storage_options=options, writer=WriterIdentity("slot 'a'"))
     await lake.open()
@@ -210,7 +210,7 @@ async def test_exactly_once_a_store_commits_after_the_sender_gave_up(
     await lake.adopt("7000000000000000001")
     await commit(lake, 1)
     store.hold(path, is_conflict=is_conflict)
-    with pytest.raises(IngestdError):  # deltalake does not tell a 409 from a commit that is there
+    with pytest.raises(IngestdError):  # deltalake can't tell a 409 from an existing commit
         await commit(lake, 2)
     assert store.faults_left() == []
 
@@ -223,7 +223,7 @@ async def test_exactly_once_a_store_commits_after_the_sender_gave_up(
     await lake.fence()
     if comes == "after it":
         assert store.do_late() == [412]
-    # What the transactions after `found` are: those of epoch 2 anew, and one more.
+    # The transactions after `found`: those of epoch 2 again, and one more.
     is_there = (found.position or 0) >= 250
     writer = lake.begin_epoch()
     if not is_there:
@@ -260,7 +260,7 @@ def test_written_bytes_do_not_depend_on_the_callers_buffers(
 def test_a_file_is_complete_where_the_last_answer_is_lost(
     running: ObjectStoreServer,
 ) -> None:
-    """S3 knows nothing of an upload that it has completed, when the request comes again."""
+    """S3 does not know a completed upload any more when the request is repeated."""
     running.begin_anew()
     content = random.Random(1).randbytes(12 << 20)
     files = open_store(running.uri, running.options)

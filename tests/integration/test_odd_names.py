@@ -82,7 +82,7 @@ def test_names_that_cant_be_converted(
     kind: str,
     encoding: str,
 ) -> None:
-    """Those of what nobody captures are nothing; what is captured says how to rename it."""
+    """Names of uncaptured objects do not matter; a captured one has a remedy that renames it."""
     recreate(database, encoding)
     value = f"convert_from('\\x6e{BYTES[encoding]}', '{encoding}')"
     name = "n" + "".join(f"\\x{byte:02x}" for byte in bytes.fromhex(BYTES[encoding]))

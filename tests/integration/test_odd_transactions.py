@@ -94,7 +94,7 @@ def test_a_table_whose_definition_changes_with_every_row(
         connection.commit()
     assert_lake_equals_source(database, lake, limit_s=LIMIT_S)
     assert_nothing_failed(daemon)
-    # The last reading may still be under way, of rows that are there already.
+    # The last read may still be under way, of rows that exist already.
     await_until(lambda: registry(lake)[-1]["state"] == "live", LIMIT_S, daemon.tail)
 
 

@@ -1,4 +1,4 @@
-"""PostgreSQL 14 publishes whole tables only: what is excluded is left out here."""
+"""PostgreSQL 14 publishes complete tables only: excluded columns are dropped here."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ async def test_undone_parts_and_ddl_of_an_open_transaction(source: Database, lak
             await asyncio.to_thread(
                 assert_lake_equals_source, source, lake, slot=source.name, limit_s=LIMIT_S
             )
-            insert(session, 5001, 5010)  # with the definition that was told inside
+            insert(session, 5001, 5010)  # with the definition that was sent inside
             session.commit()
             await asyncio.to_thread(
                 assert_lake_equals_source, source, lake, slot=source.name, limit_s=LIMIT_S
@@ -155,7 +155,7 @@ async def test_undone_parts_and_ddl_of_an_open_transaction(source: Database, lak
 async def test_ack_after_durable_positions_pass_an_open_transaction(
     source: Database, lake: Path
 ) -> None:
-    """I1, I10: small transactions are confirmed meanwhile; a restart has it all sent again."""
+    """I1, I10: small transactions are confirmed meanwhile; a restart has all of it sent again."""
     with psycopg.connect(source.dsn) as session:
         async with running(source, lake):
             await until_row(source, lake, 1)

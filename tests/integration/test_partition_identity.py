@@ -153,7 +153,7 @@ def assert_captured(daemon: Daemon, database: Database, lake: Path) -> None:
 
 
 def psql(database: Database, statement: str) -> None:
-    """As somebody would who pastes it."""
+    """As a user who pastes it."""
     program = str(database.server.program("psql"))
     subprocess.run(
         [program, "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", database.dsn],
@@ -198,7 +198,7 @@ def test_partitions_that_give_more_are_captured(
 def test_a_generated_column_in_the_key(
     database: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
-    """It is not sent: what is left of the key tells no row, and 18 refuses the change."""
+    """It is not sent: the rest of the key identifies no row, and 18 refuses the change."""
     database.execute(
         "CREATE TABLE t (a int, b int, g int GENERATED ALWAYS AS (a) STORED, PRIMARY KEY (b, g))",
         "INSERT INTO t (a, b) VALUES (1, 1), (2, 1), (3, 1)",

@@ -104,7 +104,7 @@ def test_exactly_once_a_paused_source_resumes(
 
 
 def assert_told(daemon: Daemon, since: str) -> None:
-    """Readiness, metrics and log tell of the pause; none of them calls it a fault."""
+    """Readiness, metrics and log report the pause; none of them calls it a fault."""
     code, text = daemon.get("/readyz") or (0, "")
     assert (code, text.splitlines()[0]) == (200, "ready")
     assert text.splitlines()[1].startswith("source shop is paused since 20")
@@ -167,7 +167,7 @@ def test_one_writer_a_paused_source_keeps_its_claim(
     database: Database, daemon: Daemon, make_daemon: MakeDaemon, tmp_path: Path
 ) -> None:
     done(daemon, "pause", "shop")
-    # The claim is let go with the pipeline, and taken again: this is told when it is held.
+    # The claim is released with the pipeline and taken again: reported once it is held.
     await_until(lambda: daemon.events("source.held"), LIMIT_S, daemon.tail)
     other = make_daemon(config(database, tmp_path / "other lake"), "other")
     other.start()

@@ -1,4 +1,4 @@
-"""Polling meets what it should not have to: what the user is told, and that nothing is lost."""
+"""Faults met by polling: what the user sees, and that nothing is lost."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def test_a_right_that_is_taken_stops_its_table_alone(
     ]
     assert "GRANT SELECT" in table["remedy"]
     items.execute(f"GRANT SELECT ON item TO {stranger}")
-    daemon.sigkill()  # it would try again by itself a minute later
+    daemon.sigkill()  # it would retry automatically a minute later
     daemon.start()
     await_equal(items, lake, ITEM, OTHER)
     assert_change_log_is_sound(items, lake)
@@ -292,7 +292,7 @@ def test_a_lock_holds_up_its_table_alone(
         items.execute("INSERT INTO other VALUES (102, 'meanwhile')")
         await_equal(items, lake, OTHER)
     items.execute("INSERT INTO item VALUES (101, 'after')")
-    daemon.sigkill()  # it would try again by itself a minute later
+    daemon.sigkill()  # it would retry automatically a minute later
     daemon.start()
     await_equal(items, lake, ITEM, OTHER)
     assert_change_log_is_sound(items, lake)
@@ -356,7 +356,7 @@ def test_one_writer_a_second_daemon_reports_the_first(
 def test_a_standby_is_polled_during_transactions_on_the_primary(
     own_postgres: PostgresServer, lake: Path, make_daemon: MakeDaemon
 ) -> None:
-    """A standby knows of a subtransaction only what its primary has told it."""
+    """A standby knows of a subtransaction only what its primary has logged."""
     primary = with_shop(own_postgres)
     orders = TableId("public", "orders")
     with copy_of(own_postgres) as server:

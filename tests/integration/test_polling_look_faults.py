@@ -1,4 +1,4 @@
-"""Faults in the middle of a look: its connection serves on."""
+"""Faults in the middle of a poll: its connection stays usable."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROWS = 200_000
 async def rows_found(
     connection: LivenessCheckedConnection, backend: int, polled: PolledTable, limit_s: float | None
 ) -> int:
-    """Look at all of the table, and let go of its locks."""
+    """Poll the complete table, and release its locks."""
     now = await begin_poll(connection, backend)
     await connection.execute("SAVEPOINT a_table")
     progress = PollProgress(SeenXids(), SeenXids())

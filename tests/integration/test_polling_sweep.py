@@ -1,4 +1,4 @@
-"""Sweeps on a server: which keys are gone, of every type of key, whatever goes on meanwhile."""
+"""Sweeps on a server: deleted keys of every type, under concurrent writes."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ async def plan_of(
 
 
 async def test_no_live_row_is_taken_for_deleted(database: Database) -> None:
-    """A candidate that is there again when the poll looks is none, whatever the sweep saw."""
+    """A candidate that exists again at the poll is none, whatever the sweep saw."""
     make(database, "id int PRIMARY KEY", "i")
     table = await keyed(database)
     log = await lake_of(database, table)
@@ -263,7 +263,7 @@ async def test_no_live_row_is_taken_for_deleted(database: Database) -> None:
 
 
 async def test_a_key_with_another_text_of_an_equal_value_is_deleted(database: Database) -> None:
-    """The lake tells rows apart by what it has of them: 1.0 is not 1.00 there."""
+    """The lake distinguishes rows by their text: 1.0 is not 1.00 there."""
     make(database, "id numeric PRIMARY KEY", "i + 0.5", 3)
     table = await keyed(database)
     log = await lake_of(database, table)

@@ -408,7 +408,7 @@ async def test_a_live_table_without_a_polling_position_has_one_gap(
     known = recorded(found.tables, resume="")
     tables = PolledTables(settings(database.dsn))
     assert (await discover(tables, database.dsn, known)).interrupted.keys() == {T}
-    # As a run knows it that has read the table anew.
+    # As known to a run that has re-read the table.
     assert (await discover(tables, database.dsn, known)).interrupted == {}
 
 

@@ -1,4 +1,4 @@
-"""Predicates on a server: whoever applies them, the rows are those that the lake's values want."""
+"""Predicates give the same rows, whether the server or the reader applies them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ APPLIED: dict[str, set[Operator]] = {
 
 
 def make(database: Database) -> None:
-    """Every column's values and null, one beside the other."""
+    """Every column's values and null, side by side."""
     rows = 1 + max(len(values) for _, values, _ in COLUMNS.values())
     lines = []
     for i in range(rows):

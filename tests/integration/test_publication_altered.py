@@ -31,7 +31,7 @@ WRITES = ("UPDATE parts SET note = 'b' WHERE id = 1", "DELETE FROM parts WHERE i
 
 @pytest.fixture
 def daemon(database: Database, lake: Path, make_daemon: MakeDaemon) -> Daemon:
-    """One that has captured `parts` and looked at the publication that it has made."""
+    """One that has captured `parts` and read the publication that it created."""
     database.execute(
         "CREATE TABLE parts (id int PRIMARY KEY, note text) PARTITION BY RANGE (id)",
         "CREATE TABLE part PARTITION OF parts DEFAULT",

@@ -40,7 +40,7 @@ END $$
 def test_a_table_that_the_server_keeps_out_stops_alone(
     database: Database, lake: Path, make_daemon: MakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At a start, and while the stream goes on; what is said as a remedy publishes it."""
+    """At a start, and while streaming; the remedy publishes it."""
     first, *later = BARRED
     database.execute(
         GUARD,

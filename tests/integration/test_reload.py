@@ -1,4 +1,4 @@
-"""SIGHUP: the config is read anew, and only what differs is begun again; on a real server."""
+"""SIGHUP: the config is reloaded, and only what differs is restarted; on a real server."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_a_pause_that_was_set_in_the_lake_is_noticed(
 def test_a_terminal_that_is_closed_ends_the_daemon(
     tables: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
-    """That sends SIGHUP too, and nobody left it running on purpose."""
+    """That sends SIGHUP too, and the daemon was not left running on purpose."""
     daemon = make_daemon(config(tables, lake, shop='"public.t"'))
     master, slave = pty.openpty()
     process = subprocess.Popen(

@@ -71,7 +71,7 @@ async def streaming(
 
 
 async def read(stream: ReplicationStream, commits: int) -> list[bytes]:
-    """Take until so many transactions are whole; give their messages."""
+    """Take until so many transactions are complete; return their messages."""
     found: list[bytes] = []
     async with asyncio.timeout(LIMIT_S):
         while sum(message[:1] == b"C" for message in found) < commits:
@@ -91,7 +91,7 @@ async def read_to_the_end(stream: ReplicationStream) -> None:
 
 
 async def test_what_the_server_says_aside_is_passed(dsn: str, database: Database) -> None:
-    """With this setting it tells that decoding begins, before it says that data may come."""
+    """With this setting it logs that decoding begins, before it says that data may come."""
     database.execute("INSERT INTO orders VALUES (1, 'first')")
     talkative = f"{dsn} options='-c client_min_messages=log'"
     async with asyncio.timeout(LIMIT_S), streaming(talkative, database.name) as stream:
@@ -99,7 +99,7 @@ async def test_what_the_server_says_aside_is_passed(dsn: str, database: Database
 
 
 async def test_no_status_is_sent_before_reporting_begins(dsn: str, database: Database) -> None:
-    """It may have skipped something: a status would have some servers move the slot back."""
+    """It may have skipped something: a status would make some servers move the slot back."""
 
     def has_been_told() -> bool:
         told: bool = database.value(

@@ -1,6 +1,6 @@
 """Every type that a table can have, through the daemon and back: the source's text, exactly (I7).
 
-Read in the snapshot, inserted, updated and deleted, with whole old rows.
+Read in the snapshot, inserted, updated and deleted, with complete old rows.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def test_i7_a_row_moved_into_the_filter_without_values_stops(
 def test_changes_before_the_remedy_do_not_stop_the_table_again(
     filtered: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
-    """It lies below what is read anew: in a backlog, say."""
+    """It precedes the re-read: in a backlog, for example."""
     daemon = make_daemon(config(filtered, lake))
     daemon.start_ready()
     filtered.execute("UPDATE big SET id = 5000 WHERE id = 1")

@@ -1,4 +1,4 @@
-"""No error of a cast tells the value: every type that a server has, asked in generated casts."""
+"""No error of a cast contains the value: generated casts to every type of a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Moving a slot beside a drain: to what is confirmed, by steps."""
+"""Advancing a slot during a drain: to the confirmed position, in steps."""
 
 from __future__ import annotations
 

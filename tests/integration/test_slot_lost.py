@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def test_a_slot_moved_beyond_the_lake_is_resnapshotted(lake: Path, make_daemon: MakeDaemon) -> None:
-    """An older copy of the lake looks the same, so only if that was agreed to."""
+    """An older copy of the lake looks the same, so only if the config allows it."""
     with server_of(15) as server:
         shop = with_shop(server)
         daemon = make_daemon(config(shop, lake, source_extra='lake_lost = "resnapshot"'))
@@ -101,7 +101,7 @@ def test_a_slot_whose_wal_a_new_server_removed_says_so(lake: Path, make_daemon: 
 
 
 def move_on(shop: Database, failed: dict[str, Any]) -> None:
-    """Do what the remedy says, to have all tables read anew."""
+    """Apply the remedy, so that all tables are re-read."""
     _, _, statement = failed["remedy"].partition("and then ")
     shop.execute(statement)
 
@@ -150,7 +150,7 @@ def test_a_server_restored_from_a_backup_is_recognized(
 
 @pytest.mark.thorough
 def test_a_disk_copy_with_its_slot_is_recognized(lake: Path, make_daemon: MakeDaemon) -> None:
-    """I6: by the time the daemon looks again it may have passed the lake, on the same timeline."""
+    """I6: by the next check it may be ahead of the lake, on the same timeline."""
     with server_of(15) as server:
         shop = with_shop(server)
         daemon = make_daemon(config(shop, lake))

@@ -73,7 +73,7 @@ def alter_meanwhile(
 def test_a_table_altered_in_a_savepoint_while_the_slot_is_made(
     lake: Path, make_daemon: MakeDaemon, major: int, ddl: str, *, is_killed: bool, is_lost: bool
 ) -> None:
-    """Or the daemon is killed when the slot is there, but is not moved yet, as V still runs.
+    """Or the daemon is killed when the slot exists but is not advanced yet, as V still runs.
 
     Or that slot is made because one was lost.
     """
@@ -196,7 +196,7 @@ def test_a_slot_that_fails_to_advance_is_recreated_if_unread(
 def test_a_server_that_crashes_while_the_slot_is_moved(
     lake: Path, make_daemon: MakeDaemon, major: int
 ) -> None:
-    """V wrote before the slot was there, and is cut off: no record tells that it has ended."""
+    """V wrote before the slot existed, and is cut off: no WAL record says that it has ended."""
     with server_of(major, {"autovacuum": "off"}) as server:
         database = Database(server, "postgres")
         database.execute(

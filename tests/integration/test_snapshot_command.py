@@ -220,7 +220,7 @@ def test_no_daemon_is_1(daemon: Daemon) -> None:
 def test_a_source_that_is_not_running_is_75_and_says_why(
     database: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
-    daemon = make_daemon(config(database, lake, manage=False))  # nobody made the publication
+    daemon = make_daemon(config(database, lake, manage=False))  # no publication was created
     database.execute("CREATE TABLE t (id int PRIMARY KEY)")
     daemon.start()
 

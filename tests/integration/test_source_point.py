@@ -52,7 +52,7 @@ def test_a_table_replaced_while_being_read_is_reported(database: Database) -> No
         for table in (orders, part):
             with pytest.raises(TableChangedError, match="compare it again"):
                 point.ensure_unreplaced(table)
-    # The server drops a temporary slot when its session has ended, which nobody waits for.
+    # The server drops a temporary slot some time after its session has ended.
     await_until(lambda: database.slots() == [], LIMIT_S, "the temporary slot's end")
 
 

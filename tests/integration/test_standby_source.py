@@ -304,7 +304,7 @@ async def test_a_slot_on_the_standby_of_an_idle_primary_says_it_waits(
             watch_impatiently(monkeypatch)
             making = asyncio.create_task(temporary_point(settings(other)))
             await asyncio.wait([making], timeout=4)
-            assert not making.done()  # the server works on it, though it looks as if it did not
+            assert not making.done()  # the server works on it, although it seems idle
             statement = (waits.value.remedy or "").partition(";")[0]
             async with asyncio.timeout(LIMIT_S):
                 while not making.done():

@@ -67,7 +67,7 @@ def test_a_table_that_is_being_dropped_keeps_no_other_waiting(
             if is_restarted:
                 daemon.sigterm()
                 daemon.start()
-            # Read by a snapshot, as it can't be whole in the stream while the other is not over.
+            # Read by a snapshot, as the stream can't be complete while the other one is open.
             database.execute("INSERT INTO t VALUES (1)", "CREATE TABLE w (id int PRIMARY KEY)")
             await_until(lambda: rows_of(lake, "t") >= 2, LIMIT_S, daemon.tail)
             published = (
@@ -167,7 +167,7 @@ def test_i6_a_new_table_joins_while_the_others_continue(
 def test_for_all_tables_a_new_one_is_found_by_its_first_change(
     database: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
-    """The catalog is asked once an hour here: only the RELATION message can tell."""
+    """The catalog is polled once an hour here: only the RELATION message can show it."""
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, note text)",
         f'CREATE PUBLICATION "{database.name}" FOR ALL TABLES'
@@ -235,7 +235,7 @@ def test_i8_a_locked_new_table_waits_alone(database: Database, daemon: Daemon, l
 def test_i8_a_locked_partition_holds_nothing_back(
     database: Database, daemon: Daemon, lake: Path
 ) -> None:
-    """DDL has to be looked up in the catalog, whose functions lock partitions."""
+    """DDL must be looked up in the catalog, whose functions lock partitions."""
     database.execute(
         "CREATE TABLE late (id int PRIMARY KEY) PARTITION BY RANGE (id)",
         "CREATE TABLE late_1 PARTITION OF late FOR VALUES FROM (0) TO (100)",

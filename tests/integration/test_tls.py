@@ -33,7 +33,7 @@ LIMIT_S = 40.0
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No modes and certificates of whoever runs the tests."""
+    """No TLS modes or certificates of the user who runs the tests."""
     for name in ("PGSSLMODE", "PGSSLROOTCERT", "PGSSLCERT", "PGSSLKEY", "PGREQUIRESSL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -196,7 +196,7 @@ def test_equal_under_steady_writers(workload_database: Database, make_shop: Any)
     ):
         rows = shop.equal()
         small = shop.equal("--memory", "1MB")
-        # read anew, in chunks: beside the rows of before
+        # re-read in chunks: alongside the old rows
         config = str(shop.daemon.config_path)
         asked = CliRunner().invoke(cli.app, ["snapshot", "shop", "public.big", "--config", config])
         assert asked.exit_code == 0, asked.output

@@ -309,7 +309,7 @@ def test_idle_advances_the_slot_while_only_others_write(
 
 
 class TruncatingCapture(WalCapture):
-    """Has the source truncated and filled anew between the snapshot's point and its reading."""
+    """Has the source truncated and refilled between the snapshot's point and its reading."""
 
     meanwhile: Callable[[], None]
 

@@ -1,4 +1,4 @@
-"""What notices that nobody is at the other end, and what is not mistaken for it."""
+"""Detection of a dead peer, and what must not be mistaken for one."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ def test_a_server_is_known_by_when_it_was_started() -> None:
     elsewhere = "10.0.0.2:5432"
     assert not ours.is_another(watched.ServerInstance(100, ours.place, 300))
     assert not ours.is_another(watched.ServerInstance(100, elsewhere, 300))  # it has two addresses
-    assert not ours.is_another(watched.ServerInstance(250, ours.place, 300))  # was started anew
+    assert not ours.is_another(watched.ServerInstance(250, ours.place, 300))  # was restarted
     assert ours.is_another(
         watched.ServerInstance(50, ours.place, 300)
     )  # containers with one address

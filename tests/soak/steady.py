@@ -1,4 +1,4 @@
-"""A daemon under a steady load, looked at again and again; nothing is killed."""
+"""A daemon under a steady load, sampled repeatedly; nothing is killed."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class Steady:
         )
 
     def _scrape(self) -> None:
-        """As Prometheus, and a person with the page open, do."""
+        """As Prometheus and an open status page do."""
         while not self._over.wait(self._scrape_s):
             answer = self._daemon.get("/metrics")
             if answer is not None and self._daemon.status() is not None:

@@ -131,7 +131,7 @@ def test_no_canary_is_in_what_spark_jobs_write(
         assert_untold(out + told, job)
     code, out, told = run(tmp_path, "-m", "spark_jobs.reconcile", *given, *compared)
     assert "public.every" in out + told
-    assert_untold(told, "reconcile")  # keys that differ are what a person has asked for
+    assert_untold(told, "reconcile")  # keys that differ are what the user has asked for
     aviary.insert("second")
     await_until(lambda: in_lake(lake, EVERY, "second"), LIMIT_S, daemon.tail)
     daemon.sigterm()

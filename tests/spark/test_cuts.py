@@ -1,4 +1,4 @@
-"""The log of cuts: every cut once, whoever else commits to it."""
+"""The log of cuts: every cut once, whichever other writer commits to it."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def test_deletion_vectors_of_the_driver_and_of_spark_are_one(
 def test_small_files_are_joined(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_merge, "_MAX_SMALL", 2)
     counts = []
-    for n in range(4):  # by its key none may be in a file that is there
+    for n in range(4):  # by its key no existing file may have it
         mirror.run({"_cdc_op": "c", "_cdc_seq": 1, "id": n})
         counts.append(len(mirror.files()))
     assert counts == [1, 2, 3, 1]

@@ -249,7 +249,7 @@ async def test_a_column_that_is_added_is_in_what_was_there_then(
 async def test_a_column_added_and_dropped_has_values_for_its_lifetime(
     session: SparkSession, lake: Path, tmp_path: Path
 ) -> None:
-    """With the constant that such rows had, also as a text; all that before the history began."""
+    """With the default that such rows had, also as a text; all before the history began."""
     day = Column("day", 1082, -1, pa.date32(), "date", missing="infinity")
     size = Column("size", 23, -1, pa.int32(), "integer", missing="5")
     other = Column("size", 25, -1, pa.string(), "text", stored_as="size__v2")
@@ -276,7 +276,7 @@ async def test_a_column_added_and_dropped_has_values_for_its_lifetime(
 async def test_a_row_without_a_key_is_found_by_what_a_new_column_has(
     session: SparkSession, lake: Path, tmp_path: Path
 ) -> None:
-    """Old rows come with its constant, once it is there, and without it before."""
+    """Old rows have its constant once it exists, and lack it before."""
     a, b, c = ({"id": number, "note": None} for number in (1, 2, 3))
     read = [change("t", 100, -1, {}), *(change("r", 100, 0, row) for row in (a, a, b, c))]
     early = change("d", 110, 1, b, before=b)
@@ -401,7 +401,7 @@ async def test_where_a_column_is_recreated_rows_end_and_continue(
 async def test_equal_rows_continue_where_a_column_is_recreated(
     session: SparkSession, lake: Path, tmp_path: Path
 ) -> None:
-    """Without a key, each copy; and one that was read anew is as it is."""
+    """Without a key, each copy; and a re-read one stays as it is."""
 
     def bare(*columns: Column) -> Table:
         before = ("id", "note", *(c.name for c in columns))
@@ -462,7 +462,7 @@ async def test_it_begins_only_where_no_needed_rows_are_missing(
 async def test_late_rows_are_refused_where_later_rows_are_missing(
     session: SparkSession, lake: Path, tmp_path: Path
 ) -> None:
-    """They would have to be gone through again."""
+    """They would have to be processed again."""
     t = make_table("late")
     first = [change("t", 100, -1, {}), change("r", 100, 0, {"id": 1, "note": "old"})]
     later = [change("u", 120, 1, {"id": 1, "note": "new"})]

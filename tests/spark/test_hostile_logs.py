@@ -1,4 +1,4 @@
-"""Who may write into a table's folder has no Spark job read what is elsewhere."""
+"""A writer of a table's folder can't make a Spark job read other files."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def keep_in_checkpoint(folder: Path) -> None:
 
 
 def add_poison(folder: Path, out: Path, kind: str) -> None:
-    """Commit what looks like a compaction, of the table's first file with rows."""
+    """Commit an apparent compaction of the table's first file with rows."""
     commit = newest_commit(folder)
     version = int(commit.stem)
     logs = [newest_commit(folder).with_name(f"{v:020}.json") for v in range(version, -1, -1)]

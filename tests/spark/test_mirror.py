@@ -158,7 +158,7 @@ class Simulated:
 SPARK_MERGES = {"mirrors.driver_merge.MAX_BYTES": -1, "mirrors.table.SMALL_BYTES": 0}
 SPARK_FOLDS = {"mirrors.job.FEW_ROWS": -1, "mirrors.driver_step.HERE_ROWS": -1}
 WAYS: tuple[dict[str, int], ...] = (
-    {},  # all in the driver, files written anew
+    {},  # all in the driver, files rewritten
     SPARK_MERGES | {"mirrors.table.CHANGED_SHARE": 0},  # folded in the driver, then a MERGE
     {"mirrors.driver_merge.SMALL_FILE": 0},  # all in the driver, deletion vectors
     SPARK_FOLDS

@@ -117,7 +117,7 @@ def test_a_fault_of_one_table_stops_that_table_until_fixed(
 def test_missing_files_are_ignored_where_they_do_not_count(
     mirror: Mirror, raw: RawLake, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As a store's rules for old files take them: the tables' logs still name them."""
+    """As a store's lifecycle rules remove old files: the tables' logs still name them."""
     void, lost, own = table("void"), table("lost", oid=2), table("own", oid=3)
     every = (void, lost, own)
     lsn = raw.next_lsn()

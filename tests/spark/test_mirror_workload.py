@@ -69,7 +69,7 @@ def test_mirrors_equal_their_source_after_kills_and_ddl(
     lake: Path,
     tmp_path: Path,
 ) -> None:
-    """The job is killed and interrupted, the daemon killed, tables are read anew and altered."""
+    """The job is killed and interrupted, the daemon killed, tables are re-read and altered."""
     database, target = workload_database, tmp_path / "mirror"
     rng = random.Random(SEED)
     database.execute(*SCHEMA)

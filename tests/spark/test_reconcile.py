@@ -302,5 +302,5 @@ def test_tables_behind_or_unknown_are_reported(workload_database: Database, make
     with pytest.raises(TransientError, match="that the daemon runs") as lake:
         reconcile.main(shop.arguments("--wait", "500ms"))
     assert lake.value.reason == "lake_behind"
-    # The server drops a temporary slot when its session has ended, which nobody waits for.
+    # The server drops a temporary slot some time after its session has ended.
     await_until(lambda: database.slots() == [database.name], 30, "the temporary slot's end")

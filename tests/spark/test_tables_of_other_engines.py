@@ -1,7 +1,7 @@
 """A daemon, and each reader, on raw tables that other engines altered or rewrote (I8).
 
 One table for each thing done, all done together while the daemon runs. Each reader has right rows
-of a table, or that table alone stops and its remedy has it go on.
+of a table, or that table alone stops and its remedy lets it continue.
 """
 
 from __future__ import annotations

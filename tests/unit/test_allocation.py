@@ -125,7 +125,7 @@ def test_garbage_collection_resumes_after_imports_that_fail() -> None:
 
 
 def test_the_setting_for_deltalake_is_read_by_its_allocator() -> None:
-    """Another allocator would pass it over without a word, a wrong value not."""
+    """Another allocator would silently ignore it, but a wrong value would be reported."""
     if platform.machine() == "x86_64" and IS_GLIBC:
         assert b"_RJEM_MALLOC_CONF" in Path(_internal.__file__).read_bytes()
     assert told(CHOSEN + "import deltalake") == []

@@ -104,7 +104,7 @@ def test_wrong_usage_is_2(args: list[str]) -> None:
     ],
 )
 def test_wrong_usage_is_reported_in_two_lines_cause_first(words: list[str], said: str) -> None:
-    """By the command itself: a test's runner goes past what tells it."""
+    """By the real command: a test runner bypasses the code that reports it."""
     command = [sys.executable, "-m", "ingestd", *words]
     found = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False

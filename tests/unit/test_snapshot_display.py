@@ -1,4 +1,4 @@
-"""Snapshots as a person watches them."""
+"""Snapshots as a user watches them."""
 
 from __future__ import annotations
 

@@ -188,7 +188,10 @@ async def test_a_schema_leaves_the_others_out() -> None:
     [
         (TableState.LIVE, (True, "live", None, None)),
         (TableState.SNAPSHOTTING, (True, "snapshotting", None, None)),
-        (TableState.DROPPED, (True, None, None, None)),  # it is there again, and not read yet
+        (
+            TableState.DROPPED,
+            (True, None, None, None),
+        ),  # it exists again, and has not been read yet
     ],
 )
 async def test_without_a_daemon_the_lake_tells_the_states(

@@ -133,7 +133,7 @@ def test_a_lake_that_the_slot_was_not_read_into_is_lost(
     [
         (replace(FOUND, slot=None), LakeState(), "ours"),
         (FOUND, LakeState(origin="7/1"), "ours"),  # a start that was cut short
-        (FOUND, LakeState(), "theirs"),  # somebody makes the slot before the first start
+        (FOUND, LakeState(), "theirs"),  # the slot is created by hand before the first start
         (FOUND, lake(tables={}), "ours"),
     ],
 )
@@ -193,7 +193,7 @@ def test_a_table_ahead_of_the_position_counts_for_the_switch() -> None:
 
 
 def test_a_slot_already_read_on_the_new_timeline_is_resumed() -> None:
-    """The server was promoted under the stream, which went on; the lake says so at a start only."""
+    """Promoted under the stream, which continued; the lake records that at a start only."""
     found = replace(PROMOTED, switched={1: Lsn(0x300)}, slot=slot(confirmed="0/480"))
     assert judge(found, SETTINGS, lake(), where="x") == Resumed()
 

@@ -168,7 +168,7 @@ def held_of(keys: KeySet) -> set[int]:
 def test_a_set_holds_what_its_changes_leave(
     batches: list[list[Change]], few: int, still: set[int]
 ) -> None:
-    """Whatever is merged when, and while a sweep looks at it."""
+    """In any order of merges, and while a sweep reads it."""
     expected: set[int] = set()
     with mock.patch.object(key_set, "_FEW", few):
         keys = KeySet()
@@ -189,7 +189,7 @@ def test_a_set_holds_what_its_changes_leave(
 
 @dataclass
 class Log:
-    """A lake's changes; `epochs`: those up to it are there, one more at each reading."""
+    """A lake's changes; `epochs`: the last visible one, one more at each read."""
 
     batches: Sequence[pa.RecordBatch]
     later: pa.RecordBatch | None = None

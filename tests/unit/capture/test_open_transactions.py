@@ -113,7 +113,7 @@ def test_i9_what_is_undone_of_a_piece_is_not_kept() -> None:
     kept.append_messages(9, replace(piece, buffer=memoryview(sent)))
     kept.abort(9, 10)
     assert kept.memory_bytes < 3000
-    sent.clear()  # which is refused while somebody has a part of it
+    sent.clear()  # which is refused while a view of it exists
 
 
 def test_files_are_closed_when_dropped() -> None:

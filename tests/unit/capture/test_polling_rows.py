@@ -48,7 +48,7 @@ class Held:
 
 
 def looked(rows: Sequence[Sequence[str | None]], next_xid: int = 1000) -> FoundRows:
-    """Rows as a look gives them: id, note, age of xmin, whether they count as deleted, a place."""
+    """Rows as a poll finds them: id, note, age of xmin, whether they count as deleted, a place."""
     messages = [b"PGCOPY\n\xff\r\n\0" + bytes(8)]
     for row in rows:
         texts = [None if text is None else text.encode() for text in row]

@@ -1,4 +1,4 @@
-"""What a server refuses a connection with, in a language that nobody here reads."""
+"""Refused connections, with messages in an unknown language."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def test_what_does_not_has_its_remedy_in_any_language(
 
 
 async def test_a_server_that_cannot_begin_a_session_is_transient() -> None:
-    """It answers the request for encryption by an error, as in the middle of a failover."""
+    """It answers the request for encryption with an error, as in the middle of a failover."""
     async with refusing("57P03", "not now") as dsn:
         found = await refusal(dsn.replace("sslmode=disable", "sslmode=require"))
     assert isinstance(found, TransientError)
@@ -111,7 +111,7 @@ async def test_a_server_that_cannot_begin_a_session_is_transient() -> None:
 
 
 def test_a_lack_of_writable_servers_is_transient() -> None:
-    """What libpq says of a standby, or of two, to whoever wants `target_session_attrs`."""
+    """What libpq reports of a standby, or of two, under `target_session_attrs`."""
     said = (
         "connection failed: session is read-only\nhost: '127.0.0.1': server is in hot standby mode"
     )

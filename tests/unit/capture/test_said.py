@@ -1,4 +1,4 @@
-"""What is told of a server's errors, which may quote rows."""
+"""What is logged of a server's errors, which may quote rows."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_nothing_of_a_statement_with_user_sql_is_logged() -> None:
 
 
 def test_every_loggable_error_class_is_chosen() -> None:
-    """What PostgreSQL adds is not told until somebody has looked at it."""
+    """A class that PostgreSQL adds is not logged before it has been reviewed."""
     told = {
         code[:2]
         for code in psycopg.errors.__dict__["_sqlcodes"]

@@ -66,7 +66,7 @@ def test_a_column_recreated_after_its_drop_was_seen() -> None:
     ("numbered", "number", "dropped", "reason"),
     [
         (2, 4, {3}, "a column was dropped and re-created"),
-        (3, 4, {3}, None),  # before the last look
+        (3, 4, {3}, None),  # before the last catalog poll
         (2, 3, {4}, None),  # another one, after it
         (0, 4, {3}, None),  # an older lake does not say
     ],

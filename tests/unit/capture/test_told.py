@@ -1,4 +1,4 @@
-"""What the stream told, held against what a look at the catalog found (I6, I7)."""
+"""Evidence from the stream, compared with what a catalog poll found (I6, I7)."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_i7_what_is_void_is_not_judged() -> None:
     now = stored("id", "n", "y").after(THEN)
     assert tellings.by(SEEN).difference(TABLE, now) is None
     assert tellings.by(SEEN).taken(TABLE, now).former == {digest("x")}
-    assert tellings.partition(leaf(LEAF, LSN, 820), TABLE, THEN)  # after that look
+    assert tellings.partition(leaf(LEAF, LSN, 820), TABLE, THEN)  # after that poll
 
 
 def test_i7_evidence_below_the_snapshot_point_is_not_judged() -> None:
@@ -165,7 +165,7 @@ def test_i6_a_partition_that_no_look_saw() -> None:
     assert unseen.difference(TABLE, now) == WENT
     assert unseen.difference(TABLE + 1, stored("id", leaves=(LEAF,))) is None
     tellings.clear(unseen, SEEN, {TABLE: now}, [TABLE])
-    tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)  # when the stream is read anew
+    tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)  # when the stream is replayed
     assert not tellings.by(SEEN).has_news(TABLE, now)
     tellings.partition(leaf(LEAF, LSN, 820), TABLE, THEN)  # it came and went once more
     assert tellings.by(PgSnapshot(830, 830)).has_news(TABLE, now)
@@ -177,7 +177,7 @@ def test_i7_a_partition_that_a_look_saw_is_for_the_looks() -> None:
     assert not tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
     gone = replace(then, files={}, places={})
     assert tellings.by(SEEN).difference(TABLE, gone) is None
-    assert not tellings.partition(leaf(LEAF, LSN, 820), TABLE, THEN)  # no reason to look at once
+    assert not tellings.partition(leaf(LEAF, LSN, 820), TABLE, THEN)  # no reason to poll at once
     assert tellings.by(PgSnapshot(830, 830)).difference(TABLE, gone) == WENT
 
 
@@ -186,7 +186,7 @@ def test_i6_a_partition_loaded_when_made_counts_until_a_reread() -> None:
     tellings.expect_made(TABLE, {LEAF: XID})
     tellings.clear(tellings.by(SEEN), SEEN, {TABLE: now}, [])
     assert tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
-    tellings.clear(tellings.by(SEEN), SEEN, {TABLE: now}, [])  # it came during that look
+    tellings.clear(tellings.by(SEEN), SEEN, {TABLE: now}, [])  # it came during that poll
     assert tellings.loaded_when_made(TABLE) is not None
     tellings.clear(tellings.by(SEEN), SEEN, {TABLE: now}, [TABLE])
     assert tellings.loaded_when_made(TABLE) is None

@@ -329,7 +329,7 @@ def record_field(value: bytes | None) -> bytes:
 
 
 def split(value: bytes, brackets: bytes, *, escapes: bool) -> list[bytes]:
-    """Cut between the brackets at commas outside quotes; `q` or `u` tells what was quoted."""
+    """Split between the brackets at commas outside quotes; `q` or `u` marks what was quoted."""
     if len(value) < 2 or bytes((value[0], value[-1])) != brackets:
         raise Refused
     found, inside = [bytearray(b"u")], False

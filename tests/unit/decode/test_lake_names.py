@@ -1,4 +1,4 @@
-"""Lake columns for source columns: who owns which name, and under which type."""
+"""Lake columns for source columns: which owns which name, and under which type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays and composite values: what the server writes comes out, all else is refused whole."""
+"""Arrays and composite values: what the server writes is decoded, all else is refused."""
 
 from __future__ import annotations
 

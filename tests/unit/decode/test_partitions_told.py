@@ -1,4 +1,4 @@
-"""Which relations the decoder tells to be partitions of a captured table."""
+"""Which relations the decoder reports as partitions of a captured table."""
 
 from __future__ import annotations
 

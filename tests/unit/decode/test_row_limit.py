@@ -1,4 +1,4 @@
-"""Rows larger than may be held are left out, and their table is told (I8, I9)."""
+"""Rows larger than the limit are left out, and their table is reported (I8, I9)."""
 
 from __future__ import annotations
 

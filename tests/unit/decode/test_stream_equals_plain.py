@@ -190,7 +190,7 @@ def streams(draw: st.DrawFn) -> list[bytes]:
 
 
 def resolve(relation: Relation) -> Table | None:
-    """Relation 3 is not captured; of relation 2 whole old rows are wanted."""
+    """Relation 3 is not captured; relation 2 has complete old rows."""
     if relation.oid == 3:
         return None
     return with_before(table_of(relation), full=relation.oid == 2)

@@ -141,7 +141,7 @@ def test_decoder_takes_what_is_put_in_order(seed: int, cuts: list[int]) -> None:
 
 
 def test_idle_position_of_a_keepalive_in_an_open_transaction() -> None:
-    """It commits above what the server has read: the position may be confirmed, and it comes."""
+    """It commits above what the server has read: confirming the position does not lose it."""
     decoder, order = PgoutputDecoder(resolve), StreamedTransactions(MemorySpool())
     relation = pgoutput.relation(1, "t", [("a", 25, -1, False)])
     row = pgoutput.insert(1, [b"x"])

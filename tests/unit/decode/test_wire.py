@@ -28,7 +28,7 @@ def cut_in(pieces: list[bytes]) -> tuple[list[bytes], tuple[int, bytes] | None]:
     return found, last
 
 
-# Contents that look like the beginnings of messages, whole or not.
+# Contents that look like the beginnings of messages, complete or not.
 TREACHEROUS = st.lists(
     st.sampled_from([b"d", b"\0", b"d\0\0\0\4", b"d\0\0\0\x05x", b"d\0\0\1", b"dd\0\0", b"wx"]),
     max_size=8,
@@ -79,7 +79,7 @@ def test_unknown_messages_are_refused(bytes_: bytes) -> None:
 
 
 def test_bytes_after_the_final_error_are_ignored() -> None:
-    """The server's error is told, whatever comes behind it (found by the fuzzer)."""
+    """The server's error is reported, whatever follows it (found by the fuzzer)."""
     error = message(b"E", b"SFATAL\0\0")
     assert cut_in([message(b"d", b"x") + error + b"TAL\0\0"]) == ([b"x"], (ord("E"), error[5:]))
 

@@ -157,7 +157,7 @@ def test_each_value_is_in_one_version_of_its_column() -> None:
 def test_changes_before_a_rows_chunk_is_read_are_no_faults() -> None:
     chunked: list[tuple[str, int, int, dict[str, Any]]] = [
         ("t", 10, -1, {}),
-        ("d", 15, 1, row(1)),  # there at 10, gone when its chunk was read
+        ("d", 15, 1, row(1)),  # exists at 10, deleted when its chunk was read
         ("d", 25, 1, row(2)),
     ]
     nothing_read = [event(5, ID, snapshot_lsn=3), event(20, ID, snapshot_lsn=10)]

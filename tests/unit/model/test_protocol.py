@@ -1,4 +1,4 @@
-"""The protocol's model, searched whole (docs/protocol.md). `pytest -s` shows what was found."""
+"""The protocol's model, searched completely (docs/protocol.md). `pytest -s` shows the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model of snapshots beside a stream, searched whole. `pytest -s` shows what was found."""
+"""The model of snapshots during a stream, searched completely. `pytest -s` shows the result."""
 
 from __future__ import annotations
 

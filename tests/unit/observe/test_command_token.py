@@ -1,4 +1,4 @@
-"""The token that commands need where the config has none: its file, and who believes it."""
+"""The token that commands need where the config has none: its file, and when it is trusted."""
 
 from __future__ import annotations
 
@@ -320,7 +320,7 @@ def of_nobody(folder: Path) -> Path:
     "kind", ["below its own", "below everybody's", "another name", "by a link"]
 )
 def test_root_does_not_trust_a_file_any_account_can_create(kind: str) -> None:
-    """Who knows the token has it proven by a server of its own, and is sent the condition."""
+    """A server that knows the token could prove it, and would be sent the condition."""
     with tempfile.TemporaryDirectory(prefix="ingestd-tests-", dir="/var/lib") as made:
         own = Path(made)
         folder = own / "other" if kind == "another name" else own / "above" / "ingestd"

@@ -1,4 +1,4 @@
-"""Asking for a snapshot over HTTP: who may, and what is answered."""
+"""Requesting a snapshot over HTTP: which clients may, and the responses."""
 
 from __future__ import annotations
 

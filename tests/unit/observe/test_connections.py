@@ -1,4 +1,4 @@
-"""Connections that never become a request: they count, and keep nobody out."""
+"""Connections that never send a request: they are counted, and lock no client out."""
 
 from __future__ import annotations
 

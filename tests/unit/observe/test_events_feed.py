@@ -64,7 +64,7 @@ async def event(response: aiohttp.ClientResponse) -> tuple[str, Any]:
 
 async def until(condition: Any) -> None:
     async with asyncio.timeout(LIMIT_S):
-        while not condition():  # noqa: ASYNC110 - of the server's, which tells nobody
+        while not condition():  # noqa: ASYNC110 - the server's state, which notifies no one
             await asyncio.sleep(0.01)
 
 
@@ -120,7 +120,7 @@ async def test_bounded_a_reader_that_does_not_read_is_cut_off(
     async with session.get(url(server)) as busy:
         await event(busy)
         for n in range(400):
-            # an error of 200 kB, told anew each time
+            # an error of 200 kB, sent again each time
             shop.enter(SourceState.STOPPED, T0, OperatorError(f"{n} " + "x" * 20_000))
             server._feed.tick()
             await event(busy)

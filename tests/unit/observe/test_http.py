@@ -38,7 +38,7 @@ ANY_PORT = Address("127.0.0.1", 0)
 
 
 class Unasked:
-    """A daemon that nobody sends commands to."""
+    """A daemon that receives no commands."""
 
     def request_snapshot(
         self, source: str, tables: Sequence[TableId], where: str | None = None

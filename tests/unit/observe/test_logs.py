@@ -141,7 +141,7 @@ def test_uncaught_errors_are_logged_the_same_way(
         thread = threading.Thread(target=fail, args=["with sesame"], name="reader")
         thread.start()
         thread.join()
-        NotCleared()  # gone at once
+        NotCleared()  # collected at once
         warnings.warn("about sesame", UserWarning, stacklevel=1)
     finally:
         logging.captureWarnings(capture=False)

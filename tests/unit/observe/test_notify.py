@@ -1,4 +1,4 @@
-"""What a service manager is told, on real datagram sockets, by names and by paths."""
+"""Messages to a service manager, on real datagram sockets, by names and by paths."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 async def heard(manager: socket.socket) -> list[str]:
-    """The next message, while the loop goes on."""
+    """The next message, while the loop runs."""
     return (await asyncio.to_thread(manager.recv, 4096)).decode().split("\n")
 
 
 async def heard_until(manager: socket.socket, wanted: str) -> list[str]:
-    """All that is told until it is this; `wanted` is the last."""
+    """All messages up to `wanted`, which is the last."""
     found: list[str] = []
     async with asyncio.timeout(LIMIT_S):
         while wanted not in found:
@@ -165,7 +165,7 @@ async def test_a_manager_that_does_not_listen_is_reported_once(
             Readiness(), Redactor(), asyncio.Event(), environment=environment
         ):
             async with asyncio.timeout(LIMIT_S):
-                while not logs:  # noqa: ASYNC110 - a list tells nobody
+                while not logs:  # noqa: ASYNC110 - a list notifies no one
                     await asyncio.sleep(0)
             with closing(listening(address)) as manager:  # there it is
                 await heard_until(manager, "WATCHDOG=1")

@@ -1,4 +1,4 @@
-"""Who is answered over HTTP: by token, by TLS, and on loopback without either."""
+"""Which clients are answered over HTTP: by token, by TLS, and on loopback without either."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of a status, and what of it is new."""
+"""What is sent of a status, and what of it is new."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REDACTED = RedactionCache(Redactor(["sesame"]))
 
 
 class Told:
-    """A status, and what one reader was told of it."""
+    """A status, and what one reader has received of it."""
 
     def __init__(self) -> None:
         self.shop = SourceStatus("shop", T0)

@@ -250,7 +250,7 @@ def server(daemon: Daemon) -> HttpServer:
 
 
 class Seen:
-    """A display that notes what it is told; `then`: what to do at the first, the second look..."""
+    """A display that records its updates; `then`: what to do at the first, the second one..."""
 
     def __init__(self, *then: Callable[[], object]) -> None:
         self.sources: list[str] = []

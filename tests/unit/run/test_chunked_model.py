@@ -134,7 +134,7 @@ class State(Enum):
 
 @dataclass(slots=True)
 class Reading:
-    """A reading in chunks. `waits_for`: commits of an earlier run that nobody sees yet."""
+    """A snapshot in chunks. `waits_for`: commits of an earlier run that are not visible yet."""
 
     waits_for: frozenset[int]
     resumed: Progress | None = None
@@ -215,7 +215,7 @@ class Daemon:
         self.touched, self.reading = None, Reading(waits, resumed)
 
     def step(self) -> None:
-        """Go on to the next state, if that may be."""
+        """Enter the next state, if allowed."""
         reading = self.reading
         assert reading is not None
         if reading.state is State.AWAITED:
@@ -632,7 +632,7 @@ class Story:
     def change(
         self, key: int, op: str = "put", *, other: int = 0, block: int = 0, hidden: bool = False
     ) -> None:
-        """Commit a change; `hidden`: nobody sees it before `show`."""
+        """Commit a change; `hidden`: it is invisible before `show`."""
         self.model.write(writer=9, key=key, other=other, op=op, block=block)
         self.model.log_commit(writer=0)
         if not hidden:
@@ -647,7 +647,7 @@ class Story:
         self.model.daemon.idle()
 
     def steps(self) -> None:
-        """Go on as far as to reading, if that may be."""
+        """Continue up to reading, if allowed."""
         for _ in range(3):
             self.model.daemon.step()
 

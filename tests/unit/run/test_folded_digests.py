@@ -105,7 +105,7 @@ def plain(table: Table, log: Rows) -> Counter[int]:
 def keyed_logs(draw: st.DrawFn, *, may_be_full: bool = False) -> Rows:
     """What a server logs: keys that move, values that were not sent.
 
-    `may_be_full`: the old rows of some changes came whole (REPLICA IDENTITY FULL, for a time).
+    `may_be_full`: some changes have complete old rows (REPLICA IDENTITY FULL, for a time).
     """
     rows: dict[tuple[int, str], dict[str, Any]] = {}
     log: Rows = []

@@ -68,7 +68,7 @@ class World:
     maintainer: Maintainer
 
     def commit(self, epochs: int = 1) -> None:
-        """Tell of epochs with a row of A each."""
+        """Report epochs with a row of A each."""
         summary = EpochSummary(Lsn(1), Lsn(2), NOW, 1, 1)
         for _ in range(epochs):
             epoch = CommittedEpoch(1, summary, NOW, (TableInEpoch(A.id, 1, 1),))

@@ -49,7 +49,7 @@ def durable(disk: MemoryDisk) -> Lsn:
 
 
 def settled(base: FakeDatabase, disk: MemoryDisk) -> bool:
-    """Whether all that was written is durable and every table that can be read is whole."""
+    """Whether all that was written is durable and every readable table is complete."""
     readable = [t.id for t in base.tables if t.id not in base.unreadable]
     states = {disk.registered[n].state if n in disk.registered else None for n in readable}
     return durable(disk) == base.current and states == {TableState.LIVE}
@@ -70,7 +70,7 @@ class AuditedCapture(FakeCapture):
 
 
 class EndingCapture(FakeCapture):
-    """Tells when its stream has ended; its looks at the catalog fail when they are to."""
+    """Reports the end of its stream; its catalog polls fail on demand."""
 
     def __init__(self, database: FakeDatabase) -> None:
         super().__init__(database)
@@ -91,7 +91,7 @@ class EndingCapture(FakeCapture):
 
 
 def fail(base: FakeDatabase) -> None:
-    """End the capture, which looks whether the claim is its own, with a fault."""
+    """End the capture, which checks its claim, with a fault."""
     base.holder = None
     base.commit()
 
@@ -172,7 +172,7 @@ async def test_exactly_once_after_a_crash_before_any_commit(step: str, nth: int)
 
 
 async def test_first_epoch_lists_unlisted_rows_without_new_changes() -> None:
-    """A load by others, or a crash whose table is not captured any more: no replay brings it."""
+    """A backfill, or a crash whose table is no longer captured: no replay brings these rows."""
     base, disk = FakeDatabase([A, B]), MemoryDisk()
     base.commit(put(A, 1), put(B, 1))
     async with running(base, disk):
@@ -317,7 +317,7 @@ def test_what_a_snapshot_left_to_be_read_is_void_after_a_loss() -> None:
 
 @pytest.mark.parametrize("resnapshot", [True, False])
 async def test_a_source_behind_the_lake_is_never_resumed(*, resnapshot: bool) -> None:
-    """It may have passed the lake's position, with other changes, when it is looked at again."""
+    """By the next check it may be ahead of the lake, with other changes."""
     base, disk = FakeDatabase([A]), MemoryDisk()
     base.commit(put(A, 1), put(A, 2))
     async with running(base, disk):
@@ -460,7 +460,7 @@ async def test_snapshot_boundary_a_recreated_table_is_resnapshotted() -> None:
     base.commit(put(A, 1), put(A, 2))
     async with running(base, disk):
         await until(lambda: settled(base, disk))
-    base.tables[0] = replace(A, oid=A.oid + 1)  # DROP TABLE, CREATE TABLE: no event tells of it
+    base.tables[0] = replace(A, oid=A.oid + 1)  # DROP TABLE, CREATE TABLE: no event reports it
     base.log.clear()
     base.commit(put(A, 100))
     async with running(base, disk):
@@ -572,7 +572,7 @@ def test_a_state_is_kept_while_a_failed_source_starts_again() -> None:
     assert watching._status.reason is None
 
 
-# --- tables that come and change while the stream goes on ----------------------------------------
+# --- tables that come and change while streaming -------------------------------------------------
 
 
 async def test_snapshot_boundary_a_new_table_joins_the_running_stream() -> None:
@@ -804,7 +804,7 @@ async def test_lossless_a_column_away_for_a_time_causes_a_resnapshot() -> None:
     base.commit(put(A, 1, "one"))
     async with running(base, disk, capture=capture):
         await until(lambda: settled(base, disk))
-        capture._tables = {A.id: other}  # renamed, and back again, between two looks
+        capture._tables = {A.id: other}  # renamed, and back again, between two catalog polls
         base.commit(FakeChange(A.id, "c", {"id": 2, "memo": "two"}))
         await until(lambda: durable(disk) == base.current)
         capture._tables = {A.id: A}

@@ -1,4 +1,4 @@
-"""Keeping reference tables beside a pipeline, on the fakes."""
+"""Refreshing reference tables alongside a pipeline, on the fakes."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ async def test_changes_follow_each_epoch(monkeypatch: pytest.MonkeyPatch) -> Non
     assert world.lake.position == len(world.table.log)
     assert str(NAME) not in world.status.tables, "its raw table is told of by the pipeline"
     world.table.delete({"id": 9})
-    async with world.running():  # goes on where the lake is
+    async with world.running():  # resumes where the lake is
         await world.version(5)
     assert world.rows() == []
 

@@ -1,4 +1,4 @@
-"""Storage that does not answer: what is told, and when."""
+"""Storage that does not answer: what is reported, and when."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ DENIED = OperatorError("no REPLICATION attribute", remedy="ALTER ROLE r REPLICAT
 
 
 class Clock:
-    """Monotonic seconds that pass when told to."""
+    """Monotonic seconds that pass on request."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -245,7 +245,7 @@ async def test_no_attempt_is_made_after_the_stop() -> None:
 
 
 class ScriptedReferences:
-    """Ends by itself with an error, `faults` times; then not before it is cancelled."""
+    """Ends with an error `faults` times; then runs until it is cancelled."""
 
     def __init__(self, faults: int) -> None:
         self.runs = 0

@@ -117,7 +117,7 @@ def test_i6_stream_evidence_is_recorded_until_a_discovery() -> None:
 
 
 def test_i7_stream_evidence_adds_no_columns_it_has_not_reached() -> None:
-    """Else the older rows would look as if a column went, and the next as if it came back."""
+    """Else the older rows would seem to lack a column, and the next ones to have it again."""
     book = live_book()
     wider = replace(A, columns=(*A.columns, Column("x", 23, -1, pa.int32(), "integer")))
     book.update(replace(FOUND, tables=(wider,)))
@@ -180,7 +180,7 @@ NEWER = replace(A, columns=(*A.columns, Column("x", 23, -1, pa.int32(), "integer
 
 
 def told_by(xid: int) -> TableSet:
-    """A live book to which the stream has told of `NEWER`, by a commit at 45."""
+    """A live book to which the stream has reported `NEWER`, by a commit at 45."""
     book = live_book()
     assert book.is_new_version(NEWER)
     assert not book.is_ambiguous(NEWER, Lsn(45), xid)
@@ -193,7 +193,7 @@ def test_i6_a_discovery_that_does_not_see_the_xid_is_older() -> None:
     book.update(replace(FOUND, seen=PgSnapshot(700, 701, frozenset({700}))))
     assert book.latest([A]) == [NEWER]
     assert book.changed(AT, Lsn(50)) == []
-    # Without the column, by somebody later.
+    # Without the column, by a later transaction.
     book.update(replace(FOUND, lsn=Lsn(60), seen=PgSnapshot(702, 702)))
     assert book.latest([A]) == [A]
     assert [event.table for event in book.changed(AT, Lsn(60))] == [A]
@@ -207,7 +207,7 @@ def test_a_long_past_xid_is_not_taken_for_a_future_one() -> None:
 
 
 def test_i6_names_that_stand_in_another_order_have_other_values() -> None:
-    """Two columns had their names swapped, and perhaps back again, before anybody looked."""
+    """Two columns had their names swapped, and perhaps back again, before a catalog poll."""
     first, second = NEWER.columns[-1], replace(NEWER.columns[-1], name="y")
     book = live_book()
     both = replace(A, columns=(*A.columns, first, second))
@@ -232,7 +232,7 @@ def test_i6_rows_that_are_ambiguous_are_read_from_the_start() -> None:
     assert not book.remainder(A.id)
     book.loaded(loads.values())
     assert book.to_read() == [A]
-    # Nor is it whole when somebody cancels what was asked for.
+    # Nor is it complete when the request is cancelled.
     assert book.cancel([A.id]) == ([], [A.id])
 
 

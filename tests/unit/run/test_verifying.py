@@ -1,4 +1,4 @@
-"""How a verification goes on: waiting for the lake, settling where no position is exact."""
+"""The course of a verification: waiting for the lake, settling where no position is exact."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def rows(*given: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 class Source:
-    """In memory; each look at it is of the next rows, and the last ones stay."""
+    """In memory; each read returns the next rows, and the last ones stay."""
 
     def __init__(self, *looks: Sequence[dict[str, Any]], is_exact: bool = True) -> None:
         self._looks = list(looks)
@@ -267,7 +267,7 @@ async def test_without_an_exact_position_varying_differences_are_equal() -> None
 async def test_more_differences_than_are_kept_are_not_reached(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Other ones in each look: a daemon that is some seconds behind a busy table."""
+    """Others in each read: a daemon that is some seconds behind a busy table."""
     monkeypatch.setattr(verifying, "_FIRST_REST_S", 0.02)
     monkeypatch.setattr(compared_parts, "KEPT", 2)
     looks = [[{"id": n, "note": f"{look}"} for n in range(1, 5)] for look in range(20)]
@@ -275,7 +275,7 @@ async def test_more_differences_than_are_kept_are_not_reached(
     outcome = await verified(Source(*looks[1:], is_exact=False), lake, wait_s=2)
     assert isinstance(outcome.fault, TransientError)
     assert (outcome.state, outcome.fault.reason) == (VerifyState.NOT_REACHED, "not_settled")
-    # those that stay among them are told
+    # those of them that stay are reported
     looks = [[{"id": 0, "note": "z"}, *rows] for rows in looks]
     monkeypatch.setattr(compared_parts, "KEPT", 4)
     outcome = await verified(Source(*looks[1:], is_exact=False), lake, wait_s=2)
@@ -286,7 +286,7 @@ async def test_more_differences_than_are_kept_are_not_reached(
 async def test_what_was_kept_of_too_many_differences_hides_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One that stays may not be among those that are kept, for one look."""
+    """One that stays may not be among the kept ones, for one read."""
     late = [{"id": n, "note": "late"} for n in range(3, 9)]
     source = Source([ONE, OTHER], [*late, ONE, OTHER], [ONE, OTHER], is_exact=False)
     monkeypatch.setattr(verifying, "_FIRST_REST_S", 0.02)

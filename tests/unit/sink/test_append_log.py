@@ -308,7 +308,7 @@ async def test_ack_after_durable_an_unsynced_commit_is_synced_at_open(
 ) -> None:
     def crash(step: str) -> None:
         if step == "_epochs":
-            raise OSError(step)  # raw commits are there, the epoch's row is not
+            raise OSError(step)  # raw commits exist, the epoch's row does not
 
     lake = DeltaLake(str(tmp_path), "shop", before_commit=crash)
     await lake.open()
@@ -353,7 +353,7 @@ def test_a_table_that_is_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", ["add_columns", "set_properties", "append"])
 def test_one_writer_a_change_of_the_schema_passes_nobodys_rows(tmp_path: Path, change: str) -> None:
-    """What opens a handle must not take a version for looked at because it is the newest."""
+    """Opening a handle must not mark a version as checked because it is the newest."""
     log, other = (AppendLog(LocalStore(tmp_path, Fsync()), "x", "ingestd/shop") for _ in range(2))
     log.create(Creation(pa.schema([("a", pa.int64())]), {}), app_version=1)
     log.commit_files([], 2)

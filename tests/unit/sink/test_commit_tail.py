@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def commit(root: Path, version: int, log: str) -> None:
-    """Write a commit of a log that adds a file; `log` tells it from another one."""
+    """Write a commit of a log that adds a file; `log` distinguishes it from others."""
     name = f"{log}{version}.parquet"
     place = {"path": name, "partitionValues": {}, "size": 1, "modificationTime": 1}
     add = {"add": {**place, "dataChange": True}}

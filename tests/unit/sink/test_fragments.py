@@ -1,4 +1,4 @@
-"""Files of an epoch: who waits for them; and of one that is given up none stays."""
+"""Files of an epoch: what waits for them; and an aborted epoch leaves none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever may write into one table's folder has nothing else read or removed by that."""
+"""A writer of one table's folder can't cause other files to be read or removed."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ async def deliver(lake: DeltaLake, lsn: int) -> list[TableError]:
 
 
 def put_link(lake: Path, place: str, owner: int) -> Path:
-    """Exchange a folder for a link to a copy of it, which is somebody else's; return that one."""
+    """Replace a folder by a link to a copy of it, owned by another account; return the copy."""
     path, victim = lake / place, lake.parent / "victim"
     shutil.copytree(path, victim)
     path.rename(lake.parent / "aside")
@@ -255,7 +255,7 @@ async def test_no_call_of_a_store_goes_through_a_link_of_another_user(lake: Path
 def test_what_an_own_link_leads_to_is_by_its_own_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A link that is put in its place after its owner was looked at is not followed."""
+    """A link put in its place after the check of its owner is not followed."""
     for name in ("lake/shop", "own", "others"):
         (tmp_path / name).mkdir(parents=True)
     link = tmp_path / "lake/shop/public"

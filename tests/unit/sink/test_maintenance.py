@@ -1,4 +1,4 @@
-"""Joining files and cleaning logs, beside a daemon and killed at every step."""
+"""Compacting files and cleaning logs, alongside a daemon and killed at every step."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ async def test_it_is_ended_when_it_is_closed(tmp_path: Path) -> None:
 
 
 async def test_it_ends_with_the_daemon(tmp_path: Path) -> None:
-    """Whoever started it is gone: nobody is at the other end of its standard input."""
+    """Its parent has ended: its standard input is closed."""
     del tmp_path
     process = await asyncio.create_subprocess_exec(
         sys.executable,

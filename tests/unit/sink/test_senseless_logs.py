@@ -1,7 +1,7 @@
 """Commits whose actions make no sense concern the table that has them, no other one (I8).
 
-Whoever may write into the lake decides their bytes. Nothing but an error of ours comes of them, at
-a start and while the daemon runs, and no row is committed behind a commit that nobody can read.
+A writer of the lake decides their bytes. Nothing but an error of ours comes of them, at
+a start and while the daemon runs, and no row is committed behind an unreadable commit.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ async def test_isolated_a_commit_without_sense_stops_its_table_at_most(
         except IngestdError:  # it says, as a daemon does, that another one committed
             assert "commitInfo" in name
         else:
-            if folder != "_tables":  # which nobody wrote to again
+            if folder != "_tables":  # which was not written to again
                 ensure_readable(root / "shop" / folder)
         finally:
             await lake.close()

@@ -1,4 +1,4 @@
-"""Who sets aside what a power cut left of a log, what of it, and that it stays."""
+"""What sets aside a torn commit after a power cut, which commits, and that the bytes are kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a start makes of a lake that a power cut, or somebody's hand, has damaged."""
+"""How a start handles a lake damaged by a power cut or by hand."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ async def test_a_torn_commit_that_was_acknowledged_is_never_skipped(
     await lake.close()
     kept = newest(tmp_path, RAW).read_bytes()
     cut(newest(tmp_path, RAW), share)
-    for _ in range(2):  # the first look changes nothing
+    for _ in range(2):  # the first open changes nothing
         told = await found(tmp_path)
         assert f"{RAW}: commit 2 is incomplete" in told.damaged[A.id].what
         assert told.watermarks == {}
@@ -176,7 +176,7 @@ async def test_a_torn_commit_that_was_acknowledged_is_never_skipped(
 
 
 async def test_lossless_an_empty_commit_below_others_stops_its_table(tmp_path: Path) -> None:
-    """Readers pass over it in silence: its rows would be missing."""
+    """Readers skip it silently: its rows would be missing."""
     lake = await opened(tmp_path)
     for number in range(4):
         await commit(lake, 100 + 10 * number, number)
@@ -227,7 +227,7 @@ async def test_a_missing_raw_table_must_be_resnapshotted(tmp_path: Path) -> None
     assert committed.gone == {A.id}
     known = committed.tables[A.id]
     assert (known.state, known.reason) == (TableState.STOPPED, GONE)
-    assert committed.position == 105  # the others go on there
+    assert committed.position == 105  # the others continue there
 
 
 @pytest.mark.parametrize("name", ["_epochs", "_tables"])

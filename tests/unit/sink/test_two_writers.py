@@ -189,7 +189,7 @@ async def in_order(root: Path, order: Sequence[tuple[str, str]], upto: int) -> d
 
 
 async def recovered(root: Path) -> None:
-    """Have one alone take the rest, and look at what the lake holds now."""
+    """Let one alone deliver the rest, and check the content of the lake."""
     last = Writer.of(root)
     await last.open()
     await last.lake.fence()

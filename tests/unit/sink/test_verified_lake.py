@@ -56,7 +56,7 @@ def live(raw: RawLake, *tables: Table, at_lsn: int | None = None) -> None:
 
 
 async def rows_at(raw: RawLake, table: Table, point: VerifyPoint) -> Rows:
-    """The rows that are there, as values; the same by numbers."""
+    """The existing rows, as values; the same by numbers."""
     lake = DeltaVerifiedLake(str(raw.uri), "shop")
     try:
         await lake.known()
@@ -182,7 +182,7 @@ def test_a_column_that_older_rows_have_nan_in_is_not_altered(raw: RawLake) -> No
 
 
 def test_minus_zero_is_the_key_that_zero_is(raw: RawLake) -> None:
-    """Polling sees one be the other, and neither be gone."""
+    """Polling sees one turn into the other, and neither deleted."""
     key, *others = TABLE.columns
     table = replace(TABLE, columns=(replace(key, type=pa.float64()), *others))
     live(raw, table)
@@ -248,7 +248,7 @@ def moved(old: int, new: int) -> dict[str, Any]:
 async def test_rows_whose_key_changed_are_folded_with_what_they_were(
     raw: RawLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of all that such rows were, only that of the rows that are asked for is looked at."""
+    """Of all earlier versions, only those of the requested rows are read."""
 
     def write() -> None:
         live(raw, TABLE)

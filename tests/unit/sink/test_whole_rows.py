@@ -137,7 +137,7 @@ def test_an_unchanged_value_is_refused_while_its_row_exists(name: str) -> None:
 
 
 def test_rows_with_an_intentional_hash_collision_are_kept_apart() -> None:
-    """value_hashes is one to one on integers, so a row with another's hash can be computed."""
+    """value_hashes is injective on integers, so a row with another's hash can be computed."""
     columns = KEYLESS.columns[:2]
     two = replace(
         KEYLESS,

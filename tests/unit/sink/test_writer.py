@@ -1,4 +1,4 @@
-"""Who may take a lake back that another daemon has taken over (I5)."""
+"""Which daemon may take a lake back after a takeover (I5)."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ async def test_one_writer_an_unsigned_commit_changes_nothing(lake: Path) -> None
 
 @pytest.mark.parametrize("other", [OLD, "slot 'old', database shop at 10.0.0.5", ""])
 async def test_one_writer_a_reclaimed_lake_is_continued(lake: Path, other: str) -> None:
-    """The other is gone; one without a name for its claim is of an older version."""
+    """The other one has ended; one without a name for its claim is of an older version."""
     first = WriterIdentity(OLD)
     await start(lake, first)
     await start(lake, WriterIdentity(other))

@@ -1,4 +1,4 @@
-"""When what an earlier backfill left is gone on with, and when not."""
+"""When the remainder of an earlier backfill is resumed, and when not."""
 
 from __future__ import annotations
 

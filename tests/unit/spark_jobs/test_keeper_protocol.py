@@ -39,7 +39,7 @@ def test_only_who_has_the_token_is_heard() -> None:
 
 
 def test_no_line_is_taken_for_another() -> None:
-    """Neither one's own, nor one told again or in another place."""
+    """Neither its own one, nor a replayed or misplaced one."""
     reader, keeper = talks()
     first, second = reader.line(REQUEST), reader.line(REQUEST)
     assert talks()[0].heard(first) is None
@@ -52,7 +52,7 @@ def test_no_line_is_taken_for_another() -> None:
 def test_an_impostor_of_the_keeper_learns_nothing(
     answers: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An answer that is not signed is not unpickled, and a plan not told."""
+    """An unsigned answer is not unpickled, and no plan is sent."""
     monkeypatch.setattr(snapshot_lease, "from_text", pytest.fail)
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
         told = pool.submit(_impersonate, server, answers)
@@ -66,7 +66,7 @@ def test_an_impostor_of_the_keeper_learns_nothing(
 
 
 def _impersonate(server: socket.socket, answers: bytes) -> bytes:
-    """Say `answers` whatever is asked; give what was told."""
+    """Send `answers` to any request; return what was received."""
     connection, _ = server.accept()
     with connection, connection.makefile("rb") as told:
         first = told.readline()
