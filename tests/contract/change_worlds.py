@@ -106,7 +106,7 @@ class ChangeWorld(Protocol):
 
 
 async def until(condition: Callable[[], Any]) -> Any:
-    """Await a condition, an async function, that the source brings about; give what it gave."""
+    """Await a condition, an async function, that the source brings about; return what it gave."""
     async with asyncio.timeout(LIMIT_S):
         while not (found := await condition()):  # noqa: ASYNC110 - servers set no events
             await asyncio.sleep(0.02)

@@ -79,14 +79,14 @@ async def prepared(world: ChangeWorld) -> tuple[ChangeCapture, Sequence[Table]]:
 
 
 async def begun(world: ChangeWorld) -> tuple[ChangeCapture, Sequence[Table]]:
-    """A capture that gives all changes from now on."""
+    """A capture that delivers all changes from now on."""
     capture, tables = await prepared(world)
     await world.begin(capture, tables)
     return capture, tables
 
 
 async def take(live: AsyncGenerator[Chunk, None], transactions: int) -> list[Chunk]:
-    """The chunks until so many transactions have come."""
+    """The chunks until so many transactions have arrived."""
     chunks: list[Chunk] = []
     async with asyncio.timeout(LIMIT_S):
         while sum(c.transactions for c in chunks) < transactions:

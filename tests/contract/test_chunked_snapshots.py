@@ -352,7 +352,7 @@ async def test_a_partial_snapshot_gives_what_its_condition_chooses(world: Change
 
 
 async def test_snapshot_boundary_a_commit_not_yet_visible(world: ChangeWorld) -> None:
-    """It is streamed; chunks say that they do not see it."""
+    """It is streamed; chunks are marked as not seeing it."""
     async with streaming(world) as stream:
         snapshot = await chunked(stream)
         async with world.unseen(world.many):

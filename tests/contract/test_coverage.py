@@ -1,4 +1,4 @@
-"""What a connector says is captured, and why the rest is not (`Connector.coverage`)."""
+"""What a connector reports as captured, and why the rest is not (`Connector.coverage`)."""
 
 from __future__ import annotations
 

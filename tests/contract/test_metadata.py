@@ -28,7 +28,7 @@ class Catalog(Protocol):
     def metadata(self, timeout_s: float = 10.0) -> Metadata: ...
 
     def busy(self) -> AbstractContextManager[None]:
-        """Inside, the database gives no answer."""
+        """Inside, the database does not answer."""
 
 
 class FakeCatalog:

@@ -25,7 +25,7 @@ LATER = FIRST + timedelta(hours=1)
 
 @pytest.fixture(params=["fake", "disk", "object store"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], PauseMark]]:
-    """Gives the mark of one source, as each process opens it."""
+    """Return the mark of one source, as each process opens it."""
     if request.param == "fake":
         mark = FakePauseMark()
         yield lambda: mark

@@ -46,7 +46,7 @@ class World(Protocol):
     def sink(self) -> ReferenceSink: ...
 
     def versions(self) -> list[Rows]:
-        """The rows of every version there ever was."""
+        """The rows of every version."""
 
 
 class FakeWorld:

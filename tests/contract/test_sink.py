@@ -598,7 +598,7 @@ async def test_exactly_once_tables_of_any_schema_are_found_again(lake: Lake, sch
 
 
 def unsent(table: Table, lsn: int, *ids: int) -> TableBatch:
-    """Updates that lack the note."""
+    """Updates without the note's value."""
     rows = [
         {"id": i, "_cdc_op": "u", "_cdc_lsn": lsn, "_cdc_seq": seq, "_cdc_unchanged": ["note"]}
         for seq, i in enumerate(ids, 1)

@@ -1,7 +1,7 @@
-"""The Dockerfile and the systemd unit, by the tools that know what is wrong with such files.
+"""The Dockerfile and the systemd unit, checked by the tools made for them.
 
-What no tool here can do is done by hand (docs/deploy.md): `.ci/package.py --dockerfile` runs the
-Dockerfile's own steps; the unit was run by a systemd in a namespace of its own.
+What no tool here can check is tried by hand (docs/deploy.md): `.ci/package.py --dockerfile` runs
+the Dockerfile's own steps; the unit was run by a systemd in a namespace of its own.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def _told(daemon: Daemon) -> dict[str, str]:
 
 
 def _assert_not_read_again(daemon: Daemon, kind: str) -> None:
-    """A snapshot would leave others' rows in the log, at whatever positions they say."""
+    """A snapshot would leave foreign rows in the log, at arbitrary positions."""
     done = run_command(daemon.config_path, "snapshot", "shop", f"public.{kind}")
     assert done.returncode != 0, done.stdout
     assert "another writer" in done.stderr

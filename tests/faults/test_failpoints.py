@@ -74,7 +74,7 @@ def make_lives(
 
 
 def one_of_each_kind(rng: random.Random) -> list[str]:
-    """Choose a few points that a workload reaches soon, and one of each step that takes more."""
+    """Choose a few points that a workload reaches soon, and one of each rarer step."""
     rare = [p for p in OTHERS if p not in ANYTIME]
     steps = sorted({step_of(point) for point in rare})
     chosen = [rng.choice([point for point in rare if step_of(point) == step]) for step in steps]
@@ -194,7 +194,7 @@ def maintain_with_failpoints(lives: Lives, points: Sequence[str]) -> set[tuple[s
 def await_maintained(
     lake: Path, table: str, entries: Sequence[tuple[str, str]]
 ) -> tuple[int, list[dict[str, Any]], list[tuple[str, str]]]:
-    """Run maintenance until all of the points were reached: at times there is nothing to join.
+    """Run maintenance until all points were reached: at times there is nothing to compact.
 
     The daemon may have joined the files just before, or one of them is larger than all others.
     """

@@ -1,4 +1,4 @@
-"""A source whose lake is not the one it was written to: it stops, says so, and harms nothing."""
+"""A source whose lake is not the one it wrote to: it stops, reports it, and harms nothing."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_a_lost_lake_is_begun_again_if_that_is_agreed_to(
 def test_a_lake_that_vanishes_under_a_daemon_is_not_replaced(
     shop: Database, lake: Path, make_daemon: MakeDaemon, tmp_path: Path
 ) -> None:
-    """What was agreed to at the start does not hold for what is lost later."""
+    """Consent at the start does not cover a later loss."""
     daemon = make_daemon(config(shop, lake))
     daemon.program = IMPATIENT
     daemon.start("--accept-empty-lake", "shop")
@@ -312,7 +312,7 @@ def test_a_copy_in_place_of_the_lake_is_not_written_to(
 def test_an_older_copy_of_one_raw_table_stops_that_table(
     shop: Database, lake: Path, make_daemon: MakeDaemon, tmp_path: Path, *, is_running: bool
 ) -> None:
-    """I8, I13: what it lacks is confirmed."""
+    """I8, I13: its missing rows have been confirmed."""
     shop.execute("CREATE TABLE other (id int PRIMARY KEY)", "INSERT INTO other VALUES (7)")
     daemon = make_daemon(config(shop, lake))
     daemon.start_ready()

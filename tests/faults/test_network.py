@@ -1,4 +1,4 @@
-"""Between the daemon and its source lies a network with every fault there is; then all is equal."""
+"""A network with every kind of fault between the daemon and its source; then all is equal."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def await_epoch(daemon: Daemon) -> None:
 
 
 def stay(seconds: float) -> None:
-    """Let a fault be there for a time, which is its strength."""
+    """Apply a fault for a time, which is its strength."""
     end = time.monotonic() + seconds
     await_until(lambda: time.monotonic() >= end, seconds + 5, poll_s=0.01)
 

@@ -124,7 +124,7 @@ def test_a_captured_standby_is_promoted_under_writes(
 def test_a_failover_slot_continues_on_the_new_primary(
     lake: Path, make_daemon: MakeDaemon, major: int, seed: int
 ) -> None:
-    """I1, I2, I3, I6: whatever the daemon was given, also of a backlog, the standby has."""
+    """I1, I2, I3, I6: the standby has all that the daemon received, also from a backlog."""
     needs(major)
     with server_of(major) as primary:
         shop = with_workload_tables(primary)
@@ -206,7 +206,7 @@ def test_a_failover_without_the_slot_is_reported_under_writes(
 async def test_lossless_a_promoted_standby_is_not_the_primary(
     major: int,
 ) -> None:
-    """It never got all that the lake has, and wrote something else from there on."""
+    """It never received all that the lake has, and diverged from there on."""
     needs(major)
     with server_of(major) as primary:
         shop = shop_on(primary)
@@ -255,7 +255,7 @@ async def test_lossless_a_promoted_standby_is_not_the_primary(
 def test_a_failover_in_mid_drain_to_a_lagging_standby(
     lake: Path, make_daemon: MakeDaemon, major: int, seed: int
 ) -> None:
-    """I6: it has the slot, and nothing kept the daemon from what the standby had not got."""
+    """I6: it has the slot, but nothing held the daemon back to what the standby had received."""
     needs(major)
     with server_of(major) as primary:
         shop = with_workload_tables(primary)

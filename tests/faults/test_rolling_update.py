@@ -33,7 +33,7 @@ LIMIT_S = 120.0
 
 
 class Replacement:
-    """An old daemon that delivers under a workload, and a new one that is to take its place."""
+    """An old daemon that delivers under a workload, and a new one that will replace it."""
 
     def __init__(self, database: Database, lake: Path, make_daemon: MakeDaemon) -> None:
         self.database = database
@@ -50,13 +50,13 @@ class Replacement:
         )
 
     def deliver(self) -> None:
-        """Have the old one deliver what is written now."""
+        """Wait until the old one has delivered what is written now."""
         self.old.start_ready(LIMIT_S)
         seen = len(epochs(self.lake))
         await_until(lambda: len(epochs(self.lake)) > seen + 2, LIMIT_S, self.old.tail)
 
     def await_delivery_by_new(self) -> float:
-        """Wait until the new one has made an epoch durable; give the gap between the two, in s."""
+        """Wait for a durable epoch of the new one; return the gap between the two, in s."""
         await_until(lambda: self.new.events("epoch.committed"), LIMIT_S, self.new.tail)
         times = {row["epoch"]: row["committed_at"] for row in epochs(self.lake)}
         first = committed_by(self.new)[0]

@@ -1,4 +1,4 @@
-"""A lake's storage that does not answer: the source is not ready, and says which path it is."""
+"""A lake's storage that does not answer: the source is not ready, and reports the path."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def assert_bounded(took_s: Sequence[float], what: str) -> None:
 
 
 def stands_by(daemon: Daemon) -> bool:
-    """It waits for the claim, and says whose it is."""
+    """It waits for the claim, and names its holder."""
     answer = daemon.get("/readyz")
     return answer is not None and answer[0] == 503 and "another ingestd" in answer[1]
 

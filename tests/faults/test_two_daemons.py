@@ -167,7 +167,7 @@ def two_at_once(
 
 
 def assert_stands_by(daemon: Daemon) -> None:
-    """It says that another works on it, and waits."""
+    """It reports that another daemon works on it, and waits."""
 
     def is_told() -> bool:
         answer = daemon.get("/readyz")

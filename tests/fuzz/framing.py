@@ -23,7 +23,7 @@ MOST_BYTES = _ENDS_FEED - 1
 
 
 def feeds_of(data: bytes) -> list[list[bytes]]:
-    """Give the messages of each feed."""
+    """Return the messages of each feed."""
     found: list[list[bytes]] = [[]]
     at = 0
     while at + 2 <= len(data):

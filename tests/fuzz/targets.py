@@ -283,7 +283,7 @@ def values(data: bytes) -> bool:
 
 
 def _plain(decode: Callable[[], T]) -> T | None:
-    """Give what the plain decoder gives; None if it refuses."""
+    """Return what the plain decoder gives; None if it refuses."""
     try:
         return decode()
     except REFUSES:

@@ -185,7 +185,7 @@ class Life:
             self._check(limit_s=CHECK_LIMIT_S)
 
     def _merged(self, steps: list[list[Step]]) -> Iterator[tuple[int, Step]]:
-        """Give the steps of all, each history's in its order, with its place."""
+        """Return the steps of all, each history's in its order, with its place."""
         turns = [n for n, own in enumerate(steps) for _ in own]
         self._rng.shuffle(turns)
         for number in turns:

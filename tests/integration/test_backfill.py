@@ -176,7 +176,7 @@ def test_i6_a_killed_backfill_of_another_table_keeps_read_rows(
 def test_i3_i6_daemon_instead_of_a_killed_driver(
     database: Database, make_daemon: MakeDaemon, lake: Path, state: str
 ) -> None:
-    """It reads the table itself; then there is nothing to do for a backfill."""
+    """It reads the table itself; then a backfill has nothing to do."""
     create_big(database, ROWS)
     daemon = make_daemon(config(database, lake))
     with ToastWriters(database, ROWS):
@@ -284,7 +284,7 @@ def test_i6_live_table_again(
 def test_i6_old_rows_serve_until_the_new_ones_are_complete(
     database: Database, make_daemon: MakeDaemon, lake: Path, states_reached: list[str]
 ) -> None:
-    """What was deleted before the point has no `t` yet, where values may lack; but its `d`."""
+    """Rows deleted before the point are not voided by a `t` yet, but have their `d`."""
     create_big(database, ROWS)
     daemon = make_daemon(config(database, lake))
     daemon.start()
@@ -307,7 +307,7 @@ def _killed_again(daemon: Daemon, state: str) -> None:
 def test_i6_values_that_neither_snapshot_has_are_read_by_key(
     database: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
-    """Between the two snapshots rows move to where the first has been read; nothing sends them."""
+    """Between the two snapshots rows move to blocks already read; no change reports them."""
     create_big(database, ROWS)
     daemon = make_daemon(config(database, lake))
     killed_backfill(daemon.config_path, "shop", "split:6", BIG)

@@ -237,7 +237,7 @@ def test_a_slot_wants_a_second_one_beside_it(tmp_path: Path) -> None:
 
 @contextmanager
 def plain_role(database: Database, attributes: str = "") -> Iterator[str]:
-    """A role that owns nothing; gives its DSN."""
+    """A role that owns nothing; return its DSN."""
     role = f"r_{database.name}"
     database.execute(
         f"CREATE ROLE {role} LOGIN {attributes}",
@@ -511,7 +511,7 @@ def test_a_lake_that_this_user_may_not_write(
 
 
 def not_ready(daemon: Daemon, state: str) -> str:
-    """Wait for /readyz to say 503 with the source in that state; give its text."""
+    """Wait for /readyz to say 503 with the source in that state; return its text."""
 
     def answer() -> str | None:
         assert daemon.is_running, daemon.tail()

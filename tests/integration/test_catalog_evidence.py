@@ -1,4 +1,4 @@
-"""What happens between two catalog readings is read again unless they prove it harmless (I6).
+"""DDL between two catalog polls causes a re-read unless they prove it harmless (I6).
 
 Each case is a table; all live through one daemon on a real server. `is_read` says whether the table
 has to be read again (True), must not be (False), or may be (None).

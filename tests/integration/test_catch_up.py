@@ -157,7 +157,7 @@ async def test_a_backlog_is_committed_when_it_is_given(
 
 
 def make_parts_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What came before is durable meanwhile."""
+    """Earlier changes become durable meanwhile."""
     make_part = DrainSlot.make
 
     async def make_slowly(slot: DrainSlot, part: WalSegment, **options: bool) -> None:
@@ -347,7 +347,7 @@ async def test_exactly_once_large_transactions_drain_in_segments(
 async def test_a_drain_does_without_segments_where_the_server_fails(
     database: Database, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As it does at some DDL in sub-transactions that are undone; here at what it never knows."""
+    """As it does at some DDL in subtransactions that are rolled back; here at an unknown object."""
     fails = "SELECT convert_to(pg_describe_object(1, 2, 3), 'UTF8') FROM {changes}"
     monkeypatch.setattr(drain_slot, "COMMITS_AHEAD", sql.SQL(fails))
     given_in_segments(database, monkeypatch)
@@ -398,7 +398,7 @@ def insert(session: psycopg.Connection[Any], low: int, high: int) -> None:
 async def test_a_stream_that_stays_far_behind_drains_the_backlog(
     database: Database,
 ) -> None:
-    """Each change is given once across both hand-overs."""
+    """Each change is delivered once across both hand-overs."""
     database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
     policy = CatchUpPolicy(above_bytes=1 << 20, slots=2, part_bytes=1 << 20)
     capture = capture_of(database.dsn, database.name, policy)
@@ -481,7 +481,7 @@ async def test_a_stream_that_rereads_much_wal_is_not_interrupted(
 
 
 async def prepared(server: PostgresServer, policy: CatchUpPolicy) -> WalCapture:
-    """Give one with publication and slot."""
+    """Return one with publication and slot."""
     capture = capture_of(server.dsn(), "only", policy)
     try:
         discovery = await capture.discover({})
@@ -600,7 +600,7 @@ async def test_exactly_once_a_slot_moved_by_another_client_is_refused(
 async def test_i1_the_slot_position_is_read_before_any_status_is_sent(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """16.2, say, moves a slot back that has skipped some: then it can't be seen any more."""
+    """16.2, for example, moves such a slot back: then the gap can't be detected any more."""
     told: list[Any] = []
     ensure_not_moved = delivery.ChangeStream._ensure_not_moved
 

@@ -1,4 +1,4 @@
-"""What several temporary slots drain, part by part, is what one slot gives."""
+"""Several temporary slots drain, part by part, exactly what one slot sends."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ async def drained(database: Database, policy: CatchUpPolicy) -> Messages:
 async def test_exactly_once_at_the_bounds_of_parts(
     database: Database, slots: int, part_bytes: int
 ) -> None:
-    """I2, I3: message by message what one slot gives, in the same order."""
+    """I2, I3: message by message what one slot sends, in the same order."""
     create(database)
     await asyncio.to_thread(write, database)
     policy = CatchUpPolicy(above_bytes=0, slots=slots, part_bytes=part_bytes)
@@ -158,7 +158,7 @@ async def test_exactly_once_a_transaction_across_parts_merges_them(
 async def test_exactly_once_joined_parts_end_where_they_hold_enough(
     database: Database, slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """I2, I3: what follows comes next, before what other slots have made meanwhile."""
+    """I2, I3: the following WAL comes next, before what other slots have decoded meanwhile."""
     create(database)
     await asyncio.to_thread(write, database)
     monkeypatch.setattr(backlog_parts, "SPARSE_RATIO", 0)  # as if all before had held nothing
@@ -175,7 +175,7 @@ async def test_exactly_once_joined_parts_end_where_they_hold_enough(
 async def test_exactly_once_segments_come_in_commit_order(
     database: Database, slots: int, part_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """I2, I3: message by message what one slot gives after commits, whatever is undone."""
+    """I2, I3: message by message what one slot sends at commit, whatever is rolled back."""
     create(database)
     await asyncio.to_thread(write, database)
     given = given_in_segments(database, monkeypatch)

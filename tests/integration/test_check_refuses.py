@@ -341,7 +341,7 @@ def test_a_possible_synchronous_standby_is_reported(
 
 
 def test_names_of_standbys_do_not_take_the_stream(shop: PostgresServer, tmp_path: Path) -> None:
-    """Neither `ingestd` nor what the DSN says for an application_name."""
+    """Neither `ingestd` nor the DSN's application_name."""
     case = Case(tables=("public.*", "nowhere.*"))
     config = config_of(case, shop).replace("dbname=shop", "dbname=shop application_name=s1")
     with shop.connect("shop") as connection:

@@ -1,4 +1,4 @@
-"""`ingestd init` on a real server: what it writes is what `check` and `run` take."""
+"""`ingestd init` on a real server: `check` and `run` accept what it writes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def shop(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def role(shop: Database) -> Iterator[str]:
-    """The name of a role that is not there yet."""
+    """The name of a role that does not exist yet."""
     name = f"i_{shop.name}"
     yield name
     if shop.rows("SELECT FROM pg_roles WHERE rolname = %s", name):

@@ -581,7 +581,7 @@ def test_lossless_an_identity_incompatible_with_the_config(
 def test_a_generated_column_is_captured_where_it_is_published(
     database: Database, lake: Path, make_daemon: MakeDaemon, how: str
 ) -> None:
-    """Left out elsewhere: no row says null for a value that exists."""
+    """Left out of other rows: none has null for a value that exists."""
     is_new = database.server.major >= 18
     columns = "(id, n, g)" if how == "listed" and is_new else ""
     option = ", publish_generated_columns = stored" if how == "by option" and is_new else ""

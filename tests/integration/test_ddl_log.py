@@ -308,7 +308,7 @@ def test_a_table_is_read_again_at_once_and_for_its_reason(
 def test_a_backlog_and_open_transactions_have_their_events_too(
     database: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
-    """The server gives the large transaction in segments; what is undone in it leaves no event."""
+    """The server sends the large transaction in segments; rolled-back DDL leaves no event."""
     send_while_open(database)
     database.execute(*TABLES, ROWS, "INSERT INTO plain VALUES (1, 'a')", script())
     extra = (

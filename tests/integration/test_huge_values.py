@@ -193,7 +193,7 @@ def assert_passed(
 
 
 def await_passed(database: Database, daemon: Daemon) -> None:
-    """Wait until the slot has passed all there is now."""
+    """Wait until the slot has passed the current WAL."""
     target = Lsn.parse(database.value("SELECT pg_current_wal_insert_lsn()::text"))
     query = (
         "SELECT min(confirmed_flush_lsn)::text FROM pg_replication_slots WHERE database = %s"

@@ -1,4 +1,4 @@
-"""`ingestd check` of a lake in an S3 store: whether commits are refused where there is one (I5)."""
+"""`ingestd check` of a lake in an S3 store: whether a second commit is refused (I5)."""
 
 from __future__ import annotations
 

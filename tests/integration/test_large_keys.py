@@ -116,7 +116,7 @@ class Empty:
     async def changes(
         self, table: TableId, columns: Sequence[str]
     ) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Give none."""
+        """Return none."""
         del table, columns
         return
         yield

@@ -57,7 +57,7 @@ def await_state(daemon: Daemon, lake: Path, name: str, state: str) -> dict[str, 
 
 
 def await_confirmed(shop: Database, daemon: Daemon) -> None:
-    """Wait until the slot has passed all there is now: nothing is read again and again."""
+    """Wait until the slot has passed the current WAL: nothing is re-read repeatedly."""
     target = Lsn.parse(shop.value("SELECT pg_current_wal_insert_lsn()::text"))
 
     def confirmed() -> bool:

@@ -92,7 +92,7 @@ async def test_the_truth_is_taken(liar: LyingServer, database: Database) -> None
 async def assert_held(
     liar: LyingServer, database: Database, told: Iterator[tuple[str, bytes]]
 ) -> None:
-    """All rows of a COPY are given, or it ends with an error."""
+    """All rows of a COPY are returned, or it ends with an error."""
     refused = 0
     for name, sent in told:
         try:
@@ -143,7 +143,7 @@ ORDERS = {
 async def test_messages_in_another_order_are_a_protocol_error(
     liar: LyingServer, database: Database, order: str
 ) -> None:
-    """While the connection stays open: nothing that is to come is waited for."""
+    """While the connection stays open: no further data is awaited."""
     known = {**dict(script()), "CopyBothResponse": honest.copy_response("W")}
     liar.then_ends = False
     try:

@@ -48,7 +48,7 @@ def assert_untold(text: str, where: str) -> None:
 
 
 def answers(daemon: Daemon) -> Iterator[tuple[str, str]]:
-    """Everything that it says over HTTP: pages, and answers to commands, right and wrong."""
+    """Everything that it sends over HTTP: pages, and responses to valid and invalid commands."""
     for path in ("/status", "/metrics", "/readyz", "/healthz", "/nowhere"):
         answer = daemon.get(path)
         assert answer is not None

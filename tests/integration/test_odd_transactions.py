@@ -126,7 +126,7 @@ def test_a_table_of_1600_columns(database: Database, lake: Path, make_daemon: Ma
 def test_a_transaction_over_many_tables_drained_as_a_backlog(
     database: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
-    """A few rows of each table in turn: little of what is read at a time is one table's."""
+    """A few rows of each table in turn: each read has little of any one table."""
     tables, rows, run = 100, 3000, 20
     columns = ", ".join(f"c{n} text" for n in range(8))
     values = ", ".join(f"'value {n} of ' || i" for n in range(8))

@@ -49,7 +49,7 @@ OTHER = (
 
 @dataclass(frozen=True)
 class Case:
-    """A partitioned table `p`, and what is wrong with it."""
+    """A partitioned table `p`, and its fault."""
 
     made: tuple[str, ...]
     why: str

@@ -30,7 +30,7 @@ LIMIT_S = 90
 
 
 def done(daemon: Daemon, *arguments: str) -> str:
-    """Run a command that has to succeed; gives what it printed."""
+    """Run a command that has to succeed; return what it printed."""
     found = run_command(daemon.config_path, *arguments)
     assert (found.returncode, found.stderr) == (0, ""), daemon.tail()
     return found.stdout

@@ -269,7 +269,7 @@ async def test_every_connection_to_a_source_is_made_in_one_place() -> None:
 
 @contextlib.asynccontextmanager
 async def altering(port: int, wanted: bytes, passed_on: bytes) -> AsyncIterator[int]:
-    """A proxy that has statements say something else, of the same length."""
+    """A proxy that replaces statements by others of the same length."""
     assert len(wanted) == len(passed_on)
 
     async def pump(

@@ -54,7 +54,7 @@ def entry(lake: Path, table: TableId) -> dict[str, Any]:
 
 
 def await_state(lake: Path, table: TableId, state: str) -> str:
-    """Wait until a table is in a state; give the reason."""
+    """Wait until a table is in a state; return the reason."""
     what = lambda: f"{table} to be {state}: {entry(lake, table)}"  # noqa: E731
     await_until(lambda: entry(lake, table)["state"] == state, LIMIT_S, what)
     return str(entry(lake, table)["reason"])

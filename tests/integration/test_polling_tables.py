@@ -1,4 +1,4 @@
-"""What there is to poll, what has become of it, and what `check` says of it."""
+"""Which tables are polled, what happened to them, and the output of `check`."""
 
 from __future__ import annotations
 

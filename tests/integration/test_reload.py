@@ -58,7 +58,7 @@ def config(database: Database, lake: Path, *, max_delay: str = "100ms", **source
 
 
 def reload(daemon: Daemon, text: str | None = None, event: str = "config.reloaded") -> Any:
-    """Have it read this config; gives what it logs of that."""
+    """Have it read this config; return what it logs of that."""
     if text is not None:
         daemon.write_config(text)
     before = len(daemon.events(event))
@@ -213,7 +213,7 @@ def caught(pid: int) -> set[int]:
 def test_a_hangup_while_the_daemon_starts_does_not_end_it(
     tables: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
-    """Most of the start is imports; `systemctl reload` may come meanwhile."""
+    """Most of the start is imports; `systemctl reload` may arrive meanwhile."""
     daemon = make_daemon(config(tables, lake, shop='"public.t"'))
     daemon.start()
     await_until(lambda: signal.SIGTERM in caught(daemon.pid), LIMIT_S, poll_s=0.001)

@@ -123,7 +123,7 @@ async def test_it_is_closed_at_any_time_and_twice(dsn: str, database: Database) 
 
 
 async def test_it_is_closed_although_that_is_cancelled(dsn: str, database: Database) -> None:
-    """As by a fault that comes while what ended the stream is being closed: the slot is free."""
+    """As by a fault during the closing of a failed stream: the slot is free."""
 
     def is_free() -> bool:
         return not database.value(

@@ -141,7 +141,7 @@ def state(lake: Path, table: str) -> tuple[str, str]:
 
 
 def await_state(daemon: Daemon, lake: Path, table: str, wanted: str) -> str:
-    """Wait for a table's state; give the reason."""
+    """Wait for a table's state; return the reason."""
     await_until(
         lambda: state(lake, table)[0] == wanted,
         LIMIT_S,
@@ -233,7 +233,7 @@ def test_ddl_is_not_blocked_by_a_waiting_publication_change(
 
 
 def alter_until(shop: Database, is_done: Any, daemon: Daemon) -> float:
-    """Alter t1 again and again; give how long the longest took, ms."""
+    """Alter t1 again and again; return how long the longest took, ms."""
     longest = [0.0]
     ended = threading.Event()
 

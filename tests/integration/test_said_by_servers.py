@@ -88,7 +88,7 @@ def test_no_cast_tells_the_value(database: Database) -> None:
 
 @pytest.mark.attack("reader")
 def test_messages_of_another_server_are_not_logged(database: Database) -> None:
-    """dblink and postgres_fdw raise what another server says, with its code."""
+    """dblink and postgres_fdw raise another server's message with its SQLSTATE."""
     for extension in ("dblink", "postgres_fdw"):
         if not database.rows("SELECT FROM pg_available_extensions WHERE name = %s", extension):
             pytest.skip(f"the server has no {extension}: install postgresql-contrib")

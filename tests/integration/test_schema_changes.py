@@ -245,7 +245,7 @@ def test_i6_i7_ddl_while_stopped(stopped: Life, case: Case) -> None:
 
 
 def check(played: Life, case: Case) -> None:
-    """The lake is the source, was not read again without need, and says what happened."""
+    """The lake equals the source, was not re-read without need, and recorded the changes."""
     with played.database.connect() as connection:
         for table in played.captured(case):
             compared = compare_table(connection, str(played.lake), "shop", table)

@@ -1,4 +1,4 @@
-"""What connecting gives and what its failures say."""
+"""Connections, and the errors of failed ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slots that are lost, and servers that are others than the lake's rows came from: never silent."""
+"""Lost slots, and servers other than the lake's source: always reported."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def move_on(shop: Database, failed: dict[str, Any]) -> None:
 
 
 def behind(failed: dict[str, Any]) -> tuple[Lsn, Lsn]:
-    """Where the lake ends and where the server is, as the fault says."""
+    """The positions of the lake and of the server, as in the error."""
     assert "restored from an older backup" in failed["reason"]
     _, _, told = failed["reason"].partition("the lake ends at ")
     words = told.replace(",", " ").replace(":", " ").split()

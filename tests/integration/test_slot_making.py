@@ -29,7 +29,7 @@ WAITS = "SELECT EXISTS (SELECT FROM pg_locks WHERE transactionid::text = %s AND 
 
 
 def begun(connection: psycopg.Connection[tuple[Any, ...]]) -> str:
-    """Begin a transaction; give its number."""
+    """Begin a transaction; return its number."""
     connection.execute("BEGIN")
     [xid] = connection.execute("SELECT pg_current_xact_id()::text").fetchone() or ("",)
     return str(xid)
@@ -123,7 +123,7 @@ def test_a_table_altered_in_a_savepoint_while_the_slot_is_made(
 def test_without_a_second_slot_it_is_recreated_after_any_ddl(
     lake: Path, make_daemon: MakeDaemon, ddl: str, *, is_altered: bool
 ) -> None:
-    """Not what was altered before, also where a transaction is older than that."""
+    """Not DDL before it, also if an older transaction is still open."""
     with server_of(15, {"autovacuum": "off", "max_replication_slots": "1"}) as server:
         database = Database(server, "postgres")
         database.execute(
@@ -162,7 +162,7 @@ def test_without_a_second_slot_it_is_recreated_after_any_ddl(
 def test_a_slot_that_fails_to_advance_is_recreated_if_unread(
     lake: Path, make_daemon: MakeDaemon, *, is_cut: bool
 ) -> None:
-    """Or all sessions of the daemon are ended while it waits for V."""
+    """Or all sessions of the daemon are terminated while it waits for V."""
     with server_of(15, {"autovacuum": "off"}) as server:
         database = Database(server, "postgres")
         database.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")

@@ -42,7 +42,7 @@ class Driver:
     plan_id: str = field(default="")
 
     def snapshot(self, execution: str | None, partition: int) -> str:
-        """Read a partition; give the snapshot that it was of."""
+        """Read a partition; return the snapshot that it was of."""
         with leased(self.keeper, self.plan_id, execution, partition) as lease:
             lease.confirm_complete()
             [name] = {split.snapshot for split in lease.granted.splits}

@@ -179,7 +179,7 @@ def test_a_standby_is_captured_and_continues_when_promoted(
 
 @pytest.mark.parametrize("major", [pytest.param(16, marks=pytest.mark.thorough), 18])
 async def test_a_backlog_on_a_standby_is_packed_by_the_server(lake: Path, major: int) -> None:
-    """Catching up works there too: copies of slots, positions, and the way into the stream."""
+    """Catching up works there too: copies of slots, positions, and the switch to the stream."""
     with server_of(major) as primary:
         shop = with_shop(primary)
         shop.execute(PUBLISH)
@@ -320,7 +320,7 @@ async def test_a_slot_on_the_standby_of_an_idle_primary_says_it_waits(
 async def test_a_slot_is_created_in_steps_on_an_idle_primarys_standby(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What its remedy says, once for each attempt, is enough: the slot of the first is kept."""
+    """Its remedy, once for each attempt, is enough: the slot of the first is kept."""
     with server_of(18, {"checkpoint_timeout": "1h"}) as primary:
         shop = with_shop(primary)
         with standby_of(primary) as standby:

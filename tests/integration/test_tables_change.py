@@ -1,4 +1,4 @@
-"""Tables that come, go and change their names while the daemon runs."""
+"""Tables created, dropped and renamed while the daemon runs."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def read_again(lake: Path) -> bool:
 def test_i6_a_new_table_joins_while_the_others_continue(
     database: Database, daemon: Daemon, lake: Path
 ) -> None:
-    """A long transaction holds back the point it is read at; epochs of others come all the same."""
+    """A long transaction holds back its snapshot's point; epochs of others continue."""
     with Writers(database.dsn, [T, LATE]) as writers, database.connect(autocommit=False) as long:
         long.execute("INSERT INTO t VALUES (3, 'held back')")
         # The slot's consistent point waits for every transaction that runs when it is made.

@@ -27,13 +27,13 @@ def tables(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def found(done: subprocess.CompletedProcess[str], source: str = "shop") -> dict[str, Any]:
-    """Give the tables of the JSON document by name."""
+    """Return the tables of the JSON document by name."""
     listed = json.loads(done.stdout)["sources"][source]["tables"]
     return {table["table"]: table for table in listed}
 
 
 def sources(database: Database, tmp_path: Path, dsn: str | None = None) -> str:
-    """Give the TOML of a daemon."""
+    """Return the TOML of a daemon."""
     return wal_config(
         lake=tmp_path / "lake",
         dsn=dsn or database.dsn,

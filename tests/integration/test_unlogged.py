@@ -1,4 +1,4 @@
-"""Tables that were UNLOGGED for a time: what was written meanwhile is in no WAL."""
+"""Tables that were UNLOGGED for a time: changes meanwhile are not in the WAL."""
 
 from __future__ import annotations
 

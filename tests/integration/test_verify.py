@@ -122,7 +122,7 @@ MAKE_TICKER = "CREATE TABLE ticker (n serial PRIMARY KEY)"
 
 @contextmanager
 def ticking(database: Database) -> Iterator[None]:
-    """Have something captured written all the time: so the lake comes to a position soon."""
+    """Write to a captured table all the time, so that the lake reaches a position soon."""
     stop = threading.Event()
 
     def tick() -> None:
@@ -548,7 +548,7 @@ def test_a_polled_source_settles(database: Database, lake: Path, make_daemon: Ma
 def test_commits_not_yet_visible_are_left_out(
     own_postgres: PostgresServer, lake: Path, make_daemon: MakeDaemon
 ) -> None:
-    """They wait for a synchronous standby, and are in the lake already."""
+    """They wait for a synchronous standby, but are in the lake already."""
     with fresh_database(own_postgres) as database:
         database.execute(
             "CREATE TABLE orders (id int PRIMARY KEY, note text)",
@@ -586,7 +586,7 @@ def test_commits_not_yet_visible_are_left_out(
 
 @contextmanager
 def _standby_awaited(database: Database) -> Iterator[None]:
-    """Commits wait for a standby that does not come, but for those of the ticker."""
+    """Commits wait for an absent standby, except those of the ticker."""
 
     def set_to(names: str) -> None:
         database.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")

@@ -164,7 +164,7 @@ if TYPE_CHECKING:
 
 @contextlib.asynccontextmanager
 async def routed(database: Database, route: Route) -> AsyncIterator[str]:
-    """A proxy that decides for each connection, the first being 0; give the DSN through it."""
+    """A proxy that decides for each connection, the first being 0; return the DSN through it."""
     accepted = 0
     serving: set[asyncio.Task[Any]] = set()
 

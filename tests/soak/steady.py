@@ -92,7 +92,7 @@ class Steady:
         daemon.environment[VARIABLE] = str(self._counts)
 
     def run(self, seconds: float, every_s: float) -> list[Sample]:
-        """Give a sample for each `every_s`, and compare the lake at the end.
+        """Return a sample for each `every_s`, and compare the lake at the end.
 
         Raises AssertionError where the lake is not the source, or the daemon did not end well.
         """

@@ -76,7 +76,7 @@ class Storm:
     seconds: float = 0.0
 
     def lines(self) -> list[str]:
-        """Give it for people."""
+        """Return it for people."""
         rows = f"{self.rows} rows in {self.seconds:.0f} s, each once"
         faults = f"all connections reset {self.resets} times, {self.faults} faults by failpoints"
         peak = f"peak RSS {self.peak_mb:.0f} MB, limits.memory {self.limit_mb:.0f} MB"

@@ -63,7 +63,7 @@ for table, where, schema in (
 
 
 def run(tmp_path: Path, *command: str | Path) -> tuple[int, str, str]:
-    """Run a job, with log4j at INFO; give what it wrote."""
+    """Run a job, with log4j at INFO; return what it wrote."""
     settings = tmp_path / "log4j2.properties"
     settings.write_text(
         # (pyspark sets the root's level)

@@ -1,4 +1,4 @@
-"""The driver changes mirrors itself; the same rows come out as by Spark."""
+"""The driver merges into mirrors itself; the rows are the same as by Spark."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Mirror:
         return {row["id"]: json.loads(row["row"]) for row in found.collect()}
 
     def files(self) -> dict[str, Any]:
-        """Give the deletion vectors of the newest version's files, by their names."""
+        """Return the deletion vectors of the newest version's files, by their names."""
         found = snapshot_of(self.spark, self.path).allFiles().toJSON().collectAsList()
         return {add["path"]: add.get("deletionVector") for add in map(json.loads, found)}
 

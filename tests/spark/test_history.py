@@ -1,4 +1,4 @@
-"""Histories against a plain fold, row by row; in whatever batches the epochs come."""
+"""Histories against a plain fold, row by row, for any batches of epochs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ COLUMNS = ("id", "note", "big")
 async def write(
     lake: Path, table: Table, epochs: Sequence[Sequence[Row]], *, at_lsn: int = 1
 ) -> list[int]:
-    """Commit epochs through the real sink; give where each ends. So is the table from `at_lsn`."""
+    """Commit epochs through the real sink; return their ends. The table is so from `at_lsn`."""
     sink = DeltaLake(str(lake), "shop")
     ends = []
     low = at_lsn

@@ -52,7 +52,7 @@ class Mirror:
         return main([*lake, "--once", *more])
 
     def rows(self, of: Table, *columns: str, texts: Sequence[str] = ()) -> list[Row]:
-        """Give these columns (id, note, n without any) of the newest cut's rows, read by hand.
+        """Return these columns (id, note, n without any) of the newest cut's rows, read by hand.
 
         `texts`: of these, what `_cdc_raw` has.
         """

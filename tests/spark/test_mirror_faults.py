@@ -27,7 +27,7 @@ class KilledError(Exception):
 def test_killed_after_any_commit_it_ends_without_duplicates(
     mirror: Mirror, raw: RawLake, rounds: int
 ) -> None:
-    """Rows without a key would be there twice."""
+    """Rows without a key would be duplicated."""
     a, b = table("a", identity="f"), table("b", oid=2)
     for round_ in range(rounds):
         lsn = raw.next_lsn()
@@ -169,7 +169,7 @@ def test_a_mirror_recreated_by_a_killed_run_is_recognized(mirror: Mirror, raw: R
 def test_deleted_rows_do_not_return_if_the_deletion_was_lost(
     mirror: Mirror, raw: RawLake, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A chunk was read before it, and comes later."""
+    """A chunk was read before it, and arrives later."""
     t = table("a")
     raw.commit({t: [change("c", key, "x", raw.next_lsn(), 1) for key in (1, 2)]})
     raw.record("live", t)

@@ -1,4 +1,4 @@
-"""Spark's classes kept between runs: a JVM takes the archive, or does without one."""
+"""Spark's class archive, kept between runs: a JVM uses it or does without."""
 
 from __future__ import annotations
 

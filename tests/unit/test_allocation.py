@@ -52,7 +52,7 @@ LEAVES_HOLES = dedent("""
 
 
 def told(code: str, environment: dict[str, str] | None = None) -> list[str]:
-    """Give the words that a process of its own prints, which it does without a complaint."""
+    """Return the words printed by a separate process, which must succeed without warnings."""
     inherited = {k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"}
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -1,4 +1,4 @@
-"""The config file: what it means, and what is said when it is wrong."""
+"""The config file: what it means, and the errors of an invalid one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference pages of the documentation say what the code says (`make docs-reference`)."""
+"""The reference pages of the documentation match the code (`make docs-reference`)."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ PLACES = re.compile(r'reach(?:_async)?\(\s*"([^"]+)"')
 
 
 class Told:
-    """Takes note of what acts."""
+    """Records what acts."""
 
     def __init__(self) -> None:
         self.found: list[tuple[str, str, int]] = []

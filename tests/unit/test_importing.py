@@ -1,4 +1,4 @@
-"""What is spared at the start is spared then only."""
+"""Imports avoided at the start are avoided only then."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ PLANTED = ("ingestd", "json", "asyncio", "pyarrow", "deltalake", "numpy", "typin
 
 @pytest.fixture
 def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory in which others have put modules; give what they write to."""
+    """A working directory with planted modules; return the file that they write to."""
     proof, folder = tmp_path / "imported", tmp_path / "work"
     folder.mkdir()
     for name in PLANTED:

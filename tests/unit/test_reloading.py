@@ -28,7 +28,7 @@ TWO = {"shop": SHOP, "legacy": LEGACY}
 
 @pytest.fixture
 def load(tmp_path: Path) -> Load:
-    """Gives the config of these sources and sections."""
+    """Return the config of these sources and sections."""
 
     def read(sources: dict[str, str], more: str = "", uri: str = "./lake") -> Config:
         parts = [f'[lake]\nuri = "{uri}"', more]

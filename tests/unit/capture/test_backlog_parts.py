@@ -91,7 +91,7 @@ def test_a_drain_must_not_reread_more_than_the_parts_have() -> None:
 def test_exactly_once_merged_parts_meet_and_cover_the_backlog(
     held: list[tuple[int, int]],
 ) -> None:
-    """Also where one ends sooner, after so many messages."""
+    """Also where one ends early, after its limit of messages."""
     parts = [WalSegment(Lsn(1000 * n), Lsn(1000 * n + 1000)) for n in range(40)]
     waiting = PartQueue(parts, part_bytes=1000)
     taken: list[WalSegment] = []

@@ -1,4 +1,4 @@
-"""What the config and the publication say of a table's columns."""
+"""A table's columns under the config and the publication."""
 
 from __future__ import annotations
 

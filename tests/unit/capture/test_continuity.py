@@ -1,4 +1,4 @@
-"""What `continuity` says of a slot and a server, case by case: a gap is never silent."""
+"""The verdicts of `continuity` on a slot and a server: a gap is never silent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of tables of which changes would not come, or find no row, or be refused."""
+"""Faults of tables whose changes would be missing, match no row, or be refused."""
 
 from __future__ import annotations
 

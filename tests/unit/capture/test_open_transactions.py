@@ -1,4 +1,4 @@
-"""Where open transactions wait: memory, then unlinked files; what happens when there is no room."""
+"""Where open transactions wait: in memory, then in unlinked files; and what if both are full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tables the patterns ask for, and which of them are not there."""
+"""Which tables the patterns match, and which of them do not exist."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def refusing(code: str, text: str, severity: str = "FATAL") -> AsyncIterator[str]:
-    """A server that answers each startup message with an ErrorResponse; gives its DSN.
+    """A server that answers each startup message with an ErrorResponse; return its DSN.
 
     Source: PostgreSQL documentation, "Message Formats".
     """

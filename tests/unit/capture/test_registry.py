@@ -1,4 +1,4 @@
-"""Which kinds of capture there are, and what a start imports of them."""
+"""The kinds of capture, and what a start imports of them."""
 
 from __future__ import annotations
 

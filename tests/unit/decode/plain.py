@@ -240,7 +240,7 @@ def parse_float(value: bytes) -> float:
 
 
 def parse_float4(value: bytes) -> float:
-    """Give the nearest number of 32 bits, not that of the nearest number of 64 bits."""
+    """Return the nearest number of 32 bits, not that of the nearest number of 64 bits."""
     wide = parse_float(value)
     with np.errstate(all="ignore"):
         near = np.float32(wide)

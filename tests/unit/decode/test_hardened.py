@@ -1,4 +1,4 @@
-"""The compiled part is hardened, and a build gives the same bytes wherever it is done."""
+"""The compiled part is hardened, and its build is reproducible."""
 
 from __future__ import annotations
 

@@ -342,7 +342,7 @@ TAKEN = CASES.keys() - {"two phases", "beside"}
 
 
 def assert_held(read: Callable[[bytes], str], lies: Iterator[tuple[str, bytes]]) -> None:
-    """Nothing but a ProtocolError comes of them, and some are refused."""
+    """They raise nothing but ProtocolError, and some are refused."""
     refused = 0
     for name, sent in lies:
         try:

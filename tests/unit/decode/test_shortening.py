@@ -1,4 +1,4 @@
-"""Changes made short while they come: however they are cut, what fits stays as it is (I8, I9)."""
+"""Changes shortened on arrival: however they are cut, what fits is unchanged (I8, I9)."""
 
 from __future__ import annotations
 

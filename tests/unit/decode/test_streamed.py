@@ -199,7 +199,7 @@ def test_damaged_segments_give_protocol_error(wire: list[bytes]) -> None:
 
 
 def damaged(messages: list[bytes], data: st.DataObject) -> list[bytes]:
-    """Give them with a byte changed, one cut, left out or repeated, one to three times."""
+    """Return them with a byte changed, one cut, left out or repeated, one to three times."""
     wire = list(messages) or [b"E"]
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(wire) - 1))

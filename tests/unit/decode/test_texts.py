@@ -1,4 +1,4 @@
-"""Numbers and letters read anywhere in a buffer are what lies there."""
+"""Numbers and letters are read correctly at any offset of a buffer."""
 
 from __future__ import annotations
 

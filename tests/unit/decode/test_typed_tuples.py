@@ -1,4 +1,4 @@
-"""The compiled part: what it is not given right, and that it takes what `cast` takes."""
+"""The compiled part: invalid arguments, and that it accepts what `cast` accepts."""
 
 from __future__ import annotations
 

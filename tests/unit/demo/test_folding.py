@@ -83,7 +83,7 @@ def test_duplicate_and_lost_changes_are_found_behind_right_rows() -> None:
 
 
 def test_a_key_of_all_columns_is_a_key() -> None:
-    """What is read after it came in the stream is the same row."""
+    """A row that is read after it was streamed is the same row."""
     twice = [("t", 1, -1, {}), ("c", 2, 1, row(1)), ("r", 3, 0, row(1))]
     found = fold(raw(KEYED, twice), ["id"], ["id"])
     assert dict(found.rows) == {("1",): 1}

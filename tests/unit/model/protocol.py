@@ -162,7 +162,7 @@ class Protocol:
         return world.confirmed == world.written == len(self.transactions)
 
     def steps(self, world: World) -> Iterator[tuple[str, World]]:
-        """Give all that can happen next."""
+        """Return all that can happen next."""
         if world.written < len(self.transactions):
             yield "the source commits", world._replace(written=world.written + 1)
         if world.flushed != world.confirmed:

@@ -85,7 +85,7 @@ class Source:
         return World(kills=self.kills, asks=self.asks, gaps=self.gaps)
 
     def state(self, position: int) -> State:
-        """Give the table after the changes below a position."""
+        """Return the table after the changes below a position."""
         found: State = {}
         for value, (op, key) in enumerate(self.changes[:position]):
             found.pop(key, None)
@@ -106,7 +106,7 @@ class Source:
         return None
 
     def steps(self, world: World) -> Iterator[tuple[str, World]]:
-        """Give all that can happen next."""
+        """Return all that can happen next."""
         if world.written < len(self.changes):
             yield "the source commits", world._replace(written=world.written + 1)
         if not world.is_up:
@@ -205,7 +205,7 @@ def _missed(world: World) -> World:
 
 
 def fold(raw: tuple[Row, ...]) -> State:
-    """Give the current rows, by position: what readers do."""
+    """Return the current rows, by position: what readers do."""
     rows = sorted(raw)
     void = max((row[:2] for row in rows if row.op == "t"), default=(-1, -1))
     found: State = {}

@@ -45,7 +45,7 @@ def search(protocol: Protocol) -> Explored[World]:
 def test_every_state_keeps_the_invariants_and_can_reach_the_end(
     protocol: Protocol, least: int
 ) -> None:
-    """I1 to I5, in whatever order the steps come, and at whichever of them the faults come."""
+    """I1 to I5, for any order of the steps, and faults at any of them."""
     found = search(protocol)
     sys.stdout.write(f"{found}\n")
     assert found.states >= least

@@ -34,7 +34,7 @@ def authority(tmp_path: Path) -> Authority:
 
 @pytest.fixture
 def context(authority: Authority) -> ssl.SSLContext:
-    """Give the server's TLS."""
+    """Return the server's TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     certified = authority.sign("localhost", "localhost")
     context.load_cert_chain(certified.cert, certified.key)
@@ -43,7 +43,7 @@ def context(authority: Authority) -> ssl.SSLContext:
 
 @pytest.fixture
 def trusting(authority: Authority) -> ssl.SSLContext:
-    """Give the clients' TLS."""
+    """Return the clients' TLS."""
     return ssl.create_default_context(cafile=str(authority.cert))
 
 

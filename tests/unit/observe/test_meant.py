@@ -24,7 +24,7 @@ MEANT = DaemonIdentity("/lake", CLAIMS)
 
 
 def told(lake: str = "/lake", **claims: str) -> dict[str, Any]:
-    """Give the /status of a daemon with these sources."""
+    """Return the /status of a daemon with these sources."""
     sources = {name: SourceStatus(name, T0, claim=claim) for name, claim in claims.items()}
     return to_json(DaemonStatus("0", T0, sources, lake))
 

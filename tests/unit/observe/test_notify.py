@@ -59,7 +59,7 @@ async def heard_until(manager: socket.socket, wanted: str) -> list[str]:
 
 
 def heard_while_hanging(manager: socket.socket) -> int:
-    """Wait in the loop, which therefore hangs, until nothing is said any more; count messages."""
+    """Wait in the loop, which therefore hangs, until no message comes any more; count them."""
     count = 0
     with suppress(TimeoutError):
         while True:

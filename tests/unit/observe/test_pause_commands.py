@@ -1,4 +1,4 @@
-"""Pausing and resuming over HTTP: what is answered, and what the client makes of it."""
+"""Pausing and resuming over HTTP: the responses, and how the client handles them."""
 
 from __future__ import annotations
 

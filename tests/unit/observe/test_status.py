@@ -1,4 +1,4 @@
-"""What the daemon says of itself."""
+"""The daemon's status."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_a_table_stopped_twice_for_a_reason_is_one_error(status: DaemonStatus) -
 def test_a_table_that_stops_before_its_snapshot_counts_as_new(
     status: DaemonStatus,
 ) -> None:
-    """`ingestd snapshot` waits for that, or for its being live."""
+    """`ingestd snapshot` waits for that, or until it is live."""
     shop, error = status.sources["shop"], TableError(TableId("public", "items"), "no")
     later = T0 + timedelta(minutes=1)
     shop.table("public.items", TableState.STOPPED, T0, error)

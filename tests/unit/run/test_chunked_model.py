@@ -578,7 +578,7 @@ class Model(RuleBasedStateMachine):
         assert self.lake.rows() == expected
 
     def teardown(self) -> None:
-        """Let everything end: whatever came before, the table becomes exact."""
+        """Let everything finish: whatever happened before, the table becomes exact."""
         for xid, writer in list(self.writers.items()):
             if not writer.is_logged:
                 self.base.write_commit(xid, *writer.changes)

@@ -235,7 +235,7 @@ async def test_snapshot_boundary_chunks_under_writes_and_kills(
 
 
 class ReadTwice(FakeSnapshot):
-    """An update of the row in the last block lacks a value; then the source is idle."""
+    """An update in the last block has an unchanged value; then the source is idle."""
 
     async def items(self) -> AsyncGenerator[SnapshotItem, None]:
         row = {"id": BLOCKS - 1, "note": "new", "big": "big"}

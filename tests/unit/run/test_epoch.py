@@ -40,7 +40,7 @@ def test_lossless_values_kept_as_text_are_counted() -> None:
 
 @pytest.mark.parametrize(("replayed", "first"), [(None, 200), (150, 150), (250, 200)])
 def test_an_epoch_begins_at_its_first_unlisted_or_new_row(replayed: int | None, first: int) -> None:
-    """What a killed attempt left comes again from a source that replays, and not from others."""
+    """Rows left by a killed attempt come again from a source that replays, not from others."""
     epoch = FillingEpoch(Mock(rows=1), start=Lsn(100))
     epoch.list_more(UnlistedRows(Lsn(200), Lsn(220), datetime(2026, 1, 2, tzinfo=UTC)))
     given = None if replayed is None else Lsn(replayed)

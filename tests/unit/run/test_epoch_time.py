@@ -18,7 +18,7 @@ from tests.unit.run.fixtures import LIMIT_S, A, lake_rows, policy, put, source_r
 async def test_epochs_grow_while_the_lake_is_slow_and_shrink_after(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What comes while an epoch commits is in the next one, all of it."""
+    """All that arrives while an epoch commits is in the next one."""
     base, disk = FakeDatabase([A]), MemoryDisk()
     is_quick = asyncio.Event()
     is_quick.set()

@@ -370,7 +370,7 @@ async def test_stop_finishes_the_open_epoch() -> None:
 async def test_whole_transactions_a_source_fault_completes_the_commit(
     tmp_path: Path, lost: str
 ) -> None:
-    """A standby that is promoted without the slot would not bring what one table lacks of it.
+    """A standby promoted without the slot would not deliver the rest of the epoch.
 
     One that has the slot may have been promoted before it had that epoch: nothing is confirmed. All
     else ends at once.
@@ -594,7 +594,7 @@ async def test_snapshot_boundary_a_new_table_joins_the_running_stream() -> None:
 
 
 class HeldCapture(FakeCapture):
-    """Its second snapshot gives no page before `go_on`, as with a table of a day's reading."""
+    """Its second snapshot returns no page before `go_on`, as for a table that takes a day."""
 
     def __init__(self, database: FakeDatabase) -> None:
         super().__init__(database)

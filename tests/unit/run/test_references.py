@@ -39,7 +39,7 @@ T0 = datetime(2026, 1, 2, tzinfo=UTC)
 
 
 class Failing(FakeReferenceTableSource):
-    """Raises what it is given, once each."""
+    """Raises each given error once."""
 
     def __init__(self, table: FakeReferenceTable, faults: list[IngestdError]) -> None:
         super().__init__(table)
@@ -298,7 +298,7 @@ async def test_i8_a_table_that_fails_to_close_stops_no_other(
 async def test_a_stopped_table_is_not_shown_live_between_two_tries(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Opening the lake's version again says nothing of the rows that can't be read."""
+    """Reopening the lake's version says nothing about the unreadable rows."""
     world = World(kind, monkeypatch)
     world.table.upsert(row(1))
     refresh_s = 0.001 if kind == "snapshot_only" else None

@@ -1,4 +1,4 @@
-"""Snapshots of some rows, and snapshots that are cancelled, in a pipeline of fakes."""
+"""Partial snapshots and cancelled ones, in a pipeline of fakes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class HeldCapture(FakeCapture):
-    """Waits before it says how tables are read, and before their snapshot is taken."""
+    """Waits before it chooses how tables are read, and before it takes their snapshot."""
 
     def __init__(self, base: FakeDatabase) -> None:
         super().__init__(base, in_chunks=True)

@@ -121,7 +121,7 @@ def test_jitter_takes_up_to_half_of_a_delay() -> None:
 
 @pytest.mark.parametrize("reason", ["claimed", "claim_lost", "slot_active"])
 def test_a_source_held_by_another_daemon_is_retried_soon(reason: str) -> None:
-    """So that an update costs less than 15 s, however long the new daemon was there before."""
+    """So that an update costs less than 15 s, however early the new daemon was started."""
     held = TransientError("another ingestd works on it", reason=reason)
     assert retry_delay_s(held, 1, 1.0) == retry_delay_s(LOST, 1, 1.0)
     assert [retry_delay_s(held, attempt, 1.0) for attempt in (6, 20)] == [3.0, 3.0]

@@ -237,7 +237,7 @@ def test_i6_rows_that_are_ambiguous_are_read_from_the_start() -> None:
 
 
 def test_i2_a_table_is_dropped_when_the_stream_has_reached_that() -> None:
-    """Until then its last changes are taken, whatever has its name now."""
+    """Until then its last changes are accepted, whatever has its name now."""
     book = live_book()
     departed = frozenset({(A.oid, A.id)})
     book.update(replace(FOUND, tables=(), lsn=Lsn(90), departed=departed))

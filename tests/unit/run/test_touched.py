@@ -1,4 +1,4 @@
-"""What is owed of a table whose rows are read in chunks."""
+"""The rows owed of a table that is read in chunks."""
 
 from __future__ import annotations
 

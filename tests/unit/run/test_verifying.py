@@ -340,7 +340,7 @@ async def test_a_lake_moved_by_infrequent_polls_is_not_taken_for_stuck() -> None
 
 
 async def test_a_look_that_ends_late_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each may take long: the lake has to come to where the source was."""
+    """Each may take long: the lake must reach the source's position."""
     monkeypatch.setattr(verifying, "_FIRST_REST_S", 0.02)
     source = Source([ONE, TWO], is_exact=False)
     lake = Lake(ONE, positions=(7, 7, 10) * 4)

@@ -1,4 +1,4 @@
-"""What is shown and logged of a source's tables."""
+"""Status and log of a source's tables."""
 
 from __future__ import annotations
 

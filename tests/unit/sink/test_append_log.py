@@ -156,7 +156,7 @@ async def test_a_fault_of_a_checkpoint_is_raised_by_the_next_commit(tmp_path: Pa
 
 @pytest.mark.parametrize("end", ["set_result", "cancel"])
 async def test_checkpoints_that_take_long_do_not_pile_up(tmp_path: Path, end: str) -> None:
-    """The next one that is due is made when the one before is over, or was given up at an end."""
+    """The next one due is made once the previous one has finished or was abandoned at a close."""
     asked: list[Future[None]] = []
 
     def later(_: Callable[[], None]) -> Future[None]:
@@ -251,7 +251,7 @@ async def test_commits_without_a_resume_say_nothing_of_it(tmp_path: Path) -> Non
 
 
 class Notes:
-    """A durability that notes each sync, and which commits were there by then."""
+    """A durability that records each sync, and which commits existed by then."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

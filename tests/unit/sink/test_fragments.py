@@ -40,7 +40,7 @@ LIMIT_S = 10.0
 
 @dataclass
 class Disk:
-    """How much there is room for."""
+    """How much space is left."""
 
     free: int
 

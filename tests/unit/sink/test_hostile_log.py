@@ -274,7 +274,7 @@ def test_the_newest_commits_are_followed_by_the_same_rule(attacked: Path) -> Non
 
 
 async def test_files_with_names_of_others_are_left(attacked: Path) -> None:
-    """A file that the table had is removed a retention later only if its name is of our form."""
+    """A former file of the table is removed after the retention only if its name is of our form."""
     folder = attacked / "lake" / FOLDER
     for name in ("theirs.parquet", "part-0001.parquet"):
         (folder / name).write_bytes(b"x")
@@ -443,7 +443,7 @@ async def test_a_log_behind_a_link_is_neither_read_nor_written(attacked: Path) -
 
 @pytest.mark.parametrize("depth", ["shop/public/zzz", "shop/zzz"])
 async def test_what_is_behind_a_link_is_no_table_of_ours(attacked: Path, depth: str) -> None:
-    """Another tenant's table: no commit is made there, and nothing of it is removed."""
+    """Another tenant's table: no commit is made in it, and nothing of it is removed."""
     tenant = attacked / "out/tenant/public/t"
     write_deltalake(tenant, pa.table({"id": [1]}))
     orphan = tenant / "part-in-progress.parquet"

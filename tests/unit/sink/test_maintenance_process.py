@@ -1,4 +1,4 @@
-"""Maintenance in a process of its own: what it says, and that it ends."""
+"""Maintenance in a process of its own: its reports, and that it ends."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ async def test_an_event_without_columns_leaves_those_of_before(tmp_path: Path) -
 async def test_the_lakes_types_count_where_the_registry_is_ahead(
     tmp_path: Path,
 ) -> None:
-    """A table that stopped because a column's type changed: what it says was never written."""
+    """A table that stopped because a column's type changed: the new type was never written."""
     sink = DeltaLake(str(tmp_path), "shop")
     await sink.open()
     await sink.adopt("7000000000000000001")

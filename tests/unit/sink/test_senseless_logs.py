@@ -1,4 +1,4 @@
-"""Commits whose actions make no sense concern the table that has them, no other one (I8).
+"""Commits with invalid actions affect only the table that has them (I8).
 
 A writer of the lake decides their bytes. Nothing but an error of ours comes of them, at
 a start and while the daemon runs, and no row is committed behind an unreadable commit.
@@ -165,7 +165,7 @@ def put(table: Path, content: bytes) -> None:
 
 
 def ensure_readable(table: Path) -> None:
-    """Open a table as other readers do, once all that is in its log was taken for sensible."""
+    """Open a table as other readers do, once its log has been found valid."""
     log = TableLog(open_store(str(table.parent), None), table.name, "x")
     log.load()
     assert log.exists

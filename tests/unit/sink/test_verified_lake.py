@@ -45,7 +45,7 @@ def raw(tmp_path: Path) -> RawLake:
 
 
 def commit(raw: RawLake, table: Table, *rows: dict[str, Any]) -> int:
-    """Commit changes at the next position; gives it."""
+    """Commit changes at the next position; return it."""
     lsn = raw.next_lsn()
     raw.commit({table: [{"_cdc_lsn": lsn, "_cdc_seq": n, **row} for n, row in enumerate(rows, 1)]})
     return lsn
@@ -169,7 +169,7 @@ async def test_an_older_value_outside_the_newest_type_counts_as_text(
 
 
 def test_a_column_that_older_rows_have_nan_in_is_not_altered(raw: RawLake) -> None:
-    """NaN is not like itself: the table would be taken for altered each time."""
+    """NaN is not equal to itself: the table would seem altered each time."""
     key, *_ = TABLE.columns
     kinds = {"one": pa.float64(), "some": pa.list_(pa.float64())}
     missing = {"one": "NaN", "some": "{1,NaN}"}

@@ -23,7 +23,7 @@ REQUEST = {"asks": "there"}
 
 
 def talks(token: str = "token", nonces: tuple[str, str] = ("r", "k")) -> tuple[Talk, Talk]:
-    """Give a reader's side and the keeper's."""
+    """Return a reader's side and the keeper's."""
     return Talk(token, nonces, is_keeper=False), Talk(token, nonces, is_keeper=True)
 
 
