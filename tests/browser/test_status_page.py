@@ -1,4 +1,4 @@
-"""The status page as a person has it, in a real browser."""
+"""The status page as a user sees it, in a real browser."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ SHOWN = {
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("state", STATES)
-def test_a_state_is_told_in_words_on_a_desk_and_on_a_phone(page: Page, state: str) -> None:
+def test_a_state_is_shown_in_words_on_desktop_and_phone(page: Page, state: str) -> None:
     with PageServer(*STATES[state]()) as served:
         page.goto(served.url)
         for text in SHOWN[state]:
@@ -190,7 +190,7 @@ def _lag() -> CaptureLag:
     return CaptureLag(Lsn(90), Lsn(50), 40, 60, 1000)
 
 
-def test_a_daemon_that_has_gone_is_told_and_found_again(page: Page, served: PageServer) -> None:
+def test_a_lost_daemon_is_shown_and_reconnected_to(page: Page, served: PageServer) -> None:
     page.goto(served.url)
     expect(page.locator("#connection")).to_have_text("Connected")
     find = source(page).get_by_label("Find")
@@ -293,7 +293,7 @@ def test_it_is_legible_by_day_and_by_night(page: Page, scheme: Any) -> None:
 # --- the token -------------------------------------------------------------------------------
 
 
-def test_with_a_token_the_page_asks_for_it_and_keeps_it_for_the_tab(
+def test_the_page_asks_for_the_token_and_keeps_it_for_the_tab(
     page: Page, faults: list[str]
 ) -> None:
     with PageServer(*healthy(), protection=Protection(TOKEN)) as served:

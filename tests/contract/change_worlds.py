@@ -80,7 +80,7 @@ class ChangeWorld(Protocol):
         """The rows of a: note by id."""
 
     async def confirmed(self) -> Lsn | None:
-        """Where the slot is, None without one; or what the capture made last was told."""
+        """The slot's position, None without one; or the last position that the capture reported."""
 
     async def lose_slot(self) -> None: ...
 
@@ -106,7 +106,7 @@ class ChangeWorld(Protocol):
 
 
 async def until(condition: Callable[[], Any]) -> Any:
-    """Await a condition, an async function, that the source brings about; give what it gave."""
+    """Await a condition, an async function, that the source brings about; return what it gave."""
     async with asyncio.timeout(LIMIT_S):
         while not (found := await condition()):  # noqa: ASYNC110 - servers set no events
             await asyncio.sleep(0.02)
@@ -349,7 +349,7 @@ class WalChangeWorld(ServerWorld):
 
     async def outlast_patience(self) -> None:
         async def outlasted() -> bool:
-            # Nobody streams where what came first is a backlog's: no server loses patience there.
+            # No stream is open while a backlog is drained: no server times out there.
             query = """SELECT count(*) = 0 FROM pg_stat_replication r JOIN pg_replication_slots s
                           ON s.active_pid = r.pid WHERE s.slot_name = %s
                          AND clock_timestamp() - backend_start <= %s * interval '2.5 s'"""
@@ -386,9 +386,9 @@ class PollingChangeWorld(ServerWorld):
         super().__init__(database, PollingFactory())
 
     async def current(self) -> Lsn:
-        """A poll takes its snapshot, then its position: whatever was between has to be over.
+        """A poll takes its snapshot, then its position: all in between must have finished.
 
-        And not every poll looks at all tables; the next one does.
+        And not every poll reads all tables; the next one does.
         """
         for capture in self._captures:
             cast("PollingCapture", capture)._polls.poll_now()
@@ -415,7 +415,7 @@ class PollingChangeWorld(ServerWorld):
         """There is none."""
 
     async def outlast_patience(self) -> None:
-        """Nobody waits for an answer."""
+        """No client waits for an answer."""
 
     async def state(self) -> object:
         return await self._value(

@@ -79,14 +79,14 @@ async def prepared(world: ChangeWorld) -> tuple[ChangeCapture, Sequence[Table]]:
 
 
 async def begun(world: ChangeWorld) -> tuple[ChangeCapture, Sequence[Table]]:
-    """A capture that gives all changes from now on."""
+    """A capture that delivers all changes from now on."""
     capture, tables = await prepared(world)
     await world.begin(capture, tables)
     return capture, tables
 
 
 async def take(live: AsyncGenerator[Chunk, None], transactions: int) -> list[Chunk]:
-    """The chunks until so many transactions have come."""
+    """The chunks until so many transactions have arrived."""
     chunks: list[Chunk] = []
     async with asyncio.timeout(LIMIT_S):
         while sum(c.transactions for c in chunks) < transactions:
@@ -268,7 +268,7 @@ async def test_prepare_keeps_the_position_and_renews_when_asked(
 # --- snapshot and stream ---------------------------------------------------------------------
 
 
-async def test_snapshot_boundary_nothing_lost_or_doubled_while_others_write(
+async def test_snapshot_boundary_no_loss_or_duplicate_under_writes(
     world: ChangeWorld,
 ) -> None:
     stop = asyncio.Event()
@@ -320,7 +320,7 @@ async def test_a_later_snapshot_has_a_point_that_live_passes(world: ChangeWorld)
     first = await capture.snapshot(tables)
     await first.close()
     await capture.close()
-    capture, tables = await prepared(world)  # the slot is there: another point, not its own
+    capture, tables = await prepared(world)  # the slot exists: another point, not its own
     await world.insert(3, table="b")
     snapshot = await capture.snapshot([t for t in tables if t.id.name == "b"])
     read = await rows_read(snapshot)
@@ -365,7 +365,7 @@ async def test_live_gives_whole_transactions_in_commit_order(stream_world: Chang
 
 
 async def test_polls_are_whole_and_their_positions_grow(polled_world: ChangeWorld) -> None:
-    """What one query gives has one position, and comes whole: what follows says so."""
+    """All rows of a query have one position and come in full, as the next chunk shows."""
     world = polled_world
     await world.insert(7)
     capture, _ = await begun(world)
@@ -486,7 +486,9 @@ async def test_resumes_exactly_after_the_confirmed_position(stream_world: Change
 @pytest.mark.thorough
 async def test_a_reader_that_stalls_keeps_its_connection(world: ChangeWorld) -> None:
     capture, _ = await begun(world)
-    await world.write_elsewhere()  # who catches up stalls in a backlog, the others in a stream
+    await (
+        world.write_elsewhere()
+    )  # a catching-up capture stalls in a backlog, the others in a stream
     async with aclosing(capture.live(None)) as live:
         first = await anext(live)
         await world.insert(*range(LARGE_ROWS), note="y" * 400)
@@ -519,7 +521,7 @@ async def test_idle_advances_while_only_others_write(world: ChangeWorld) -> None
 # --- confirm, lag, health, close -------------------------------------------------------------
 
 
-async def test_confirm_is_cumulative_and_never_beyond_what_was_delivered(
+async def test_confirm_is_cumulative_and_never_beyond_what_was_read(
     world: ChangeWorld,
 ) -> None:
     capture, _ = await begun(world)
@@ -546,7 +548,7 @@ async def test_lag_is_measured_from_what_is_confirmed(world: ChangeWorld) -> Non
     capture, _ = await begun(world)
     async with aclosing(capture.live(None)) as live:
         await take_to(live, await world.current())
-        await world.insert(1000)  # so that a stream has begun, which tells of it at once
+        await world.insert(1000)  # so that a stream has begun, which reports it at once
         done = (await take(live, 1))[-1].position
         await capture.confirm(done)
 
@@ -564,7 +566,7 @@ async def test_lag_is_measured_from_what_is_confirmed(world: ChangeWorld) -> Non
     assert lag.lag_bytes >= now - done > 0
 
 
-async def test_lag_is_measured_while_nobody_takes_chunks(stream_world: ChangeWorld) -> None:
+async def test_lag_is_measured_while_no_chunks_are_taken(stream_world: ChangeWorld) -> None:
     world = stream_world
     capture, _ = await prepared(world)
     async with aclosing(capture.live(None)) as live:
@@ -703,7 +705,7 @@ async def test_tables_changed_can_be_cancelled_at_any_time(world: ChangeWorld) -
 
 
 @pytest.mark.thorough
-async def test_snapshot_boundary_of_a_table_that_comes_while_it_streams(world: ChangeWorld) -> None:
+async def test_snapshot_boundary_of_a_table_added_while_streaming(world: ChangeWorld) -> None:
     """I6: what is read at the point, and what the stream brings from there on, is the table."""
     capture, tables = await prepared(world)
     await world.begin(capture, tables)

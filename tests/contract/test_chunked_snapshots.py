@@ -351,8 +351,8 @@ async def test_a_partial_snapshot_gives_what_its_condition_chooses(world: Change
     assert sorted(ids(pages_of(items))) == list(range(10))
 
 
-async def test_snapshot_boundary_a_commit_that_nobody_sees_yet(world: ChangeWorld) -> None:
-    """It is streamed; chunks say that they do not see it."""
+async def test_snapshot_boundary_a_commit_not_yet_visible(world: ChangeWorld) -> None:
+    """It is streamed; chunks are marked as not seeing it."""
     async with streaming(world) as stream:
         snapshot = await chunked(stream)
         async with world.unseen(world.many):
@@ -371,10 +371,10 @@ async def test_snapshot_boundary_a_commit_that_nobody_sees_yet(world: ChangeWorl
     assert all(p.seen is not None and p.seen.sees(xids).all() for p in later)
 
 
-async def test_snapshot_boundary_a_later_run_awaits_commits_that_nobody_sees_yet(
+async def test_snapshot_boundary_a_later_run_awaits_invisible_commits(
     world: ChangeWorld,
 ) -> None:
-    """An earlier run may have had them from the stream: the later one is not told of them."""
+    """An earlier run may have streamed them: the later one does not know."""
     async with streaming(world):
         pass
     hidden = AsyncExitStack()

@@ -1,4 +1,4 @@
-"""What a connector says is captured, and why the rest is not (`Connector.coverage`)."""
+"""What a connector reports as captured, and why the rest is not (`Connector.coverage`)."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def test_it_tells_what_is_captured_and_why_the_rest_is_not(world: World) -
     assert found.faults == ()
 
 
-async def test_a_role_without_rights_is_told_of_its_tables_and_of_itself(
+async def test_a_role_without_rights_has_faults_of_its_tables_and_own(
     database: Database, stranger: str
 ) -> None:
     database.execute("CREATE TABLE good (id int PRIMARY KEY)")

@@ -28,7 +28,7 @@ class Catalog(Protocol):
     def metadata(self, timeout_s: float = 10.0) -> Metadata: ...
 
     def busy(self) -> AbstractContextManager[None]:
-        """Inside, the database gives no answer."""
+        """Inside, the database does not answer."""
 
 
 class FakeCatalog:
@@ -126,7 +126,7 @@ async def test_an_unknown_schema_has_no_tables(catalog: Catalog, schema: str) ->
     assert await catalog.metadata().tables(schema) == []
 
 
-async def test_a_table_is_told_whole(catalog: Catalog) -> None:
+async def test_a_table_is_described_completely(catalog: Catalog) -> None:
     _, customers = await catalog.metadata().tables("shop")
     assert [(c.name, c.pg_type, c.nullable, c.comment) for c in customers.columns] == [
         ("id", "bigint", False, "the number"),
@@ -184,7 +184,7 @@ async def test_the_partitions_of_a_table_are_its_size(database: Database) -> Non
     assert [c.distinct for c in found.columns] == [10_000, 5]
 
 
-async def test_without_a_schema_all_tables_are_told_in_order(catalog: Catalog) -> None:
+async def test_without_a_schema_all_tables_are_listed_in_order(catalog: Catalog) -> None:
     found = await catalog.metadata().tables()
     assert [t.id for t in found] == [TableId("public", "log"), NOTES, CUSTOMERS]
     assert found[1:] == await catalog.metadata().tables("shop")

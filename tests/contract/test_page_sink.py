@@ -40,7 +40,7 @@ def page(schema: pa.Schema, count: int, first: int = 0) -> pa.RecordBatch:
 
 
 class SinkWorld(Protocol):
-    """Sinks of one table, and what came of them."""
+    """Sinks of one table, and their results."""
 
     def sink(self) -> PageSink: ...
 
@@ -48,7 +48,7 @@ class SinkWorld(Protocol):
         """The rows of finished fragments, in their order."""
 
     def left(self) -> int:
-        """How many files, or rows in memory, there are that no finished sink has given."""
+        """How many files, or rows in memory, belong to no finished sink."""
 
 
 @dataclass
@@ -70,7 +70,7 @@ class MemoryWorld:
 
 @dataclass
 class NotedFsync(Fsync):
-    """Takes notes of what was made durable."""
+    """Records what was made durable."""
 
     done: list[Path] = field(default_factory=list)
 
@@ -167,7 +167,7 @@ async def test_abort_removes_what_was_written(world: SinkWorld) -> None:
 
 
 async def test_abort_before_the_first_row_and_after_finish(world: SinkWorld) -> None:
-    """After finish: whoever could not commit the fragments leaves none behind."""
+    """After finish: a caller that could not commit the fragments removes them all."""
     await world.sink().abort()
     sink = world.sink()
     await sink.append_rows(page(WIDE, 1000))

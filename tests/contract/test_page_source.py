@@ -89,7 +89,7 @@ async def test_an_unknown_column_is_refused(world: TableWorld) -> None:
     ],
     ids=str,
 )
-async def test_what_it_applies_and_what_remains_leave_the_rows_asked_for(
+async def test_applied_and_remaining_predicates_leave_the_wanted_rows(
     world: TableWorld, predicates: list[Predicate]
 ) -> None:
     world.insert(range(1, 11))

@@ -25,7 +25,7 @@ LATER = FIRST + timedelta(hours=1)
 
 @pytest.fixture(params=["fake", "disk", "object store"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], PauseMark]]:
-    """Gives the mark of one source, as each process opens it."""
+    """Return the mark of one source, as each process opens it."""
     if request.param == "fake":
         mark = FakePauseMark()
         yield lambda: mark
@@ -82,7 +82,7 @@ async def test_a_file_that_a_person_made_pauses_since_it_was_written(
     assert abs(since.timestamp() - written) < 0.001
 
 
-async def test_a_lake_that_can_not_be_read_is_told_with_a_remedy(tmp_path: Path) -> None:
+async def test_an_unreadable_lake_is_reported_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "shop").write_text("a file where a folder should be")
     with pytest.raises(OperatorError, match="shop is not a folder") as told:
         await LakePauseMark(str(tmp_path), "shop").put(FIRST)

@@ -46,7 +46,7 @@ class World(Protocol):
     def sink(self) -> ReferenceSink: ...
 
     def versions(self) -> list[Rows]:
-        """The rows of every version there ever was."""
+        """The rows of every version."""
 
 
 class FakeWorld:
@@ -124,7 +124,7 @@ async def loaded(world: World, found: Rows, position: int | None = 1) -> Referen
     return sink
 
 
-async def test_an_empty_table_is_there_with_its_columns(world: World) -> None:
+async def test_an_empty_table_exists_with_its_columns(world: World) -> None:
     sink = world.sink()
     state = await sink.replace(given([]))
     assert (state.version, state.rows, state.is_new) == (0, 0, True)
@@ -199,7 +199,7 @@ async def test_columns_that_swap_their_names_are_each_their_own(world: World) ->
     await sink.close()
 
 
-async def test_fields_of_structs_that_swap_their_names_are_each_their_own(world: World) -> None:
+async def test_struct_fields_with_swapped_names_keep_their_values(world: World) -> None:
     def schema(*names: str) -> pa.Schema:
         struct = pa.struct([(name, pa.string()) for name in names])
         return pa.schema([("id", pa.int64()), ("s", struct), ("l", pa.list_(struct))])
@@ -296,7 +296,7 @@ async def test_values_that_stay_come_from_the_row_before(world: World) -> None:
     }
 
 
-async def test_a_row_that_is_not_there_is_told(world: World) -> None:
+async def test_a_missing_row_is_reported(world: World) -> None:
     sink = await loaded(world, rows(range(3)))
     with pytest.raises(TransientError) as raised:
         await sink.merge(changes([{"id": 9, "_cdc_unchanged": ["name"]}]), ["id"], position=2)

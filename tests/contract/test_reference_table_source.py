@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Reference(Protocol):
     """A table (id, name) to be read as a reference table.
 
-    `sees_changes`: `poll_changes` tells of them; else only another snapshot does.
+    `sees_changes`: `poll_changes` returns them; else only another snapshot shows them.
     """
 
     sees_changes: bool
@@ -192,7 +192,7 @@ def fold(current: list[dict[str, Any]], changes: list[dict[str, Any]]) -> list[d
 async def current_rows(
     reference: Reference, source: ReferenceTableSource, found: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Take the changes; of a source that sees none, read the table anew."""
+    """Return the changes; re-read the table where the source sees none."""
     changes = await source.poll_changes()
     assert changes is not None
     if not reference.sees_changes:
@@ -373,7 +373,7 @@ async def test_exactly_once_over_a_restart_at_any_checkpoint(
     if reference.sees_changes:
         expected = [*rows(6), {"id": 50, "name": "meanwhile"}]
         assert await current_rows(reference, after, found) == expected
-    elif polls < 3:  # read anew, whole
+    elif polls < 3:  # re-read in full
         assert by_id(found) == [*rows(6), {"id": 50, "name": "meanwhile"}]
     await after.close()
     await after.close()

@@ -182,7 +182,7 @@ async def test_adopt_is_idempotent_and_can_change(lake: Lake) -> None:
     assert committed.position is None
 
 
-async def test_epochs_are_numbered_without_gaps_and_list_versions_and_rows(lake: Lake) -> None:
+async def test_epochs_have_no_gaps_and_list_versions_and_rows(lake: Lake) -> None:
     sink = await opened(lake)
     await commit(sink, 100, a=(1, 2), b=(1,))
     await commit(sink, 200, b=(2,))
@@ -299,7 +299,7 @@ async def test_exactly_once_lists_a_table_that_the_lake_held_before(lake: Lake) 
     assert ids(lake, A) == [1, 2]
 
 
-async def test_first_epoch_covers_what_no_epoch_lists_and_lists_it_without_more_rows(
+async def test_first_epoch_covers_unlisted_rows_without_more_rows(
     lake: Lake,
 ) -> None:
     def die(at: str) -> None:
@@ -392,7 +392,7 @@ async def test_one_writer_the_loser_raises(lake: Lake) -> None:
     assert ids(lake, A) == [1, 2]
 
 
-async def test_one_writer_the_loser_gives_no_rows_to_a_table_that_was_made_meanwhile(
+async def test_one_writer_the_loser_adds_no_rows_to_a_new_table(
     lake: Lake,
 ) -> None:
     first, second = await opened(lake), lake.sink()
@@ -412,7 +412,7 @@ async def test_one_writer_the_loser_can_not_advance(lake: Lake) -> None:
         await second.advance(Lsn(200))
 
 
-async def test_one_writer_who_opened_before_a_fence_commits_nothing_more(lake: Lake) -> None:
+async def test_one_writer_opened_before_a_fence_commits_nothing_more(lake: Lake) -> None:
     first = await opened(lake)
     await commit(first, 100, a=(1,))
     second = lake.sink()
@@ -428,7 +428,7 @@ async def test_one_writer_who_opened_before_a_fence_commits_nothing_more(lake: L
     assert len(lake.epochs()) == 2
 
 
-async def test_one_writer_a_fence_is_refused_if_somebody_committed_since_the_opening(
+async def test_one_writer_a_fence_is_refused_after_anothers_commit(
     lake: Lake,
 ) -> None:
     """But it holds: however fast the other commits, the lake can be read again in peace."""
@@ -468,7 +468,7 @@ async def test_isolated_discard_forgets_one_table(lake: Lake) -> None:
     assert lake.epochs()[0]["tables"] == [("public.b", 1, 1)]
 
 
-async def test_isolated_a_table_that_can_not_be_committed_stops_before_the_epochs_row(
+async def test_isolated_an_uncommittable_table_stops_before_the_epoch(
     lake: Lake,
 ) -> None:
     sink = await opened(lake)
@@ -598,7 +598,7 @@ async def test_exactly_once_tables_of_any_schema_are_found_again(lake: Lake, sch
 
 
 def unsent(table: Table, lsn: int, *ids: int) -> TableBatch:
-    """Updates that lack the note."""
+    """Updates without the note's value."""
     rows = [
         {"id": i, "_cdc_op": "u", "_cdc_lsn": lsn, "_cdc_seq": seq, "_cdc_unchanged": ["note"]}
         for seq, i in enumerate(ids, 1)
@@ -612,7 +612,7 @@ async def unsent_ids(sink: Sink, since: int) -> list[int]:
     return sorted(i for rows in found for i in rows.column("id").to_pylist())
 
 
-async def test_snapshot_boundary_rows_that_were_read_are_taken_below_the_watermark(
+async def test_snapshot_boundary_snapshot_rows_pass_the_watermark(
     lake: Lake,
 ) -> None:
     """No replay brings them: the closing marker of a resumed snapshot lies far below."""
@@ -628,7 +628,7 @@ async def test_snapshot_boundary_rows_that_were_read_are_taken_below_the_waterma
     assert found == {("c", 100), ("t", 50)}
 
 
-async def test_snapshot_boundary_unsent_values_are_found_again_once_durable(lake: Lake) -> None:
+async def test_snapshot_boundary_unsent_values_are_found_once_durable(lake: Lake) -> None:
     sink = await opened(lake)
     assert await unsent_ids(sink, 0) == []
     first = sink.begin_epoch()
@@ -662,7 +662,7 @@ async def test_snapshot_boundary_a_marker_is_found_once_durable(lake: Lake) -> N
     assert not await sink.has_marker(B, Lsn(50))
 
 
-async def test_progress_of_a_snapshot_is_kept_until_it_is_recorded_otherwise(lake: Lake) -> None:
+async def test_snapshot_progress_is_kept_until_it_is_replaced(lake: Lake) -> None:
     sink = await opened(lake)
     reading = TableEvent(A, TableState.SNAPSHOTTING, AT, Lsn(10), Lsn(5), progress="blocks")
     await sink.record([reading])
@@ -671,7 +671,7 @@ async def test_progress_of_a_snapshot_is_kept_until_it_is_recorded_otherwise(lak
     assert (await lake.sink().open()).tables[A.id].progress == ""
 
 
-# --- where captures go on ---------------------------------------------------------------------
+# --- where captures resume --------------------------------------------------------------------
 
 
 def resuming(batch: TableBatch, resume: str | None) -> TableBatch:
@@ -726,7 +726,7 @@ async def test_a_resume_stays_until_there_is_another(lake: Lake) -> None:
     assert await resumes(lake) == {"a": "a4", "b": ""}
 
 
-async def test_a_resume_without_rows_is_kept_and_the_table_is_not_listed(lake: Lake) -> None:
+async def test_a_resume_without_rows_is_kept_and_its_table_not_listed(lake: Lake) -> None:
     sink = await live(lake)
     await commit(sink, 100, a=(1,))
     for number, lsn in enumerate((200, 300), 1):
@@ -769,9 +769,7 @@ async def test_isolated_the_resume_of_a_discarded_table_is_forgotten(lake: Lake)
 
 
 @pytest.mark.parametrize("step", STEPS)
-async def test_exactly_once_the_resume_is_that_of_the_rows_after_a_kill(
-    lake: Lake, step: str
-) -> None:
+async def test_exactly_once_the_resume_matches_the_rows_after_a_kill(lake: Lake, step: str) -> None:
     def die(at: str) -> None:
         if at == step:
             raise KilledError
@@ -806,7 +804,7 @@ async def changes(sink: Sink, table: Table, *columns: str) -> list[dict[str, Any
     return found
 
 
-async def test_changes_gives_what_is_durable_and_leaves_out_what_it_has_not(lake: Lake) -> None:
+async def test_changes_returns_durable_rows_without_missing_columns(lake: Lake) -> None:
     sink = await opened(lake)
     assert await changes(sink, A, "id") == []
     await commit(sink, 100, a=(1, 2))

@@ -69,7 +69,7 @@ async def test_all_splits_see_the_snapshot_and_nothing_later(world: TableWorld) 
         assert sorted(await read_ids(world, splits)) == list(ROWS)
 
 
-async def test_a_split_says_what_it_reads_and_travels_to_another_process(
+async def test_a_split_names_its_table_and_can_be_pickled(
     world: TableWorld,
 ) -> None:
     world.insert(ROWS)

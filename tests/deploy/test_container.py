@@ -1,7 +1,7 @@
-"""The Dockerfile and the systemd unit, by the tools that know what is wrong with such files.
+"""The Dockerfile and the systemd unit, checked by the tools made for them.
 
-What no tool here can do is done by hand (docs/deploy.md): `.ci/package.py --dockerfile` runs the
-Dockerfile's own steps; the unit was run by a systemd in a namespace of its own.
+What no tool here can check is tried by hand (docs/deploy.md): `.ci/package.py --dockerfile` runs
+the Dockerfile's own steps; the unit was run by a systemd in a namespace of its own.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def test_hadolint_would_find_something(tmp_path: Path) -> None:
     assert hadolint(wrong).returncode != 0
 
 
-def test_the_image_is_run_by_the_user_of_the_manifests_and_without_a_shell() -> None:
+def test_the_image_runs_as_the_manifests_user_without_a_shell() -> None:
     last = DOCKERFILE.read_text().split("\nFROM ")[-1]
     assert "USER 10001" in last
     assert 'ENTRYPOINT ["ingestd"]' in last  # it gets SIGTERM itself
@@ -83,7 +83,7 @@ def test_systemd_leaves_it_the_time_to_drain_and_starts_it_again(unit: Path) -> 
 
 @pytest.mark.attack("account")
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.parent.name)
-def test_no_core_is_written_and_nothing_imported_from_the_working_directory(unit: Path) -> None:
+def test_no_core_dump_and_no_import_from_the_working_directory(unit: Path) -> None:
     lines = unit.read_text().splitlines()
     assert "LimitCORE=0" in lines
     assert "Environment=PYTHONSAFEPATH=1" in lines
@@ -106,7 +106,7 @@ def test_the_unit_is_closed_but_for_what_it_needs() -> None:
     assert float(found) <= MOST_EXPOSED
 
 
-def test_an_account_without_rights_installs_it_and_keeps_its_config(tmp_path: Path) -> None:
+def test_an_unprivileged_install_works_and_keeps_the_config(tmp_path: Path) -> None:
     venv = tmp_path / ".local/share/ingestd/venv/bin"
     venv.mkdir(parents=True)
     for name in ("python", "ingestd"):

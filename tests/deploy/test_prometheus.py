@@ -79,7 +79,7 @@ def test_every_alert_has_a_case_in_which_it_is_raised() -> None:
     assert raised == set(ALERTS)
 
 
-def test_every_alert_has_its_own_place_in_the_runbook_and_no_other_is_there() -> None:
+def test_every_alert_has_exactly_one_section_in_the_runbook() -> None:
     headings = re.findall(r"^## (Ingestd\w+)$", RUNBOOK, re.MULTILINE)
     assert sorted(headings) == sorted(ALERTS)
     for rule in RULES:
@@ -96,7 +96,7 @@ def test_the_runbook_names_commands_that_exist() -> None:
     assert commands <= set(there.commands)
 
 
-def test_the_dashboard_has_panels_side_by_side_and_ids_of_their_own() -> None:
+def test_dashboard_panels_do_not_overlap_and_have_unique_ids() -> None:
     ids = [panel["id"] for panel in DASHBOARD["panels"]]
     assert len(ids) == len(set(ids))
     taken: set[tuple[int, int]] = set()
@@ -175,7 +175,7 @@ def names_of(expression: str) -> set[str]:
 
 
 @pytest.mark.thorough
-def test_a_real_prometheus_scrapes_a_daemon_and_evaluates_every_alert_and_panel(
+def test_a_real_prometheus_evaluates_every_alert_and_panel(
     workload_database: Database, make_daemon: MakeDaemon, lake: Path, tmp_path: Path
 ) -> None:
     database = workload_database

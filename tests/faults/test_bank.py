@@ -33,7 +33,7 @@ TRANSFERS = 25
 def test_i2_the_total_over_two_tables_is_constant_at_every_epoch(
     database: Database, make_daemon: MakeDaemon, lake: Path, seed: int, kills: int
 ) -> None:
-    """I2, I4, I6: under SIGKILLs, while tables are read anew, and where two of them meet."""
+    """I2, I4, I6: under SIGKILLs, during re-reads, and in transactions across two tables."""
     slot = database.name
     config = wal_config(
         lake=lake,

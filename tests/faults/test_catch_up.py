@@ -117,10 +117,10 @@ def _write(database: Database, seed: int) -> None:
     ("seed", "kills"),
     [(11, 3), pytest.param(12, 60, marks=[pytest.mark.long, pytest.mark.timeout(3000)])],
 )
-def test_exactly_once_through_sigkills_while_backlogs_are_drained(
+def test_exactly_once_through_sigkills_while_draining_backlogs(
     workload_database: Database, make_daemon: MakeDaemon, lake: Path, seed: int, kills: int
 ) -> None:
-    """I1, I2, I3: by three slots in small parts; the source goes on being written to."""
+    """I1, I2, I3: with three slots and small parts, while the source is written to."""
     rng = random.Random(seed)
     database = workload_database
     slot = f"ingestd_{SOURCE}_{database.name}"

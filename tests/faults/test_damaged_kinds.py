@@ -1,6 +1,6 @@
-"""Whatever is done to a raw table stops it alone, and the remedy has it go on (I8).
+"""Any damage of a raw table stops it alone, and its remedy lets it continue (I8).
 
-One table for each kind of damage, all damaged together: the others show that they go on.
+One table for each kind of damage, all damaged together: the others continue.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ WHENS = [
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("when", WHENS)
-def test_isolated_any_damage_of_a_raw_table_stops_it_alone_until_its_remedy(
+def test_isolated_any_damage_of_a_raw_table_stops_it_alone(
     database: Database, make_daemon: MakeDaemon, lake: Path, when: str
 ) -> None:
     stops = EVER | ALTERED if when == "idle" else EVER | ALTERED | AT_START
@@ -117,7 +117,7 @@ def _told(daemon: Daemon) -> dict[str, str]:
 
 
 def _assert_not_read_again(daemon: Daemon, kind: str) -> None:
-    """A snapshot would leave others' rows in the log, at whatever positions they say."""
+    """A snapshot would leave foreign rows in the log, at arbitrary positions."""
     done = run_command(daemon.config_path, "snapshot", "shop", f"public.{kind}")
     assert done.returncode != 0, done.stdout
     assert "another writer" in done.stderr

@@ -40,7 +40,7 @@ UNREAD = ANYHOW
 @pytest.mark.thorough
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("when", ["down", "loading"])
-def test_isolated_damage_during_a_first_load_stops_that_table_alone_until_its_remedy(
+def test_isolated_damage_in_a_first_load_stops_its_table_only(
     database: Database, make_daemon: MakeDaemon, lake: Path, when: str
 ) -> None:
     tables = {kind: TableId("public", kind) for kind in KINDS}

@@ -1,4 +1,4 @@
-"""Whatever is done to a reference table stops it alone, and the remedy has it go on (I8).
+"""Any damage of a reference table stops it alone, and its remedy lets it continue (I8).
 
 One table for each kind of damage and way to keep it, all damaged together.
 """
@@ -51,7 +51,7 @@ AT_OPENING = STOPS | {"garbage_before", "commit_removed", "wrong_pointer", *FILE
 @pytest.mark.thorough
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("when", WHENS)
-def test_isolated_any_damage_of_a_reference_table_stops_it_alone_until_its_remedy(
+def test_isolated_any_damage_of_a_reference_table_stops_it_alone(
     database: Database, make_daemon: MakeDaemon, lake: Path, when: str
 ) -> None:
     kinds = {f"{way}_{kind}": kind for way in WAYS for kind in KINDS}
@@ -97,7 +97,7 @@ def test_isolated_any_damage_of_a_reference_table_stops_it_alone_until_its_remed
         offline = run_command(daemon.config_path, "status", "--json")
         assert offline.returncode == 0, offline.stderr
         daemon.start()
-        # What is read whole has all its files exchanged meanwhile.
+        # A full refresh has replaced all files meanwhile.
         whole = {f"read_{kind}" for kind in FILES}
         also = {n for n in names if kinds[n] in AT_OPENING} - whole
         await_until(lambda: also <= stopped(), LIMIT_S, lambda: f"{also - stopped()}")

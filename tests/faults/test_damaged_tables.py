@@ -1,4 +1,4 @@
-"""A raw table that can't be used stops alone; the remedy has it go on (I8)."""
+"""An unusable raw table stops alone; its remedy lets it continue (I8)."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ RUNNING: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
-def test_a_damaged_raw_table_stops_alone_and_its_remedy_has_it_go_on(
+def test_a_damaged_raw_table_stops_alone_until_its_remedy(
     shop: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
     daemon = make_daemon(config(shop, lake))

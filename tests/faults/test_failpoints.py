@@ -74,7 +74,7 @@ def make_lives(
 
 
 def one_of_each_kind(rng: random.Random) -> list[str]:
-    """Choose a few points that a workload reaches soon, and one of each step that takes more."""
+    """Choose a few points that a workload reaches soon, and one of each rarer step."""
     rare = [p for p in OTHERS if p not in ANYTIME]
     steps = sorted({step_of(point) for point in rare})
     chosen = [rng.choice([point for point in rare if step_of(point) == step]) for step in steps]
@@ -145,10 +145,10 @@ def test_a_slot_that_is_made_is_made_once(
 @pytest.mark.long
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("action", ["crash", "error", "delay:0.3"])
-def test_every_point_by_itself(
+def test_every_point_on_its_own(
     make_lives: Callable[[int, int], MakeLives], seed: int, action: str
 ) -> None:
-    """The whole matrix; compared after every third point."""
+    """The complete matrix; compared after every third point."""
     with make_lives(seed, 0) as lives:
         lives.load()
         for number, point in enumerate(random.Random(seed).sample(OTHERS, len(OTHERS))):
@@ -194,7 +194,7 @@ def maintain_with_failpoints(lives: Lives, points: Sequence[str]) -> set[tuple[s
 def await_maintained(
     lake: Path, table: str, entries: Sequence[tuple[str, str]]
 ) -> tuple[int, list[dict[str, Any]], list[tuple[str, str]]]:
-    """Run maintenance until all of the points were reached: at times there is nothing to join.
+    """Run maintenance until all points were reached: at times there is nothing to compact.
 
     The daemon may have joined the files just before, or one of them is larger than all others.
     """
@@ -212,7 +212,7 @@ def await_maintained(
 def maintain(
     lake: Path, table: str, entries: Sequence[tuple[str, str]]
 ) -> tuple[int, list[dict[str, Any]], list[tuple[str, str]]]:
-    """Run maintenance of a table; give its exit code, what it told, and what acted."""
+    """Run maintenance of a table; return its exit code, its reports, and the points that acted."""
     armed = ",".join(f"{point}={action}" for point, action in entries)
     with subprocess.Popen(
         [sys.executable, "-m", "ingestd.lake.maintenance.process"],

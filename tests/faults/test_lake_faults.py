@@ -1,4 +1,4 @@
-"""What befalls a lake under a daemon: told clearly, nothing lost, gone on from by itself."""
+"""Lake faults under a daemon: clearly reported, nothing lost, recovered from automatically."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def failures(daemon: Daemon, after: int, says: str) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Fault:
-    """`cause` and `cure` are a person's doing; in between a write is tried."""
+    """`cause` and `cure` stand for an operator; in between a write is attempted."""
 
     cause: Callable[[Path, Daemon], object]
     cure: Callable[[Path, Daemon], object]
@@ -209,10 +209,10 @@ def cut(file: Path, share: float) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_exactly_once_through_power_cuts_that_leave_the_newest_commit_cut_short(
+def test_exactly_once_through_power_cuts_that_truncate_a_commit(
     shop: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
-    """I1, I3: what was not acknowledged comes again; what was is told, and mended."""
+    """I1, I3: unacknowledged changes come again; lost acknowledged ones are reported and fixed."""
     daemon = make_daemon(config(shop, lake))
     daemon.program = IMPATIENT
 
@@ -244,7 +244,7 @@ def test_exactly_once_through_power_cuts_that_leave_the_newest_commit_cut_short(
     assert daemon.events("source.slot_lost") == []
     assert {fault["state"] for fault in daemon.events("source.failed")} <= {"backing_off"}
 
-    # A disk that lied: what the slot was told is not there any more.
+    # A disk that lied: confirmed rows are missing.
     write(shop)
     goes_on("source.lake_lost", 0)
     assert daemon.sigterm() == 0

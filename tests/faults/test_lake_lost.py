@@ -1,4 +1,4 @@
-"""A source whose lake is not the one it was written to: it stops, says so, and harms nothing."""
+"""A source whose lake is not the one it wrote to: it stops, reports it, and harms nothing."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def confirmed(shop: Database) -> str:
 
 
 def content(folder: Path) -> dict[str, bytes | None]:
-    """Every file and folder that is there."""
+    """Every file and folder."""
     found: dict[str, bytes | None] = {}
     for path in sorted(folder.rglob("*")) if folder.exists() else ():
         found[str(path.relative_to(folder))] = path.read_bytes() if path.is_file() else None
@@ -152,7 +152,7 @@ def assert_lost(daemon: Daemon, shop: Database, lake: Path, told: str, before: s
 def test_a_lost_lake_stops_its_source_and_nothing_is_written(
     shop: Database, lake: Path, make_daemon: MakeDaemon, tmp_path: Path
 ) -> None:
-    """I1, I13: each kind; the lake that comes back is gone on with, by itself, without a gap."""
+    """I1, I13: each kind of loss; a restored lake is continued automatically, without a gap."""
     daemon = make_daemon(config(shop, lake))
     daemon.program = IMPATIENT
     daemon.start_ready()
@@ -231,7 +231,7 @@ def test_a_lost_lake_is_begun_again_if_that_is_agreed_to(
 def test_a_lake_that_vanishes_under_a_daemon_is_not_replaced(
     shop: Database, lake: Path, make_daemon: MakeDaemon, tmp_path: Path
 ) -> None:
-    """What was agreed to at the start does not hold for what is lost later."""
+    """Consent at the start does not cover a later loss."""
     daemon = make_daemon(config(shop, lake))
     daemon.program = IMPATIENT
     daemon.start("--accept-empty-lake", "shop")
@@ -271,7 +271,7 @@ def test_a_lake_that_vanishes_under_a_daemon_is_not_replaced(
 
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
-def test_a_copy_that_takes_the_place_of_a_daemons_lake_is_not_written_to(
+def test_a_copy_in_place_of_the_lake_is_not_written_to(
     shop: Database, lake: Path, make_daemon: MakeDaemon, tmp_path: Path
 ) -> None:
     """I13: its marker is the same, and the next version would follow a gap."""
@@ -290,7 +290,7 @@ def test_a_copy_that_takes_the_place_of_a_daemons_lake_is_not_written_to(
         assert_equal(shop, lake)
         lake.rename(away)
         shutil.copytree(older, lake)
-        if has_changes:  # before it asks whether the lake is there
+        if has_changes:  # before it checks whether the lake exists
             shop.execute(f"UPDATE orders SET note = 'meanwhile' WHERE id = {number}")
         failed = stopped_for(daemon)
         assert "the lake is lost" in failed["reason"]
@@ -312,7 +312,7 @@ def test_a_copy_that_takes_the_place_of_a_daemons_lake_is_not_written_to(
 def test_an_older_copy_of_one_raw_table_stops_that_table(
     shop: Database, lake: Path, make_daemon: MakeDaemon, tmp_path: Path, *, is_running: bool
 ) -> None:
-    """I8, I13: what it lacks is confirmed."""
+    """I8, I13: its missing rows have been confirmed."""
     shop.execute("CREATE TABLE other (id int PRIMARY KEY)", "INSERT INTO other VALUES (7)")
     daemon = make_daemon(config(shop, lake))
     daemon.start_ready()
@@ -347,10 +347,10 @@ def test_an_older_copy_of_one_raw_table_stops_that_table(
 
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
-def test_a_polled_lake_stops_where_anything_tells_that_it_is_lost(
+def test_a_polled_lake_stops_where_its_loss_can_be_detected(
     shop: Database, lake: Path, make_daemon: MakeDaemon, tmp_path: Path
 ) -> None:
-    """I13: nothing in the source does. With an older copy it goes on: the polls find the rest."""
+    """I13: the source keeps no trace. On an older copy it continues: the polls find the rest."""
     deletes = '[sources.shop.table."public.orders"]\ndetect_deletes = "500ms"'
     daemon = make_daemon(polling_config(lake=lake, dsn=shop.dsn, extra=deletes))
     daemon.program = IMPATIENT
@@ -404,7 +404,9 @@ def test_a_polled_lake_stops_where_anything_tells_that_it_is_lost(
     lake.mkdir()
     daemon.start_ready()
     is_sound()
-    assert len(daemon.events("source.first_start")) == begun + 1  # nothing tells, but that is said
+    assert (
+        len(daemon.events("source.first_start")) == begun + 1
+    )  # the loss can't be detected, but a first start is logged
 
 
 def with_a_note(_shop: Database, lake: Path, _older: Path) -> None:
@@ -429,7 +431,7 @@ def logs_of(lake: Path) -> set[str]:
 
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
-def test_of_two_copies_one_goes_on(
+def test_one_of_two_copies_continues(
     shop: Database, lake: Path, make_daemon: MakeDaemon, tmp_path: Path
 ) -> None:
     """I5, I13: at once the second waits; later it is an older copy. Neither loses anything."""
@@ -463,7 +465,7 @@ def test_of_two_copies_one_goes_on(
 
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
-def test_a_first_start_that_is_killed_at_each_step_goes_on_by_itself(
+def test_a_first_start_killed_at_each_step_recovers(
     shop: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     """I6, I13: it is never taken for a lost lake."""
@@ -518,7 +520,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.thorough
 @pytest.mark.timeout(300)
-def test_a_marker_that_cannot_be_read_is_refused_and_never_overwritten(
+def test_an_unreadable_marker_is_refused_and_never_overwritten(
     shop: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     daemon = make_daemon(config(shop, lake))

@@ -1,4 +1,4 @@
-"""Between the daemon and its source lies a network with every fault there is; then all is equal."""
+"""A network with every kind of fault between the daemon and its source; then all is equal."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ def epochs_of(daemon: Daemon) -> int:
 
 
 def await_epoch(daemon: Daemon) -> None:
-    """Wait for one that closes from now on; the workload goes on."""
+    """Wait for one that closes from now on; the workload continues."""
     before = epochs_of(daemon)
     await_until(lambda: epochs_of(daemon) > before, LIMIT_S, daemon.tail)
 
 
 def stay(seconds: float) -> None:
-    """Let a fault be there for a time, which is its strength."""
+    """Apply a fault for a time, which is its strength."""
     end = time.monotonic() + seconds
     await_until(lambda: time.monotonic() >= end, seconds + 5, poll_s=0.01)
 
@@ -164,7 +164,7 @@ def test_exactly_once_over_a_network_at_fault(
         pytest.param(LAG, id="claim and lag", marks=pytest.mark.long),
     ],
 )
-def test_a_silent_peer_is_noticed_in_time_and_the_daemon_goes_on_by_itself(
+def test_a_silent_peer_is_detected_in_time_and_recovered_from(
     workload_database: Database,
     network: FlakyNetwork,
     daemon: Daemon,

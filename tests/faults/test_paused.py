@@ -1,4 +1,4 @@
-"""A daemon whose process stands still for longer than the server waits, and nobody takes over."""
+"""A daemon paused for longer than the server's timeout, without a takeover."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ POINTS = ("sink.raw_commit.before", "capture.receive.after")
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("sender_timeout_s", [2, pytest.param(60, marks=pytest.mark.long)])
-def test_exactly_once_a_daemon_paused_beyond_wal_sender_timeout_goes_on_by_itself(
+def test_exactly_once_a_pause_beyond_wal_sender_timeout_recovers(
     workload_database: Database,
     make_daemon: MakeDaemon,
     lake: Path,
@@ -62,7 +62,7 @@ def test_exactly_once_a_daemon_paused_beyond_wal_sender_timeout_goes_on_by_itsel
             await_acted(daemon, point)
             with paused(daemon):
                 let_pass(sender_timeout_s)
-                # A walsender that waits for its socket looks at the time when it can write again.
+                # A walsender that waits for its socket checks the time once it can write again.
                 await_until(lambda: database.value(ended, slot), LIMIT_S, "the stream's end")
             await_epoch_after(len(epochs(lake)), lake, daemon)
         daemon.await_ready(LIMIT_S)

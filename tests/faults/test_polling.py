@@ -1,6 +1,6 @@
 """A daemon that polls is killed, cut off, and loses its server, under load.
 
-Nothing is lost, nothing is given twice, and no live row is taken for deleted.
+Nothing is lost or delivered twice, and no live row is taken for deleted.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def test_exactly_once_through_sigkills_at_random_instants(
         assert_change_log_is_sound(database, lake)
         for table, key in KEYS.items():
             assert_log_makes_sense(lake, table, key)
-        # Neither a kill nor a restart is a reason to read anything anew.
+        # Neither a kill nor a restart is a reason to re-read anything.
         events = [r for r in registry(lake) if r["state"] == "snapshotting"]
         assert {r["table"] for r in events} == {str(t) for t in KEYS}
 
@@ -111,7 +111,7 @@ def await_equal(database: Database, lake: Path) -> None:
 
 
 def assert_log_makes_sense(lake: Path, table: TableId, key: tuple[str, ...]) -> None:
-    """Each written version once; `c` of what was not there, `u` and `d` of what was."""
+    """Each written version once: `c` for new rows, `u` and `d` for existing ones."""
     raw = read_raw(str(lake), "shop", table)
     rows = sorted(raw.to_pylist(), key=lambda r: (r["_cdc_lsn"], r["_cdc_seq"]))
     present: set[tuple[Any, ...]] = set()

@@ -1,4 +1,4 @@
-"""A standby is promoted while others write: nothing lost, nothing doubled, and on by itself."""
+"""A standby is promoted under writes: no loss, no duplicates, automatic recovery."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ def await_written(workload: Workload, transactions: int) -> None:
 
 
 def await_epochs(daemon: Daemon, lake: Path, count: int = 3) -> None:
-    """Wait for so many more; the workload goes on."""
+    """Wait for so many more; the workload continues."""
     goal = len(epochs(lake)) + count
     await_until(lambda: len(epochs(lake)) >= goal, LIMIT_S, daemon.tail)
 
 
 def fail_over(primary: PostgresServer, standby: PostgresServer, workload: Workload) -> None:
-    """Kill the primary while it is written to, promote the standby, and have others go on there."""
+    """Kill the primary under writes, promote the standby, and let the writers continue there."""
     assert workload.is_running
     primary.kill()
     promote(standby)
@@ -95,7 +95,7 @@ def fail_over(primary: PostgresServer, standby: PostgresServer, workload: Worklo
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("major", [pytest.param(16, marks=pytest.mark.long), 17, 18])
-def test_a_standby_that_is_captured_is_promoted_while_others_write(
+def test_a_captured_standby_is_promoted_under_writes(
     lake: Path, make_daemon: MakeDaemon, major: int, seed: int
 ) -> None:
     """I1, I2, I3, I6: the slot is the standby's own, the daemon is not even restarted."""
@@ -121,10 +121,10 @@ def test_a_standby_that_is_captured_is_promoted_while_others_write(
 
 
 @pytest.mark.parametrize("major", [17, 18])
-def test_a_failover_slot_goes_on_at_the_new_primary_while_others_write(
+def test_a_failover_slot_continues_on_the_new_primary(
     lake: Path, make_daemon: MakeDaemon, major: int, seed: int
 ) -> None:
-    """I1, I2, I3, I6: whatever the daemon was given, also of a backlog, the standby has."""
+    """I1, I2, I3, I6: the standby has all that the daemon received, also from a backlog."""
     needs(major)
     with server_of(major) as primary:
         shop = with_workload_tables(primary)
@@ -162,10 +162,10 @@ def test_a_failover_slot_goes_on_at_the_new_primary_while_others_write(
         (18, "stop"),
     ],
 )
-def test_a_failover_to_a_standby_without_the_slot_is_told_while_others_write(
+def test_a_failover_without_the_slot_is_reported_under_writes(
     lake: Path, make_daemon: MakeDaemon, major: int, policy: str, seed: int
 ) -> None:
-    """I6: the policy holds; the gap is told, not passed over."""
+    """I6: the policy is applied; the gap is reported, not skipped."""
     needs(major)
     with server_of(major) as primary:
         shop = with_workload_tables(primary)
@@ -203,10 +203,10 @@ def test_a_failover_to_a_standby_without_the_slot_is_told_while_others_write(
 
 
 @pytest.mark.parametrize("major", [17, 18])
-async def test_lossless_a_promoted_standby_is_not_taken_for_the_primary_by_new_connections(
+async def test_lossless_a_promoted_standby_is_not_the_primary(
     major: int,
 ) -> None:
-    """It never got all that the lake has, and wrote something else from there on."""
+    """It never received all that the lake has, and diverged from there on."""
     needs(major)
     with server_of(major) as primary:
         shop = shop_on(primary)
@@ -252,10 +252,10 @@ async def test_lossless_a_promoted_standby_is_not_taken_for_the_primary_by_new_c
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("major", [pytest.param(17, marks=pytest.mark.long), 18])
-def test_a_failover_in_mid_drain_to_a_standby_that_is_behind_is_told(
+def test_a_failover_in_mid_drain_to_a_lagging_standby(
     lake: Path, make_daemon: MakeDaemon, major: int, seed: int
 ) -> None:
-    """I6: it has the slot, and nothing kept the daemon from what the standby had not got."""
+    """I6: it has the slot, but nothing held the daemon back to what the standby had received."""
     needs(major)
     with server_of(major) as primary:
         shop = with_workload_tables(primary)
@@ -280,7 +280,7 @@ def test_a_failover_in_mid_drain_to_a_standby_that_is_behind_is_told(
                 standby.start()
                 promote(standby)
                 assert Lsn.parse(slot(other, "confirmed_flush_lsn::text")) < ends_at
-                # What looks as if it had been read is written here, beyond where the lake ends.
+                # Written here, beyond the end of the lake, so that it looks as if it had been read.
                 other.execute("INSERT INTO visits VALUES (1000)")
                 other.execute("SELECT pg_switch_wal()", "INSERT INTO visits VALUES (1001)")
             await_until(lambda: daemon.events("source.slot_lost"), LIMIT_S, daemon.tail)
@@ -295,9 +295,9 @@ def test_a_failover_in_mid_drain_to_a_standby_that_is_behind_is_told(
 async def test_a_backlog_is_drained_as_far_as_the_standby_has_it(
     major: int,
 ) -> None:
-    """A lake with more would be no lake of the standby's, once that is the primary.
+    """A lake ahead of the standby would not match it once it is the primary.
 
-    The server keeps a failover slot back by itself, but not the copies of it that are drained.
+    The server holds a failover slot back, but not the copies of it that are drained.
     """
     needs(major)
     with server_of(major) as primary:

@@ -1,6 +1,6 @@
-"""A new daemon takes over from an old one, as in an update: writers go on, and delivery does.
+"""A new daemon takes over from an old one, as in an update, while writers and delivery continue.
 
-How long nothing is delivered is printed (`pytest -s`): a figure, which a busy machine changes.
+The gap in delivery is printed (`pytest -s`): a figure, which depends on the machine's load.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LIMIT_S = 120.0
 
 
 class Replacement:
-    """An old daemon that delivers under a workload, and a new one that is to take its place."""
+    """An old daemon that delivers under a workload, and a new one that will replace it."""
 
     def __init__(self, database: Database, lake: Path, make_daemon: MakeDaemon) -> None:
         self.database = database
@@ -50,13 +50,13 @@ class Replacement:
         )
 
     def deliver(self) -> None:
-        """Have the old one deliver what is written now."""
+        """Wait until the old one has delivered what is written now."""
         self.old.start_ready(LIMIT_S)
         seen = len(epochs(self.lake))
         await_until(lambda: len(epochs(self.lake)) > seen + 2, LIMIT_S, self.old.tail)
 
     def await_delivery_by_new(self) -> float:
-        """Wait until the new one has made an epoch durable; give the gap between the two, in s."""
+        """Wait for a durable epoch of the new one; return the gap between the two, in s."""
         await_until(lambda: self.new.events("epoch.committed"), LIMIT_S, self.new.tail)
         times = {row["epoch"]: row["committed_at"] for row in epochs(self.lake)}
         first = committed_by(self.new)[0]
@@ -92,10 +92,10 @@ def test_a_daemon_that_follows_one_that_ended_delivers_soon(replacement: Replace
 
 
 @pytest.mark.thorough
-def test_a_daemon_that_was_started_before_the_old_one_ended_waits_and_then_delivers(
+def test_a_daemon_started_before_the_old_one_ends_takes_over(
     replacement: Replacement,
 ) -> None:
-    """I3, I5: the new one has 5 s beside the old one, and writes nothing meanwhile."""
+    """I3, I5: the new one runs 5 s alongside the old one, and writes nothing meanwhile."""
     with replacement.workload, ThreadPoolExecutor(1) as pool:
         replacement.deliver()
         began = time.monotonic()

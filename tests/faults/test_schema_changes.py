@@ -98,7 +98,7 @@ class Changer:
 @pytest.mark.parametrize(
     ("seed", "kills"), [(20261121, 2), pytest.param(20261121, 6, marks=pytest.mark.long)]
 )
-def test_exactly_once_while_tables_change_and_the_daemon_is_killed(
+def test_exactly_once_through_kills_during_schema_changes(
     database: Database, make_daemon: MakeDaemon, lake: Path, seed: int, kills: int
 ) -> None:
     """I2, I3, I6, I7: whatever was being read, altered or committed at the kill."""
@@ -118,7 +118,7 @@ def test_exactly_once_while_tables_change_and_the_daemon_is_killed(
                 _await_epoch_after(seen, lake, daemon)
                 _run_for(rng.uniform(0.0, 1.0))
                 daemon.sigkill()
-            # Not until it is ready: while tables change all the time, one is read anew.
+            # Not until it is ready: while tables change all the time, one of them is being re-read.
             seen = len(epochs(lake))
             daemon.start()
             _await_epoch_after(seen, lake, daemon)

@@ -1,4 +1,4 @@
-"""A lake's storage that does not answer: the source is not ready, and says which path it is."""
+"""A lake's storage that does not answer: the source is not ready, and reports the path."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def waits(daemon: Daemon) -> list[dict[str, Any]]:
 
 @pytest.mark.thorough
 @pytest.mark.timeout(240)
-def test_a_file_system_that_hangs_is_told_and_a_stop_is_still_in_time(
+def test_a_hung_file_system_is_reported_and_a_stop_is_in_time(
     shop: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
     daemon = make_daemon(wal_config(lake=lake, dsn=shop.dsn))
@@ -101,7 +101,7 @@ def test_a_file_system_that_hangs_is_told_and_a_stop_is_still_in_time(
 
 @pytest.mark.thorough
 @pytest.mark.timeout(240)
-def test_an_object_store_that_stops_to_answer_is_told(
+def test_an_object_store_that_stops_answering_is_reported(
     shop: Database, make_daemon: MakeDaemon
 ) -> None:
     with ObjectStoreServer() as store:

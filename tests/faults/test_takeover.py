@@ -107,7 +107,7 @@ def test_takeover_bounded_a_waiting_daemon_delivers(  # noqa: PLR0917
     times: int,
     fault: Fault,
 ) -> None:
-    """I11, I1 to I5: nothing lost or doubled; who wakes up commits nothing, and says why."""
+    """I11, I1 to I5: no loss or duplicates; a daemon that wakes up commits nothing and says why."""
     database = workload_database
     slot = f"ingestd_{database.name}"
     extra = f'slot = "{slot}"\npublication = "{slot}"'
@@ -153,7 +153,7 @@ def assert_bounded(took_s: Sequence[float], what: str) -> None:
 
 
 def stands_by(daemon: Daemon) -> bool:
-    """It waits for the claim, and says whose it is."""
+    """It waits for the claim, and names its holder."""
     answer = daemon.get("/readyz")
     return answer is not None and answer[0] == 503 and "another ingestd" in answer[1]
 
@@ -245,7 +245,7 @@ async def test_takeover_bounded_the_server_has_the_limits_of_a_claim(database: D
 
 
 @pytest.mark.thorough
-async def test_takeover_bounded_a_daemon_waits_for_no_half_open_connection_of_its_own(
+async def test_takeover_bounded_despite_an_own_half_open_connection(
     database: Database,
 ) -> None:
     with FlakyNetwork(database.server.port) as network:

@@ -56,7 +56,7 @@ FENCED = f"capture.stream_begin.before=delay:{HELD_S}"
 
 
 @pytest.mark.timeout(600)
-def test_one_writer_a_paused_daemon_commits_nothing_after_another_took_over(
+def test_one_writer_a_daemon_paused_during_takeover_stays_fenced(
     workload_database: Database, make_daemon: MakeDaemon, lake: Path, seed: int
 ) -> None:
     """I1 to I5: it wakes before the other's first commit, and after."""
@@ -64,10 +64,10 @@ def test_one_writer_a_paused_daemon_commits_nothing_after_another_took_over(
 
 
 @pytest.mark.thorough
-def test_one_writer_of_two_that_poll_as_roles_that_see_no_lock_of_each_other(
+def test_one_writer_of_two_that_poll_as_roles_that_see_no_lock(
     database: Database, make_daemon: MakeDaemon, lake: Path, stranger: str
 ) -> None:
-    """I5: the one that was started last goes on; the other stops, and names it."""
+    """I5: the daemon started last continues; the other one stops and names it."""
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY)",
         f"GRANT SELECT ON t TO {stranger}",
@@ -167,7 +167,7 @@ def two_at_once(
 
 
 def assert_stands_by(daemon: Daemon) -> None:
-    """It says that another works on it, and waits."""
+    """It reports that another daemon works on it, and waits."""
 
     def is_told() -> bool:
         answer = daemon.get("/readyz")

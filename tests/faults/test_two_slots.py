@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.thorough
 @pytest.mark.timeout(400)
-def test_one_writer_who_was_taken_over_from_stops_and_does_not_fight_back(
+def test_one_writer_the_fenced_daemon_stops_and_does_not_fight(
     workload_database: Database, make_daemon: MakeDaemon, lake: Path, seed: int
 ) -> None:
     database = workload_database
@@ -49,7 +49,7 @@ def test_one_writer_who_was_taken_over_from_stops_and_does_not_fight_back(
         one.write_config(config(database, lake, slots[0], max_delay="300ms"))
         assert_stays_stopped_at_a_reload(one)
         assert one.sigterm() == 0
-        one.start_ready(LIMIT_S)  # a person's will
+        one.start_ready(LIMIT_S)  # an operator's decision
         assert_stops(two, slots[0])
         await_epoch_after(len(epochs(lake)), lake, one)
     assert_lake_equals_source(database, lake, slot=slots[0], limit_s=LIMIT_S)
@@ -58,10 +58,10 @@ def test_one_writer_who_was_taken_over_from_stops_and_does_not_fight_back(
 
 
 @pytest.mark.timeout(400)
-def test_i2_a_daemon_that_another_slot_follows_dies_between_two_tables_commits(
+def test_i2_killed_between_two_commits_followed_by_another_slot(
     workload_database: Database, make_daemon: MakeDaemon, lake: Path, seed: int
 ) -> None:
-    """What of its last epoch is in the lake the new one's rows make void: all were read anew."""
+    """The new daemon's snapshot supersedes what the lake has of the torn epoch."""
     database = workload_database
     slots = [f"ingestd_{database.name}_{name}" for name in ("dies", "follows")]
     one = make_daemon(config(database, lake, slots[0]), "dies")
@@ -106,7 +106,7 @@ def config(database: Database, lake: Path, slot: str, **more: str) -> str:
 
 
 def assert_stays_stopped_at_a_reload(daemon: Daemon) -> None:
-    """One that changes something else begins the source anew: it is no will to take over."""
+    """A reload that changes something else restarts the source: that is no request to take over."""
     before = daemon.events("source.failed")
     daemon.sighup()
     await_until(lambda: len(daemon.events("source.failed")) > len(before), LIMIT_S, daemon.tail)
@@ -122,7 +122,7 @@ def first_epoch_of(daemon: Daemon) -> int:
 
 
 def assert_warned(daemon: Daemon, other_slot: str) -> None:
-    """`check` says who works there, and how to go on either way; it takes nothing over."""
+    """`check` names the other daemon and both ways to continue; it takes nothing over."""
     found = run_command(daemon.config_path, "check")
     assert found.returncode == 0, found.stdout
     assert f"last written by slot '{other_slot}'" in found.stdout
@@ -140,7 +140,7 @@ def states_of(daemon: Daemon) -> list[str]:
 
 
 def assert_stops(daemon: Daemon, other_slot: str) -> None:
-    """It says who has taken over, and that a person must act."""
+    """It names the daemon that has taken over, and requires operator action."""
 
     def told() -> list[str]:
         stopped = [e for e in daemon.events("source.failed") if e["state"] == "stopped"]

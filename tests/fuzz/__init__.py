@@ -1,1 +1,1 @@
-"""The decoder under bytes that nobody meant; see docs/fuzzing.md."""
+"""The decoder under arbitrary bytes; see docs/fuzzing.md."""

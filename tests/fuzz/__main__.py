@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _fuzz(target: str, folder: Path, seconds: float) -> Found:
-    """Go on in rounds; the inputs that a round kept are where the next begins."""
+    """Fuzz in rounds; each starts from the inputs that the previous one kept."""
     here = folder / target
     kept = here / "kept"
     kept.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""How an input holds several messages: a fuzzer changes bytes, and knows nothing of messages.
+"""How an input holds several messages, for a fuzzer that knows only bytes.
 
-Each message comes behind two bytes, its length; the upper bit tells that a feed ends after it. A
+Each message follows two bytes, its length; if the top bit is set, a feed ends after it. A
 length beyond the input's end is cut, so that every input is a list of messages.
 """
 
@@ -23,7 +23,7 @@ MOST_BYTES = _ENDS_FEED - 1
 
 
 def feeds_of(data: bytes) -> list[list[bytes]]:
-    """Give the messages of each feed."""
+    """Return the messages of each feed."""
     found: list[list[bytes]] = [[]]
     at = 0
     while at + 2 <= len(data):

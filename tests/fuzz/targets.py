@@ -1,4 +1,4 @@
-"""What is fuzzed: `TARGETS`, by name. Each takes an input and raises what nobody expects.
+"""What is fuzzed: `TARGETS`, by name. Each takes an input and raises on unexpected results.
 
 Only ProtocolError may leave the decoder. What both it and the plain one take must be the same;
 where the grammar is simple, both must also refuse the same.
@@ -89,7 +89,7 @@ PACKED = _table([(20, -1), (23, -1), (25, -1), (17, -1), (1082, -1), (1184, -1),
 
 
 def resolve(relation: Relation) -> Table | None:
-    """Relation 3 is not captured; of relation 2 whole old rows are wanted."""
+    """Relation 3 is not captured; relation 2 has complete old rows."""
     if relation.oid == 3 or any(c.name.startswith("_cdc_") for c in relation.columns):
         return None
     return with_before(table_of(relation), full=relation.oid == 2)
@@ -283,7 +283,7 @@ def values(data: bytes) -> bool:
 
 
 def _plain(decode: Callable[[], T]) -> T | None:
-    """Give what the plain decoder gives; None if it refuses."""
+    """Return what the plain decoder gives; None if it refuses."""
     try:
         return decode()
     except REFUSES:

@@ -1,4 +1,4 @@
-"""The corpus, and some thousand inputs made of it; `make fuzz` goes on for as long as one likes."""
+"""The corpus and a few thousand mutations of it; `make fuzz` runs for as long as you like."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_what_a_server_sent_is_decoded_as_the_plain_decoder_does(target: str) ->
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_nothing_but_a_protocol_error_comes_of_changed_bytes(target: str) -> None:
-    """And what is taken all the same is what the plain decoder gives."""
+    """And what is accepted equals the plain decoder's result."""
     rng = random.Random(target)
     inputs = inputs_of(target)
     for number in range(TRIES.get(target, OTHERS)):

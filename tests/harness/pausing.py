@@ -1,4 +1,4 @@
-"""Pauses of a daemon's process, ends of its sessions, and a check of who committed afterwards."""
+"""Pauses a daemon's process, ends its sessions, and checks which daemon committed afterwards."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Outcome:
 
     @property
     def faults(self) -> list[str]:
-        """Say what was lost without a word, or done otherwise than the history asks."""
+        """Report silent losses, and deviations from what the history expects."""
         found = [
             f"{v.table} is {v.state}: {'; '.join(v.wrong)}" for v in self.verdicts if v.is_lost
         ]
@@ -185,7 +185,7 @@ class Life:
             self._check(limit_s=CHECK_LIMIT_S)
 
     def _merged(self, steps: list[list[Step]]) -> Iterator[tuple[int, Step]]:
-        """Give the steps of all, each history's in its order, with its place."""
+        """Return the steps of all, each history's in its order, with its place."""
         turns = [n for n, own in enumerate(steps) for _ in own]
         self._rng.shuffle(turns)
         for number in turns:
@@ -217,9 +217,9 @@ class Life:
         return {} if source is None else {t["table"]: t for t in source["tables"]}
 
     def _check(self, *, limit_s: float) -> bool:
-        """Have it check the catalog once; says whether it has within the limit.
+        """Make it poll the catalog once; return whether it has done so within the limit.
 
-        Who asks for a snapshot of a table has it check first. That table is no history's.
+        A snapshot request makes it poll first. The requested table belongs to no history.
         """
         before = self._states().get("public.tick", {}).get("snapshot_lsn")
         end_s = time.monotonic() + limit_s

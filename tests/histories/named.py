@@ -1,4 +1,4 @@
-"""Histories that once lost rows without a word, smallest form, by what they show.
+"""Histories that once lost rows silently, in smallest form, by what they show.
 
 Each is played twice: with the daemon running, which checks the catalog when all is over, and while
 it is down.

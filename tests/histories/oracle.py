@@ -124,7 +124,7 @@ def _folded(
 
 
 def inserted(lake: Path, table: TableId) -> tuple[str, ...]:
-    """Give the values of `v` of the rows whose insertion is in a log."""
+    """Return the values of `v` of the rows whose insertion is in a log."""
     rows = sorted(
         read_raw(str(lake), SOURCE, table).to_pylist(),
         key=lambda row: (row["_cdc_lsn"], row["_cdc_seq"]),

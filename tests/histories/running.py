@@ -27,7 +27,7 @@ FULL_EVERY = 3
 
 @dataclass
 class Run:
-    """Plays lives that are made up from one seed, and keeps count.
+    """Plays lives generated from one seed, and counts them.
 
     `told`: of each history that differed, the smallest form, and how to play its life again.
     """
@@ -49,7 +49,7 @@ class Run:
     told: list[str] = field(default_factory=list)
 
     def life(self, number: int) -> list[Outcome]:
-        """Play a life; give the outcomes of those that differed."""
+        """Play a life; return the outcomes of those that differed."""
         seed = self.seed * SEEDS_APART + number
         weather = make_weather(seed)
         by_schema = number % SCHEMAS_EVERY == SCHEMAS_EVERY - 1 and self.server.major >= 15

@@ -19,7 +19,7 @@ IDLE = psycopg.pq.TransactionStatus.IDLE
 
 @dataclass
 class Sessions:
-    """Opened as steps need them. What the server refuses, the history goes on without.
+    """Opened as steps need them. The history continues without statements that the server refuses.
 
     `refused`: the statements, and why.
     """
@@ -30,7 +30,7 @@ class Sessions:
     _open: dict[str, psycopg.Connection[tuple[Any, ...]]] = field(default_factory=dict)
 
     def execute(self, step: Step) -> None:
-        """Execute a step in its session; a transaction goes on to the next."""
+        """Execute a step in its session; a transaction stays open for the next."""
         if step.session not in self._open:
             self._open[step.session] = psycopg.connect(
                 self.database.socket_dsn, autocommit=True, options=SETTINGS

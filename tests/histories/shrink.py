@@ -40,7 +40,7 @@ def shrink(history: History, play: Play, rounds: int = ROUNDS) -> Outcome | None
 
 
 def _smaller(history: History) -> list[History]:
-    """Give it without each step, and without each half, quarter and eighth of them."""
+    """Return it without each step, and without each half, quarter and eighth of them."""
     size = len(history)
     parts: set[tuple[int, ...]] = {(n,) for n in range(size)}
     for pieces in (2, 4, 8):

@@ -46,7 +46,7 @@ class History:
         return sum(map(len, self.phases))
 
     def without(self, left_out: Iterable[int]) -> History:
-        """Give it without some of its steps, which are counted over all phases."""
+        """Return it without some of its steps, which are counted over all phases."""
         out, number, phases = set(left_out), 0, []
         for phase in self.phases:
             kept = [s for n, s in enumerate(phase, start=number) if n not in out]
@@ -80,7 +80,7 @@ def _lines(phase: Phase) -> Iterator[str]:
 def script(text: str, session: str = "a") -> Phase:
     """Read steps of one session: statements that end with a semicolon at a line's end.
 
-    A line `-- session NAME` goes on with another.
+    A line `-- session NAME` switches to another session.
     """
     steps: list[Step] = []
     for part in re.split(r";[ \t]*(?:\n|$)", text):

@@ -1,6 +1,6 @@
-"""Whatever is done to tables, the lake is the source, or the table says that it is stopped.
+"""After any history the lake equals the source, or the table is stopped with a reason.
 
-I6, I8: after one check of the catalog, however the daemon was while it was done.
+I6, I8: after one catalog poll, whether the daemon ran meanwhile or not.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def test_i6_an_index_over_nulls_identifies_nothing(weather: Weather, ddl_log: st
 def test_i6_random_histories(
     server: PostgresServer, ddl_log: str, seed: int, *, is_fixed: bool
 ) -> None:
-    """Some that are the same each time, and some others.
+    """Some fixed ones, and some random ones.
 
     What differs is printed with the arguments of `python -m tests.histories` that make it small.
     """

@@ -1,4 +1,4 @@
-"""What the config names and the database lacks is told with its remedy, and read when it exists."""
+"""Configured tables that do not exist are reported with a remedy, and read once they do."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def sections() -> str:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["wal", "polling"])
-def test_isolated_what_is_absent_says_so_and_is_read_when_it_exists(
+def test_isolated_absent_tables_are_reported_then_read_when_made(
     database: Database, lake: Path, make_daemon: MakeDaemon, kind: str
 ) -> None:
     database.execute(*MADE)
@@ -162,7 +162,7 @@ def test_isolated_what_is_absent_says_so_and_is_read_when_it_exists(
 def test_check_tries_to_read_reference_tables(
     database: Database, lake: Path, make_daemon: MakeDaemon, stranger: str
 ) -> None:
-    """Row security and missing rights are found before a run, and each by itself."""
+    """Row security and missing rights are each found before a run."""
     names = ("hiding", "denied", "good")
     database.execute(
         *(f"CREATE TABLE {name} (id int PRIMARY KEY)" for name in names),

@@ -1,4 +1,4 @@
-"""Definitions that are told by the stream and by a discovery, each before the other."""
+"""Definitions reported by the stream and by a discovery, in either order."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def columns(lake: Path) -> list[list[str]]:
     return found
 
 
-def test_a_discovery_does_not_undo_what_the_stream_has_told(
+def test_a_discovery_does_not_undo_what_the_stream_reported(
     own_postgres: PostgresServer, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     """A commit is in the WAL before others see it: here as long as no standby answers."""

@@ -1,4 +1,4 @@
-"""Backfills with threads for executors: what the daemon goes on with; kills (docs/backfill.md).
+"""Backfills with threads as executors: hand-over to the daemon, and kills (docs/backfill.md).
 
 With Spark: tests/spark/test_backfill.py.
 """
@@ -123,7 +123,7 @@ def test_i6_fresh_source_under_writes(
         pytest.param("handed over", marks=pytest.mark.thorough),
     ],
 )
-def test_i3_i6_killed_driver_goes_on_where_it_was(
+def test_i3_i6_a_killed_driver_resumes(
     database: Database, make_daemon: MakeDaemon, lake: Path, state: str
 ) -> None:
     create_big(database, ROWS)
@@ -143,12 +143,12 @@ def test_i3_i6_killed_driver_goes_on_where_it_was(
         assert states(lake)[BIG] == "live"
     assert_daemon_goes_on(database, lake, daemon, BIG)
     markers = read_raw(str(lake), "shop", TableId.parse(BIG))["_cdc_seq"].to_pylist().count(-1)
-    assert markers == 1  # it never began anew
+    assert markers == 1  # it never restarted
     assert not leftovers(lake)
 
 
 @pytest.mark.thorough
-def test_i6_a_killed_backfill_of_another_table_leaves_what_was_read(
+def test_i6_a_killed_backfill_of_another_table_keeps_read_rows(
     database: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
     create_big(database, ROWS)
@@ -176,7 +176,7 @@ def test_i6_a_killed_backfill_of_another_table_leaves_what_was_read(
 def test_i3_i6_daemon_instead_of_a_killed_driver(
     database: Database, make_daemon: MakeDaemon, lake: Path, state: str
 ) -> None:
-    """It reads the table itself; then there is nothing to do for a backfill."""
+    """It reads the table itself; then a backfill has nothing to do."""
     create_big(database, ROWS)
     daemon = make_daemon(config(database, lake))
     with ToastWriters(database, ROWS):
@@ -281,10 +281,10 @@ def test_i6_live_table_again(
         pytest.param(["loaded {BIG}"], marks=pytest.mark.thorough),
     ],
 )
-def test_i6_old_rows_serve_with_their_changes_until_new_ones_are_complete(
+def test_i6_old_rows_serve_until_the_new_ones_are_complete(
     database: Database, make_daemon: MakeDaemon, lake: Path, states_reached: list[str]
 ) -> None:
-    """What was deleted before the point has no `t` yet, where values may lack; but its `d`."""
+    """Rows deleted before the point are not voided by a `t` yet, but have their `d`."""
     create_big(database, ROWS)
     daemon = make_daemon(config(database, lake))
     daemon.start()
@@ -307,7 +307,7 @@ def _killed_again(daemon: Daemon, state: str) -> None:
 def test_i6_values_that_neither_snapshot_has_are_read_by_key(
     database: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
-    """Between the two snapshots rows move to where the first has been read; nothing sends them."""
+    """Between the two snapshots rows move to blocks already read; no change reports them."""
     create_big(database, ROWS)
     daemon = make_daemon(config(database, lake))
     killed_backfill(daemon.config_path, "shop", "split:6", BIG)
@@ -342,7 +342,7 @@ def test_i6_values_that_neither_snapshot_has_are_read_by_key(
         ("SELECT pg_drop_replication_slot('{0}')", "the slot does not have the changes"),
     ],
 )
-def test_i6_begins_anew_where_what_was_read_is_void(
+def test_i6_restarts_where_read_rows_are_void(
     database: Database, make_daemon: MakeDaemon, lake: Path, meanwhile: str, told: str
 ) -> None:
     create_big(database, ROWS)
@@ -379,7 +379,7 @@ class Failing(Threads):
         return outcomes
 
 
-def test_i3_what_failed_is_gone_on_with_when_the_rest_is_live(
+def test_i3_a_failed_table_is_resumed_once_the_rest_is_live(
     database: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
     create_big(database, ROWS)

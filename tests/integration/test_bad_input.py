@@ -58,7 +58,7 @@ ingestd.cli.main()
 
 
 def ingestd(folder: Path, command: str, config: str, account: Account | None = None) -> Outcome:
-    """Run the command line on a config, as a person would; as root, with another's rights."""
+    """Run the command line on a config as a user would; under root, as another account."""
     path = folder / "ingestd.toml"
     path.write_text(config, encoding="utf-8")
     program = ["-m", "ingestd"]
@@ -237,7 +237,7 @@ def test_a_slot_wants_a_second_one_beside_it(tmp_path: Path) -> None:
 
 @contextmanager
 def plain_role(database: Database, attributes: str = "") -> Iterator[str]:
-    """A role that owns nothing; gives its DSN."""
+    """A role that owns nothing; return its DSN."""
     role = f"r_{database.name}"
     database.execute(
         f"CREATE ROLE {role} LOGIN {attributes}",
@@ -256,7 +256,7 @@ def test_no_replication_attribute_names_the_role(tmp_path: Path, shop: Database)
         assert_fails(found, "CREATE privilege", "CREATE PUBLICATION .*manage = false")
 
 
-def test_a_role_that_may_read_nothing_is_told_so_beside_a_publication(
+def test_a_role_without_read_rights_fails_beside_a_publication(
     tmp_path: Path, shop: Database
 ) -> None:
     shop.execute("CREATE PUBLICATION ingestd_shop")
@@ -408,7 +408,7 @@ def test_replica_identity_nothing_is_mended_as_it_says(tmp_path: Path, shop: Dat
         ),
     ],
 )
-def test_controls_that_a_table_can_not_have_are_named_with_the_key(
+def test_controls_a_table_cannot_have_are_reported_with_the_key(
     tmp_path: Path, shop: Database, controls: str, cause: str, remedy: str
 ) -> None:
     section = f'[sources.shop.table."public.orders"]\n{controls}'
@@ -500,18 +500,18 @@ def test_a_lake_that_this_user_may_not_write(
     closed.chmod(0o700)
     remedy = "let the daemon's user read and write there: sudo mkdir"
     assert_fails(found, "lake .*permission denied", remedy)
-    # and the daemon: a file in the way stops the source, the process goes on
+    # and the daemon: a file in the way stops the source, the process continues
     (closed / "lake").write_text("in the way")
     daemon = make_daemon(config)
     daemon.start()
     assert "a file exists where a folder should be" in not_ready(daemon, "stopped")
 
 
-# --- run: what ends it, and what it goes on with ---------------------------------------------
+# --- run: what ends it, and what it survives -------------------------------------------------
 
 
 def not_ready(daemon: Daemon, state: str) -> str:
-    """Wait for /readyz to say 503 with the source in that state; give its text."""
+    """Wait for /readyz to say 503 with the source in that state; return its text."""
 
     def answer() -> str | None:
         assert daemon.is_running, daemon.tail()
@@ -559,7 +559,7 @@ def test_an_operator_fault_keeps_the_daemon_and_says_so_once(
 
 
 @pytest.mark.thorough
-def test_a_transient_fault_passes_by_itself_once_it_is_mended(
+def test_a_source_recovers_automatically_from_a_transient_fault(
     own_postgres: PostgresServer, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     own_postgres.psql("CREATE TABLE orders (id int PRIMARY KEY)")
@@ -638,7 +638,7 @@ def test_isolated_a_table_without_key_stops_alone(
 
     await_until(flows, LIMIT_S, lambda: f"the other table to flow\n{daemon.tail()}")
     shop.execute("INSERT INTO orders VALUES (2)", "INSERT INTO events VALUES ('a')")
-    shop.execute("UPDATE events SET kind = 'b'")  # the source's own work goes on
+    shop.execute("UPDATE events SET kind = 'b'")  # the source's own work continues
     status = await_until(
         lambda: (s := daemon.status()) and s["sources"]["shop"]["rows"] >= 3 and s,
         LIMIT_S,

@@ -122,7 +122,7 @@ def assert_untold(text: str, where: str) -> None:
 
 
 def listen_for_events(daemon: Daemon, limit_s: float = 2.0) -> str:
-    """What the page is told at first, and for a moment after."""
+    """What the page receives at first, and for a moment after."""
     told = b""
     connection = http.client.HTTPConnection(daemon.listen.host, daemon.listen.port, timeout=limit_s)
     try:
@@ -195,7 +195,7 @@ def has_failed(daemon: Daemon, count: int) -> bool:
 @pytest.mark.thorough
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["wal", "polling"])
-def test_no_canary_of_any_type_is_told(
+def test_no_canary_of_any_type_is_leaked(
     aviary: Aviary, lake: Path, make_daemon: MakeDaemon, kind: str
 ) -> None:
     database = aviary.database

@@ -1,4 +1,4 @@
-"""What happens between two catalog readings is read again unless they prove it harmless (I6).
+"""DDL between two catalog polls causes a re-read unless they prove it harmless (I6).
 
 Each case is a table; all live through one daemon on a real server. `is_read` says whether the table
 has to be read again (True), must not be (False), or may be (None).
@@ -555,6 +555,6 @@ def settle(database: Database, lake: Path, daemon: Daemon) -> None:
         def differences() -> list[str]:
             return [str(c) for c in compare_source(connection, str(lake), "shop") if not c.is_equal]
 
-        # What the stream tells at the end of a backlog is judged right after it.
+        # What the stream reports at the end of a backlog is judged right after it.
         await_until(lambda: not differences(), LIMIT_S, lambda: "\n".join(differences()))
     daemon.await_ready(LIMIT_S)

@@ -92,7 +92,7 @@ async def run_pipeline(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("free", [0, 1, 2])
-async def test_with_fewer_free_slots_fewer_drain_and_with_none_it_streams(
+async def test_with_few_free_slots_fewer_drain_with_none_it_streams(
     own_postgres: PostgresServer, lake: Path, free: int
 ) -> None:
     own_postgres.settings["max_replication_slots"] = str(1 + free)
@@ -155,7 +155,7 @@ async def test_a_backlog_is_committed_when_it_is_given(
 
 
 def make_parts_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What came before is durable meanwhile."""
+    """Earlier changes become durable meanwhile."""
     make_part = DrainSlot.make
 
     async def make_slowly(slot: DrainSlot, part: WalSegment, **options: bool) -> None:
@@ -167,13 +167,13 @@ def make_parts_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("refused", [drain_slot, slot_advance], ids=["drains", "moves"])
-async def test_a_backlog_comes_where_no_connection_is_free_for_more_than_a_stream(
+async def test_a_backlog_is_delivered_with_only_one_free_connection(
     own_postgres: PostgresServer,
     lake: Path,
     monkeypatch: pytest.MonkeyPatch,
     refused: ModuleType,
 ) -> None:
-    """With none for a drain it is streamed; with none to move the slot beside it, that waits."""
+    """With none for a drain it is streamed; with none to advance the slot meanwhile, that waits."""
     own_postgres.psql(
         "CREATE ROLE crowded LOGIN CONNECTION LIMIT 0;"
         "CREATE TABLE t (id int PRIMARY KEY, note text)"
@@ -208,7 +208,7 @@ async def test_a_backlog_comes_where_no_connection_is_free_for_more_than_a_strea
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("large_bytes", [1, 50_000])
-async def test_exactly_once_blocks_that_are_large_are_not_read_ahead_of(
+async def test_exactly_once_large_blocks_are_not_read_ahead_of(
     database: Database,
     lake: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -264,7 +264,7 @@ async def test_joined_parts_hold_no_more_than_others(cramped: PostgresServer, la
 
 
 @pytest.mark.thorough
-async def test_joined_parts_with_a_transaction_that_the_server_may_not_keep_are_not_joined_again(
+async def test_merged_parts_that_exceed_the_disk_are_not_merged_again(
     cramped: PostgresServer, lake: Path
 ) -> None:
     """And where it may not keep it at all it is streamed."""
@@ -311,7 +311,7 @@ async def test_a_server_that_may_keep_next_to_nothing_streams(
     assert (policy.drained, policy.is_paused) == (0, True)
 
 
-async def test_exactly_once_large_transactions_between_others_are_drained_in_segments(
+async def test_exactly_once_large_transactions_drain_in_segments(
     database: Database, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I2, I3: one with parts that are undone, one that is rolled back, one that is still open."""
@@ -340,10 +340,10 @@ async def test_exactly_once_large_transactions_between_others_are_drained_in_seg
     assert_change_log_is_sound(database, lake)
 
 
-async def test_where_the_server_fails_at_segments_it_drains_without_them(
+async def test_a_drain_does_without_segments_where_the_server_fails(
     database: Database, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As it does at some DDL in sub-transactions that are undone; here at what it never knows."""
+    """As it does at some DDL in subtransactions that are rolled back; here at an unknown object."""
     fails = "SELECT convert_to(pg_describe_object(1, 2, 3), 'UTF8') FROM {changes}"
     monkeypatch.setattr(drain_slot, "COMMITS_AHEAD", sql.SQL(fails))
     given_in_segments(database, monkeypatch)
@@ -361,7 +361,7 @@ async def test_where_the_server_fails_at_segments_it_drains_without_them(
 
 
 @pytest.mark.thorough
-async def test_segments_that_the_server_may_not_keep_are_not_asked_for_again(
+async def test_segments_the_server_cannot_spill_are_not_retried(
     cramped: PostgresServer, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of a transaction that is open at the end of a part are for nothing."""
@@ -396,7 +396,7 @@ def insert(session: psycopg.Connection[Any], low: int, high: int) -> None:
 async def test_a_stream_that_stays_far_behind_drains_the_backlog(
     database: Database,
 ) -> None:
-    """Each change is given once across both hand-overs."""
+    """Each change is delivered once across both hand-overs."""
     database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
     policy = CatchUpPolicy(above_bytes=1 << 20, slots=2, part_bytes=1 << 20)
     capture = capture_of(database.dsn, database.name, policy)
@@ -405,7 +405,7 @@ async def test_a_stream_that_stays_far_behind_drains_the_backlog(
         discovery = await capture.discover({})
         await capture.prepare(discovery.tables)
         async with contextlib.aclosing(capture.live(None)) as chunks:
-            await anext(chunks)  # it streams, and nobody reads on
+            await anext(chunks)  # it streams, and no one reads on
             for low in range(0, 60_000, 5000):
                 database.execute(
                     "INSERT INTO t SELECT n, repeat(md5(n::text), 8)"
@@ -432,7 +432,7 @@ async def test_a_stream_that_stays_far_behind_drains_the_backlog(
     assert policy.drained == 1
 
 
-async def test_a_stream_that_reads_much_wal_anew_is_left_to_it(
+async def test_a_stream_that_rereads_much_wal_is_not_interrupted(
     own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Behind an old transaction that is still open: no draining would be faster, nor end sooner."""
@@ -478,7 +478,7 @@ async def test_a_stream_that_reads_much_wal_anew_is_left_to_it(
 
 
 async def prepared(server: PostgresServer, policy: CatchUpPolicy) -> WalCapture:
-    """Give one with publication and slot."""
+    """Return one with publication and slot."""
     capture = capture_of(server.dsn(), "only", policy)
     try:
         discovery = await capture.discover({})
@@ -489,10 +489,10 @@ async def prepared(server: PostgresServer, policy: CatchUpPolicy) -> WalCapture:
     return capture
 
 
-async def test_what_becomes_durable_while_a_stream_is_given_up_waits_for_the_slot(
+async def test_a_confirmation_while_a_stream_closes_waits_for_the_slot(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """I1: the slot is the stream's until that is closed; it is moved later, and not refused."""
+    """I1: the stream holds the slot until it is closed; the advance is postponed, not refused."""
     closing = asyncio.Event()
     close = ReplicationStream.close
 
@@ -516,7 +516,7 @@ async def test_what_becomes_durable_while_a_stream_is_given_up_waits_for_the_slo
         discovery = await capture.discover({})
         await capture.prepare(discovery.tables)
         async with contextlib.aclosing(capture.live(None)) as chunks, asyncio.timeout(LIMIT_S):
-            await anext(chunks)  # it streams, and nobody reads on
+            await anext(chunks)  # it streams, and no one reads on
             for low in range(0, 60_000, 5000):
                 insert_rows(database, low, 5000)
             for _ in range(LATE_CHECKS):
@@ -559,10 +559,10 @@ SELECT reply_time FROM pg_stat_replication JOIN pg_replication_slots ON pid = ac
     ids=["moved", "made anew", "dropped"],
 )
 @pytest.mark.parametrize("when", ["before", "copied", "drained"])
-async def test_exactly_once_a_slot_that_another_moves_while_nobody_streams_is_not_gone_on_from(
+async def test_exactly_once_a_slot_moved_by_another_client_is_refused(
     database: Database, monkeypatch: pytest.MonkeyPatch, done: list[str], reason: str, when: str
 ) -> None:
-    """I1: what it skipped would be missing for ever, and nothing would tell."""
+    """I1: the changes that it skipped would be lost silently."""
 
     def meddle() -> None:
         database.execute("INSERT INTO t VALUES (-1, 'late')")
@@ -594,10 +594,10 @@ async def test_exactly_once_a_slot_that_another_moves_while_nobody_streams_is_no
         await capture.close()
 
 
-async def test_i1_where_the_slot_is_is_asked_before_the_server_is_told_anything(
+async def test_i1_the_slot_position_is_read_before_any_status_is_sent(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """16.2, say, moves a slot back that has skipped some: then it can't be seen any more."""
+    """16.2, for example, moves such a slot back: then the gap can't be detected any more."""
     told: list[Any] = []
     ensure_not_moved = delivery.ChangeStream._ensure_not_moved
 
@@ -619,10 +619,10 @@ async def test_i1_where_the_slot_is_is_asked_before_the_server_is_told_anything(
     assert told == [None]
 
 
-async def test_each_connection_that_touches_the_slot_asks_which_server_it_leads_to(
+async def test_each_connection_to_the_slot_checks_the_server_lineage(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the first one did, which read where the slot is: it may be another by now."""
+    """As the first one did, which read the slot's position: it may be another server by now."""
     lineage = await lineage_of(database.dsn)
     async with await connect(database.dsn) as connection:
         await refuse_other(connection, lineage)
@@ -643,7 +643,7 @@ async def test_each_connection_that_touches_the_slot_asks_which_server_it_leads_
     make_parts_slowly(monkeypatch)
     database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
     policy = CatchUpPolicy(above_bytes=1, slots=1, part_bytes=300_000)
-    for lows in ([0], [1000, 2000, 3000, 4000]):  # the first are there before the slot
+    for lows in ([0], [1000, 2000, 3000, 4000]):  # the first exist before the slot
         for low in lows:
             insert_rows(database, low)
         pipeline = make_pipeline(database.dsn, database.name, tmp_path, policy)

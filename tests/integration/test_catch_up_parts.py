@@ -1,4 +1,4 @@
-"""What several temporary slots drain, part by part, is what one slot gives."""
+"""Several temporary slots drain, part by part, exactly what one slot sends."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Messages:
         self.ends.append(end)
 
     def of_changes(self) -> list[bytes]:
-        """All but what every call tells anew."""
+        """All but definitions, which every call repeats."""
         return of_changes(self.found)
 
 
@@ -85,7 +85,7 @@ def write(database: Database) -> None:
 
 
 def of_changes(found: Sequence[bytes]) -> list[bytes]:
-    """Leave out what every call tells anew, and empty transactions, which 14 sends."""
+    """Leave out definitions, which every call repeats, and empty transactions, which 14 sends."""
     told = [message for message in found if message[:1] not in _TOLD_ANEW]
     empty = {i for i, (a, b) in enumerate(pairwise(told)) if (a[:1], b[:1]) == (b"B", b"C")}
     return [m for i, m in enumerate(told) if i not in empty and i - 1 not in empty]
@@ -119,10 +119,10 @@ async def drained(database: Database, policy: CatchUpPolicy) -> Messages:
 @pytest.mark.parametrize(
     ("slots", "part_bytes"), [(1, 1 << 30), (1, 100_000), (2, 50_000), (3, 16_384)]
 )
-async def test_exactly_once_parts_meet_whatever_lies_across_their_bounds(
+async def test_exactly_once_at_the_bounds_of_parts(
     database: Database, slots: int, part_bytes: int
 ) -> None:
-    """I2, I3: message by message what one slot gives, in the same order."""
+    """I2, I3: message by message what one slot sends, in the same order."""
     create(database)
     await asyncio.to_thread(write, database)
     policy = CatchUpPolicy(above_bytes=0, slots=slots, part_bytes=part_bytes)
@@ -134,7 +134,7 @@ async def test_exactly_once_parts_meet_whatever_lies_across_their_bounds(
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-async def test_exactly_once_a_transaction_across_many_parts_has_them_joined(
+async def test_exactly_once_a_transaction_across_parts_merges_them(
     database: Database, slots: int
 ) -> None:
     """I2, I3: and it is not decoded for each of them from its beginning."""
@@ -157,7 +157,7 @@ async def test_exactly_once_a_transaction_across_many_parts_has_them_joined(
 async def test_exactly_once_joined_parts_end_where_they_hold_enough(
     database: Database, slots: int
 ) -> None:
-    """I2, I3: what follows comes next, before what other slots have made meanwhile."""
+    """I2, I3: the following WAL comes next, before what other slots have decoded meanwhile."""
     create(database)
     await asyncio.to_thread(write, database)
     # As if all parts before had held nothing.
@@ -171,10 +171,10 @@ async def test_exactly_once_joined_parts_end_where_they_hold_enough(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("slots", "part_bytes"), [(1, 1 << 30), (1, 100_000), (2, 50_000)])
-async def test_exactly_once_what_is_given_in_segments_comes_in_commit_order(
+async def test_exactly_once_segments_come_in_commit_order(
     database: Database, slots: int, part_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """I2, I3: message by message what one slot gives after commits, whatever is undone."""
+    """I2, I3: message by message what one slot sends at commit, whatever is rolled back."""
     create(database)
     await asyncio.to_thread(write, database)
     given = given_in_segments(database, monkeypatch)
@@ -245,7 +245,7 @@ async def test_exactly_once_whatever_is_set_in_the_database(
     assert len(given) == 4 * large
 
 
-async def test_with_more_such_transactions_than_are_put_in_order_a_drain_goes_without(
+async def test_a_drain_does_without_segments_beyond_the_limit(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(database)

@@ -211,7 +211,7 @@ def refusals(daemon: Daemon) -> list[dict[str, Any]]:
 
 
 def checked(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    """The remedies of what `check` fails, and what it says beside."""
+    """The remedies of failed checks, and the other lines."""
     monkeypatch.chdir(daemon.folder)
     lines = check(daemon.config_path)
     failed = [line.remedy or "" for line in lines if line.level == "fail"]
@@ -314,7 +314,7 @@ def test_sources_that_fit_alone_are_added_up(
 
 
 @pytest.mark.parametrize("setting", ["*", "FIRST 1 (s1, *)", 'ANY 2 ("INGESTD (stream)", s1)'])
-def test_a_stream_that_may_be_a_synchronous_standby_is_told(
+def test_a_possible_synchronous_standby_is_reported(
     shop: PostgresServer, tmp_path: Path, setting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with shop.connect("shop") as connection:
@@ -341,7 +341,7 @@ def test_a_stream_that_may_be_a_synchronous_standby_is_told(
 
 
 def test_names_of_standbys_do_not_take_the_stream(shop: PostgresServer, tmp_path: Path) -> None:
-    """Neither `ingestd` nor what the DSN says for an application_name."""
+    """Neither `ingestd` nor the DSN's application_name."""
     case = Case(tables=("public.*", "nowhere.*"))
     config = config_of(case, shop).replace("dbname=shop", "dbname=shop application_name=s1")
     with shop.connect("shop") as connection:

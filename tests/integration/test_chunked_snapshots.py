@@ -117,11 +117,11 @@ def test_i6_kills_while_chunks_are_read(
         daemon.start()
         await_live(daemon, lake)
     assert_lake_equals_source(database, lake, slot=database.name)
-    assert markers(lake) == 1  # it never began anew
+    assert markers(lake) == 1  # it never restarted
 
 
 @pytest.mark.thorough
-def test_i6_a_killed_load_at_one_point_goes_on_in_chunks(
+def test_i6_a_killed_snapshot_at_one_point_resumes_in_chunks(
     database: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
     create_big(database, 2 * ROWS)
@@ -159,7 +159,7 @@ def test_i6_on_demand_while_a_transaction_is_open_all_the_time(
 
 
 @pytest.mark.thorough
-def test_a_rewrite_in_the_middle_begins_anew_and_loses_nothing(
+def test_a_rewrite_during_a_snapshot_restarts_it_without_loss(
     database: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
     create_big(database, 2 * ROWS)
@@ -172,7 +172,7 @@ def test_a_rewrite_in_the_middle_begins_anew_and_loses_nothing(
     assert_lake_equals_source(database, lake, slot=database.name)
 
 
-def test_i6_a_partition_whose_name_another_table_takes_is_not_mixed_up(
+def test_i6_a_partition_name_reused_by_a_table_is_not_mixed_up(
     database: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
     """A chunk is of a relation, whatever that is called by then."""

@@ -34,7 +34,7 @@ def signed(number: int, bits: int) -> int:
 
 
 def keys_of(name: str) -> Iterator[tuple[int, ...]]:
-    """Every key that is computed from a claim's name, in either form, and many beside them."""
+    """Every key computed from a claim's name, in either form, and many others."""
     key = claim_key(name)
     yield (key,)
     yield signed(key >> 32 & 0xFFFFFFFF, 32), signed(key & 0xFFFFFFFF, 32)
@@ -136,7 +136,7 @@ async def test_one_writer_no_lock_of_a_stranger_counts(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["wal", "polling"])
-def test_one_writer_a_daemon_starts_whatever_a_stranger_locks_and_status_names_a_holder(
+def test_one_writer_starts_whatever_a_stranger_locks(
     database: Database, attacker: Attacker, lake: Path, make_daemon: MakeDaemon, kind: str
 ) -> None:
     slot = f"ingestd_{database.name}"

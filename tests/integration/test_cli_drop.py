@@ -66,7 +66,7 @@ def publications(shop: Database) -> list[str]:
 
 
 @pytest.mark.thorough
-def test_a_source_is_dropped_and_read_anew_by_the_next_run(
+def test_a_dropped_source_is_resnapshotted_by_the_next_run(
     shop: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     daemon = make_daemon(config(shop, lake))
@@ -145,9 +145,7 @@ def test_what_is_none_of_ingestds_is_left(
     assert (shop.slots(), publications(shop)) == ([], [shop.name])
 
 
-def test_a_slot_that_somebody_reads_is_not_dropped(
-    shop: Database, tmp_path: Path, lake: Path
-) -> None:
+def test_a_slot_in_use_is_not_dropped(shop: Database, tmp_path: Path, lake: Path) -> None:
     make(shop)
     path = written(tmp_path, config(shop, lake))
     reader = subprocess.Popen(
@@ -185,10 +183,10 @@ def test_one_that_stops_at_a_loss_says_so(shop: Database, tmp_path: Path, lake: 
     assert 'stops because of slot_lost = "stop"' in done.stdout
 
 
-def test_a_session_that_takes_a_moment_to_end_is_not_taken_for_a_daemon(
+def test_a_session_slow_to_end_is_not_taken_for_a_daemon(
     shop: Database, tmp_path: Path, lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It claims the source to look what there is, and once more to drop it."""
+    """It claims the source to list what exists, and once more to drop it."""
     make(shop)
     lasting: list[AsyncConnection[Any]] = []
 

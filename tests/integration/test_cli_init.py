@@ -1,4 +1,4 @@
-"""`ingestd init` on a real server: what it writes is what `check` and `run` take."""
+"""`ingestd init` on a real server: `check` and `run` accept what it writes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def shop(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def role(shop: Database) -> Iterator[str]:
-    """The name of a role that is not there yet."""
+    """The name of a role that does not exist yet."""
     name = f"i_{shop.name}"
     yield name
     if shop.rows("SELECT FROM pg_roles WHERE rolname = %s", name):
@@ -117,7 +117,7 @@ def test_it_asks_for_what_is_not_given(shop: Database, tmp_path: Path) -> None:
     assert shop.slots() == []  # it changes nothing
 
 
-def test_nothing_is_replaced_unless_told_to(shop: Database, tmp_path: Path) -> None:
+def test_nothing_is_replaced_without_force(shop: Database, tmp_path: Path) -> None:
     path = tmp_path / "ingestd.toml"
     path.write_text("mine")
     done = init(shop, shop.name, "--yes")
@@ -172,7 +172,7 @@ def test_the_printed_sql_does_what_the_script_does(
     slot = f"ingestd_{shop.name}"
     assert shop.slots() == [slot]
 
-    # as that role all is there: nothing is left to be made, or asked for
+    # as that role everything exists: nothing to create, or to ask for
     done = init(shop, shop.name, "--yes", "--force", dsn=make_conninfo(shop.dsn, user=role))
     assert done.exit_code == 0, done.output
     assert "manage = false" in (tmp_path / "ingestd.toml").read_text()
@@ -278,7 +278,7 @@ def test_a_lake_in_a_store_has_a_section_to_fill_in(
         (["Shop!"], 2, "a source's name is 1-55"),
     ],
 )
-def test_what_is_wrong_is_told(
+def test_errors_are_reported(
     shop: Database, tmp_path: Path, arguments: list[str], code: int, said: str
 ) -> None:
     done = CliRunner().invoke(cli.app, ["init", "--yes", "--dsn", shop.dsn, *arguments])
@@ -287,7 +287,7 @@ def test_what_is_wrong_is_told(
     assert "hunter2" not in done.output
 
 
-def test_a_password_is_asked_for_and_a_server_as_it_is_installed_is_polled(
+def test_a_password_is_asked_for_and_a_default_server_is_polled(
     tmp_path: Path, postgres_bindir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -86,7 +86,7 @@ def daemon(shop: Database, lake: Path, make_daemon: MakeDaemon) -> Daemon:
     return made
 
 
-def test_the_last_changes_are_told_as_the_lake_has_them(lake: Path, daemon: Daemon) -> None:
+def test_peek_shows_the_last_changes_as_the_lake_has_them(lake: Path, daemon: Daemon) -> None:
     insert, delete, update, read = told(daemon, "peek", "shop", "public.orders", "--limit", "4")
     assert [c["op"] for c in (insert, delete, update, read)] == ["c", "d", "u", "r"]
     assert insert["columns"]["id"] == 9000
@@ -131,7 +131,9 @@ def test_a_mask_that_came_later_hides_older_rows(
     assert hidden["columns"]["id"] == plain["columns"]["id"]
 
 
-def test_the_last_epochs_are_told_with_and_without_a_daemon(shop: Database, daemon: Daemon) -> None:
+def test_the_last_epochs_are_listed_with_and_without_a_daemon(
+    shop: Database, daemon: Daemon
+) -> None:
     running = told(daemon, "epochs", "shop")
     numbers = [e["epoch"] for e in running]
     assert numbers == sorted(range(1, len(numbers) + 1), reverse=True)
@@ -168,7 +170,7 @@ def test_the_last_epochs_are_told_with_and_without_a_daemon(shop: Database, daem
         assert said in done.stderr
 
 
-def test_a_lake_in_an_object_store_is_looked_into(tmp_path: Path) -> None:
+def test_a_lake_in_an_object_store_is_read(tmp_path: Path) -> None:
     with ObjectStoreServer() as server:
         row: dict[str, Any] = {
             "epoch": 1,

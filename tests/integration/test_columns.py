@@ -245,7 +245,7 @@ mask_columns = { email = "sha256", since = "sha256", phone = "null", late = "nul
 def test_hidden_values_that_were_not_sent(
     database: Database, lake: Path, make_daemon: MakeDaemon, scope: str
 ) -> None:
-    """A masked value kept out of line is unchanged as others are; a column left out is not told."""
+    """A toasted masked value is unchanged as others are; an excluded column is not listed."""
     database.execute(
         "CREATE TABLE people (id int PRIMARY KEY, n int, email text, note text)",
         "ALTER TABLE people ALTER email SET STORAGE EXTERNAL, ALTER note SET STORAGE EXTERNAL",
@@ -284,7 +284,7 @@ def test_a_key_may_be_hashed(database: Database, lake: Path, make_daemon: MakeDa
     assert rows == {hashed(f"{NEEDLE}4"): 1, hashed(f"{NEEDLE}3"): 33}
 
 
-def test_an_overridden_type_takes_what_it_holds_and_keeps_the_rest_as_text(
+def test_an_overridden_type_keeps_values_out_of_range_as_text(
     database: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     values = ["12.5", "12.500", "-0.01", "12.505", "1e9", "NaN", "99999999999.99", "7"]
@@ -474,7 +474,7 @@ def test_a_publication_of_another_owner_decides_columns_and_rows(
         people.execute(f"DROP OWNED BY {role} CASCADE", f"DROP ROLE {role}")
 
 
-def test_a_masked_column_renamed_stops_the_table_and_shows_nothing(
+def test_a_renamed_masked_column_stops_the_table_without_a_leak(
     database: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     database.execute(
@@ -498,10 +498,10 @@ def test_a_masked_column_renamed_stops_the_table_and_shows_nothing(
 @pytest.mark.thorough
 @pytest.mark.parametrize("hidden", ['mask_columns = { email = "sha256" }', EXCLUDED])
 @pytest.mark.parametrize("is_running", [True, False], ids=["running", "stopped"])
-def test_a_hidden_column_whose_name_another_takes_stops_the_table_and_shows_nothing(
+def test_a_swapped_hidden_column_stops_the_table_without_a_leak(
     database: Database, lake: Path, make_daemon: MakeDaemon, hidden: str, *, is_running: bool
 ) -> None:
-    """As where a column gets another type by way of a second one: names swapped at once."""
+    """As when a column's type is changed by way of a second one: names swapped in one step."""
     database.execute(
         "CREATE TABLE people (id int PRIMARY KEY, email text)",
         "CREATE TABLE t (id int PRIMARY KEY)",
@@ -556,10 +556,10 @@ def test_inserts_of_a_table_that_others_publish_without_identity(
     assert sorted(r["n"] for r in current(lake, (), "unkeyed")) == [1, 1, 1, 2]
 
 
-def test_lossless_what_the_config_could_not_be_kept_with_is_read_anew(
+def test_lossless_an_identity_incompatible_with_the_config(
     database: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
-    """The catalog is as before: only the stream knew that a masked column told rows apart."""
+    """The catalog is as before: only the stream showed that a masked column was the identity."""
     database.execute(
         "CREATE TABLE people (id int PRIMARY KEY, email text NOT NULL UNIQUE)",
         "INSERT INTO people VALUES (1, 'a')",
@@ -581,7 +581,7 @@ def test_lossless_what_the_config_could_not_be_kept_with_is_read_anew(
 def test_a_generated_column_is_captured_where_it_is_published(
     database: Database, lake: Path, make_daemon: MakeDaemon, how: str
 ) -> None:
-    """Left out elsewhere: no row says null for a value that exists."""
+    """Left out of other rows: none has null for a value that exists."""
     is_new = database.server.major >= 18
     columns = "(id, n, g)" if how == "listed" and is_new else ""
     option = ", publish_generated_columns = stored" if how == "by option" and is_new else ""
@@ -604,7 +604,7 @@ def test_a_generated_column_is_captured_where_it_is_published(
 
 
 @pytest.mark.parametrize("chosen", ["struct", "string"])
-def test_a_renamed_attribute_has_structs_read_anew_and_texts_stay(
+def test_a_renamed_attribute_resnapshots_structs_but_not_texts(
     database: Database, lake: Path, make_daemon: MakeDaemon, chosen: str
 ) -> None:
     database.execute(

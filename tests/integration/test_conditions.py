@@ -1,4 +1,4 @@
-"""Conditions that somebody wrote, before they are put into a query."""
+"""Conditions written by users, before they are put into a query."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""COPYs by each kind of channel: what they give, how they end, and libpq afterwards."""
+"""COPYs by each kind of channel: their data, their end, and libpq afterwards."""
 
 from __future__ import annotations
 

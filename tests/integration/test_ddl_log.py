@@ -103,7 +103,7 @@ def events_of(database: Database) -> list[DdlEvent | None]:
 
 
 @pytest.mark.thorough
-def test_every_command_writes_what_it_did_and_no_command_that_is_undone(
+def test_every_command_is_logged_and_no_rolled_back_command(
     source: Database, stranger: str
 ) -> None:
     for name, (statement, command, what) in DDL.items():
@@ -134,7 +134,7 @@ def _remake(database: Database, stranger: str) -> None:
         "DROP TYPE mood",
         *(f"SET ROLE {stranger}; {each}; RESET ROLE" for each in TABLES),
         "ALTER PUBLICATION p SET TABLE plain, parts",
-        script(),  # triggers on what is there: nobody but a superuser has a right on the schema
+        script(),  # triggers on existing objects: only a superuser has a right on the schema
         "REVOKE ALL ON SCHEMA ingestd_ddl FROM PUBLIC",
     )
     events_of(database)
@@ -202,7 +202,7 @@ async def test_it_is_said_what_is_not_in_place(database: Database, stranger: str
             database.execute(script())
         database.execute(was_found.remedy)
         assert await fault() is None, each
-    # One that comes later gets its trigger by itself, attached or made.
+    # One that comes later gets its trigger automatically, attached or created.
     database.execute(
         "CREATE TABLE late PARTITION OF parts FOR VALUES IN (5) PARTITION BY LIST (id)",
         "CREATE TABLE later PARTITION OF late DEFAULT",
@@ -308,7 +308,7 @@ def test_a_table_is_read_again_at_once_and_for_its_reason(
 def test_a_backlog_and_open_transactions_have_their_events_too(
     database: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
-    """The server gives the large transaction in segments; what is undone in it leaves no event."""
+    """The server sends the large transaction in segments; rolled-back DDL leaves no event."""
     send_while_open(database)
     database.execute(*TABLES, ROWS, "INSERT INTO plain VALUES (1, 'a')", script())
     extra = (
@@ -390,7 +390,7 @@ def test_no_command_fails_in_any_session(source: Database, stranger: str) -> Non
 
 
 @pytest.mark.thorough
-def test_prepared_transactions_have_their_events_when_they_commit(postgres_bindir: Path) -> None:
+def test_prepared_transactions_have_their_events_at_commit(postgres_bindir: Path) -> None:
     with (
         running_server(postgres_bindir, {"max_prepared_transactions": "5"}) as server,
         fresh_database(server) as database,

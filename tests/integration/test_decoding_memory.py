@@ -1,4 +1,4 @@
-"""What sessions of the server keep of transactions while they decode, before it takes its disk."""
+"""The memory of decoding sessions before the server spills to disk."""
 
 from __future__ import annotations
 

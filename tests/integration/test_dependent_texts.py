@@ -1,4 +1,4 @@
-"""Values whose text is the name of another object: renamed, moved, dropped, made again."""
+"""Values whose text is the name of another object: renamed, moved, dropped, re-created."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_objects_that_values_refer_to_change(
     assert {t for t in before if t not in every} == set()
     change("ALTER SCHEMA obj RENAME TO subj")
     change("ALTER SCHEMA subj RENAME TO obj")
-    # Dropped, and made again.
+    # Dropped and re-created.
     change(
         *(
             s

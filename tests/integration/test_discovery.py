@@ -1,4 +1,4 @@
-"""What the catalog says, held against what the stream tells at the same time."""
+"""The catalog, compared with what the stream reports at the same time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def test_a_column_dropped_while_the_catalog_is_read_is_no_gap(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stream may tell of the drop before the (older) catalog is looked through."""
+    """The stream may report the drop before the (older) catalog is read."""
     database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
     settings = WalSettings(
         kind="wal", dsn=SecretStr(database.dsn), tables=["public.*"], publication="p", slot="s"
@@ -61,7 +61,7 @@ def test_a_column_dropped_while_the_catalog_is_read_is_no_gap(
 
 
 async def test_what_others_do_to_the_publication_meanwhile_is_found(database: Database) -> None:
-    """Between a discovery and what we do then: else a table stays stopped for ever."""
+    """Between a discovery and acting on it: else a table stays stopped indefinitely."""
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY)",
         "CREATE TABLE u (id int PRIMARY KEY)",

@@ -196,7 +196,7 @@ main()
 def test_dropped_tables_leave_metrics_and_status(
     database: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
-    """Who may create tables that match can't have the daemon show ever more; `_tables` has them."""
+    """A role that may create matching tables can't make the status grow; `_tables` has them."""
     slot = f"ingestd_{database.name}"
     names = f'slot = "{slot}"\npublication = "{slot}"\ndiscover_interval = "200ms"'
     tables = ["public.*", "public.named"]

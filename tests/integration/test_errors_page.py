@@ -1,4 +1,4 @@
-"""docs/errors.md shows what is said: each fault is brought about, what a person sees is compared.
+"""docs/errors.md shows real messages: each fault is provoked, and the output compared.
 
 `make errors-page` writes the page again. What differs from run to run (ports, paths, times, LSNs)
 is shown as an example's.
@@ -61,7 +61,7 @@ class World:
                 connection.execute(statement.encode())
 
     def ingestd(self, *arguments: str, config: str | None = None) -> str:
-        """Run a command in the folder as a person would; give what it prints but `ok` lines."""
+        """Run a command in the folder as a user would; return its output without the `ok` lines."""
         if config is not None:
             (self.folder / "ingestd.toml").write_text(config, encoding="utf-8")
         done = run_command(self.folder / "ingestd.toml", *arguments, columns=80)
@@ -78,7 +78,7 @@ class World:
             yield daemon
 
     def status(self, daemon: Daemon, states: str) -> str:
-        """Wait until the source is in one of these states; give what `status` says is wrong."""
+        """Wait until the source is in one of these states; return what `status` says is wrong."""
         await_until(lambda: _state(daemon) in states.split(), LIMIT_S, daemon.tail)
         done = run_command(daemon.config_path, "status")
         lines = (done.stdout + done.stderr).splitlines()
@@ -123,7 +123,7 @@ def not_there(world: World) -> str:
 
 
 def checked(replaced: str = "", by: str = "", **changes: Any) -> Callable[[World], str]:
-    """Give what `check` says of a config."""
+    """Return what `check` says of a config."""
 
     def seen(world: World) -> str:
         config = world.config(**changes)
@@ -134,7 +134,7 @@ def checked(replaced: str = "", by: str = "", **changes: Any) -> Callable[[World
 
 
 def prepared(*statements: str, undone: tuple[str, ...], **changes: Any) -> Callable[[World], str]:
-    """Give what `check` says when these statements were run."""
+    """Return what `check` says when these statements were run."""
 
     def seen(world: World) -> str:
         world.execute(*statements)
@@ -152,7 +152,7 @@ def no_daemon(world: World) -> str:
 
 
 def unknown_name(*arguments: str) -> Callable[[World], str]:
-    """Give what is said to `snapshot` with names that the daemon does not know."""
+    """Return what is said to `snapshot` with names that the daemon does not know."""
 
     def seen(world: World) -> str:
         with world.daemon(world.config()) as daemon:
@@ -418,7 +418,7 @@ def test_what_is_said_is_what_the_page_shows(world: World, chapters: tuple[str, 
 
 
 def chapter_of(world: World, chapter: str) -> str:
-    """Bring its faults about; give what is said, as the page has it."""
+    """Bring its faults about; return what is said, as the page has it."""
     parts = [f"\n## {chapter}\n"]
     for fault in CHAPTERS[chapter]:
         seen = _as_an_example(world, fault.seen(world))

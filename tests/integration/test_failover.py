@@ -1,4 +1,4 @@
-"""A standby becomes the primary: the stream goes on where it can, and else all is read anew."""
+"""A standby becomes the primary: the stream continues if it can, else all is re-read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("is_running", [True, pytest.param(False, marks=pytest.mark.thorough)])
-def test_a_promoted_standby_with_the_slot_goes_on_without_a_snapshot(
+def test_a_promoted_standby_with_the_slot_needs_no_snapshot(
     lake: Path, make_daemon: MakeDaemon, *, is_running: bool
 ) -> None:
     """I3, I6: with a dsn of both servers not even a restart of the daemon is needed."""
@@ -83,7 +83,7 @@ def test_a_promoted_standby_with_the_slot_goes_on_without_a_snapshot(
 
 
 @pytest.mark.thorough
-def test_a_lake_that_has_what_the_promoted_standby_never_got_is_read_anew(
+def test_a_lake_ahead_of_the_promoted_standby_is_resnapshotted(
     lake: Path, make_daemon: MakeDaemon
 ) -> None:
     with server_of(18) as primary:
@@ -101,7 +101,7 @@ def test_a_lake_that_has_what_the_promoted_standby_never_got_is_read_anew(
             promote(standby)
             other = shop_on(standby)
             daemon.write_config(config(other, lake))
-            # the slot is there: its changes would look as if they went on where the lake ends
+            # the slot exists: its changes would seem to continue where the lake ends
             assert slot(other, "synced") is True
             other.execute("DELETE FROM orders WHERE id <= 10")
             daemon.start_ready()
@@ -114,7 +114,7 @@ def test_a_lake_that_has_what_the_promoted_standby_never_got_is_read_anew(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("major", "told"), [(15, "does not keep slots"), (18, "it has no slot")])
-def test_a_promoted_standby_without_the_slot_is_read_anew(
+def test_a_promoted_standby_without_the_slot_is_resnapshotted(
     lake: Path, make_daemon: MakeDaemon, major: int, told: str
 ) -> None:
     with server_of(major) as primary:

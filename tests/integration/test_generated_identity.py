@@ -1,4 +1,4 @@
-"""PostgreSQL 18 refuses writes where whole rows are the identity, and lack a generated column."""
+"""PostgreSQL 18 refuses writes under REPLICA IDENTITY FULL without a generated column."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def state(lake: Path, name: str) -> dict[str, object]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("way", WAYS)
-def test_bounded_a_value_of_250_mb_stops_its_table_and_is_never_held(
+def test_bounded_a_value_of_250_mb_stops_its_table(
     database: Database, lake: Path, make_daemon: MakeDaemon, way: str
 ) -> None:
     assert_passed(database, database.dsn, lake, make_daemon, way)
@@ -78,7 +78,7 @@ def test_bounded_a_value_of_250_mb_is_never_held_over_tls_either(
 
 
 @pytest.mark.thorough
-def test_bounded_a_value_of_250_mb_stops_its_reference_table_and_is_never_held(
+def test_bounded_a_value_of_250_mb_stops_its_reference_table(
     database: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     make_tables(database)
@@ -96,7 +96,7 @@ def test_bounded_a_value_of_250_mb_stops_its_reference_table_and_is_never_held(
 
 
 @pytest.mark.thorough
-def test_bounded_a_value_of_250_mb_is_reported_by_verify_and_never_held(
+def test_bounded_a_value_of_250_mb_is_reported_by_verify(
     database: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     make_tables(database)
@@ -127,7 +127,7 @@ def test_bounded_a_value_of_250_mb_is_reported_by_verify_and_never_held(
 
 
 @pytest.mark.thorough
-def test_defaults_too_large_for_the_catalog_to_be_read_refuse_their_table(
+def test_a_table_with_defaults_too_large_to_read_is_refused(
     database: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     make_tables(database)
@@ -193,7 +193,7 @@ def assert_passed(
 
 
 def await_passed(database: Database, daemon: Daemon) -> None:
-    """Wait until the slot has passed all there is now."""
+    """Wait until the slot has passed the current WAL."""
     target = Lsn.parse(database.value("SELECT pg_current_wal_insert_lsn()::text"))
     query = (
         "SELECT min(confirmed_flush_lsn)::text FROM pg_replication_slots WHERE database = %s"

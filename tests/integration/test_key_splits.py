@@ -211,7 +211,7 @@ async def test_a_large_table_is_sampled_and_cut_evenly(database: Database) -> No
     assert max(found) < 1.3 * rows / len(splits)
 
 
-async def test_every_partition_is_cut_by_itself(database: Database) -> None:
+async def test_every_partition_is_split_on_its_own(database: Database) -> None:
     database.execute(
         "CREATE TABLE t (id int, at date, number int, PRIMARY KEY (id,at)) PARTITION BY RANGE(at)",
         "CREATE TABLE t1 PARTITION OF t FOR VALUES FROM ('2024-01-01') TO ('2025-01-01')",
@@ -290,7 +290,7 @@ async def test_snapshot_boundary_moved_rows_are_still_in_their_range(
     assert sorted(n for rows in found for n in rows) == list(range(1, ROWS + 1))
 
 
-async def test_snapshot_boundary_a_rewrite_between_two_ranges_is_noticed(
+async def test_snapshot_boundary_a_rewrite_between_ranges_is_detected(
     database: Database,
 ) -> None:
     make(database, "id int PRIMARY KEY", "i")

@@ -1,4 +1,4 @@
-"""`ingestd check` of a lake in an S3 store: whether commits are refused where there is one (I5)."""
+"""`ingestd check` of a lake in an S3 store: whether a second commit is refused (I5)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def left_in(store: ObjectStoreServer) -> list[str]:
 
 
 @pytest.mark.thorough
-def test_one_writer_a_store_that_refuses_is_told_from_one_that_overwrites(
+def test_one_writer_a_store_that_overwrites_fails_the_probe(
     store: ObjectStoreServer, way: str
 ) -> None:
     good = probe(store.uri, store.options)
@@ -61,7 +61,7 @@ def test_one_writer_a_store_that_refuses_is_told_from_one_that_overwrites(
 
 
 @pytest.mark.thorough
-def test_one_writer_a_store_that_knows_no_conditional_put_is_told(
+def test_one_writer_a_store_without_conditional_put_is_reported(
     store: ObjectStoreServer,
 ) -> None:
     store.know_no_conditions(MANY)
@@ -89,7 +89,7 @@ def test_the_step_that_failed_is_named_and_the_stores_own_words(
     assert left_in(store) == []
 
 
-def test_a_bucket_that_is_not_there_is_told(store: ObjectStoreServer) -> None:
+def test_a_missing_bucket_is_reported(store: ObjectStoreServer) -> None:
     found = probe("s3://nosuch/lake", store.options)
 
     assert found.level == "fail"
@@ -97,7 +97,7 @@ def test_a_bucket_that_is_not_there_is_told(store: ObjectStoreServer) -> None:
     assert "Debug" not in found.detail
 
 
-def test_keys_that_are_missing_are_asked_for_without_the_librarys_own_log(
+def test_missing_keys_are_reported_without_the_librarys_own_log(
     store: ObjectStoreServer, tmp_path: Path
 ) -> None:
     options = {key: value for key, value in store.options.items() if "SECRET" not in key}

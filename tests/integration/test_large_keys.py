@@ -116,14 +116,14 @@ class Empty:
     async def changes(
         self, table: TableId, columns: Sequence[str]
     ) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Give none."""
+        """Return none."""
         del table, columns
         return
         yield
 
 
 async def gone(dsn: str, way: str) -> int:
-    """Return how many keys a way finds gone."""
+    """Return how many keys a way finds deleted."""
     async with await connect(dsn, autocommit=False) as connection:
         rows = [row for row in await list_tables(connection) if row.name == "t"]
         [table] = await describe(connection, rows, before_full=False)

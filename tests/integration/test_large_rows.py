@@ -57,7 +57,7 @@ def await_state(daemon: Daemon, lake: Path, name: str, state: str) -> dict[str, 
 
 
 def await_confirmed(shop: Database, daemon: Daemon) -> None:
-    """Wait until the slot has passed all there is now: nothing is read again and again."""
+    """Wait until the slot has passed the current WAL: nothing is re-read repeatedly."""
     target = Lsn.parse(shop.value("SELECT pg_current_wal_insert_lsn()::text"))
 
     def confirmed() -> bool:
@@ -104,7 +104,7 @@ def test_a_row_too_large_in_the_stream_stops_its_table_alone(
     await_confirmed(shop, daemon)
     assert_lake_equals_source(shop, lake, tables=[SMALL])
     assert len(daemon.events("table.stopped")) == 1
-    # what it says is what helps: without the column the table is read anew
+    # its remedy helps: without the column the table is re-read
     daemon.sigterm()
     daemon.write_config(config(shop, lake, 'exclude_columns = ["body"]'))
     daemon.start_ready()
@@ -116,7 +116,7 @@ def test_a_row_too_large_in_the_stream_stops_its_table_alone(
 
 
 @pytest.mark.thorough
-def test_a_row_too_large_in_a_backlog_or_a_snapshot_stops_its_table_alone(
+def test_a_row_too_large_for_a_drain_or_snapshot_stops_its_table(
     shop: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     daemon = make_daemon(config(shop, lake, source="catch_up_above = 0"))
@@ -129,12 +129,12 @@ def test_a_row_too_large_in_a_backlog_or_a_snapshot_stops_its_table_alone(
     assert_stopped_for_size(daemon, lake)
     await_confirmed(shop, daemon)
     daemon.sigkill()
-    daemon.start()  # and now where the stopped table is read anew
+    daemon.start()  # and now where the stopped table is re-read
     await_stopped_again(daemon)
     shop.execute("INSERT INTO small VALUES (2, 'later')")
     await_confirmed(shop, daemon)
     assert_lake_equals_source(shop, lake, tables=[SMALL])
-    # gone from the source, it is no reason any more
+    # once deleted in the source, it is no reason any more
     shop.execute("DELETE FROM big WHERE id = 2")
     daemon.sigterm()
     daemon.start_ready()
@@ -144,7 +144,7 @@ def test_a_row_too_large_in_a_backlog_or_a_snapshot_stops_its_table_alone(
 
 
 @pytest.mark.thorough
-def test_a_row_too_large_in_a_poll_or_its_snapshot_stops_its_table_alone(
+def test_a_row_too_large_for_a_poll_or_snapshot_stops_its_table(
     shop: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     def polling(table: str = "") -> str:
@@ -159,7 +159,7 @@ def test_a_row_too_large_in_a_poll_or_its_snapshot_stops_its_table_alone(
     shop.execute("INSERT INTO small VALUES (1, 'on the same connection')")
     await_rows(lake, 1)
     daemon.sigkill()
-    daemon.start()  # and now where the stopped table is read anew
+    daemon.start()  # and now where the stopped table is re-read
     await_stopped_again(daemon)
     shop.execute("INSERT INTO small VALUES (2, 'later')")
     await_rows(lake, 2)
@@ -181,10 +181,10 @@ def await_rows(lake: Path, count: int) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("way", ["streamed", "drained"])
-def test_a_row_that_the_server_can_not_send_is_named_with_the_way_past_it(
+def test_a_row_the_server_cannot_send_is_named_with_a_remedy(
     shop: Database, lake: Path, make_daemon: MakeDaemon, way: str
 ) -> None:
-    """No plugin gives it, so the slot can't pass it; by a snapshot its table stops alone."""
+    """No plugin can send it, so the slot can't pass it; in a snapshot its table stops alone."""
     source = "catch_up_above = 0" if way == "drained" else ""
     daemon = make_daemon(config(shop, lake, source=source))
     daemon.start_ready()

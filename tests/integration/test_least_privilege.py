@@ -1,4 +1,4 @@
-"""A daemon with the rights that deploy/role.sql gives, in a database that gives none by itself."""
+"""A daemon with the rights that deploy/role.sql grants, in a database without default rights."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LIMIT_S = 120.0
 
 @pytest.fixture
 def role(database: Database) -> Iterator[str]:
-    """The name of the role that the script is to make; tables of an owner who is no superuser."""
+    """The role for the script to create; tables of an owner who is no superuser."""
     name, owner = f"i_{database.name}", f"o_{database.name}"
     database.execute(
         f"REVOKE ALL ON DATABASE {database.name} FROM PUBLIC",
@@ -291,7 +291,7 @@ def test_tables_that_can_be_published_are(database: Database, role: str, made: l
     write(database)
 
 
-def test_a_table_without_key_may_be_read_where_nothing_is_published(
+def test_a_keyless_table_may_be_read_where_nothing_is_published(
     database: Database, role: str
 ) -> None:
     database.execute(KEYLESS)

@@ -92,7 +92,7 @@ async def test_the_truth_is_taken(liar: LyingServer, database: Database) -> None
 async def assert_held(
     liar: LyingServer, database: Database, told: Iterator[tuple[str, bytes]]
 ) -> None:
-    """All rows of a COPY are given, or it ends with an error."""
+    """All rows of a COPY are returned, or it ends with an error."""
     refused = 0
     for name, sent in told:
         try:
@@ -143,7 +143,7 @@ ORDERS = {
 async def test_messages_in_another_order_are_a_protocol_error(
     liar: LyingServer, database: Database, order: str
 ) -> None:
-    """While the connection stays open: nothing that is to come is waited for."""
+    """While the connection stays open: no further data is awaited."""
     known = {**dict(script()), "CopyBothResponse": honest.copy_response("W")}
     liar.then_ends = False
     try:
@@ -168,10 +168,10 @@ KINDS = b"dHcCZENSAW"
 
 
 @pytest.mark.parametrize("state", STATES)
-async def test_bounded_a_frame_of_two_gigabytes_ends_a_copy_whatever_its_kind(
+async def test_bounded_a_frame_of_two_gigabytes_ends_a_copy(
     liar: LyingServer, database: Database, state: str
 ) -> None:
-    """In any state: what it has said is enough, no more of it is waited for."""
+    """In any state: the header is enough, the content is not awaited."""
     liar.then_ends = False
     process = psutil.Process()
     try:
@@ -186,7 +186,7 @@ async def test_bounded_a_frame_of_two_gigabytes_ends_a_copy_whatever_its_kind(
         liar.then_ends = True
 
 
-async def test_an_error_of_any_bytes_is_told_in_short(
+async def test_an_error_of_any_bytes_is_reported_briefly(
     liar: LyingServer, database: Database
 ) -> None:
     for letter in "CMFDHWSVPqL":
@@ -261,11 +261,11 @@ async def test_a_few_lies_in_a_stream_end_it(
 async def test_lies_about_all_that_surrounds_a_stream_end_it(
     liar: LyingServer, database: Database
 ) -> None:
-    """Of what pgoutput says all are told where it is decoded (`tests/unit/decode/test_lies.py`)."""
+    """Lies in pgoutput messages are tested at the decoder (`tests/unit/decode/test_lies.py`)."""
     await assert_stream_ends(liar, database, lying_scripts(honest.beside()))
 
 
-async def test_bounded_a_frame_of_two_gigabytes_ends_a_stream_whatever_its_kind(
+async def test_bounded_a_frame_of_two_gigabytes_ends_a_stream(
     liar: LyingServer, database: Database
 ) -> None:
     begun = written(honest.copy_response("W"))

@@ -75,7 +75,7 @@ LIES: dict[str, Lie] = {
 
 
 class Liar:
-    """Tells the next lie about each COPY that begins, then the truth."""
+    """Applies the next lie to each COPY that begins, then sends the truth."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.told: list[str] = []
@@ -107,7 +107,7 @@ def await_rows(daemon: Daemon, lake: Path, count: int) -> None:
 
 
 def failure_after(daemon: Daemon, before: Sequence[object]) -> dict[str, Any] | None:
-    """The first that was told after these."""
+    """The first one reported after these."""
     return next(iter(daemon.events("source.failed")[len(before) :]), None)
 
 
@@ -165,7 +165,7 @@ CONFIGS: dict[str, Callable[..., str]] = {
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_exactly_once_a_lie_in_what_is_read_later_ends_its_source(  # noqa: PLR0917
+def test_exactly_once_a_lie_in_a_later_read_ends_its_source(  # noqa: PLR0917
     liar: LyingServer,
     database: Database,
     lake: Path,
@@ -173,7 +173,7 @@ def test_exactly_once_a_lie_in_what_is_read_later_ends_its_source(  # noqa: PLR0
     kind: str,
     seed: int,
 ) -> None:
-    """Of a poll, of a backlog: what was lied about comes once more, and is appended once."""
+    """In a poll or a backlog: the falsified rows come again and are appended once."""
     database.execute("CREATE TABLE orders (id int PRIMARY KEY, note text)")
     daemon = make_daemon(CONFIGS[kind](lake=lake, dsn=liar.dsn(database.dsn)))
     for count, name in enumerate(random.Random(seed).sample([*LIES], FEW)):

@@ -88,7 +88,7 @@ FUTURES = {
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("lie", FUTURES)
-def test_ack_after_durable_no_position_beyond_the_servers_wal_is_believed(
+def test_ack_after_durable_positions_beyond_the_wal_are_refused(
     liar: LyingServer, database: Database, lake: Path, make_daemon: MakeDaemon, lie: str
 ) -> None:
     liar.lie = once(*FUTURES[lie])
@@ -102,7 +102,7 @@ def test_ack_after_durable_no_position_beyond_the_servers_wal_is_believed(
     )
     assert "Traceback" not in str(failed)
     assert confirmed(database) <= Lsn.parse(database.value("SELECT pg_current_wal_lsn()::text"))
-    # the same lake and slot go on with a server that says what is
+    # the same lake and slot continue with an honest server
     daemon.sigterm()
     liar.lie = bytes
     daemon.start_ready()
@@ -131,12 +131,12 @@ def test_bounded_a_frame_of_two_gigabytes_ends_the_connection(
 
 
 @pytest.mark.thorough
-def test_lies_in_every_field_of_every_message_end_the_connection_or_are_nothing(
+def test_lies_in_any_field_end_the_connection_or_are_harmless(
     liar: LyingServer, database: Database, lake: Path, make_daemon: MakeDaemon, seed: int
 ) -> None:
-    """Byte by byte: whatever a field says, the daemon lives, and what it confirms is there.
+    """Byte by byte: whatever a field says, the daemon survives, and what it confirms is durable.
 
-    But for the length of a message: what a longer one lacks is waited for, as of any large row.
+    Except for the length of a message: the rest of a longer one is awaited, as for any large row.
     """
     dice = random.Random(seed)
     numbers = [0, 1, 0x7F, 0x80, 0xFF]

@@ -1,4 +1,4 @@
-"""Any identifier Postgres takes: schemas, tables and columns, to the lake and back."""
+"""Any identifier Postgres accepts: schemas, tables and columns, to the lake and back."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def labels(daemon: Daemon, family: str, label: str, **wanted: str) -> set[str]:
 
 
 def shown(daemon: Daemon) -> dict[str, Any]:
-    """What `ingestd status` says; it must not stumble over a name in either form."""
+    """The output of `ingestd status`, which must handle a name in both forms."""
     text = run_command(daemon.config_path, "status")
     assert f"{len(TABLES)}/{len(TABLES)} live" in text.stdout
     tree = run_command(daemon.config_path, "status", "--json")

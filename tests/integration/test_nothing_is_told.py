@@ -48,7 +48,7 @@ def assert_untold(text: str, where: str) -> None:
 
 
 def answers(daemon: Daemon) -> Iterator[tuple[str, str]]:
-    """Everything that it says over HTTP: pages, and answers to commands, right and wrong."""
+    """Everything that it sends over HTTP: pages, and responses to valid and invalid commands."""
     for path in ("/status", "/metrics", "/readyz", "/healthz", "/nowhere"):
         answer = daemon.get(path)
         assert answer is not None
@@ -95,7 +95,9 @@ def is_seen(lake: Path, key: str) -> bool:
 
 
 @pytest.mark.thorough
-def test_no_value_of_a_row_is_told(database: Database, lake: Path, make_daemon: MakeDaemon) -> None:
+def test_no_value_of_a_row_is_leaked(
+    database: Database, lake: Path, make_daemon: MakeDaemon
+) -> None:
     with_birds(database)
     extra = """
 [sources.shop.table."public.birds"]
@@ -135,7 +137,7 @@ reference = "snapshot_plus_cdc"
         request_snapshot(daemon.listen, "shop", ["public.birds"], f"note::{cast} IS NULL")
         await_until(partial(has_failed, daemon, count), LIMIT_S, daemon.tail)
         assert ", SQLSTATE " in daemon.events("snapshot.failed")[-1]["reason"]
-    database.execute("ALTER TABLE birds ALTER COLUMN note TYPE varchar(900)")  # read anew
+    database.execute("ALTER TABLE birds ALTER COLUMN note TYPE varchar(900)")  # re-read
     for where, text in answers(daemon):
         assert_untold(text, where)
     shown = CliRunner().invoke(command_line, ["status", "-c", str(daemon.config_path)])
@@ -184,7 +186,7 @@ TOKEN = "http-token-canary-0123"
 STORE_KEY = "store/key+canary/1=="
 
 
-def test_no_secret_is_told(database: Database, lake: Path, make_daemon: MakeDaemon) -> None:
+def test_no_secret_is_leaked(database: Database, lake: Path, make_daemon: MakeDaemon) -> None:
     """Of a source that can't be reached, one with a wrong password, one that works; by HTTP too."""
     user, password = f"p_{database.name}", sql.Literal(PASSWORD).as_string(None)
     database.execute(

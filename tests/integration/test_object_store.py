@@ -93,7 +93,7 @@ async def commit(lake: DeltaLake, epoch: int) -> None:
 
 
 @pytest.mark.thorough
-async def test_an_epoch_costs_the_same_few_requests_however_many_came_before(
+async def test_an_epoch_costs_the_same_few_requests_at_any_length(
     store: ObjectStoreServer, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Checkpoints of both tables after versions 19, 39, ... 99.
@@ -112,7 +112,7 @@ async def test_an_epoch_costs_the_same_few_requests_however_many_came_before(
     store.begin_anew(by_deltalake=way == "deltalake")
     store.upload(tmp_path / "lake")
     async with opened(store.uri, store.options) as lake:
-        # past the checkpoints of both tables, which cost more, and are made beside the commits
+        # past the checkpoints of both tables, which cost more and are written alongside the commits
         for epoch in range(98, 102):
             await commit(lake, epoch)
     async with opened(store.uri, store.options) as lake:
@@ -124,7 +124,7 @@ async def test_an_epoch_costs_the_same_few_requests_however_many_came_before(
 
 
 @pytest.mark.thorough
-def test_a_marker_in_a_store_is_read_written_once_and_refused_as_on_a_disk(
+def test_a_marker_in_a_store_is_written_once_and_checked(
     store: ObjectStoreServer,
 ) -> None:
     files = open_store(store.uri, store.options)
@@ -176,7 +176,7 @@ async def test_no_epoch_follows_one_that_is_not_there_any_more(store: ObjectStor
 @pytest.mark.parametrize(
     "path", ["public/orders/_delta_log/", "_epochs/_delta_log/", "public/orders/part-"]
 )
-async def test_exactly_once_where_an_answer_is_lost_or_the_store_is_busy(
+async def test_exactly_once_with_lost_answers_and_a_busy_store(
     store: ObjectStoreServer, tmp_path: Path, path: str
 ) -> None:
     async with opened(store.uri, store.options) as lake:
@@ -199,10 +199,10 @@ async def test_exactly_once_where_an_answer_is_lost_or_the_store_is_busy(
 @pytest.mark.parametrize("is_conflict", [False, True])
 @pytest.mark.parametrize("comes", ["before the fence", "after it"])
 @pytest.mark.parametrize("path", ["public/orders/_delta_log/", "_epochs/_delta_log/"])
-async def test_exactly_once_where_the_store_does_a_commit_after_its_sender_gave_it_up(
+async def test_exactly_once_a_store_commits_after_the_sender_gave_up(
     store: ObjectStoreServer, tmp_path: Path, path: str, comes: str, *, is_conflict: bool
 ) -> None:
-    """I2, I3: it counts, or is refused; never beside another that was made in its place."""
+    """I2, I3: it counts or is refused; never in addition to the one that replaced it."""
     options = {**store.options, "max_retries": "0"}
     lake = DeltaLake(store.uri, "shop", storage_options=options, writer=WriterIdentity("slot 'a'"))
     await lake.open()
@@ -210,7 +210,7 @@ async def test_exactly_once_where_the_store_does_a_commit_after_its_sender_gave_
     await lake.adopt("7000000000000000001")
     await commit(lake, 1)
     store.hold(path, is_conflict=is_conflict)
-    with pytest.raises(IngestdError):  # deltalake does not tell a 409 from a commit that is there
+    with pytest.raises(IngestdError):  # deltalake can't tell a 409 from an existing commit
         await commit(lake, 2)
     assert store.faults_left() == []
 
@@ -223,7 +223,7 @@ async def test_exactly_once_where_the_store_does_a_commit_after_its_sender_gave_
     await lake.fence()
     if comes == "after it":
         assert store.do_late() == [412]
-    # What the transactions after `found` are: those of epoch 2 anew, and one more.
+    # The transactions after `found`: those of epoch 2 again, and one more.
     is_there = (found.position or 0) >= 250
     writer = lake.begin_epoch()
     if not is_there:
@@ -240,7 +240,7 @@ async def test_exactly_once_where_the_store_does_a_commit_after_its_sender_gave_
 
 
 @pytest.mark.parametrize("pieces", [[100], [1 << 20, 1], [3_000_001] * 5, [6 << 20, 7, 11 << 20]])
-def test_what_was_written_is_there_whatever_becomes_of_the_buffers(
+def test_written_bytes_do_not_depend_on_the_callers_buffers(
     store: ObjectStoreServer, pieces: list[int]
 ) -> None:
     rng = random.Random(20261125)
@@ -257,10 +257,10 @@ def test_what_was_written_is_there_whatever_becomes_of_the_buffers(
         assert bytes(file.read()) == b"".join(written)
 
 
-def test_a_file_is_whole_where_the_answer_to_its_last_request_is_lost(
+def test_a_file_is_complete_where_the_last_answer_is_lost(
     running: ObjectStoreServer,
 ) -> None:
-    """S3 knows nothing of an upload that it has completed, when the request comes again."""
+    """S3 does not know a completed upload any more when the request is repeated."""
     running.begin_anew()
     content = random.Random(1).randbytes(12 << 20)
     files = open_store(running.uri, running.options)
@@ -273,7 +273,7 @@ def test_a_file_is_whole_where_the_answer_to_its_last_request_is_lost(
         assert bytes(found.read()) == content
 
 
-def test_a_file_whose_upload_is_gone_is_written_again(running: ObjectStoreServer) -> None:
+def test_a_file_whose_upload_was_dropped_is_retried(running: ObjectStoreServer) -> None:
     running.begin_anew()
     files = open_store(running.uri, running.options)
     file = files.create("a/b/part.parquet")

@@ -1,4 +1,4 @@
-"""Names with bytes that the encoding of their database lacks stop what has them, nothing else."""
+"""Names with bytes invalid in their database's encoding stop only what has them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_names_that_cant_be_converted(
     kind: str,
     encoding: str,
 ) -> None:
-    """Those of what nobody captures are nothing; what is captured says how to rename it."""
+    """Names of uncaptured objects do not matter; a captured one has a remedy that renames it."""
     recreate(database, encoding)
     value = f"convert_from('\\x6e{BYTES[encoding]}', '{encoding}')"
     name = "n" + "".join(f"\\x{byte:02x}" for byte in bytes.fromhex(BYTES[encoding]))
@@ -169,7 +169,7 @@ def configured(database: Database, lake: Path, kind: str) -> str:
 
 
 def assert_verified(daemon: Daemon, refused: list[str]) -> None:
-    """`verify` compares all but what can't be named, and says that."""
+    """`verify` compares all but what can't be named, and reports that."""
     found = run_command(daemon.config_path, "verify", "shop", columns=300)
     assert found.returncode == bool(refused), found.stdout + found.stderr
     assert found.stdout.count(": equal") >= 3

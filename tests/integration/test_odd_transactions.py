@@ -94,7 +94,7 @@ def test_a_table_whose_definition_changes_with_every_row(
         connection.commit()
     assert_lake_equals_source(database, lake, limit_s=LIMIT_S)
     assert_nothing_failed(daemon)
-    # The last reading may still be under way, of rows that are there already.
+    # The last read may still be under way, of rows that exist already.
     await_until(lambda: registry(lake)[-1]["state"] == "live", LIMIT_S, daemon.tail)
 
 
@@ -126,7 +126,7 @@ def test_a_table_of_1600_columns(database: Database, lake: Path, make_daemon: Ma
 def test_a_transaction_over_many_tables_drained_as_a_backlog(
     database: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
-    """A few rows of each table in turn: little of what is read at a time is one table's."""
+    """A few rows of each table in turn: each read has little of any one table."""
     tables, rows, run = 100, 3000, 20
     columns = ", ".join(f"c{n} text" for n in range(8))
     values = ", ".join(f"'value {n} of ' || i" for n in range(8))
@@ -148,7 +148,7 @@ def test_a_transaction_over_many_tables_drained_as_a_backlog(
 
 
 @pytest.mark.long
-def test_rows_of_200_megabytes_take_no_more_memory_the_more_there_are(
+def test_memory_does_not_grow_with_the_number_of_200_mb_rows(
     database: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     database.execute(

@@ -1,4 +1,4 @@
-"""PostgreSQL 14 publishes whole tables only: what is excluded is left out here."""
+"""PostgreSQL 14 publishes complete tables only: excluded columns are dropped here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 NEEDLE = "hidden-needle"
 
 
-def test_an_excluded_column_is_left_out_where_the_server_sends_it(
+def test_an_excluded_column_sent_by_the_server_is_left_out(
     lake: Path, make_daemon: MakeDaemon
 ) -> None:
     needs(14)

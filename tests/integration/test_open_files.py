@@ -1,4 +1,4 @@
-"""No file can be opened any more (`ulimit -n`): it is said, and passes when some can."""
+"""Out of file descriptors (`ulimit -n`): reported, and recovered from."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ async def test_undone_parts_and_ddl_of_an_open_transaction(source: Database, lak
             await asyncio.to_thread(
                 assert_lake_equals_source, source, lake, slot=source.name, limit_s=LIMIT_S
             )
-            insert(session, 5001, 5010)  # with the definition that was told inside
+            insert(session, 5001, 5010)  # with the definition that was sent inside
             session.commit()
             await asyncio.to_thread(
                 assert_lake_equals_source, source, lake, slot=source.name, limit_s=LIMIT_S
@@ -152,10 +152,10 @@ async def test_undone_parts_and_ddl_of_an_open_transaction(source: Database, lak
     await until(lambda: sent_while_open(source, source.name) > 0, "streamed transactions")
 
 
-async def test_ack_after_durable_positions_pass_an_open_transaction_and_lose_nothing(
+async def test_ack_after_durable_positions_pass_an_open_transaction(
     source: Database, lake: Path
 ) -> None:
-    """I1, I10: small transactions are confirmed meanwhile; a restart has it all sent again."""
+    """I1, I10: small transactions are confirmed meanwhile; a restart has all of it sent again."""
     with psycopg.connect(source.dsn) as session:
         async with running(source, lake):
             await until_row(source, lake, 1)
@@ -202,7 +202,7 @@ async def test_a_transaction_that_is_rolled_back_leaves_nothing(
 
 
 @pytest.mark.parametrize("folder", [None, "/nowhere/at/all"])
-async def test_without_room_the_next_connection_has_them_sent_after_they_commit(
+async def test_without_spool_room_a_reconnect_has_them_sent_at_commit(
     source: Database, lake: Path, monkeypatch: pytest.MonkeyPatch, folder: str | None
 ) -> None:
     if folder is not None:
@@ -256,9 +256,7 @@ async def test_where_the_server_fails_the_next_connection_goes_without(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_commit_order_is_what_the_server_sends_without_open_transactions(
-    database: Database, seed: int
-) -> None:
+def test_commit_order_is_that_of_a_server_without_streaming(database: Database, seed: int) -> None:
     """The same WAL decoded both ways by the server: the same changes, definitions, commits."""
     publication, slot = database.name, database.name
     writers = OpenWriters(

@@ -100,7 +100,7 @@ def calls_of(database: Database, role: str) -> list[str]:
 
 @pytest.mark.usefixtures("owner")
 @pytest.mark.parametrize("kind", VALUES)
-async def test_keys_are_found_and_ordered_without_running_what_their_types_have(
+async def test_keys_are_found_and_ordered_without_running_owned_code(
     database: Database, stranger: str, kind: str
 ) -> None:
     database.execute(
@@ -135,7 +135,7 @@ async def test_keys_are_found_and_ordered_without_running_what_their_types_have(
 
 @pytest.mark.usefixtures("owner")
 @pytest.mark.parametrize("kind", sorted(CASTS))
-async def test_a_cast_that_a_types_owner_made_is_not_called_for_its_keys(
+async def test_a_cast_owned_by_another_role_is_not_called_for_keys(
     database: Database, stranger: str, kind: str
 ) -> None:
     database.execute(
@@ -144,14 +144,12 @@ async def test_a_cast_that_a_types_owner_made_is_not_called_for_its_keys(
         f"CREATE CAST (m.{kind} AS text) WITH FUNCTION m.cast_it(m.{kind}) AS IMPLICIT",
     )
     with pytest.raises(Exception, match="operator is not unique"):
-        await test_keys_are_found_and_ordered_without_running_what_their_types_have(
-            database, stranger, kind
-        )
+        await test_keys_are_found_and_ordered_without_running_owned_code(database, stranger, kind)
     assert not calls_of(database, stranger)
 
 
 @pytest.mark.parametrize("added", EXPRESSIONS)
-async def test_a_table_whose_expressions_call_functions_at_planning_is_not_read(
+async def test_a_table_whose_expressions_run_at_planning_is_not_read(
     database: Database, owner: str, stranger: str, added: str
 ) -> None:
     hand_over(database, owner)
@@ -177,7 +175,7 @@ async def test_a_table_whose_expressions_call_functions_at_planning_is_not_read(
     assert not calls_of(database, stranger)
 
 
-async def test_a_partition_key_is_planned_too_and_an_inlined_function_can_be_kept_from_it(
+async def test_a_partition_key_with_an_inlined_function_has_a_remedy(
     database: Database, owner: str, stranger: str
 ) -> None:
     hand_over(database, owner)

@@ -412,7 +412,7 @@ REWRITES = {
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("statement", REWRITES.values(), ids=REWRITES)
-async def test_snapshot_boundary_a_rewrite_between_two_splits_is_noticed(
+async def test_snapshot_boundary_a_rewrite_between_splits_is_detected(
     database: Database, statement: str
 ) -> None:
     await fill(database, 3000)

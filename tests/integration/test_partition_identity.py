@@ -49,7 +49,7 @@ OTHER = (
 
 @dataclass(frozen=True)
 class Case:
-    """A partitioned table `p`, and what is wrong with it."""
+    """A partitioned table `p`, and its fault."""
 
     made: tuple[str, ...]
     why: str
@@ -153,7 +153,7 @@ def assert_captured(daemon: Daemon, database: Database, lake: Path) -> None:
 
 
 def psql(database: Database, statement: str) -> None:
-    """As somebody would who pastes it."""
+    """As a user who pastes it."""
     program = str(database.server.program("psql"))
     subprocess.run(
         [program, "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", database.dsn],
@@ -165,7 +165,7 @@ def psql(database: Database, statement: str) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_no_partition_is_published_whose_changes_would_fail_or_find_no_row(
+def test_no_partition_with_unusable_identity_is_published(
     database: Database, lake: Path, make_daemon: MakeDaemon, case: Case
 ) -> None:
     database.execute(*case.made, "CREATE TABLE fine (id int PRIMARY KEY)")
@@ -198,7 +198,7 @@ def test_partitions_that_give_more_are_captured(
 def test_a_generated_column_in_the_key(
     database: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
-    """It is not sent: what is left of the key tells no row, and 18 refuses the change."""
+    """It is not sent: the rest of the key identifies no row, and 18 refuses the change."""
     database.execute(
         "CREATE TABLE t (a int, b int, g int GENERATED ALWAYS AS (a) STORED, PRIMARY KEY (b, g))",
         "INSERT INTO t (a, b) VALUES (1, 1), (2, 1), (3, 1)",
@@ -240,7 +240,7 @@ def test_a_foreign_partition(database: Database, lake: Path, make_daemon: MakeDa
     assert_captured(daemon, database, lake)
 
 
-async def test_foreign_partitions_are_not_read_and_those_that_inherit_are_no_part(
+async def test_foreign_partitions_and_inheriting_tables_are_not_read(
     database: Database,
 ) -> None:
     """Their rows are another server's, in no snapshot of this one."""

@@ -1,4 +1,4 @@
-"""Which partitions came with rows that no change tells of, on a real server.
+"""Which partitions were attached with rows that no change reports, on a real server.
 
 The table of a partition that was empty when it came is not read anew, whatever was written to it
 since; one that came with a row has its table read anew, whoever has tried to change that row since.
@@ -58,7 +58,7 @@ LATE_UPDATE = (*["INSERT INTO other VALUES (1)"] * 9, UPDATE)
 class Coming:
     """`steps`: transactions after the last look, `before`: the one before it.
 
-    `undone` is rolled back in the end; `under_way` is not over yet when the table is looked at.
+    `undone` is rolled back in the end; `under_way` is still open when the catalog is polled.
     """
 
     name: str
@@ -90,7 +90,7 @@ EMPTY = (
 FILLED = (
     # What was tried leaves the same trace as what was done.
     Coming("made_and_drop_undone", ((MAKE,), (INSERT,)), undone=("DROP TABLE leaf",)),
-    # Nothing tells rows of after the ATTACH from those of before it.
+    # Nothing distinguishes rows of after the ATTACH from those of before it.
     Coming("attached_empty", ((MAKE_ALONE,), (ATTACH,), (INSERT,))),
     Coming("attached_empty_and_insert_undone", ((MAKE_ALONE, ATTACH),), undone=(INSERT,)),
     Coming("below_an_attached_branch", ((BRANCH_ALONE, BRANCH_LEAF, ATTACH_BRANCH), (INSERT,))),
@@ -169,7 +169,7 @@ async def test_i6_a_partition_that_was_emptied_is_read(database: Database, comin
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("coming", KEPT, ids=attrgetter("name"))
-async def test_i7_a_partition_whose_file_was_made_anew_is_not_read(
+async def test_i7_a_partition_whose_file_was_recreated_is_not_read(
     database: Database, coming: Coming
 ) -> None:
     assert await reason_after(database, coming) is None
@@ -196,8 +196,8 @@ async def test_i6_a_partition_that_was_away_is_read(database: Database, coming: 
     assert await reason_after(database, coming) == "a partition was detached and attached again"
 
 
-async def test_i6_a_partition_that_is_still_being_detached_is_gone(database: Database) -> None:
-    """DETACH CONCURRENTLY waits for who looks at the table, or was cut off while it waited."""
+async def test_i6_a_partition_still_being_detached_is_left_out(database: Database) -> None:
+    """DETACH CONCURRENTLY waits for readers of the table, or was interrupted while it waited."""
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, note text) PARTITION BY RANGE (id)", MAKE, INSERT
     )
@@ -221,7 +221,7 @@ async def test_i6_a_partition_that_is_still_being_detached_is_gone(database: Dat
 
 
 async def reason_after(database: Database, coming: Coming) -> str | None:
-    """Play it and give what a look says after it."""
+    """Play it and return the result of the next catalog poll."""
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, note text) PARTITION BY RANGE (id)",
         "CREATE TABLE other (id int)",
@@ -259,10 +259,10 @@ def run(database: Database, statements: tuple[str, ...], *, keep: bool = True) -
             session.commit()
 
 
-async def test_i7_an_empty_partition_whose_file_is_replaced_during_the_reading_stays_empty(
+async def test_i7_an_empty_partition_rewritten_meanwhile_stays_empty(
     database: Database,
 ) -> None:
-    """So does one that is locked; one that has rows now does not."""
+    """So does a locked one; one that has rows now does not."""
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, note text) PARTITION BY RANGE (id)",
         *(f"CREATE TABLE p{n} PARTITION OF t FOR VALUES FROM ({n}) TO ({n + 1})" for n in (1, 2)),

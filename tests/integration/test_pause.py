@@ -30,7 +30,7 @@ LIMIT_S = 90
 
 
 def done(daemon: Daemon, *arguments: str) -> str:
-    """Run a command that has to succeed; gives what it printed."""
+    """Run a command that has to succeed; return what it printed."""
     found = run_command(daemon.config_path, *arguments)
     assert (found.returncode, found.stderr) == (0, ""), daemon.tail()
     return found.stdout
@@ -75,7 +75,7 @@ def daemon(database: Database, make_daemon: MakeDaemon, lake: Path) -> Daemon:
     return made
 
 
-def test_exactly_once_a_source_goes_on_where_it_was_paused(
+def test_exactly_once_a_paused_source_resumes(
     database: Database, daemon: Daemon, lake: Path
 ) -> None:
     told = done(daemon, "pause", "shop")
@@ -104,7 +104,7 @@ def test_exactly_once_a_source_goes_on_where_it_was_paused(
 
 
 def assert_told(daemon: Daemon, since: str) -> None:
-    """Readiness, metrics and log tell of the pause; none of them calls it a fault."""
+    """Readiness, metrics and log report the pause; none of them calls it a fault."""
     code, text = daemon.get("/readyz") or (0, "")
     assert (code, text.splitlines()[0]) == (200, "ready")
     assert text.splitlines()[1].startswith("source shop is paused since 20")
@@ -167,7 +167,7 @@ def test_one_writer_a_paused_source_keeps_its_claim(
     database: Database, daemon: Daemon, make_daemon: MakeDaemon, tmp_path: Path
 ) -> None:
     done(daemon, "pause", "shop")
-    # The claim is let go with the pipeline, and taken again: this is told when it is held.
+    # The claim is released with the pipeline and taken again: reported once it is held.
     await_until(lambda: daemon.events("source.held"), LIMIT_S, daemon.tail)
     other = make_daemon(config(database, tmp_path / "other lake"), "other")
     other.start()
@@ -176,7 +176,7 @@ def test_one_writer_a_paused_source_keeps_its_claim(
 
 
 @pytest.mark.thorough
-def test_snapshot_boundary_a_first_load_goes_on_after_a_pause(
+def test_snapshot_boundary_a_first_load_resumes_after_a_pause(
     database: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
     database.execute(

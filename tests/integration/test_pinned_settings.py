@@ -269,7 +269,7 @@ async def test_every_connection_to_a_source_is_made_in_one_place() -> None:
 
 @contextlib.asynccontextmanager
 async def altering(port: int, wanted: bytes, passed_on: bytes) -> AsyncIterator[int]:
-    """A proxy that has statements say something else, of the same length."""
+    """A proxy that replaces statements by others of the same length."""
     assert len(wanted) == len(passed_on)
 
     async def pump(
@@ -329,7 +329,7 @@ async def test_a_setting_that_does_not_hold_is_an_error_that_names_it(  # noqa: 
         ("PGGEQO", "perhaps", "geqo"),
     ],
 )
-async def test_a_value_that_the_server_refuses_is_an_error_that_names_who_sets_it(
+async def test_a_setting_the_server_rejects_is_traced_to_its_origin(
     database: Database, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, name: str
 ) -> None:
     monkeypatch.setenv(variable, value)
@@ -340,7 +340,7 @@ async def test_a_value_that_the_server_refuses_is_an_error_that_names_who_sets_i
     assert f"take {name} out of environment variable {variable}" in (caught.value.remedy or "")
 
 
-async def test_the_client_encoding_may_be_another_one_that_is_asked_for(
+async def test_a_requested_client_encoding_is_kept(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = parameters_of(database.dsn)

@@ -103,10 +103,10 @@ def test_inserts_updates_and_deletes(items: Database, lake: Path, make_daemon: M
 
 
 @pytest.mark.thorough
-def test_a_sweep_that_a_stop_cut_off_or_kept_from_beginning_is_made_at_the_start(
+def test_an_interrupted_or_missed_sweep_runs_at_the_start(
     items: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
-    """However seldom keys are swept, and however often a daemon is started."""
+    """However rare sweeps are, and however often a daemon is restarted."""
     extra = CURSOR + 'detect_deletes = "1d"\n'
     daemon = make_daemon(polling_config(lake=lake, dsn=items.dsn, extra=extra))
     daemon.start_ready()
@@ -132,7 +132,7 @@ def _resume(lake: Path) -> str:
 
 
 def test_another_cursor_loses_nothing(items: Database, lake: Path, make_daemon: MakeDaemon) -> None:
-    """Rows that only the new cursor would have told of, changed while the old one was followed."""
+    """Rows that only the new cursor would have shown, changed under the old one."""
     items.execute("ALTER TABLE item ADD made timestamptz NOT NULL DEFAULT '2020-01-01'")
     items.execute("CREATE INDEX ON item (made)")
     by_made = CURSOR.replace('"at"', '"made"')
@@ -148,7 +148,7 @@ def test_another_cursor_loses_nothing(items: Database, lake: Path, make_daemon: 
 
 
 @pytest.mark.thorough
-def test_another_column_for_deleted_rows_reads_the_table_anew(
+def test_another_column_for_deleted_rows_resnapshots_the_table(
     items: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     items.execute("ALTER TABLE item ADD is_gone boolean NOT NULL DEFAULT false")
@@ -177,10 +177,10 @@ def _is_updated(lake: Path, key: int) -> bool:
 
 
 @pytest.mark.thorough
-def test_another_kind_of_capture_reads_anew(
+def test_another_kind_of_capture_resnapshots(
     items: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
-    """Neither knows what the other has given, though the slot is still there."""
+    """Neither knows what the other has delivered, although the slot still exists."""
     slot = f'slot = "{items.name}"\npublication = "{items.name}"'
     by_slot = wal_config(lake=lake, dsn=items.dsn, source_extra=slot)
     by_polling = polling_config(lake=lake, dsn=items.dsn, extra=CURSOR)

@@ -1,4 +1,4 @@
-"""A polling capture over a lake in memory: where it goes on, and what it calls a change."""
+"""A polling capture over a lake in memory: where it resumes, and what counts as a change."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ T = TableId("public", "t")
 
 @dataclass
 class MemoryLake:
-    """What was given of table t, and where its capture goes on."""
+    """The delivered changes of table t, and where its capture resumes."""
 
     batches: list[pa.RecordBatch] = field(default_factory=list)
     resume: str = ""
@@ -80,7 +80,7 @@ class Source:
         self._live: AsyncGenerator[Any, None] | None = None
 
     async def start(self) -> Source:
-        """Go on where the lake is, or read the table first."""
+        """Resume where the lake is, or read the table first."""
         await self.capture.claim()
         found = await self.capture.discover({})
         [self.table] = found.tables
@@ -119,7 +119,7 @@ class Source:
                     return
 
     async def changes(self, count: int, *, keep: bool = True) -> list[tuple[str, int]]:
-        """Take so many changes, or more: whole polls. (op, id), in order."""
+        """Take so many changes or more, in complete polls: (op, id), in order."""
         assert self._live is not None
         batches: list[TableBatch] = []
         async with asyncio.timeout(LIMIT_S):
@@ -139,12 +139,12 @@ class Source:
         ]
 
     async def look(self) -> None:
-        """Discover the table anew; it is not read."""
+        """Rediscover the table; it is not read."""
         [self.table] = (await self.capture.discover({})).tables
         await self.capture.prepare([self.table])
 
     async def quiet(self, database: Database) -> None:
-        """See that nothing more comes, though a poll looks at what was committed before."""
+        """Assert that nothing more comes, although a poll covers all earlier commits."""
         database.execute("INSERT INTO t VALUES (-1) ON CONFLICT (id) DO UPDATE SET at = now()")
         assert [key for _, key in await self.changes(1)] == [-1]
 
@@ -176,10 +176,10 @@ def options(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {"table": {"public.t": {"cursor": "at"}}} if request.param == "cursor" else {}
 
 
-async def test_a_later_capture_goes_on_where_the_lake_is(
+async def test_a_later_capture_resumes_where_the_lake_is(
     source: Database, options: dict[str, Any]
 ) -> None:
-    """What was given and not made durable comes again; what was durable does not."""
+    """Delivered changes that were not made durable come again; durable ones do not."""
     lake = MemoryLake()
     first = await Source(source, lake, **options).start()
     source.execute("INSERT INTO t VALUES (100)", "UPDATE t SET at = 'epoch' WHERE id = 5")
@@ -235,7 +235,7 @@ async def test_every_row_is_a_u_where_keys_take_too_much_memory(
 
 
 @pytest.mark.thorough
-async def test_a_sweep_of_many_passes_goes_on_over_a_start(
+async def test_a_sweep_of_many_passes_continues_after_a_restart(
     source: Database, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[lake_keys.KeyPartition] = []
@@ -293,7 +293,7 @@ async def test_what_a_poll_could_not_look_at_is_swept_again_soon(
     await capture.close()
 
 
-async def test_a_key_that_is_renamed_is_known_until_the_table_is_read_anew(
+async def test_a_renamed_key_is_known_until_the_table_is_resnapshotted(
     source: Database, options: dict[str, Any]
 ) -> None:
     capture = await Source(source, MemoryLake(), **options).start()
@@ -306,10 +306,10 @@ async def test_a_key_that_is_renamed_is_known_until_the_table_is_read_anew(
     await capture.close()
 
 
-async def test_the_lag_of_a_table_that_has_just_gone_is_told(
+async def test_the_lag_of_a_table_just_dropped_is_reported(
     source: Database, options: dict[str, Any]
 ) -> None:
-    """That it has gone is the discovery's to find."""
+    """The discovery is what finds the drop."""
     capture = await Source(source, MemoryLake(), **options).start()
     source.execute("DROP TABLE t")
     lag = await capture.capture.lag()
@@ -318,7 +318,7 @@ async def test_the_lag_of_a_table_that_has_just_gone_is_told(
     await capture.close()
 
 
-async def test_what_a_sweep_found_may_be_forgotten_while_a_poll_looks_at_it(
+async def test_a_sweep_result_may_be_cleared_while_a_poll_reads_it(
     source: Database, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swept = {"public.t": {**options.get("table", {}).get("public.t", {}), "detect_deletes": "50ms"}}
@@ -336,7 +336,7 @@ async def test_what_a_sweep_found_may_be_forgotten_while_a_poll_looks_at_it(
 
 
 @pytest.mark.thorough
-async def test_what_a_reading_sees_is_known_when_polling_goes_on(
+async def test_what_a_snapshot_sees_is_known_when_polling_continues(
     source: Database, options: dict[str, Any]
 ) -> None:
     capture = await Source(source, MemoryLake(), **options).start()

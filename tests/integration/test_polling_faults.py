@@ -1,4 +1,4 @@
-"""Polling meets what it should not have to: what the user is told, and that nothing is lost."""
+"""Faults met by polling: what the user sees, and that nothing is lost."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def entry(lake: Path, table: TableId) -> dict[str, Any]:
 
 
 def await_state(lake: Path, table: TableId, state: str) -> str:
-    """Wait until a table is in a state; give the reason."""
+    """Wait until a table is in a state; return the reason."""
     what = lambda: f"{table} to be {state}: {entry(lake, table)}"  # noqa: E731
     await_until(lambda: entry(lake, table)["state"] == state, LIMIT_S, what)
     return str(entry(lake, table)["reason"])
@@ -164,7 +164,7 @@ def test_notify_polls_at_once(items: Database, lake: Path, make_daemon: MakeDaem
 
 
 @pytest.mark.thorough
-def test_truncated_tables_are_read_anew(
+def test_truncated_tables_are_resnapshotted(
     items: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     daemon = make_daemon(polling_config(lake=lake, dsn=items.dsn, extra=CURSOR))
@@ -250,7 +250,7 @@ def test_a_right_that_is_taken_stops_its_table_alone(
     ]
     assert "GRANT SELECT" in table["remedy"]
     items.execute(f"GRANT SELECT ON item TO {stranger}")
-    daemon.sigkill()  # it would try again by itself a minute later
+    daemon.sigkill()  # it would retry automatically a minute later
     daemon.start()
     await_equal(items, lake, ITEM, OTHER)
     assert_change_log_is_sound(items, lake)
@@ -292,7 +292,7 @@ def test_a_lock_holds_up_its_table_alone(
         items.execute("INSERT INTO other VALUES (102, 'meanwhile')")
         await_equal(items, lake, OTHER)
     items.execute("INSERT INTO item VALUES (101, 'after')")
-    daemon.sigkill()  # it would try again by itself a minute later
+    daemon.sigkill()  # it would retry automatically a minute later
     daemon.start()
     await_equal(items, lake, ITEM, OTHER)
     assert_change_log_is_sound(items, lake)
@@ -336,7 +336,7 @@ def ops_of(lake: Path, table: TableId) -> list[str]:
 
 
 @pytest.mark.thorough
-def test_one_writer_a_second_daemon_is_told_of_the_first(
+def test_one_writer_a_second_daemon_reports_the_first(
     items: Database, lake: Path, tmp_path: Path, make_daemon: MakeDaemon
 ) -> None:
     config = polling_config(lake=lake, dsn=items.dsn, extra=CURSOR)
@@ -353,10 +353,10 @@ def test_one_writer_a_second_daemon_is_told_of_the_first(
 
 
 @pytest.mark.thorough
-def test_a_standby_is_polled_while_transactions_are_open_on_the_primary(
+def test_a_standby_is_polled_during_transactions_on_the_primary(
     own_postgres: PostgresServer, lake: Path, make_daemon: MakeDaemon
 ) -> None:
-    """A standby knows of a subtransaction only what its primary has told it."""
+    """A standby knows of a subtransaction only what its primary has logged."""
     primary = with_shop(own_postgres)
     orders = TableId("public", "orders")
     with copy_of(own_postgres) as server:

@@ -1,4 +1,4 @@
-"""Faults in the middle of a look: its connection serves on."""
+"""Faults in the middle of a poll: its connection stays usable."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROWS = 200_000
 async def rows_found(
     connection: LivenessCheckedConnection, backend: int, polled: PolledTable, limit_s: float | None
 ) -> int:
-    """Look at all of the table, and let go of its locks."""
+    """Poll the complete table, and release its locks."""
     now = await begin_poll(connection, backend)
     await connection.execute("SAVEPOINT a_table")
     progress = PollProgress(SeenXids(), SeenXids())
@@ -46,7 +46,7 @@ async def rows_found(
 
 
 @pytest.mark.timeout(60)
-async def test_answers_are_those_of_their_queries_after_the_taker_of_rows_failed(
+async def test_answers_match_their_queries_after_a_consumer_failed(
     database: Database,
 ) -> None:
     database.execute(

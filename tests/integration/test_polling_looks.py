@@ -1,4 +1,4 @@
-"""Looks at a table while others write: every row version that stays is found, and found once."""
+"""Polls of a table under writes: every row version that stays is found exactly once."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ STEPS = 300
 
 @dataclass
 class Watcher:
-    """Looks, and what they found: numbers of versions."""
+    """Polls, and what they found: numbers of versions."""
 
     connection: LivenessCheckedConnection
     backend: int

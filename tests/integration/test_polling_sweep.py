@@ -1,4 +1,4 @@
-"""Sweeps on a server: which keys are gone, of every type of key, whatever goes on meanwhile."""
+"""Sweeps on a server: deleted keys of every type, under concurrent writes."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ async def plan_of(
 
 
 async def test_no_live_row_is_taken_for_deleted(database: Database) -> None:
-    """A candidate that is there again when the poll looks is none, whatever the sweep saw."""
+    """A candidate that exists again at the poll is none, whatever the sweep saw."""
     make(database, "id int PRIMARY KEY", "i")
     table = await keyed(database)
     log = await lake_of(database, table)
@@ -262,8 +262,8 @@ async def test_no_live_row_is_taken_for_deleted(database: Database) -> None:
     assert keys_in(table, gone) == numbered(table, log, range(10, ROWS + 1, 20))
 
 
-async def test_a_key_with_another_text_of_an_equal_value_is_gone(database: Database) -> None:
-    """The lake tells rows apart by what it has of them: 1.0 is not 1.00 there."""
+async def test_a_key_with_another_text_of_an_equal_value_is_deleted(database: Database) -> None:
+    """The lake distinguishes rows by their text: 1.0 is not 1.00 there."""
     make(database, "id numeric PRIMARY KEY", "i + 0.5", 3)
     table = await keyed(database)
     log = await lake_of(database, table)
@@ -296,7 +296,7 @@ async def test_more_keys_than_fit_are_swept_part_by_part(database: Database) -> 
     assert keys_in(table, found) == numbered(table, log, DELETED)
 
 
-async def test_a_sweep_goes_on_with_the_part_that_was_cut_off(database: Database) -> None:
+async def test_a_sweep_resumes_at_the_interrupted_part(database: Database) -> None:
     make(database, "id int PRIMARY KEY", "i")
     table = await keyed(database)
     log = await lake_of(database, table)
@@ -376,7 +376,7 @@ async def test_keys_of_a_database_of_another_encoding(
         database.execute(f"DROP DATABASE {name} (FORCE)")
 
 
-async def test_keys_that_the_lake_has_as_another_type_are_not_taken_for_gone(
+async def test_keys_of_another_type_in_the_lake_are_not_deleted(
     database: Database,
 ) -> None:
     """Text to the server, to which ``0.5`` is not ``0.50``."""
@@ -413,7 +413,7 @@ async def test_keys_that_went_meanwhile_are_no_candidates(database: Database) ->
     assert keys_in(table, found) == ["[2]"]
 
 
-async def test_nothing_gone_the_lake_is_not_looked_through_again(database: Database) -> None:
+async def test_without_deletions_the_lake_is_not_scanned_again(database: Database) -> None:
     make(database, "id int PRIMARY KEY", "i", 100)
     table = await keyed(database)
     log = await lake_of(database, table)
@@ -435,7 +435,7 @@ async def test_an_empty_source_and_an_empty_lake(database: Database) -> None:
     assert await absent_of(database, table, found) == found
 
 
-async def test_a_sweep_can_be_left_and_begun_anew(database: Database) -> None:
+async def test_a_sweep_can_be_abandoned_and_restarted(database: Database) -> None:
     make(database, "id int PRIMARY KEY", "i")
     table = await keyed(database)
     log = await lake_of(database, table)
@@ -450,7 +450,7 @@ async def test_a_sweep_can_be_left_and_begun_anew(database: Database) -> None:
     assert database.value(query) == 1
 
 
-async def test_a_sweep_goes_on_after_what_passes(database: Database) -> None:
+async def test_a_sweep_continues_after_transient_faults(database: Database) -> None:
     make(database, "id int PRIMARY KEY", "i")
     table = await keyed(database)
     log = await lake_of(database, table)

@@ -1,4 +1,4 @@
-"""What there is to poll, what has become of it, and what `check` says of it."""
+"""Which tables are polled, what happened to them, and the output of `check`."""
 
 from __future__ import annotations
 
@@ -302,7 +302,7 @@ FILLED = (WHOLE, "INSERT INTO t SELECT n, now(), 'x' FROM generate_series(1, 100
         (["INSERT INTO t VALUES (0)", "ANALYZE t", "CREATE INDEX ON t (at)"], None),
     ],
 )
-async def test_a_truncate_is_told_of_and_told_once(
+async def test_a_truncate_is_reported_once(
     database: Database,
     statements: list[str],
     reason: str | None,
@@ -325,7 +325,7 @@ async def test_a_truncate_is_told_of_and_told_once(
     assert (await discover(again, database.dsn, after)).rewritten == {}
 
 
-async def test_a_truncate_after_a_vacuum_full_is_told_of(database: Database) -> None:
+async def test_a_truncate_after_a_vacuum_full_is_reported(database: Database) -> None:
     database.execute(*FILLED)
     _, found = await look(database.dsn)
     known = recorded(found.tables)
@@ -400,7 +400,7 @@ async def test_partitions_that_the_role_may_read_only_as_a_whole(
         assert rewritten[T].startswith(reason)
 
 
-async def test_a_live_table_without_a_word_on_where_polling_stood_has_a_gap_once(
+async def test_a_live_table_without_a_polling_position_has_one_gap(
     database: Database,
 ) -> None:
     database.execute(WHOLE)
@@ -408,7 +408,7 @@ async def test_a_live_table_without_a_word_on_where_polling_stood_has_a_gap_once
     known = recorded(found.tables, resume="")
     tables = PolledTables(settings(database.dsn))
     assert (await discover(tables, database.dsn, known)).interrupted.keys() == {T}
-    # As a run knows it that has read the table anew.
+    # As known to a run that has re-read the table.
     assert (await discover(tables, database.dsn, known)).interrupted == {}
 
 
@@ -447,7 +447,7 @@ async def test_a_key_that_is_unique_no_more_is_noticed(database: Database) -> No
 
 
 @pytest.mark.thorough
-async def test_a_standby_is_looked_at_and_has_the_primarys_origin() -> None:
+async def test_a_standby_is_polled_and_has_the_primarys_origin() -> None:
     with server_of(15) as primary, primary.connect() as connection:
         for statement in (*FILLED, "CREATE ROLE reader LOGIN", "GRANT SELECT ON t TO reader"):
             connection.execute(statement.encode())

@@ -48,7 +48,7 @@ async def test_settings_are_pinned_through_a_pooler_in_session_mode(
 
 @pytest.mark.parametrize("ignored", ["extra_float_digits", WITH_OPTIONS])
 @pytest.mark.parametrize("mode", ["transaction", "statement"])
-async def test_a_pooler_that_shares_sessions_is_refused_and_sees_no_setting(
+async def test_a_pooler_that_shares_sessions_is_refused(
     database: Database, mode: Literal["transaction", "statement"], ignored: str
 ) -> None:
     with pooler_of(database, mode, ignored=ignored, pool_size=1) as pooler:
@@ -94,7 +94,7 @@ def test_a_daemon_polls_through_a_pooler_in_session_mode(
         assert daemon.sigterm() == 0
 
 
-def test_a_daemon_says_why_it_stops_behind_a_pooler_in_transaction_mode(
+def test_a_pooler_in_transaction_mode_is_reported_by_the_daemon(
     database: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     database.execute("CREATE TABLE item (id int PRIMARY KEY)")

@@ -1,4 +1,4 @@
-"""Predicates on a server: whoever applies them, the rows are those that the lake's values want."""
+"""Predicates give the same rows, whether the server or the reader applies them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ APPLIED: dict[str, set[Operator]] = {
 
 
 def make(database: Database) -> None:
-    """Every column's values and null, one beside the other."""
+    """Every column's values and null, side by side."""
     rows = 1 + max(len(values) for _, values, _ in COLUMNS.values())
     lines = []
     for i in range(rows):
@@ -167,7 +167,7 @@ async def test_what_both_understand_alike_is_applied(database: Database) -> None
             assert is_remaining(database, split, predicate) is not is_applied, predicate
 
 
-async def test_what_may_mean_something_else_on_the_server_is_the_readers(
+async def test_predicates_with_server_dependent_meaning_remain(
     database: Database,
 ) -> None:
     make(database)
@@ -203,7 +203,7 @@ def is_remaining(database: Database, split: Split, predicate: Predicate) -> bool
     )
 
 
-async def test_nothing_hidden_or_of_a_chosen_type_is_compared_on_the_server(
+async def test_masked_and_overridden_columns_are_not_compared_remotely(
     database: Database,
 ) -> None:
     make(database)

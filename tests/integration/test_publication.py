@@ -56,7 +56,7 @@ async def keep(
     tables: Sequence[str] = ("people",),
     lists: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Published]:
-    """Keep publication `kept`; give what it publishes, by the table's name."""
+    """Keep publication `kept`; return what it publishes, by the table's name."""
     wanted = {TableId("public", t): columns for t, columns in (lists or {}).items()}
     async with await connect(database.dsn) as connection:
         ids = [TableId("public", t) for t in tables]

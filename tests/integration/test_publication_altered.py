@@ -31,7 +31,7 @@ WRITES = ("UPDATE parts SET note = 'b' WHERE id = 1", "DELETE FROM parts WHERE i
 
 @pytest.fixture
 def daemon(database: Database, lake: Path, make_daemon: MakeDaemon) -> Daemon:
-    """One that has captured `parts` and looked at the publication that it has made."""
+    """One that has captured `parts` and read the publication that it created."""
     database.execute(
         "CREATE TABLE parts (id int PRIMARY KEY, note text) PARTITION BY RANGE (id)",
         "CREATE TABLE part PARTITION OF parts DEFAULT",
@@ -72,9 +72,7 @@ def test_what_was_not_sent_is_read(
     assert readings(lake) == again == before + 1
 
 
-def test_it_is_noticed_while_the_stream_goes_on(
-    database: Database, lake: Path, daemon: Daemon
-) -> None:
+def test_it_is_detected_while_streaming(database: Database, lake: Path, daemon: Daemon) -> None:
     before = readings(lake)
     database.execute(LESS["inserts only"], *WRITES, WHOLE)
     await_until(lambda: readings(lake) > before, LIMIT_S, daemon.tail)

@@ -1,4 +1,4 @@
-"""Publications that somebody else made: of all tables, of schemas, of a list; taken as they are."""
+"""Publications made by others, for all tables, for schemas or a list: used as they are."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def shop(server: PostgresServer) -> Iterator[Database]:
 
 
 def publish(shop: Database, kind: str) -> set[str]:
-    """Do by hand what manage = false leaves to others; give what is sent in vain."""
+    """Do by hand what manage = false leaves to others; return what is sent without need."""
     scope, in_vain = KINDS[kind]
     shop.execute(
         f'CREATE PUBLICATION "{shop.name}" {scope} WITH (publish_via_partition_root = true)',
@@ -109,7 +109,7 @@ def state(lake: Path, table: str) -> tuple[str, str | None] | None:
 
 
 def assert_equal(shop: Database, lake: Path) -> None:
-    """Of the tables whose rows can be told apart."""
+    """Of the tables that have an identity."""
     assert_lake_equals_source(shop, lake, tables=[ORDERS, PARTS], slot=shop.name, limit_s=LIMIT_S)
 
 
@@ -188,7 +188,7 @@ def test_a_new_table_comes_when_the_publication_has_it(
     ],
 )
 @pytest.mark.parametrize("is_running", [True, False])
-def test_what_was_not_published_for_a_time_is_read_anew(  # noqa: PLR0917
+def test_rows_unpublished_for_a_time_are_resnapshotted(  # noqa: PLR0917
     shop: Database,
     lake: Path,
     make_daemon: MakeDaemon,
@@ -198,7 +198,7 @@ def test_what_was_not_published_for_a_time_is_read_anew(  # noqa: PLR0917
     *,
     is_running: bool,
 ) -> None:
-    """I6: however short it was, also where no entry of the table itself tells."""
+    """I6: however short it was, also where no entry of the table itself shows it."""
     publish(shop, kind)
     daemon = make_daemon(config(shop, lake))
     daemon.start()
@@ -217,10 +217,10 @@ def test_what_was_not_published_for_a_time_is_read_anew(  # noqa: PLR0917
 
 
 @pytest.mark.thorough
-def test_a_publication_of_all_tables_made_anew_is_a_gap(
+def test_a_recreated_publication_for_all_tables_is_a_gap(
     lake: Path, make_daemon: MakeDaemon
 ) -> None:
-    """I6: from PostgreSQL 18 on the server decodes what it missed without a word."""
+    """I6: from PostgreSQL 18 on the server skips what it missed silently."""
     with server_of(18) as server, fresh_database(server) as shop:
         shop.execute(
             "CREATE SCHEMA sales",
@@ -252,7 +252,7 @@ def test_a_publication_of_all_tables_made_anew_is_a_gap(
 def test_a_publication_of_ours_that_was_made_again_is_a_gap(
     shop: Database, lake: Path, make_daemon: MakeDaemon, *, again: bool, is_running: bool
 ) -> None:
-    """I6, I13: the server can't decode what came between, and nobody has to do anything."""
+    """I6, I13: the server can't decode what came between, and no operator action is needed."""
     tables = (ORDERS, PARTS)
     shop.execute("DROP TABLE log")
     daemon = make_daemon(config(shop, lake).replace("manage = false", "manage = true"))
@@ -278,10 +278,10 @@ def test_a_publication_of_ours_that_was_made_again_is_a_gap(
     daemon.close()
 
 
-def test_a_publication_of_others_that_was_made_again_needs_another_slot(
+def test_a_recreated_external_publication_needs_another_slot(
     shop: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
-    """The remedy is pasted; from PostgreSQL 18 on the server decodes without a word."""
+    """The remedy is pasted; from PostgreSQL 18 on the server skips the gap silently."""
     shop.execute("DROP TABLE log")
     create = f'CREATE PUBLICATION "{shop.name}" FOR TABLE sales.orders, parts'
     create += " WITH (publish_via_partition_root = true)"

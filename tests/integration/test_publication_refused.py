@@ -40,7 +40,7 @@ END $$
 def test_a_table_that_the_server_keeps_out_stops_alone(
     database: Database, lake: Path, make_daemon: MakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At a start, and while the stream goes on; what is said as a remedy publishes it."""
+    """At a start, and while streaming; the remedy publishes it."""
     first, *later = BARRED
     database.execute(
         GUARD,
@@ -90,7 +90,7 @@ def test_a_table_that_the_server_keeps_out_stops_alone(
     await_until(lambda: are("live", *BARRED), LIMIT_S, lambda: f"them to be taken: {tables()}")
 
 
-async def test_tables_are_tried_though_another_session_alters_the_publication(
+async def test_tables_are_tried_while_another_session_alters(
     database: Database,
 ) -> None:
     database.execute("CREATE TABLE good (id int PRIMARY KEY)", "CREATE PUBLICATION held")

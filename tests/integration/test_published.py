@@ -77,7 +77,7 @@ def database(server: PostgresServer) -> Iterator[Database]:
 
 
 def scopes(version: int) -> dict[str, str]:
-    """Give every publication to try, by its name."""
+    """Return every publication to try, by its name."""
     found = SCOPES | (NEWER if version >= FIRST_WITH_PARTS else {})
     made = {
         f"{name}_{how}": f"{scope} WITH (publish_via_partition_root = {how})"

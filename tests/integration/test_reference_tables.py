@@ -123,7 +123,7 @@ def snapshot(daemon: Daemon, *tables: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("make", [config, polling_config])
-def test_rows_are_read_every_refresh_and_committed_if_they_differ(
+def test_rows_are_read_every_refresh_and_committed_if_different(
     database: Database, lake: Path, make_daemon: MakeDaemon, make: Callable[..., str]
 ) -> None:
     create(database)
@@ -373,7 +373,7 @@ class Transfers:
 @pytest.mark.thorough
 @pytest.mark.parametrize("kills", [3, pytest.param(6, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", ["snapshot_only", "snapshot_plus_cdc"])
-def test_every_version_is_the_source_at_some_moment_whatever_is_killed(
+def test_every_version_is_a_consistent_state_despite_kills(
     database: Database, lake: Path, make_daemon: MakeDaemon, kind: str, kills: int
 ) -> None:
     create(database, ACCOUNTS)
@@ -409,7 +409,7 @@ def assert_moments(lake: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_i6_a_followed_table_that_is_read_anew(
+def test_i6_an_incrementally_refreshed_table_is_resnapshotted(
     database: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     create(database, ACCOUNTS)

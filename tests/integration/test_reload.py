@@ -1,4 +1,4 @@
-"""SIGHUP: the config is read anew, and only what differs is begun again; on a real server."""
+"""SIGHUP: the config is reloaded, and only what differs is restarted; on a real server."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def config(database: Database, lake: Path, *, max_delay: str = "100ms", **source
 
 
 def reload(daemon: Daemon, text: str | None = None, event: str = "config.reloaded") -> Any:
-    """Have it read this config; gives what it logs of that."""
+    """Have it read this config; return what it logs of that."""
     if text is not None:
         daemon.write_config(text)
     before = len(daemon.events(event))
@@ -132,7 +132,7 @@ def is_live(lake: Path, source: str, table: str) -> bool:
     return any(row["table"] == table and row["state"] == "live" for row in registry(lake, source))
 
 
-def test_a_config_that_can_not_be_used_changes_nothing_and_the_log_says_why(
+def test_an_invalid_config_changes_nothing_and_is_logged(
     tables: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
     text = config(tables, lake, shop='"public.t"')
@@ -184,7 +184,7 @@ def test_a_pause_that_was_set_in_the_lake_is_noticed(
 def test_a_terminal_that_is_closed_ends_the_daemon(
     tables: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
-    """That sends SIGHUP too, and nobody left it running on purpose."""
+    """That sends SIGHUP too, and the daemon was not left running on purpose."""
     daemon = make_daemon(config(tables, lake, shop='"public.t"'))
     master, slave = pty.openpty()
     process = subprocess.Popen(
@@ -213,7 +213,7 @@ def caught(pid: int) -> set[int]:
 def test_a_hangup_while_the_daemon_starts_does_not_end_it(
     tables: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
-    """Most of the start is imports; `systemctl reload` may come meanwhile."""
+    """Most of the start is imports; `systemctl reload` may arrive meanwhile."""
     daemon = make_daemon(config(tables, lake, shop='"public.t"'))
     daemon.start()
     await_until(lambda: signal.SIGTERM in caught(daemon.pid), LIMIT_S, poll_s=0.001)

@@ -247,7 +247,7 @@ READING = [
 @pytest.mark.thorough
 @pytest.mark.parametrize("how", REPLACING)
 @pytest.mark.parametrize("read", READING)
-async def test_a_relation_that_is_replaced_while_a_reader_waits_is_not_read(
+async def test_a_relation_replaced_while_a_reader_waits_is_not_read(
     database: Database,
     dsn: str,
     read: Callable[[str, Table, str], Awaitable[None]],

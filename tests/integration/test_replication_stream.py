@@ -71,7 +71,7 @@ async def streaming(
 
 
 async def read(stream: ReplicationStream, commits: int) -> list[bytes]:
-    """Take until so many transactions are whole; give their messages."""
+    """Take until so many transactions are complete; return their messages."""
     found: list[bytes] = []
     async with asyncio.timeout(LIMIT_S):
         while sum(message[:1] == b"C" for message in found) < commits:
@@ -91,17 +91,15 @@ async def read_to_the_end(stream: ReplicationStream) -> None:
 
 
 async def test_what_the_server_says_aside_is_passed(dsn: str, database: Database) -> None:
-    """With this setting it tells that decoding begins, before it says that data may come."""
+    """With this setting it logs that decoding begins, before it says that data may come."""
     database.execute("INSERT INTO orders VALUES (1, 'first')")
     talkative = f"{dsn} options='-c client_min_messages=log'"
     async with asyncio.timeout(LIMIT_S), streaming(talkative, database.name) as stream:
         assert len(await read(stream, commits=1)) >= 3
 
 
-async def test_the_server_is_told_nothing_before_reporting_begins(
-    dsn: str, database: Database
-) -> None:
-    """It may have skipped something: a status would have some servers move the slot back."""
+async def test_no_status_is_sent_before_reporting_begins(dsn: str, database: Database) -> None:
+    """It may have skipped something: a status would make some servers move the slot back."""
 
     def has_been_told() -> bool:
         told: bool = database.value(
@@ -125,7 +123,7 @@ async def test_it_is_closed_at_any_time_and_twice(dsn: str, database: Database) 
 
 
 async def test_it_is_closed_although_that_is_cancelled(dsn: str, database: Database) -> None:
-    """As by a fault that comes while what ended the stream is being closed: the slot is free."""
+    """As by a fault during the closing of a failed stream: the slot is free."""
 
     def is_free() -> bool:
         return not database.value(
@@ -157,7 +155,9 @@ async def test_every_message_comes_once_and_in_order(dsn: str, database: Databas
     assert inserts[-1].endswith(b"x" * (3 << 20))
 
 
-async def test_reading_stops_at_the_limit_and_status_goes_on(dsn: str, database: Database) -> None:
+async def test_reading_stops_at_the_limit_and_status_continues(
+    dsn: str, database: Database
+) -> None:
     database.execute(
         f"INSERT INTO orders SELECT i, repeat('x', 500) FROM generate_series(1, {ROWS}) i"
     )

@@ -141,7 +141,7 @@ def state(lake: Path, table: str) -> tuple[str, str]:
 
 
 def await_state(daemon: Daemon, lake: Path, table: str, wanted: str) -> str:
-    """Wait for a table's state; give the reason."""
+    """Wait for a table's state; return the reason."""
     await_until(
         lambda: state(lake, table)[0] == wanted,
         LIMIT_S,
@@ -156,7 +156,7 @@ def remedy_for(daemon: Daemon, table: str) -> str:
 
 
 @pytest.mark.thorough
-def test_isolated_a_table_that_may_not_be_read_stops_with_the_grant(
+def test_isolated_an_unreadable_table_stops_with_the_grant(
     shop: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     """I8: before it was ever read, and when the right goes and it has to be read again."""
@@ -189,7 +189,7 @@ def test_isolated_a_table_that_may_not_be_read_stops_with_the_grant(
 
 
 @pytest.mark.thorough
-def test_nothing_of_ours_waits_for_who_reads_so_nothing_is_locked_exclusively(
+def test_readers_are_never_blocked_by_an_exclusive_lock(
     shop: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     """ACCESS SHARE holds up ACCESS EXCLUSIVE alone."""
@@ -211,7 +211,7 @@ def test_nothing_of_ours_waits_for_who_reads_so_nothing_is_locked_exclusively(
 
 
 @pytest.mark.thorough
-def test_ddl_is_not_held_up_by_a_publication_that_waits_for_a_table(
+def test_ddl_is_not_blocked_by_a_waiting_publication_change(
     shop: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     """A vacuum of one table keeps it from being published; DDL on the others goes through."""
@@ -233,7 +233,7 @@ def test_ddl_is_not_held_up_by_a_publication_that_waits_for_a_table(
 
 
 def alter_until(shop: Database, is_done: Any, daemon: Daemon) -> float:
-    """Alter t1 again and again; give how long the longest took, ms."""
+    """Alter t1 again and again; return how long the longest took, ms."""
     longest = [0.0]
     ended = threading.Event()
 

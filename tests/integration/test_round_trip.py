@@ -1,6 +1,6 @@
 """Every type that a table can have, through the daemon and back: the source's text, exactly (I7).
 
-Read in the snapshot, inserted, updated and deleted, with whole old rows.
+Read in the snapshot, inserted, updated and deleted, with complete old rows.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ def test_only_odd_values_are_kept_as_text(trip: Trip, table: str, op: str) -> No
 
 @pytest.mark.parametrize("op", ["r", "c"])
 @pytest.mark.parametrize(("name", "wanted", "values"), [(n, w, v) for n, _, w, v in NARROW])
-def test_lossless_what_a_chosen_type_does_not_hold_is_kept_as_text(
+def test_lossless_values_outside_a_chosen_type_are_kept_as_text(
     trip: Trip, name: str, wanted: str, values: dict[str, Any], op: str
 ) -> None:
     assert delta_type(trip.raw[NARROWED].schema.field(name).type) == wanted
@@ -251,9 +251,7 @@ def test_lossless_what_a_chosen_type_does_not_hold_is_kept_as_text(
 
 
 @pytest.mark.parametrize("table", LARGE)
-def test_lossless_large_values_also_those_that_an_update_left_unsent(
-    trip: Trip, table: str
-) -> None:
+def test_lossless_large_values_sent_or_unchanged(trip: Trip, table: str) -> None:
     raw = trip.raw[table]
     [texts] = read_texts(trip.database, table, list(LARGE_COLUMNS)).values()
     assert sorted(len(t or "") > 1_000_000 for t in texts.values()) == [False] + [True] * 5

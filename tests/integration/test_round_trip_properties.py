@@ -141,7 +141,7 @@ def assert_given_back(
     batches: Sequence[TableBatch],
     expected: Mapping[str, tuple[dict[int, Texts], dict[int, Texts] | None]],
 ) -> None:
-    """Each row of each operation (what it must have now, and before) is there, and exact."""
+    """Each row of each operation (its new and old values) exists and is exact."""
     found: dict[str, set[int]] = {op: set() for op in expected}
     faults = []
     for batch in batches:

@@ -63,7 +63,7 @@ def assert_lake_has_what_is_published(database: Database, lake: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_i7_a_row_that_comes_into_the_filter_without_its_values_stops_its_table(
+def test_i7_a_row_moved_into_the_filter_without_values_stops(
     filtered: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
     daemon = make_daemon(config(filtered, lake))
@@ -94,10 +94,10 @@ def test_i7_a_row_that_comes_into_the_filter_without_its_values_stops_its_table(
 
 
 @pytest.mark.thorough
-def test_what_came_before_the_remedy_does_not_stop_the_table_again(
+def test_changes_before_the_remedy_do_not_stop_the_table_again(
     filtered: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
-    """It lies below what is read anew: in a backlog, say."""
+    """It precedes the re-read: in a backlog, for example."""
     daemon = make_daemon(config(filtered, lake))
     daemon.start_ready()
     filtered.execute("UPDATE big SET id = 5000 WHERE id = 1")

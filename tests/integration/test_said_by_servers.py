@@ -1,4 +1,4 @@
-"""No error of a cast tells the value: every type that a server has, asked in generated casts."""
+"""No error of a cast contains the value: generated casts to every type of a server."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def test_no_cast_tells_the_value(database: Database) -> None:
 
 
 @pytest.mark.attack("reader")
-def test_words_of_another_server_are_not_told(database: Database) -> None:
-    """dblink and postgres_fdw raise what another server says, with its code."""
+def test_messages_of_another_server_are_not_logged(database: Database) -> None:
+    """dblink and postgres_fdw raise another server's message with its SQLSTATE."""
     for extension in ("dblink", "postgres_fdw"):
         if not database.rows("SELECT FROM pg_available_extensions WHERE name = %s", extension):
             pytest.skip(f"the server has no {extension}: install postgresql-contrib")
@@ -125,7 +125,7 @@ def test_words_of_another_server_are_not_told(database: Database) -> None:
             assert "anari" not in str(classify(caught.value, "source shop", database.dsn))
 
 
-async def test_of_a_condition_only_the_code_is_told(database: Database) -> None:
+async def test_of_a_condition_only_the_error_code_is_reported(database: Database) -> None:
     database.execute(
         "CREATE TABLE t (note text)",
         "INSERT INTO t VALUES ('Kanarienvogel')",

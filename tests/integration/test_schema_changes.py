@@ -2,7 +2,7 @@
 
 Each life is played once for all cases, which then are looked at one by one: the lake folded is the
 source (I6, I7), rows before the change have its old shape and rows after it the new one, nothing is
-read again without need, and nobody else notices (I8).
+read again without need, and no other table is affected (I8).
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Life:
         )
 
     def settle(self) -> None:
-        """Wait until the daemon has looked at everything and read what it wants to."""
+        """Wait until the daemon has polled the catalog and read all that it must."""
         self.database.execute("CREATE TABLE the_last (id int PRIMARY KEY)")
         await_until(self._is_settled, LIMIT_S, lambda: f"all tables live\n{self.daemon.tail()}")
         with self.database.connect() as connection:
@@ -245,7 +245,7 @@ def test_i6_i7_ddl_while_stopped(stopped: Life, case: Case) -> None:
 
 
 def check(played: Life, case: Case) -> None:
-    """The lake is the source, was not read again without need, and says what happened."""
+    """The lake equals the source, was not re-read without need, and recorded the changes."""
     with played.database.connect() as connection:
         for table in played.captured(case):
             compared = compare_table(connection, str(played.lake), "shop", table)
@@ -303,8 +303,8 @@ def test_rows_have_the_shape_of_their_time(running: Life, name: str) -> None:
     assert new
 
 
-def test_i8_nobody_else_notices(running: Life) -> None:
-    """I8: no fault, no restart, and another table's epochs went on all the while."""
+def test_i8_no_other_table_is_affected(running: Life) -> None:
+    """I8: no fault, no restart, and another table's epochs continued throughout."""
     faults = [e for e in running.daemon.events() if e.get("level") not in {"info", "debug"}]
     assert [e for e in faults if e["event"] not in EXPECTED] == []
     answer = running.daemon.get("/metrics")

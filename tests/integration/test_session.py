@@ -1,4 +1,4 @@
-"""What connecting gives and what its failures say."""
+"""Connections, and the errors of failed ones."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ ODD = 'no"body \x07 {role}'
 
 
 def pasted(remedy: str, verb: str, password: str, attributes: str = "") -> str:
-    """The statement of a remedy that begins so, with a password, as a person runs it."""
+    """The statement of a remedy that begins so, with a password, as a user runs it."""
     statement = re.search(rf"{verb} [^;]*;", remedy)
     assert statement is not None, remedy
     return statement[0].replace("LOGIN", f"LOGIN {attributes}").replace("'...'", f"'{password}'")
@@ -95,7 +95,7 @@ def pasted(remedy: str, verb: str, password: str, attributes: str = "") -> str:
 async def test_the_remedy_for_a_role_can_be_pasted(
     guarded: PostgresServer, *, replication: bool
 ) -> None:
-    """For one that does not exist and one with another password: the server tells no difference."""
+    """For an unknown role and a wrong password: the server's answer is the same."""
     name = f"{ODD} {replication}"
     dsn = make_conninfo(guarded.dsn(), user=name, password=SECRET)
     attributes = "REPLICATION" if replication else ""
@@ -113,7 +113,7 @@ async def test_the_remedy_for_a_role_can_be_pasted(
         pass
 
 
-async def test_a_role_without_replication_is_told_which_attribute(guarded: PostgresServer) -> None:
+async def test_a_role_without_replication_is_refused_with_a_remedy(guarded: PostgresServer) -> None:
     dsn = make_conninfo(guarded.dsn(), user="plain")
     async with await connect(dsn):
         pass

@@ -1,4 +1,4 @@
-"""Moving a slot beside a drain: to what is confirmed, by steps."""
+"""Advancing a slot during a drain: to the confirmed position, in steps."""
 
 from __future__ import annotations
 
@@ -49,5 +49,5 @@ async def test_a_slot_is_moved_by_steps_and_small_ones_wait(database: Database) 
         await advance.close()
 
 
-def test_a_step_is_no_shorter_than_what_is_read_again_but_for_very_much() -> None:
+def test_a_step_is_as_long_as_the_reread_up_to_a_limit() -> None:
     assert [step_after(n, 10) for n in (0, 9, 11, 40, 41, 1000)] == [10, 10, 11, 40, 40, 40]

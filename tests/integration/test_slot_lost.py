@@ -1,4 +1,4 @@
-"""Slots that are lost, and servers that are others than the lake's rows came from: never silent."""
+"""Lost slots, and servers other than the lake's source: always reported."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 # --- the slot --------------------------------------------------------------------------------
 
 
-def test_a_slot_moved_beyond_the_lake_is_read_anew(lake: Path, make_daemon: MakeDaemon) -> None:
-    """An older copy of the lake looks the same, so only if that was agreed to."""
+def test_a_slot_moved_beyond_the_lake_is_resnapshotted(lake: Path, make_daemon: MakeDaemon) -> None:
+    """An older copy of the lake looks the same, so only if the config allows it."""
     with server_of(15) as server:
         shop = with_shop(server)
         daemon = make_daemon(config(shop, lake, source_extra='lake_lost = "resnapshot"'))
@@ -54,7 +54,7 @@ def test_a_slot_moved_beyond_the_lake_is_read_anew(lake: Path, make_daemon: Make
 
 
 @pytest.mark.thorough
-def test_an_idle_slot_that_the_server_gave_up_is_read_anew(
+def test_an_idle_slot_invalidated_by_the_server_is_resnapshotted(
     lake: Path, make_daemon: MakeDaemon
 ) -> None:
     with server_of(18, {"idle_replication_slot_timeout": "1s"}) as server:
@@ -101,13 +101,13 @@ def test_a_slot_whose_wal_a_new_server_removed_says_so(lake: Path, make_daemon: 
 
 
 def move_on(shop: Database, failed: dict[str, Any]) -> None:
-    """Do what the remedy says, to have all tables read anew."""
+    """Apply the remedy, so that all tables are re-read."""
     _, _, statement = failed["remedy"].partition("and then ")
     shop.execute(statement)
 
 
 def behind(failed: dict[str, Any]) -> tuple[Lsn, Lsn]:
-    """Where the lake ends and where the server is, as the fault says."""
+    """The positions of the lake and of the server, as in the error."""
     assert "restored from an older backup" in failed["reason"]
     _, _, told = failed["reason"].partition("the lake ends at ")
     words = told.replace(",", " ").replace(":", " ").split()
@@ -116,7 +116,7 @@ def behind(failed: dict[str, Any]) -> tuple[Lsn, Lsn]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["plain", "recovery"])
-def test_a_server_restored_from_a_backup_is_not_taken_for_its_old_self(
+def test_a_server_restored_from_a_backup_is_recognized(
     lake: Path, make_daemon: MakeDaemon, kind: Kind
 ) -> None:
     """With and without a timeline of its own; a base backup has no slots."""
@@ -149,10 +149,8 @@ def test_a_server_restored_from_a_backup_is_not_taken_for_its_old_self(
 
 
 @pytest.mark.thorough
-def test_a_copy_of_the_disk_with_its_slot_is_not_taken_for_its_old_self(
-    lake: Path, make_daemon: MakeDaemon
-) -> None:
-    """I6: by the time the daemon looks again it may have passed the lake, on the same timeline."""
+def test_a_disk_copy_with_its_slot_is_recognized(lake: Path, make_daemon: MakeDaemon) -> None:
+    """I6: by the next check it may be ahead of the lake, on the same timeline."""
     with server_of(15) as server:
         shop = with_shop(server)
         daemon = make_daemon(config(shop, lake))
@@ -188,7 +186,7 @@ def test_a_copy_of_the_disk_with_its_slot_is_not_taken_for_its_old_self(
 
 
 @pytest.mark.thorough
-def test_another_server_that_is_ahead_is_told_by_its_identifier(
+def test_another_server_that_is_ahead_is_reported_by_identifier(
     lake: Path, make_daemon: MakeDaemon
 ) -> None:
     with server_of(15) as first, server_of(15) as second:
@@ -208,7 +206,7 @@ def test_another_server_that_is_ahead_is_told_by_its_identifier(
 
 
 @pytest.mark.thorough
-def test_another_server_under_the_same_address_is_told_and_read_anew(
+def test_another_server_at_the_same_address_is_reported(
     lake: Path, make_daemon: MakeDaemon
 ) -> None:
     with server_of(15) as first, server_of(15) as second:

@@ -29,7 +29,7 @@ WAITS = "SELECT EXISTS (SELECT FROM pg_locks WHERE transactionid::text = %s AND 
 
 
 def begun(connection: psycopg.Connection[tuple[Any, ...]]) -> str:
-    """Begin a transaction; give its number."""
+    """Begin a transaction; return its number."""
     connection.execute("BEGIN")
     [xid] = connection.execute("SELECT pg_current_xact_id()::text").fetchone() or ("",)
     return str(xid)
@@ -73,7 +73,7 @@ def alter_meanwhile(
 def test_a_table_altered_in_a_savepoint_while_the_slot_is_made(
     lake: Path, make_daemon: MakeDaemon, major: int, ddl: str, *, is_killed: bool, is_lost: bool
 ) -> None:
-    """Or the daemon is killed when the slot is there, but is not moved yet, as V still runs.
+    """Or the daemon is killed when the slot exists but is not advanced yet, as V still runs.
 
     Or that slot is made because one was lost.
     """
@@ -120,10 +120,10 @@ def test_a_table_altered_in_a_savepoint_while_the_slot_is_made(
         ("ALTER TABLE t VALIDATE CONSTRAINT positive", False),
     ],
 )
-def test_without_a_second_slot_it_is_made_anew_if_anything_was_altered_meanwhile(
+def test_without_a_second_slot_it_is_recreated_after_any_ddl(
     lake: Path, make_daemon: MakeDaemon, ddl: str, *, is_altered: bool
 ) -> None:
-    """Not what was altered before, also where a transaction is older than that."""
+    """Not DDL before it, also if an older transaction is still open."""
     with server_of(15, {"autovacuum": "off", "max_replication_slots": "1"}) as server:
         database = Database(server, "postgres")
         database.execute(
@@ -159,10 +159,10 @@ def test_without_a_second_slot_it_is_made_anew_if_anything_was_altered_meanwhile
 @pytest.mark.thorough
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("is_cut", [False, True], ids=["fails", "is cut off"])
-def test_a_slot_whose_move_fails_is_made_anew_where_nothing_is_read_before(
+def test_a_slot_that_fails_to_advance_is_recreated_if_unread(
     lake: Path, make_daemon: MakeDaemon, *, is_cut: bool
 ) -> None:
-    """Or all sessions of the daemon are ended while it waits for V."""
+    """Or all sessions of the daemon are terminated while it waits for V."""
     with server_of(15, {"autovacuum": "off"}) as server:
         database = Database(server, "postgres")
         database.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
@@ -196,7 +196,7 @@ def test_a_slot_whose_move_fails_is_made_anew_where_nothing_is_read_before(
 def test_a_server_that_crashes_while_the_slot_is_moved(
     lake: Path, make_daemon: MakeDaemon, major: int
 ) -> None:
-    """V wrote before the slot was there, and is cut off: no record tells that it has ended."""
+    """V wrote before the slot existed, and is cut off: no WAL record says that it has ended."""
     with server_of(major, {"autovacuum": "off"}) as server:
         database = Database(server, "postgres")
         database.execute(
@@ -261,7 +261,7 @@ def created(lake: Path) -> set[int]:
 
 
 @pytest.mark.thorough
-def test_it_is_told_what_the_making_waits_for(lake: Path, make_daemon: MakeDaemon) -> None:
+def test_what_slot_creation_waits_for_is_reported(lake: Path, make_daemon: MakeDaemon) -> None:
     with server_of(15) as server:
         database = Database(server, "postgres")
         database.execute("CREATE TABLE t (id int PRIMARY KEY)")

@@ -71,7 +71,7 @@ def daemon(database: Database, make_daemon: MakeDaemon, lake: Path) -> Daemon:
     return made
 
 
-def test_snapshot_boundary_a_live_table_is_read_anew_while_it_changes(
+def test_snapshot_boundary_a_live_table_is_resnapshotted(
     database: Database, daemon: Daemon, lake: Path
 ) -> None:
     before = shown(daemon, "public.t")["snapshot_lsn"]
@@ -89,7 +89,7 @@ def test_snapshot_boundary_a_live_table_is_read_anew_while_it_changes(
     assert asked["tables"] == ["public.t"]
 
 
-def test_snapshot_boundary_some_rows_are_read_again_and_the_others_stay(
+def test_snapshot_boundary_a_partial_snapshot_keeps_other_rows(
     database: Database, daemon: Daemon, lake: Path
 ) -> None:
     await_until(lambda: shown(daemon, "public.t")["state"] == "live", LIMIT_S, daemon.tail)
@@ -120,7 +120,7 @@ def test_snapshot_boundary_some_rows_are_read_again_and_the_others_stay(
         "1/(id-5) > 0",
     ],
 )
-def test_isolated_a_condition_that_fails_is_told_and_its_table_goes_on(
+def test_isolated_a_condition_that_fails_is_reported(
     database: Database, daemon: Daemon, lake: Path, where: str
 ) -> None:
     done = snapshot(daemon, "shop", "public.t", "--where", where)
@@ -133,7 +133,7 @@ def test_isolated_a_condition_that_fails_is_told_and_its_table_goes_on(
 
 
 @pytest.mark.thorough
-def test_snapshot_boundary_a_cancelled_snapshot_leaves_the_old_rows(
+def test_snapshot_boundary_a_cancelled_snapshot_keeps_old_rows(
     database: Database, daemon: Daemon, lake: Path
 ) -> None:
     before = await_until(lambda: shown(daemon, "public.t")["snapshot_lsn"], LIMIT_S, daemon.tail)
@@ -160,7 +160,7 @@ def test_snapshot_boundary_a_cancelled_snapshot_leaves_the_old_rows(
 
 
 @pytest.mark.thorough
-def test_rows_that_are_being_read_when_it_is_cancelled_are_left_out(
+def test_rows_being_read_when_cancelled_are_left_out(
     database: Database, daemon: Daemon, lake: Path
 ) -> None:
     slow = "pg_sleep(0.05) IS NOT NULL"  # 5 s for all rows
@@ -220,7 +220,7 @@ def test_no_daemon_is_1(daemon: Daemon) -> None:
 def test_a_source_that_is_not_running_is_75_and_says_why(
     database: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
-    daemon = make_daemon(config(database, lake, manage=False))  # nobody made the publication
+    daemon = make_daemon(config(database, lake, manage=False))  # no publication was created
     database.execute("CREATE TABLE t (id int PRIMARY KEY)")
     daemon.start()
 
@@ -311,7 +311,7 @@ def table_state(daemon: Daemon, table: str) -> list[str]:
     ]
 
 
-def test_lossless_values_kept_as_text_are_told_once_a_column(
+def test_lossless_values_kept_as_text_are_reported_once_a_column(
     database: Database, daemon: Daemon, lake: Path
 ) -> None:
     database.execute(

@@ -1,4 +1,4 @@
-"""The keeper of a Spark driver's snapshots: who gets which, when they end, and by whom."""
+"""The keeper of a Spark driver's snapshots: which task gets which, and when they end."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Driver:
     plan_id: str = field(default="")
 
     def snapshot(self, execution: str | None, partition: int) -> str:
-        """Read a partition; give the snapshot that it was of."""
+        """Read a partition; return the snapshot that it was of."""
         with leased(self.keeper, self.plan_id, execution, partition) as lease:
             lease.confirm_complete()
             [name] = {split.snapshot for split in lease.granted.splits}
@@ -121,7 +121,7 @@ def test_a_lease_holds_the_snapshot(driver: Driver) -> None:
     with ExitStack() as leases:
         leases.enter_context(leased(driver.keeper, driver.plan_id, "1", 0))
         driver.snapshot("2", 0)
-        # the second, idle one has gone; the first, older one stays
+        # the second, idle one has ended; the first, older one stays
         await_until(lambda: driver.sessions() == 1, LIMIT_S, "one to end")
         driver.snapshot("1", 1)
     driver.await_no_session()

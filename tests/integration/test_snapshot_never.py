@@ -83,10 +83,10 @@ def test_it_starts_at_the_slots_point_new_or_there_already(
     assert not daemon.events("source.slot_lost")
 
 
-def test_a_slot_kept_from_another_tool_goes_on_where_it_is(
+def test_a_slot_of_another_tool_continues_where_it_is(
     shop: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
-    """With manage = true as well, if that is agreed to: the slot is never made again."""
+    """With manage = true as well, if the config allows it: the slot is never re-created."""
     shop.execute(
         f'CREATE PUBLICATION "{shop.name}" FOR TABLE orders',
         f"SELECT pg_create_logical_replication_slot('{shop.name}', 'pgoutput')",

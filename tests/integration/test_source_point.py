@@ -29,7 +29,7 @@ def settings(database: Database) -> WalSettings:
     )
 
 
-def test_what_is_replaced_while_it_is_read_is_told(database: Database) -> None:
+def test_a_table_replaced_while_being_read_is_reported(database: Database) -> None:
     database.execute(
         "CREATE TABLE orders (id int PRIMARY KEY)",
         "CREATE TABLE part (id int PRIMARY KEY) PARTITION BY RANGE (id)",
@@ -52,11 +52,11 @@ def test_what_is_replaced_while_it_is_read_is_told(database: Database) -> None:
         for table in (orders, part):
             with pytest.raises(TableChangedError, match="compare it again"):
                 point.ensure_unreplaced(table)
-    # The server drops a temporary slot when its session has ended, which nobody waits for.
+    # The server drops a temporary slot some time after its session has ended.
     await_until(lambda: database.slots() == [], LIMIT_S, "the temporary slot's end")
 
 
-def test_a_transaction_that_does_not_end_is_told_after_the_limit(database: Database) -> None:
+def test_a_transaction_open_beyond_the_limit_is_reported(database: Database) -> None:
     database.execute("CREATE TABLE orders (id int PRIMARY KEY)")
     with database.connect(autocommit=False) as writer:
         writer.execute("INSERT INTO orders VALUES (1)")

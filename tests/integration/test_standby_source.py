@@ -125,7 +125,7 @@ def settings(shop: Database, **changes: Any) -> WalSettings:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("major", [16, pytest.param(18, marks=pytest.mark.thorough)])
-def test_a_standby_is_read_and_streamed_and_goes_on_when_promoted(
+def test_a_standby_is_captured_and_continues_when_promoted(
     lake: Path, make_daemon: MakeDaemon, major: int
 ) -> None:
     with server_of(major) as primary:
@@ -179,7 +179,7 @@ def test_a_standby_is_read_and_streamed_and_goes_on_when_promoted(
 
 @pytest.mark.parametrize("major", [pytest.param(16, marks=pytest.mark.thorough), 18])
 async def test_a_backlog_on_a_standby_is_packed_by_the_server(lake: Path, major: int) -> None:
-    """Catching up works there too: copies of slots, positions, and the way into the stream."""
+    """Catching up works there too: copies of slots, positions, and the switch to the stream."""
     with server_of(major) as primary:
         shop = with_shop(primary)
         shop.execute(PUBLISH)
@@ -256,7 +256,7 @@ def watch_impatiently(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.thorough
-async def test_who_moves_a_slot_and_waits_for_a_standby_is_not_taken_for_lost(
+async def test_a_slot_advance_that_waits_for_a_standby_is_not_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with server_of(18) as primary:
@@ -287,7 +287,7 @@ async def test_who_moves_a_slot_and_waits_for_a_standby_is_not_taken_for_lost(
 
 
 @pytest.mark.thorough
-async def test_a_slot_made_on_the_standby_of_an_idle_primary_says_what_it_waits_for(
+async def test_a_slot_on_the_standby_of_an_idle_primary_says_it_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with server_of(18, {"checkpoint_timeout": "1h"}) as primary:
@@ -304,7 +304,7 @@ async def test_a_slot_made_on_the_standby_of_an_idle_primary_says_what_it_waits_
             watch_impatiently(monkeypatch)
             making = asyncio.create_task(temporary_point(settings(other)))
             await asyncio.wait([making], timeout=4)
-            assert not making.done()  # the server works on it, though it looks as if it did not
+            assert not making.done()  # the server works on it, although it seems idle
             statement = (waits.value.remedy or "").partition(";")[0]
             async with asyncio.timeout(LIMIT_S):
                 while not making.done():
@@ -317,10 +317,10 @@ async def test_a_slot_made_on_the_standby_of_an_idle_primary_says_what_it_waits_
 
 
 @pytest.mark.thorough
-async def test_a_slot_is_made_step_by_step_on_the_standby_of_an_idle_primary(
+async def test_a_slot_is_created_in_steps_on_an_idle_primarys_standby(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What its remedy says, once for each attempt, is enough: the slot of the first is kept."""
+    """Its remedy, once for each attempt, is enough: the slot of the first is kept."""
     with server_of(18, {"checkpoint_timeout": "1h"}) as primary:
         shop = with_shop(primary)
         with standby_of(primary) as standby:

@@ -118,7 +118,7 @@ EXPRESSIONS = {
 def test_strange_values_stop_nothing(
     database: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
-    """Read at the start, and from the stream, of each type: all tables go on, with all rows."""
+    """Read at the start and from the stream, for each type: all tables continue, with all rows."""
     tables = {f"t{number}": kind for number, kind in enumerate(VALUES)}
     database.execute(*SETUP)
     taken = filled(database, tables)

@@ -1,4 +1,4 @@
-"""Tables that come, go and change their names while the daemon runs."""
+"""Tables created, dropped and renamed while the daemon runs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_table_that_is_being_dropped_keeps_no_other_waiting(
             if is_restarted:
                 daemon.sigterm()
                 daemon.start()
-            # Read by a snapshot, as it can't be whole in the stream while the other is not over.
+            # Read by a snapshot, as the stream can't be complete while the other one is open.
             database.execute("INSERT INTO t VALUES (1)", "CREATE TABLE w (id int PRIMARY KEY)")
             await_until(lambda: rows_of(lake, "t") >= 2, LIMIT_S, daemon.tail)
             published = (
@@ -98,7 +98,7 @@ def is_reading(lake: Path) -> bool:
     return "snapshotting" in {row["table"]: row["state"] for row in registry(lake)}.values()
 
 
-def test_a_table_made_anew_while_no_daemon_runs(
+def test_a_table_recreated_while_no_daemon_runs(
     database: Database, daemon: Daemon, lake: Path
 ) -> None:
     assert daemon.sigterm() == 0
@@ -124,7 +124,7 @@ def test_a_new_column_is_described_from_the_catalog(
     assert (added["pg_type"], added["delta_type"], added["missing"]) == ("integer", "integer", "5")
 
 
-def test_a_table_taken_out_of_the_publication_is_read_anew(
+def test_a_table_taken_out_of_the_publication_is_resnapshotted(
     database: Database, daemon: Daemon, lake: Path
 ) -> None:
     database.execute(
@@ -141,10 +141,10 @@ def read_again(lake: Path) -> bool:
 
 
 @pytest.mark.thorough
-def test_i6_a_new_table_joins_while_the_others_go_on(
+def test_i6_a_new_table_joins_while_the_others_continue(
     database: Database, daemon: Daemon, lake: Path
 ) -> None:
-    """A long transaction holds back the point it is read at; epochs of others come all the same."""
+    """A long transaction holds back its snapshot's point; epochs of others continue."""
     with Writers(database.dsn, [T, LATE]) as writers, database.connect(autocommit=False) as long:
         long.execute("INSERT INTO t VALUES (3, 'held back')")
         # The slot's consistent point waits for every transaction that runs when it is made.
@@ -167,7 +167,7 @@ def test_i6_a_new_table_joins_while_the_others_go_on(
 def test_for_all_tables_a_new_one_is_found_by_its_first_change(
     database: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
-    """The catalog is asked once an hour here: only the RELATION message can tell."""
+    """The catalog is polled once an hour here: only the RELATION message can show it."""
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, note text)",
         f'CREATE PUBLICATION "{database.name}" FOR ALL TABLES'
@@ -188,7 +188,7 @@ def test_for_all_tables_a_new_one_is_found_by_its_first_change(
 
 
 @pytest.mark.thorough
-def test_i8_a_table_without_identity_stops_alone_until_it_has_one(
+def test_i8_a_table_without_identity_stops_alone_until_fixed(
     database: Database, daemon: Daemon, lake: Path
 ) -> None:
     database.execute("CREATE TABLE bad (id int PRIMARY KEY, note text)")
@@ -235,7 +235,7 @@ def test_i8_a_locked_new_table_waits_alone(database: Database, daemon: Daemon, l
 def test_i8_a_locked_partition_holds_nothing_back(
     database: Database, daemon: Daemon, lake: Path
 ) -> None:
-    """DDL has to be looked up in the catalog, whose functions lock partitions."""
+    """DDL must be looked up in the catalog, whose functions lock partitions."""
     database.execute(
         "CREATE TABLE late (id int PRIMARY KEY) PARTITION BY RANGE (id)",
         "CREATE TABLE late_1 PARTITION OF late FOR VALUES FROM (0) TO (100)",

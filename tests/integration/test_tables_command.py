@@ -27,13 +27,13 @@ def tables(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def found(done: subprocess.CompletedProcess[str], source: str = "shop") -> dict[str, Any]:
-    """Give the tables of the JSON document by name."""
+    """Return the tables of the JSON document by name."""
     listed = json.loads(done.stdout)["sources"][source]["tables"]
     return {table["table"]: table for table in listed}
 
 
 def sources(database: Database, tmp_path: Path, dsn: str | None = None) -> str:
-    """Give the TOML of a daemon."""
+    """Return the TOML of a daemon."""
     return wal_config(
         lake=tmp_path / "lake",
         dsn=dsn or database.dsn,
@@ -66,7 +66,7 @@ def shop(database: Database) -> Database:
     return database
 
 
-def test_without_a_daemon_the_catalog_is_told(shop: Database, tmp_path: Path) -> None:
+def test_without_a_daemon_the_catalog_is_listed(shop: Database, tmp_path: Path) -> None:
     path = config(shop, tmp_path)
     done = tables(path, "--json")
     assert (done.returncode, done.stderr) == (0, "")
@@ -157,9 +157,7 @@ def test_a_server_that_is_silent_is_75_within_the_limit(shop: Database, tmp_path
 
 
 @pytest.mark.thorough
-def test_a_database_that_is_not_there_is_1_and_the_other_source_is_shown(
-    shop: Database, tmp_path: Path
-) -> None:
+def test_a_missing_database_exits_1_and_others_are_shown(shop: Database, tmp_path: Path) -> None:
     dsn = shop.server.dsn("nowhere")
     extra = f'[sources.crm]\nkind = "wal"\ndsn = "{dsn}"\ntables = ["public.*"]\n'
     path = config(shop, tmp_path, extra=extra)

@@ -33,7 +33,7 @@ LIMIT_S = 40.0
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No modes and certificates of whoever runs the tests."""
+    """No TLS modes or certificates of the user who runs the tests."""
     for name in ("PGSSLMODE", "PGSSLROOTCERT", "PGSSLCERT", "PGSSLKEY", "PGREQUIRESSL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -187,7 +187,7 @@ def test_a_daemon_that_verifies(
     assert daemon.sigterm() == 0
 
 
-def test_a_daemon_that_was_told_not_to_says_so_once(
+def test_a_daemon_with_verification_off_warns_once(
     secure: TlsServer, shop: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     config = wal(secure, shop, lake, sslmode="require", host="other.example")
@@ -212,7 +212,7 @@ def test_a_daemon_that_was_told_not_to_says_so_once(
     assert daemon.sigterm() == 0
 
 
-def test_a_daemon_that_meets_another_server_stops_with_the_remedy(
+def test_a_daemon_that_meets_another_server_stops_with_a_remedy(
     secure: TlsServer, shop: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     daemon = make_daemon(wal(secure, shop, lake, host="other.example"))

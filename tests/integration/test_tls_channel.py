@@ -138,7 +138,7 @@ async def test_records_that_come_in_pieces_are_read(
 
 @pytest.mark.parametrize("how", ENDS)
 async def test_an_end_in_the_middle_is_an_operational_error(proxied: Proxies, how: str) -> None:
-    """And what has come whole before it counts for nothing: the COPY did not end."""
+    """And complete messages before it do not count: the COPY did not end."""
     proxy, dsn = proxied.begin(lambda: 8192)
     copy = CopyOut(await connect(dsn))
     proxy.end_after = 4_000_000, how
@@ -198,7 +198,7 @@ async def test_a_connection_that_is_closed_under_the_reader_ends_it(
             await reader.close()
 
 
-async def test_the_first_of_several_hosts_that_is_there_is_read(
+async def test_the_first_reachable_of_several_hosts_is_read(
     secure: TlsServer, shop: Database
 ) -> None:
     dsn = make_conninfo(

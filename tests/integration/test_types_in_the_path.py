@@ -98,7 +98,7 @@ def shop(database: Database) -> Iterator[Database]:
 
 
 def with_path(database: Database, path: str) -> None:
-    """Set who finds which type first: by the role, by the database."""
+    """Set which type is found first: by role, by database."""
     role = quoted(role_of(database))
     database.execute(
         f"ALTER ROLE {role} SET search_path = {path}",

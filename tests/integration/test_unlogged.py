@@ -1,4 +1,4 @@
-"""Tables that were UNLOGGED for a time: what was written meanwhile is in no WAL."""
+"""Tables that were UNLOGGED for a time: changes meanwhile are not in the WAL."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def readings(lake: Path) -> int:
 
 @pytest.mark.parametrize(("made", "stored"), [(PLAIN, "t"), (PARTED, "part")])
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_it_is_read_anew_once(  # noqa: PLR0917
+def test_it_is_resnapshotted_once(  # noqa: PLR0917
     database: Database,
     lake: Path,
     make_daemon: MakeDaemon,

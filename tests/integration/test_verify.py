@@ -122,7 +122,7 @@ MAKE_TICKER = "CREATE TABLE ticker (n serial PRIMARY KEY)"
 
 @contextmanager
 def ticking(database: Database) -> Iterator[None]:
-    """Have something captured written all the time: so the lake comes to a position soon."""
+    """Write to a captured table all the time, so that the lake reaches a position soon."""
     stop = threading.Event()
 
     def tick() -> None:
@@ -196,7 +196,7 @@ def test_equal_under_steady_writers(workload_database: Database, make_shop: Any)
     ):
         rows = shop.equal()
         small = shop.equal("--memory", "1MB")
-        # read anew, in chunks: beside the rows of before
+        # re-read in chunks: alongside the old rows
         config = str(shop.daemon.config_path)
         asked = CliRunner().invoke(cli.app, ["snapshot", "shop", "public.big", "--config", config])
         assert asked.exit_code == 0, asked.output
@@ -352,7 +352,7 @@ def test_types_shapes_and_changed_columns(database: Database, make_shop: Any) ->
     assert shop.verify("public.country")[0] == 1  # nothing was compared
 
 
-def test_what_can_not_be_compared_is_told(
+def test_tables_that_cannot_be_compared_are_reported(
     database: Database, make_shop: Any, tmp_path: Path, stranger: str
 ) -> None:
     database.execute(
@@ -474,7 +474,7 @@ def test_a_damaged_file_is_a_fault_of_its_table_alone(
     assert code == 1
 
 
-def test_what_was_compared_before_a_fault_is_told(
+def test_tables_compared_before_a_fault_are_reported(
     database: Database, make_shop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database.execute(*(f"CREATE TABLE {n} (id int PRIMARY KEY)" for n in ("aa", "bb", "cc")))
@@ -545,10 +545,10 @@ def test_a_polled_source_settles(database: Database, lake: Path, make_daemon: Ma
 
 
 @pytest.mark.thorough
-def test_commits_that_nobody_sees_yet_are_left_out(
+def test_commits_not_yet_visible_are_left_out(
     own_postgres: PostgresServer, lake: Path, make_daemon: MakeDaemon
 ) -> None:
-    """They wait for a synchronous standby, and are in the lake already."""
+    """They wait for a synchronous standby, but are in the lake already."""
     with fresh_database(own_postgres) as database:
         database.execute(
             "CREATE TABLE orders (id int PRIMARY KEY, note text)",
@@ -586,7 +586,7 @@ def test_commits_that_nobody_sees_yet_are_left_out(
 
 @contextmanager
 def _standby_awaited(database: Database) -> Iterator[None]:
-    """Commits wait for a standby that does not come, but for those of the ticker."""
+    """Commits wait for an absent standby, except those of the ticker."""
 
     def set_to(names: str) -> None:
         database.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")

@@ -236,7 +236,7 @@ def test_a_slot_dropped_by_hand_is_noticed(
     assert len(markers) == 2
 
 
-def test_a_slot_lost_under_a_running_daemon_is_read_anew(
+def test_a_slot_lost_under_a_running_daemon_is_resnapshotted(
     shop: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     daemon = make_daemon(config(shop, lake))
@@ -264,7 +264,7 @@ def test_a_slot_lost_under_a_running_daemon_is_read_anew(
 
 
 @pytest.mark.thorough
-def test_a_slot_whose_wal_was_removed_is_read_anew(
+def test_a_slot_whose_wal_was_removed_is_resnapshotted(
     own_postgres: PostgresServer, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     own_postgres.settings |= {"max_slot_wal_keep_size": "16MB", "max_wal_size": "32MB"}
@@ -309,7 +309,7 @@ def test_idle_advances_the_slot_while_only_others_write(
 
 
 class TruncatingCapture(WalCapture):
-    """Has the source truncated and filled anew between the snapshot's point and its reading."""
+    """Has the source truncated and refilled between the snapshot's point and its reading."""
 
     meanwhile: Callable[[], None]
 
@@ -474,7 +474,7 @@ def has_xml(database: Database) -> bool:
         return False
 
 
-def test_lossless_every_type_and_odd_value_by_snapshot_and_stream(
+def test_lossless_every_type_by_snapshot_and_stream(
     database: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     types = {t: v for t, v in TYPES.items() if t != "xml" or has_xml(database)}
@@ -564,7 +564,7 @@ def test_a_server_restart_is_survived_and_not_held_up(
         daemon.close()
 
 
-def test_one_writer_the_second_daemon_takes_over_from_a_killed_first(
+def test_one_writer_the_second_daemon_takes_over_after_a_kill(
     shop: Database, lake: Path, make_daemon: MakeDaemon
 ) -> None:
     text = config(shop, lake)

@@ -1,4 +1,4 @@
-"""What notices that nobody is at the other end, and what is not mistaken for it."""
+"""Detection of a dead peer, and what must not be mistaken for one."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_silent_peer_is_noticed_within_half_a_minute() -> None:
 @pytest.mark.usefixtures("little_patience")
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("is_all", [True, False], ids=["everything", "this connection"])
-async def test_a_query_that_nobody_answers_is_given_up(
+async def test_a_query_without_an_answer_is_given_up(
     database: Database,
     network: FlakyNetwork,
     fault: Callable[..., int],
@@ -164,7 +164,7 @@ if TYPE_CHECKING:
 
 @contextlib.asynccontextmanager
 async def routed(database: Database, route: Route) -> AsyncIterator[str]:
-    """A proxy that decides for each connection, the first being 0; give the DSN through it."""
+    """A proxy that decides for each connection, the first being 0; return the DSN through it."""
     accepted = 0
     serving: set[asyncio.Task[Any]] = set()
 
@@ -272,7 +272,7 @@ def test_a_server_is_known_by_when_it_was_started() -> None:
     elsewhere = "10.0.0.2:5432"
     assert not ours.is_another(watched.ServerInstance(100, ours.place, 300))
     assert not ours.is_another(watched.ServerInstance(100, elsewhere, 300))  # it has two addresses
-    assert not ours.is_another(watched.ServerInstance(250, ours.place, 300))  # was started anew
+    assert not ours.is_another(watched.ServerInstance(250, ours.place, 300))  # was restarted
     assert ours.is_another(
         watched.ServerInstance(50, ours.place, 300)
     )  # containers with one address
@@ -359,7 +359,7 @@ async def take_for_ever(stream: ReplicationStream) -> None:
 @pytest.mark.usefixtures("little_patience")
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("saw", [b"", STREAM], ids=["everything", "the stream"])
-async def test_a_stream_that_went_silent_is_given_up_and_an_idle_one_is_not(
+async def test_a_silent_stream_is_given_up_and_an_idle_one_is_not(
     database: Database, network: FlakyNetwork, fault: Callable[..., int], saw: bytes
 ) -> None:
     async with (
@@ -380,7 +380,7 @@ async def test_a_stream_that_went_silent_is_given_up_and_an_idle_one_is_not(
 
 
 @pytest.mark.usefixtures("little_patience")
-async def test_a_walsender_that_decodes_what_it_does_not_send_is_waited_for(
+async def test_a_walsender_that_decodes_without_sending_is_awaited(
     database: Database, network: FlakyNetwork
 ) -> None:
     async with (
@@ -395,7 +395,7 @@ async def test_a_walsender_that_decodes_what_it_does_not_send_is_waited_for(
 
 
 @pytest.mark.usefixtures("little_patience")
-async def test_a_stream_whose_rows_wait_for_the_lake_is_not_taken_for_silent(
+async def test_a_stream_blocked_by_the_lake_is_not_taken_for_silent(
     database: Database, network: FlakyNetwork
 ) -> None:
     async with (

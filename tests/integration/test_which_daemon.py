@@ -30,7 +30,7 @@ def daemon(database: Database, make_daemon: MakeDaemon, lake: Path) -> Daemon:
 
 
 def other_config(daemon: Daemon, old: str, new: str) -> Path:
-    """Give the daemon's config with one thing else, where it finds the daemon's port."""
+    """Return the daemon's config with one thing else, where it finds the daemon's port."""
     text = daemon.config_path.read_text()
     assert old in text
     path = daemon.config_path.with_name("other.toml")

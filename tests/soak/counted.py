@@ -1,4 +1,4 @@
-"""The daemon, which tells on SIGUSR2 what it holds: as JSON, in the file that VARIABLE names.
+"""The daemon, which on SIGUSR2 reports what it holds: as JSON, in the file that VARIABLE names.
 
 ``python -m tests.soak.counted run ...`` is as ``ingestd run ...``.
 """

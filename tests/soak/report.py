@@ -50,7 +50,7 @@ class Report:
         return self.kills.total()
 
     def lines(self) -> list[str]:
-        """Give it for people."""
+        """Return it for people."""
         kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(self.kills.items()))
         found = [
             f"seed {self.seed}, {self.seconds / 60:.1f} minutes",

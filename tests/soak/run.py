@@ -36,7 +36,7 @@ POINTS = tuple(point for point in USUAL if step_of(point) not in HELP)
 
 
 class Soak:
-    """One soak; `report` grows meanwhile. `tell`: takes a line now and then."""
+    """One soak; `report` grows meanwhile. `tell`: receives progress lines."""
 
     def __init__(
         self, lives: Lives, server: PostgresServer, seed: int, tell: Callable[[str], None]
@@ -60,7 +60,7 @@ class Soak:
         }
 
     def run(self, seconds: float, *, kills: int = 0) -> Report:
-        """Go on for so long, and until there were so many kills; then compare once more."""
+        """Run for so long, and until there were so many kills; then compare once more."""
         began = time.monotonic()
 
         def is_over() -> bool:
@@ -214,7 +214,7 @@ class Soak:
         return f"the lake to grow (seed {self.report.seed})\n{status}\n{self._daemon.tail()}"
 
     def _run_for(self, longest_s: float) -> None:
-        """Let things go on until a random instant."""
+        """Wait until a random instant."""
         end = time.monotonic() + self._rng.uniform(0.0, longest_s)
         await_until(lambda: time.monotonic() >= end, longest_s + 5, poll_s=0.01)
 

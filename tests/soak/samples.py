@@ -95,7 +95,7 @@ class Trend:
         return found
 
     def lines(self) -> list[str]:
-        """Give it for people."""
+        """Return it for people."""
         first, last = self.samples[0], self.samples[-1]
         rate = (last.rows - first.rows) / max(last.at_s - first.at_s, 1e-9)
         minutes = (last.at_s - first.at_s) / 60

@@ -1,4 +1,4 @@
-"""A daemon under a steady load, looked at again and again; nothing is killed."""
+"""A daemon under a steady load, sampled repeatedly; nothing is killed."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Steady:
         daemon.environment[VARIABLE] = str(self._counts)
 
     def run(self, seconds: float, every_s: float) -> list[Sample]:
-        """Give a sample for each `every_s`, and compare the lake at the end.
+        """Return a sample for each `every_s`, and compare the lake at the end.
 
         Raises AssertionError where the lake is not the source, or the daemon did not end well.
         """
@@ -172,7 +172,7 @@ class Steady:
         )
 
     def _scrape(self) -> None:
-        """As Prometheus, and a person with the page open, do."""
+        """As Prometheus and an open status page do."""
         while not self._over.wait(self._scrape_s):
             answer = self._daemon.get("/metrics")
             if answer is not None and self._daemon.status() is not None:

@@ -1,6 +1,6 @@
 """`python -m tests.soak.storm`: all at once, and the most memory that the daemon takes.
 
-A backlog of small transactions and a large one, a large one from the stream beside small ones, a
+A backlog of small transactions and a large one, a large one from the stream among small ones, a
 slow lake, faults of lake and source at many steps, connections that are reset again and again.
 """
 
@@ -76,7 +76,7 @@ class Storm:
     seconds: float = 0.0
 
     def lines(self) -> list[str]:
-        """Give it for people."""
+        """Return it for people."""
         rows = f"{self.rows} rows in {self.seconds:.0f} s, each once"
         faults = f"all connections reset {self.resets} times, {self.faults} faults by failpoints"
         peak = f"peak RSS {self.peak_mb:.0f} MB, limits.memory {self.limit_mb:.0f} MB"
@@ -136,7 +136,7 @@ def _write_backlog(database: Database, rows: int) -> None:
 def _endure(
     database: Database, daemon: Daemon, network: FlakyNetwork, found: Storm, rows: int
 ) -> int:
-    """Write one more large transaction, and small ones beside it; give how many of these."""
+    """Write one more large transaction with small ones alongside; return the number of these."""
     began_s = time.monotonic()
     over = threading.Event()
     with ThreadPoolExecutor() as pool:
@@ -168,7 +168,7 @@ def _sample(daemon: Daemon, over: threading.Event) -> list[float]:
 
 
 def _reset(network: FlakyNetwork, over: threading.Event) -> int:
-    """Cut what is there, less and less often: a large transaction needs its time in one."""
+    """Cut the open connections, ever less often: a large transaction needs its time in one."""
     resets, pause_s = 0, RESET_S
     while not over.wait(pause_s):
         network.reset()

@@ -1,4 +1,4 @@
-"""The leak soak in short: that it looks at what it says, and that growth is not passed over."""
+"""The leak soak in short: it measures what it claims to, and growth is not overlooked."""
 
 from __future__ import annotations
 

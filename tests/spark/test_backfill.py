@@ -176,7 +176,7 @@ class WithVictims(SparkTasks):
 def test_i6_a_killed_executor_costs_its_split(
     spark: SparkSession, database: Database, make_daemon: MakeDaemon, lake: Path
 ) -> None:
-    """A cluster tries a task again by itself, local mode does not: the command is run again."""
+    """A cluster retries a task, local mode does not: the command is run again."""
     create_big(database, 2 * ROWS)
     daemon = make_daemon(config(database, lake))
     with ToastWriters(database, 2 * ROWS):

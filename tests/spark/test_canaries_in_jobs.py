@@ -63,7 +63,7 @@ for table, where, schema in (
 
 
 def run(tmp_path: Path, *command: str | Path) -> tuple[int, str, str]:
-    """Run a job, with log4j at INFO; give what it wrote."""
+    """Run a job, with log4j at INFO; return what it wrote."""
     settings = tmp_path / "log4j2.properties"
     settings.write_text(
         # (pyspark sets the root's level)
@@ -131,7 +131,7 @@ def test_no_canary_is_in_what_spark_jobs_write(
         assert_untold(out + told, job)
     code, out, told = run(tmp_path, "-m", "spark_jobs.reconcile", *given, *compared)
     assert "public.every" in out + told
-    assert_untold(told, "reconcile")  # keys that differ are what a person has asked for
+    assert_untold(told, "reconcile")  # keys that differ are what the user has asked for
     aviary.insert("second")
     await_until(lambda: in_lake(lake, EVERY, "second"), LIMIT_S, daemon.tail)
     daemon.sigterm()

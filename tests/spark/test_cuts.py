@@ -1,4 +1,4 @@
-"""The log of cuts: every cut once, whoever else commits to it."""
+"""The log of cuts: every cut once, whichever other writer commits to it."""
 
 from __future__ import annotations
 
@@ -66,9 +66,7 @@ def test_cuts_are_added_without_a_job_and_read_by_spark(log: CutLog, spark: Spar
 
 
 @pytest.mark.thorough
-def test_the_newest_cut_is_replaced_without_a_job_by_this_run_or_the_next(
-    log: CutLog, spark: SparkSession
-) -> None:
+def test_the_newest_cut_is_replaced_without_a_spark_job(log: CutLog, spark: SparkSession) -> None:
     log.append_cut(cut(1), replace=False)
     log.append_cut(cut(2), replace=False)
     spark.sparkContext.setJobGroup("replaced", "")

@@ -157,7 +157,7 @@ def test_missing_rights_are_said(reading: Reading) -> None:
         with pytest.raises(PySparkException, match=f"GRANT SELECT ON .* TO \\W*{role}"):
             replace(reading, config=config).load("public.guarded").count()
         reading.database.execute(f"GRANT SELECT ON guarded TO {role}")
-        # who may read may not own it: enough here
+        # a reader need not own it: enough here
         assert replace(reading, config=config).load("public.guarded").count() == 0
     finally:
         reading.database.execute(f"DROP OWNED BY {role}", f"DROP ROLE {role}")

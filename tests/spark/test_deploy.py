@@ -120,7 +120,7 @@ _OPEN: list[Dag] = []
 
 
 def test_airflow_dags_are_what_the_jobs_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Airflow is not installed: stand-ins take what it would."""
+    """Airflow is not installed: stand-ins receive its arguments."""
     made: list[Dag] = []
 
     def dag(*, dag_id: str, schedule: Any, start_date: datetime, **more: Any) -> Dag:

@@ -1,4 +1,4 @@
-"""The driver changes mirrors itself; the same rows come out as by Spark."""
+"""The driver merges into mirrors itself; the rows are the same as by Spark."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Mirror:
         return {row["id"]: json.loads(row["row"]) for row in found.collect()}
 
     def files(self) -> dict[str, Any]:
-        """Give the deletion vectors of the newest version's files, by their names."""
+        """Return the deletion vectors of the newest version's files, by their names."""
         found = snapshot_of(self.spark, self.path).allFiles().toJSON().collectAsList()
         return {add["path"]: add.get("deletionVector") for add in map(json.loads, found)}
 
@@ -177,7 +177,7 @@ def test_deletion_vectors_of_the_driver_and_of_spark_are_one(
 def test_small_files_are_joined(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_merge, "_MAX_SMALL", 2)
     counts = []
-    for n in range(4):  # by its key none may be in a file that is there
+    for n in range(4):  # by its key no existing file may have it
         mirror.run({"_cdc_op": "c", "_cdc_seq": 1, "id": n})
         counts.append(len(mirror.files()))
     assert counts == [1, 2, 3, 1]
@@ -250,7 +250,7 @@ def test_a_mirror_with_mapped_names_is_left_to_spark(mirror: Mirror) -> None:
     assert mirror.rows()[1]["a b"] == "y"
 
 
-def test_somebody_elses_rows_are_not_written_over(mirror: Mirror) -> None:
+def test_rows_of_another_writer_are_not_overwritten(mirror: Mirror) -> None:
     mirror.run({"_cdc_op": "r", "_cdc_seq": 0, "id": 1})
     mirror.spark.sql(f"UPDATE delta.`{mirror.path}` SET note = 'by hand'")
     mirror.raw.commit({TABLE: [{"_cdc_op": "c", "_cdc_lsn": mirror.raw.lsn, "id": 2}]})

@@ -1,4 +1,4 @@
-"""Histories against a plain fold, row by row; in whatever batches the epochs come."""
+"""Histories against a plain fold, row by row, for any batches of epochs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ COLUMNS = ("id", "note", "big")
 async def write(
     lake: Path, table: Table, epochs: Sequence[Sequence[Row]], *, at_lsn: int = 1
 ) -> list[int]:
-    """Commit epochs through the real sink; give where each ends. So is the table from `at_lsn`."""
+    """Commit epochs through the real sink; return their ends. The table is so from `at_lsn`."""
     sink = DeltaLake(str(lake), "shop")
     ends = []
     low = at_lsn
@@ -246,10 +246,10 @@ async def test_a_column_that_is_added_is_in_what_was_there_then(
         job.move(3, 300, rows=1)
 
 
-async def test_a_column_that_came_and_went_is_in_what_was_there_meanwhile(
+async def test_a_column_added_and_dropped_has_values_for_its_lifetime(
     session: SparkSession, lake: Path, tmp_path: Path
 ) -> None:
-    """With the constant that such rows had, also as a text; all that before the history began."""
+    """With the default that such rows had, also as a text; all before the history began."""
     day = Column("day", 1082, -1, pa.date32(), "date", missing="infinity")
     size = Column("size", 23, -1, pa.int32(), "integer", missing="5")
     other = Column("size", 25, -1, pa.string(), "text", stored_as="size__v2")
@@ -276,7 +276,7 @@ async def test_a_column_that_came_and_went_is_in_what_was_there_meanwhile(
 async def test_a_row_without_a_key_is_found_by_what_a_new_column_has(
     session: SparkSession, lake: Path, tmp_path: Path
 ) -> None:
-    """Old rows come with its constant, once it is there, and without it before."""
+    """Old rows have its constant once it exists, and lack it before."""
     a, b, c = ({"id": number, "note": None} for number in (1, 2, 3))
     read = [change("t", 100, -1, {}), *(change("r", 100, 0, row) for row in (a, a, b, c))]
     early = change("d", 110, 1, b, before=b)
@@ -300,7 +300,7 @@ async def test_a_row_without_a_key_is_found_by_what_a_new_column_has(
     ]
 
 
-async def test_a_key_that_is_stored_apart_and_one_that_is_another_than_before(
+async def test_a_key_stored_out_of_line_and_a_changed_identity(
     session: SparkSession, lake: Path, tmp_path: Path
 ) -> None:
     """The server sends the first in the old row alone; by the other, older changes name no row."""
@@ -360,7 +360,7 @@ async def test_as_of_goes_by_the_log_not_by_the_clock(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("moves", [(1, 3, 4), pytest.param((4,), marks=pytest.mark.thorough)])
-async def test_where_a_column_is_made_again_what_was_there_ends_and_goes_on(
+async def test_where_a_column_is_recreated_rows_end_and_continue(
     session: SparkSession, lake: Path, tmp_path: Path, moves: tuple[int, ...]
 ) -> None:
     """With the new DEFAULT; before that it stays what it was. Changes below it come late."""
@@ -398,10 +398,10 @@ async def test_where_a_column_is_made_again_what_was_there_ends_and_goes_on(
 
 
 @pytest.mark.thorough
-async def test_equal_rows_go_on_where_a_column_is_made_again(
+async def test_equal_rows_continue_where_a_column_is_recreated(
     session: SparkSession, lake: Path, tmp_path: Path
 ) -> None:
-    """Without a key, each copy; and one that was read anew is as it is."""
+    """Without a key, each copy; and a re-read one stays as it is."""
 
     def bare(*columns: Column) -> Table:
         before = ("id", "note", *(c.name for c in columns))
@@ -437,7 +437,7 @@ async def test_equal_rows_go_on_where_a_column_is_made_again(
 
 
 @pytest.mark.thorough
-async def test_it_begins_only_where_nothing_that_counts_is_gone(
+async def test_it_begins_only_where_no_needed_rows_are_missing(
     session: SparkSession, lake: Path, tmp_path: Path
 ) -> None:
     """Rows below the newest snapshot do not count; later ones do."""
@@ -459,10 +459,10 @@ async def test_it_begins_only_where_nothing_that_counts_is_gone(
     assert session.read.format("delta").load(job.path).where("is_current").count() == len(rows)
 
 
-async def test_what_came_late_is_not_taken_where_later_rows_are_gone(
+async def test_late_rows_are_refused_where_later_rows_are_missing(
     session: SparkSession, lake: Path, tmp_path: Path
 ) -> None:
-    """They would have to be gone through again."""
+    """They would have to be processed again."""
     t = make_table("late")
     first = [change("t", 100, -1, {}), change("r", 100, 0, {"id": 1, "note": "old"})]
     later = [change("u", 120, 1, {"id": 1, "note": "new"})]

@@ -39,7 +39,7 @@ class KilledError(Exception):
 
 @pytest.fixture
 def database(postgres_bindir: Path) -> Iterator[Database]:
-    """On a server that tells when a transaction committed."""
+    """On a server that records commit timestamps."""
     settings = {**FAST, "track_commit_timestamp": "on"}
     with running_server(postgres_bindir, settings) as server, fresh_database(server) as made:
         yield made
@@ -66,7 +66,7 @@ def asks_anew(daemon: Daemon, lake: Path) -> None:
 def test_a_history_at_a_time_is_the_source_as_it_was(
     spark: SparkSession, database: Database, make_daemon: MakeDaemon, lake: Path, tmp_path: Path
 ) -> None:
-    """Toasted values, key changes, equal rows, truncates; read anew; both daemon and job killed."""
+    """Toasted values, key changes, equal rows, truncates; re-reads; both daemon and job killed."""
     source, target = Audited(database, random.Random(1)), tmp_path / "history"
     source.create()
     source.write(5)

@@ -1,4 +1,4 @@
-"""Who may write into a table's folder has no Spark job read what is elsewhere."""
+"""A writer of a table's folder can't make a Spark job read other files."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def keep_in_checkpoint(folder: Path) -> None:
 
 
 def add_poison(folder: Path, out: Path, kind: str) -> None:
-    """Commit what looks like a compaction, of the table's first file with rows."""
+    """Commit an apparent compaction of the table's first file with rows."""
     commit = newest_commit(folder)
     version = int(commit.stem)
     logs = [newest_commit(folder).with_name(f"{v:020}.json") for v in range(version, -1, -1)]
@@ -286,7 +286,7 @@ def test_jobs_stop_the_tables_of_which_files_are_elsewhere(
 
 @pytest.mark.thorough
 @pytest.mark.skipif(os.getuid() != 0, reason="a link is given to another user")
-def test_jobs_stop_the_tables_whose_folder_another_user_exchanged_for_a_link(
+def test_jobs_stop_tables_whose_folder_became_a_foreign_link(
     mirror: Mirror, raw: RawLake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     every = {name: table(name, oid=oid) for oid, name in enumerate(["raw", "fine"], 1)}

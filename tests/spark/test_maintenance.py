@@ -28,7 +28,7 @@ ROUNDS, EPOCHS = 4, 10
 
 
 def maintain(lake: Path, *, days: float) -> int:
-    """Join and clean as after some days; give how many files were joined and removed."""
+    """Join and clean as after some days; return how many files were joined and removed."""
     policy = MaintenancePolicy(1 << 20, 7 * DAY_S)
     store, now_s = LocalStore(lake, Fsync()), time.time() + days * DAY_S
     done = TableMaintenance(store, FOLDER, policy, now_s=now_s, began_s=0).run()
@@ -36,10 +36,10 @@ def maintain(lake: Path, *, days: float) -> int:
 
 
 @pytest.mark.thorough
-async def test_exactly_once_for_a_stream_over_a_table_that_is_joined_and_cleaned(
+async def test_exactly_once_streaming_a_compacted_and_cleaned_table(
     spark: SparkSession, lake: Path, tmp_path: Path
 ) -> None:
-    """A running reader takes each row once; so does one that comes when all this is over.
+    """A running reader gets each row once; so does one that starts afterwards.
 
     The last commits and files go too, as far as they ever do: a reader that is up to date needs
     nothing of what was before.

@@ -52,7 +52,7 @@ class Mirror:
         return main([*lake, "--once", *more])
 
     def rows(self, of: Table, *columns: str, texts: Sequence[str] = ()) -> list[Row]:
-        """Give these columns (id, note, n without any) of the newest cut's rows, read by hand.
+        """Return these columns (id, note, n without any) of the newest cut's rows, read by hand.
 
         `texts`: of these, what `_cdc_raw` has.
         """
@@ -158,7 +158,7 @@ class Simulated:
 SPARK_MERGES = {"mirrors.driver_merge.MAX_BYTES": -1, "mirrors.table.SMALL_BYTES": 0}
 SPARK_FOLDS = {"mirrors.job.FEW_ROWS": -1, "mirrors.driver_step.HERE_ROWS": -1}
 WAYS: tuple[dict[str, int], ...] = (
-    {},  # all in the driver, files written anew
+    {},  # all in the driver, files rewritten
     SPARK_MERGES | {"mirrors.table.CHANGED_SHARE": 0},  # folded in the driver, then a MERGE
     {"mirrors.driver_merge.SMALL_FILE": 0},  # all in the driver, deletion vectors
     SPARK_FOLDS
@@ -215,7 +215,7 @@ def test_mirror_equals_its_source_after_every_batch(
 
 
 @pytest.mark.thorough
-def test_reading_anew_voids_by_position_not_by_arrival(mirror: Mirror, raw: RawLake) -> None:
+def test_a_resnapshot_voids_rows_by_position_not_by_arrival(mirror: Mirror, raw: RawLake) -> None:
     t = table("a")
     raw.commit({t: [change("c", i, f"old {i}", raw.lsn, i) for i in range(1, 7)]})
     raw.record("live", t)
@@ -243,9 +243,7 @@ def change(op: str, key: int, note: str | None, lsn: int, seq: int, **more: Any)
 
 
 @pytest.mark.thorough
-def test_a_table_that_is_not_whole_is_in_no_cut_and_stays_as_it_was(
-    mirror: Mirror, raw: RawLake
-) -> None:
+def test_an_incomplete_table_is_in_no_cut_and_stays_as_it_was(mirror: Mirror, raw: RawLake) -> None:
     a, b = table("a"), table("b", oid=2)
     raw.record("snapshotting", a, b)
     raw.commit({a: [change("r", 1, "a", raw.lsn, 0)], b: [change("r", 1, "b", raw.lsn, 0)]})

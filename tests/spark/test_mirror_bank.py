@@ -1,4 +1,4 @@
-"""Transactions over two tables are in a cut of the mirrors whole, or not at all."""
+"""Transactions over two tables are in a cut of the mirrors completely or not at all."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SAVINGS, CURRENT = map(str, TABLES)
 def test_the_total_over_two_tables_is_constant_at_every_cut(
     spark: SparkSession, database: Database, make_daemon: MakeDaemon, lake: Path, tmp_path: Path
 ) -> None:
-    """While a table is read anew, the daemon is killed, and the job ends between its commits."""
+    """While a table is re-read, the daemon is killed, and the job ends between its commits."""
     target = tmp_path / "mirror"
     daemon = make_daemon(
         wal_config(

@@ -24,10 +24,10 @@ class KilledError(Exception):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("rounds", [1, pytest.param(2, marks=pytest.mark.thorough)])
-def test_killed_after_any_commit_it_ends_equal_and_applies_nothing_twice(
+def test_killed_after_any_commit_it_ends_without_duplicates(
     mirror: Mirror, raw: RawLake, rounds: int
 ) -> None:
-    """Rows without a key would be there twice."""
+    """Rows without a key would be duplicated."""
     a, b = table("a", identity="f"), table("b", oid=2)
     for round_ in range(rounds):
         lsn = raw.next_lsn()
@@ -62,7 +62,7 @@ def arguments(mirror: Mirror, *more: str) -> list[str]:
 
 
 @pytest.mark.thorough
-def test_what_is_wrong_with_one_table_stops_that_table_until_it_is_mended(
+def test_a_fault_of_one_table_stops_that_table_until_fixed(
     mirror: Mirror, raw: RawLake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     edited, gone, fine = table("edited"), table("gone", oid=2), table("fine", oid=3)
@@ -114,10 +114,10 @@ def test_what_is_wrong_with_one_table_stops_that_table_until_it_is_mended(
 
 
 @pytest.mark.thorough
-def test_files_that_are_gone_are_done_without_where_they_do_not_count(
+def test_missing_files_are_ignored_where_they_do_not_count(
     mirror: Mirror, raw: RawLake, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As a store's rules for old files take them: the tables' logs still name them."""
+    """As a store's lifecycle rules remove old files: the tables' logs still name them."""
     void, lost, own = table("void"), table("lost", oid=2), table("own", oid=3)
     every = (void, lost, own)
     lsn = raw.next_lsn()
@@ -150,9 +150,7 @@ def remove_files(folder: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_a_mirror_that_is_made_again_by_a_killed_run_is_seen_for_what_it_is(
-    mirror: Mirror, raw: RawLake
-) -> None:
+def test_a_mirror_recreated_by_a_killed_run_is_recognized(mirror: Mirror, raw: RawLake) -> None:
     """Its version is no higher than that of the one before."""
     t = table("a", identity="f")
     raw.commit({t: [change("c", 1, "x", raw.next_lsn(), 1)]})
@@ -168,10 +166,10 @@ def test_a_mirror_that_is_made_again_by_a_killed_run_is_seen_for_what_it_is(
 
 
 @pytest.mark.thorough
-def test_what_was_deleted_does_not_come_back_where_the_deletion_is_gone(
+def test_deleted_rows_do_not_return_if_the_deletion_was_lost(
     mirror: Mirror, raw: RawLake, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A chunk was read before it, and comes later."""
+    """A chunk was read before it, and arrives later."""
     t = table("a")
     raw.commit({t: [change("c", key, "x", raw.next_lsn(), 1) for key in (1, 2)]})
     raw.record("live", t)

@@ -52,7 +52,7 @@ def test_columns_that_come_are_filled_with_what_old_rows_have(mirror: Mirror, ra
     assert mirror.run() == 0
     assert mirror.rows(wider, "id", "z") == [(1, True), (2, True), (3, True)]
 
-    # read anew with another type: the new column has the values, the old one is gone
+    # re-read with another type: the new column has the values, the old one is dropped
     typed = replace(
         t, columns=(t.columns[0], t.columns[1], Column("n", 25, -1, pa.string(), stored_as="n__v2"))
     )
@@ -136,9 +136,7 @@ def every_row(mirror: Mirror) -> dict[int, datetime]:
     return {row[0]: row[1] for row in rows}
 
 
-def test_changes_that_name_rows_by_another_identity_stop_their_table(
-    mirror: Mirror, raw: RawLake
-) -> None:
+def test_changes_with_another_identity_stop_their_table(mirror: Mirror, raw: RawLake) -> None:
     """Also where rows have no key any more; what `--tables` leaves out stays in the cut."""
     keyed, other = table("a"), table("other", oid=2)
     first = raw.next_lsn()
@@ -168,7 +166,7 @@ def test_changes_that_name_rows_by_another_identity_stop_their_table(
 def test_texts_of_a_column_that_is_no_more_are_no_part_of_a_row(
     mirror: Mirror, raw: RawLake
 ) -> None:
-    """Nor of a column that is made again under its name."""
+    """Nor of a column that is re-created under its name."""
     day = Column("day", 1082, -1, pa.date32(), "date")
     keyed, keyless = table("a", day), table("b", replace(day, identity=True), identity="f", oid=2)
     at = raw.next_lsn()

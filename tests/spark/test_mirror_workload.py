@@ -62,14 +62,14 @@ CHURN = (
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_mirrors_equal_their_source_after_kills_snapshots_and_ddl(
+def test_mirrors_equal_their_source_after_kills_and_ddl(
     spark: SparkSession,
     workload_database: Database,
     make_daemon: MakeDaemon,
     lake: Path,
     tmp_path: Path,
 ) -> None:
-    """The job is killed and interrupted, the daemon killed, tables are read anew and altered."""
+    """The job is killed and interrupted, the daemon killed, tables are re-read and altered."""
     database, target = workload_database, tmp_path / "mirror"
     rng = random.Random(SEED)
     database.execute(*SCHEMA)

@@ -40,7 +40,7 @@ def keyed(name: str, *columns: Column) -> Table:
 
 
 async def append(lake: Path, *batches: TableBatch) -> None:
-    """Commit each batch as an epoch; the sink is opened anew for each."""
+    """Commit each batch as an epoch; the sink is reopened for each."""
     for batch in batches:
         lsn = batch.rows.column("_cdc_lsn")[0].as_py()
         sink = DeltaLake(str(lake), "shop")
@@ -159,7 +159,7 @@ async def test_i7_epochs_of_other_columns_in_one_scan(
     found = raw.select("id", "gone", "a", "a__v2", "new", "_cdc_before").orderBy("id").collect()
     assert [(*r[:5], r[5] and tuple(r[5])) for r in found] == expected
 
-    assert stream_read(spark, path, folder).count() == 4  # a stream begun before it all goes on
+    assert stream_read(spark, path, folder).count() == 4  # a stream begun before all this continues
 
     query = "SELECT id, gone, a, a__v2, new, _cdc_before FROM t ORDER BY id"
     batches = QueryBuilder().register("t", DeltaTable(path)).execute(query).read_all()
@@ -167,7 +167,7 @@ async def test_i7_epochs_of_other_columns_in_one_scan(
     assert [(*r[:5], r[5] and tuple(r[5].values())) for r in by_deltalake] == expected
 
 
-async def test_a_registry_of_an_earlier_version_is_read_with_all_its_fields(
+async def test_a_registry_of_an_earlier_version_has_all_fields(
     spark: SparkSession, lake: Path
 ) -> None:
     write_old_registry(lake, [old_row()])

@@ -68,7 +68,9 @@ def test_a_daemons_lake(
     assert len(by_driver[0]) >= 4  # type: ignore[arg-type] # a list
 
 
-def test_rows_that_somebody_deleted_are_for_spark(spark: SparkSession, tmp_path: Path) -> None:
+def test_rows_deleted_by_another_writer_are_left_to_spark(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     path = str(tmp_path / "t")
     for first in (0, 10):
         rows = spark.range(first, first + 10, numPartitions=1)

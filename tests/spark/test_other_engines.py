@@ -73,7 +73,7 @@ class Shop:
 
 @pytest.mark.thorough
 @pytest.mark.timeout(1800)
-async def test_isolated_what_other_engines_did_is_read_or_refused_with_what_helps(
+async def test_isolated_changes_of_other_engines_are_read_or_refused(
     spark: SparkSession, lake: Path
 ) -> None:
     root = lake / "shop/public"

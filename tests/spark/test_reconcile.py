@@ -285,7 +285,7 @@ def last(shop: Shop, table: str) -> dict[str, Any]:
 
 
 @pytest.mark.thorough
-def test_what_is_behind_or_unknown_is_told(workload_database: Database, make_shop: Any) -> None:
+def test_tables_behind_or_unknown_are_reported(workload_database: Database, make_shop: Any) -> None:
     database = workload_database
     database.execute("CREATE TABLE orders (id int PRIMARY KEY)", "INSERT INTO orders VALUES (1)")
     shop: Shop = make_shop()
@@ -302,5 +302,5 @@ def test_what_is_behind_or_unknown_is_told(workload_database: Database, make_sho
     with pytest.raises(TransientError, match="that the daemon runs") as lake:
         reconcile.main(shop.arguments("--wait", "500ms"))
     assert lake.value.reason == "lake_behind"
-    # The server drops a temporary slot when its session has ended, which nobody waits for.
+    # The server drops a temporary slot some time after its session has ended.
     await_until(lambda: database.slots() == [database.name], 30, "the temporary slot's end")

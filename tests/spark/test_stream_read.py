@@ -45,7 +45,7 @@ def changes(first: int, *ops: tuple[str, int | None, str | None]) -> TableBatch:
 async def test_exactly_once_stream_read_of_a_raw_table(
     spark: SparkSession, lake: Path, tmp_path: Path
 ) -> None:
-    """A Spark stream gets each raw row once: what is there, then what came since, no more."""
+    """A Spark stream gets each raw row once: the existing ones, then the new ones."""
     table_path = str(lake / Layout("shop").raw(T.id))
     folder = str(tmp_path / "stream")
 

@@ -1,7 +1,7 @@
 """A daemon, and each reader, on raw tables that other engines altered or rewrote (I8).
 
 One table for each thing done, all done together while the daemon runs. Each reader has right rows
-of a table, or that table alone stops and its remedy has it go on.
+of a table, or that table alone stops and its remedy lets it continue.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _write(database: Database, number: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_isolated_a_table_of_another_engine_is_read_right_or_stops_alone(
+def test_isolated_another_engines_table_is_read_or_stops_alone(
     spark: SparkSession, database: Database, make_daemon: MakeDaemon, lake: Path, tmp_path: Path
 ) -> None:
     for kind in KINDS:

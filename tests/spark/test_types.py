@@ -144,7 +144,7 @@ def test_spark_reads_every_typed_column_in_one_scan(spark: SparkSession, written
     assert not wrong, "\n".join(wrong)
 
 
-def test_spark_reads_rows_from_before_and_after_a_change_of_type_in_one_scan(
+def test_spark_reads_rows_across_a_change_of_type_in_one_scan(
     spark: SparkSession, written: Written
 ) -> None:
     raw = read(spark, written.lake, "items").where("_cdc_op = 'c'")

@@ -1,4 +1,4 @@
-"""Spark's classes kept between runs: a JVM takes the archive, or does without one."""
+"""Spark's class archive, kept between runs: a JVM uses it or does without."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(*arguments: str, cache: Path) -> str:
 
 
 @pytest.mark.thorough
-def test_an_archive_that_is_there_is_taken_by_sessions(tmp_path: Path) -> None:
+def test_an_existing_archive_is_used_by_sessions(tmp_path: Path) -> None:
     archive = class_archive()
     if archive is None or not archive.exists():
         pytest.skip("no archive here: `make warm` makes it")

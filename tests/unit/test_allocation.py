@@ -52,7 +52,7 @@ LEAVES_HOLES = dedent("""
 
 
 def told(code: str, environment: dict[str, str] | None = None) -> list[str]:
-    """Give the words that a process of its own prints, which it does without a complaint."""
+    """Return the words printed by a separate process, which must succeed without warnings."""
     inherited = {k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"}
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -78,7 +78,7 @@ def test_what_the_environment_says_stays() -> None:
 
 
 @ON_GLIBC
-def test_holes_between_blocks_are_given_back_where_the_process_has_grown() -> None:
+def test_free_heap_is_returned_when_the_process_has_grown() -> None:
     *due, given_back_mb = told(LEAVES_HOLES)
     assert due == ["False", "True", "False", "False"]
     assert int(given_back_mb) > 40  # of 80, less what shares a page with what is in use
@@ -109,7 +109,7 @@ def test_no_thread_of_openblas_is_started() -> None:
     assert told(CHOSEN + "import numpy, psutil; print(psutil.Process().num_threads())") == ["1"]
 
 
-def test_garbage_is_looked_for_again_after_imports_that_fail() -> None:
+def test_garbage_collection_resumes_after_imports_that_fail() -> None:
     def fail() -> None:
         with gc_frozen():
             assert not gc.isenabled()
@@ -124,8 +124,8 @@ def test_garbage_is_looked_for_again_after_imports_that_fail() -> None:
         gc.unfreeze()
 
 
-def test_what_is_set_for_deltalake_is_what_its_allocator_looks_for() -> None:
-    """Another allocator would pass it over without a word, a wrong value not."""
+def test_the_setting_for_deltalake_is_read_by_its_allocator() -> None:
+    """Another allocator would silently ignore it, but a wrong value would be reported."""
     if platform.machine() == "x86_64" and IS_GLIBC:
         assert b"_RJEM_MALLOC_CONF" in Path(_internal.__file__).read_bytes()
     assert told(CHOSEN + "import deltalake") == []

@@ -1,4 +1,4 @@
-"""The benchmarks' own parts that could tell wrong things."""
+"""The parts of the benchmarks that could report wrong figures."""
 
 from __future__ import annotations
 

@@ -103,8 +103,8 @@ def test_wrong_usage_is_2(args: list[str]) -> None:
         (["init"], "input is required, but stdin is closed\n  remedy: give --dsn, and"),
     ],
 )
-def test_wrong_usage_is_told_in_two_lines_cause_first(words: list[str], said: str) -> None:
-    """By the command itself: a test's runner goes past what tells it."""
+def test_wrong_usage_is_reported_in_two_lines_cause_first(words: list[str], said: str) -> None:
+    """By the real command: a test runner bypasses the code that reports it."""
     command = [sys.executable, "-m", "ingestd", *words]
     found = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
@@ -122,7 +122,7 @@ def test_no_command_at_all_is_given_the_help() -> None:
     assert (found.returncode, "Usage: ingestd" in found.stderr + found.stdout) == (2, True)
 
 
-def test_a_wrong_config_is_2_and_told_in_words(tmp_path: Path) -> None:
+def test_a_wrong_config_exits_2_with_an_explanation(tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     path.write_text(CONFIG)
     result = CliRunner().invoke(cli.app, ["status", "--config", str(path)])
@@ -413,7 +413,7 @@ async def test_a_snapshot_is_cancelled() -> None:
     assert result.stderr == "ingestd: table public.orders: no snapshot is under way\n"
 
 
-async def test_ctrl_c_leaves_the_snapshot_running_and_says_how_to_cancel(tmp_path: Path) -> None:
+async def test_ctrl_c_leaves_the_snapshot_running_and_explains_cancel(tmp_path: Path) -> None:
     shop = Shop()
     shop.is_slow = True
     async with shop.server as server:
@@ -491,7 +491,7 @@ def test_no_daemon_is_named_with_its_address(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("more", [[], ["--cancel"]])
-def test_an_unknown_source_is_told_before_the_daemon_that_does_not_run(
+def test_an_unknown_source_is_reported_before_a_missing_daemon(
     tmp_path: Path, more: list[str]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:

@@ -1,4 +1,4 @@
-"""The config file: what it means, and what is said when it is wrong."""
+"""The config file: what it means, and the errors of an invalid one."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_a_missing_file_is_named(refusal: Callable[..., list[str]]) -> None:
     assert lines == ["sources.shop.dsn: file 'no/dsn' can't be read: No such file or directory"]
 
 
-def test_a_missing_variable_of_a_typed_key_is_told_once(
+def test_a_missing_variable_of_a_typed_key_is_reported_once(
     refusal: Callable[..., list[str]],
 ) -> None:
     lines = refusal(f'{BASE}\n[epoch]\nmax_delay = "env:DELAY"')
@@ -216,14 +216,14 @@ def test_a_missing_variable_of_a_typed_key_is_told_once(
         (("sources.shop", "sources._s"), "sources._s: a source's name is 1-55 of a-z, 0-9"),
     ],
 )
-def test_faults_are_told_with_the_key_path(
+def test_faults_are_reported_with_the_key_path(
     refusal: Callable[..., list[str]], change: tuple[str, str], line: str
 ) -> None:
     (found,) = refusal(BASE.replace(*change))
     assert found.startswith(line)
 
 
-def test_all_faults_are_told_at_once(refusal: Callable[..., list[str]]) -> None:
+def test_all_faults_are_reported_at_once(refusal: Callable[..., list[str]]) -> None:
     text = BASE.replace("tables =", "tabels =") + "[epoch]\nmax_dely = '5s'\nmax_bytes = 5"
     assert [line.split(":")[0] for line in refusal(text)] == [
         "sources.shop.tabels",

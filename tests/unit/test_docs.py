@@ -1,4 +1,4 @@
-"""The reference pages of the documentation say what the code says (`make docs-reference`)."""
+"""The reference pages of the documentation match the code (`make docs-reference`)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _sections_of(model: type[BaseModel]) -> set[type[BaseModel]]:
     return {part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)}
 
 
-def test_an_event_without_a_meaning_is_told(tmp_path: Path) -> None:
+def test_an_event_without_a_meaning_is_reported(tmp_path: Path) -> None:
     (tmp_path / "new.py").write_text(
         "def f(self):\n    why = {'reason': 1}\n    self._log.info('new.event', table=1, **why)\n"
     )
@@ -62,7 +62,7 @@ def test_an_event_without_a_meaning_is_told(tmp_path: Path) -> None:
         events.page(tmp_path, tmp_path)
 
 
-def test_an_event_that_is_logged_by_a_chosen_method_has_both_levels(tmp_path: Path) -> None:
+def test_an_event_logged_by_a_chosen_method_has_both_levels(tmp_path: Path) -> None:
     (tmp_path / "new.py").write_text(
         "def f(self, bad):\n"
         "    log = self._log.error if bad else self._log.info\n"

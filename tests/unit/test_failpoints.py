@@ -25,7 +25,7 @@ PLACES = re.compile(r'reach(?:_async)?\(\s*"([^"]+)"')
 
 
 class Told:
-    """Takes note of what acts."""
+    """Records what acts."""
 
     def __init__(self) -> None:
         self.found: list[tuple[str, str, int]] = []
@@ -58,7 +58,7 @@ def test_an_error_comes_at_its_time_alone() -> None:
     assert told.found == [(BEFORE, "error", 3)]
 
 
-def test_an_entry_with_a_plus_goes_on() -> None:
+def test_an_entry_with_a_plus_repeats() -> None:
     arm(f"{BEFORE}=error@2+", Told())
     reach(BEFORE)
     for _ in range(3):

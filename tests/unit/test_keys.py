@@ -95,7 +95,7 @@ def test_a_text_that_is_no_utf8_is_its_bytes() -> None:
     assert list(new_keys(table, rows)) == [(b"\xe91",), ("\\xe931",)]
 
 
-def test_the_columns_looked_at_are_enough() -> None:
+def test_the_key_columns_alone_are_enough() -> None:
     table = keyed(pa.int32(), pa.string())
     rows = batch(table, {"k0": 1, "k1": "a", "_cdc_before": {"k0": 2, "k1": "b"}})
     narrow = rows.select(key_columns(table))

@@ -63,7 +63,7 @@ def test_values_are_wrapped_between_and_long_ones_cut() -> None:
 
 
 @pytest.mark.parametrize(("op", "shown"), [("d", False), ("t", False), ("c", True), ("r", True)])
-def test_nulls_are_told_of_rows_that_are_there(op: str, shown: bool) -> None:  # noqa: FBT001
+def test_nulls_are_shown_only_of_existing_rows(op: str, shown: bool) -> None:  # noqa: FBT001
     console, text = terminal()
     print_changes({"changes": [{**CHANGE, "op": op, "before": None}]}, console)
     assert ("gone null" in text.getvalue()) is shown

@@ -1,12 +1,17 @@
-"""A name has one meaning: what keeps the names in order."""
+"""A name has one meaning, and says it in the words of the field."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+LONGEST_TEST_NAME = 60
+VAGUE = re.compile(
+    "_(anew|told|nobody|somebody|whoever|gone|looked|is_there|goes_on|go_on|by_itself)(_|$)"
+)
 
 
 def test_a_class_name_exists_once() -> None:
@@ -50,3 +55,37 @@ def test_a_method_name_tells_its_object() -> None:
         for name, found in classes.items()
         if len(found) > MOST_CLASSES and not name.startswith("__") and name not in exempt
     } == {}
+
+
+def test_names_of_tests_are_short_and_in_words_of_the_field() -> None:
+    names = {
+        f"{path.relative_to(ROOT).as_posix()}::{node.name}": node.name
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.startswith("test_")
+    }
+    assert len(names) > 2000
+    assert [at for at, name in names.items() if len(name) > LONGEST_TEST_NAME] == []
+    assert [at for at, name in names.items() if VAGUE.search(name)] == []
+
+
+def test_a_test_name_exists_once_in_its_file() -> None:
+    """Python keeps the last function of a name: the others would silently not run."""
+    twice: list[str] = []
+    count = 0
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for scope in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not isinstance(scope, ast.Module | ast.ClassDef):
+                continue
+            names = [
+                node.name
+                for node in scope.body
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+                and node.name.startswith("test_")
+            ]
+            count += len(names)
+            here = path.relative_to(ROOT).as_posix()
+            twice += [f"{here}::{name}" for name in set(names) if names.count(name) > 1]
+    assert count > 2000
+    assert twice == []

@@ -21,7 +21,7 @@ PLANTED = ("ingestd", "json", "asyncio", "pyarrow", "deltalake", "numpy", "typin
 
 @pytest.fixture
 def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory in which others have put modules; give what they write to."""
+    """A working directory with planted modules; return the file that they write to."""
     proof, folder = tmp_path / "imported", tmp_path / "work"
     folder.mkdir()
     for name in PLANTED:
@@ -48,7 +48,7 @@ def test_a_child_imports_nothing_from_the_working_directory(
     assert not planted.exists()
 
 
-def test_the_console_script_imports_nothing_from_the_working_directory(
+def test_the_console_script_does_not_import_from_the_directory(
     planted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONPATH")

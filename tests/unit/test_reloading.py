@@ -28,7 +28,7 @@ TWO = {"shop": SHOP, "legacy": LEGACY}
 
 @pytest.fixture
 def load(tmp_path: Path) -> Load:
-    """Gives the config of these sources and sections."""
+    """Return the config of these sources and sections."""
 
     def read(sources: dict[str, str], more: str = "", uri: str = "./lake") -> Config:
         parts = [f'[lake]\nuri = "{uri}"', more]
@@ -139,7 +139,7 @@ async def test_a_refused_file_changes_nothing(load: Load) -> None:
     with capture_logs() as logged:
         running = asyncio.create_task(reloading.run(asked))
         async with asyncio.timeout(10):
-            while len(told) < 2:  # noqa: ASYNC110 - it is told by a list
+            while len(told) < 2:  # noqa: ASYNC110 - a list is what reports it
                 await asyncio.sleep(0.001)
         running.cancel()
     assert told == [1, 2], "the service manager hears that it is over"
@@ -149,7 +149,7 @@ async def test_a_refused_file_changes_nothing(load: Load) -> None:
     assert refused["problems"] == ["epoch.max_dealy: unknown key", "lake.uri: is empty"]
 
 
-async def test_a_fault_of_a_reload_is_told_and_the_next_one_counts(load: Load) -> None:
+async def test_a_fault_of_a_reload_is_logged_and_the_next_one_counts(load: Load) -> None:
     was, begun = load(TWO), Begun()
     told: list[int] = []
 
@@ -167,7 +167,7 @@ async def test_a_fault_of_a_reload_is_told_and_the_next_one_counts(load: Load) -
         async with asyncio.timeout(10):
             for count in (2, 4):
                 asked.set()
-                while len(told) < count:  # noqa: ASYNC110 - it is told by a list
+                while len(told) < count:  # noqa: ASYNC110 - a list is what reports it
                     await asyncio.sleep(0.001)
         running.cancel()
     assert [e["event"] for e in logged] == ["config.failed", "config.reloaded"]

@@ -1,4 +1,4 @@
-"""Snapshots as a person watches them."""
+"""Snapshots as a user watches them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_line_for_each_state_and_each_tenth() -> None:
     ]
 
 
-def test_a_partial_snapshot_of_a_live_table_is_told_too() -> None:
+def test_a_partial_snapshot_of_a_live_table_is_reported_too() -> None:
     told: list[str] = []
     with SnapshotLines("shop", told.append) as lines:
         lines.table(progress(0.5, "live", nbytes=1000))

@@ -68,7 +68,7 @@ def test_a_line_for_each_table() -> None:
     ]
 
 
-def test_tables_that_share_a_reason_are_told_once_with_the_remedy_unwrapped() -> None:
+def test_tables_with_the_same_reason_are_listed_once() -> None:
     remedy = "ALTER TABLE " + "long " * 60 + ";"
     no = {"captured": False, "state": None, "reason": "no [key]", "remedy": remedy}
     tables = [table(f"t{n}", **no) for n in range(7)]
@@ -102,7 +102,7 @@ def test_a_snapshot_under_way_tells_how_far_it_is() -> None:
     assert lines[1].endswith("  snapshotting 42%")
 
 
-def test_nothing_found_is_told_from_nothing_there() -> None:
+def test_nothing_found_differs_from_nothing_known() -> None:
     assert printed(of()) == ["no tables"]
     assert printed(of(faults=("lost",))) == ["not known"]
 

@@ -143,7 +143,7 @@ async def test_every_table_is_captured_or_says_why_not() -> None:
     }
 
 
-async def test_a_table_is_told_whole() -> None:
+async def test_a_table_is_reported_completely() -> None:
     [bad, orders] = (await report(shop(), schema="public")).tables[1:3]
     columns = orders["columns"]
     assert {name: orders[name] for name in orders if name != "columns"} == {
@@ -188,7 +188,10 @@ async def test_a_schema_leaves_the_others_out() -> None:
     [
         (TableState.LIVE, (True, "live", None, None)),
         (TableState.SNAPSHOTTING, (True, "snapshotting", None, None)),
-        (TableState.DROPPED, (True, None, None, None)),  # it is there again, and not read yet
+        (
+            TableState.DROPPED,
+            (True, None, None, None),
+        ),  # it exists again, and has not been read yet
     ],
 )
 async def test_without_a_daemon_the_lake_tells_the_states(
@@ -218,7 +221,7 @@ async def test_a_running_daemon_knows_better_than_the_lake() -> None:
     assert verdicts(found)["public.orders"] == (True, None, None, None)
 
 
-async def test_what_keeps_the_source_from_being_captured_is_told_of_its_tables() -> None:
+async def test_a_source_fault_is_the_reason_of_its_captured_tables() -> None:
     fault = OperatorError("wal_level is replica", remedy="ALTER SYSTEM ...")
     found = await report(shop(Coverage((CAPTURED,), (REFUSED,), (fault,))))
     assert found.faults == []

@@ -193,7 +193,7 @@ def test_the_width_of_a_number_is_not_in_the_hash() -> None:
         assert column_hashes(values).tolist() == column_hashes(values.cast(wide)).tolist()
 
 
-def test_zeros_differ_by_their_sign_and_not_a_number_is_one_value() -> None:
+def test_zeros_differ_by_sign_and_all_nans_are_equal() -> None:
     other_nan = struct.unpack("<d", (0xFFF8000000000001).to_bytes(8, "little"))[0]
     zero, negative, first, second = column_hashes(pa.array([0.0, -0.0, math.nan, other_nan]))
     assert zero != negative

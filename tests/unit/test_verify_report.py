@@ -52,7 +52,7 @@ def test_the_exit_code_is_that_of_the_worst(outcomes: list[VerifyOutcome], code:
     assert VerifyReport("shop", Lsn(16), outcomes).exit_code == code
 
 
-def test_each_table_is_told_with_what_differs() -> None:
+def test_each_table_is_reported_with_its_differences() -> None:
     assert VerifyReport("shop", Lsn(16), [EQUAL, REFUSED, WRONG]).lines() == [
         "public.a: equal, 1,000 rows",
         "public.c: not compared",
@@ -83,7 +83,7 @@ COVERAGE = Coverage(
 )
 
 
-def test_what_is_asked_for_is_compared_and_the_rest_of_it_is_told() -> None:
+def test_requested_tables_are_compared_and_others_reported() -> None:
     tables, outcomes = asked_for(COVERAGE, SETTINGS, [])
     assert [str(t.id) for t in tables] == ["public.orders", "public.items"]
     assert {o.table: o.fault is None for o in outcomes} == {

@@ -1,4 +1,4 @@
-"""No password for what listens in the server's place, and no requirement where there is none."""
+"""No password for an impostor of the server, and no requirement without a password."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_no_part_ends_in_the_header_of_a_page(start: int, nbytes: int, page_byte
     assert all(40 < part.end % page_bytes < page_bytes for part in parts[:-1])
 
 
-def test_a_small_backlog_is_one_part_and_a_larger_one_has_one_for_each_slot() -> None:
+def test_a_small_backlog_is_one_part_a_larger_one_a_part_a_slot() -> None:
     def count(nbytes: int) -> int:
         return len(cut(Lsn(0), Lsn(nbytes), slots=2, part_bytes=1 << 30))
 
@@ -73,7 +73,7 @@ def test_after_a_pause_it_pays_again() -> None:
     assert not policy.pays(10, 0)
 
 
-def test_it_does_not_pay_to_read_more_anew_for_each_part_than_parts_have() -> None:
+def test_a_drain_must_not_reread_more_than_the_parts_have() -> None:
     reread, parts = 1 << 20, 8
     part_bytes = 3 * reread
     policy = CatchUpPolicy(10, part_bytes=part_bytes, reread_bytes=reread, reread_parts=parts)
@@ -89,10 +89,10 @@ def test_it_does_not_pay_to_read_more_anew_for_each_part_than_parts_have() -> No
 @given(
     st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 1000)), min_size=1, max_size=60),
 )
-def test_exactly_once_joined_parts_still_meet_and_cover_the_backlog(
+def test_exactly_once_merged_parts_meet_and_cover_the_backlog(
     held: list[tuple[int, int]],
 ) -> None:
-    """Also where one ends sooner, after so many messages."""
+    """Also where one ends early, after its limit of messages."""
     parts = [WalSegment(Lsn(1000 * n), Lsn(1000 * n + 1000)) for n in range(40)]
     waiting = PartQueue(parts, part_bytes=1000)
     taken: list[WalSegment] = []
@@ -145,7 +145,7 @@ def test_joined_parts_end_with_as_many_messages_as_fill_one() -> None:
     assert larger.most_messages == 100_000 // 50
 
 
-def test_joined_parts_of_any_size_end_by_a_number_that_the_server_takes() -> None:
+def test_merged_parts_are_limited_by_a_number_the_server_accepts() -> None:
     parts = [WalSegment(Lsn(n << 50), Lsn((n + 1) << 50)) for n in range(8)]
     waiting = PartQueue(parts, part_bytes=1 << 50)
     waiting.note_size(parts[0], 0)

@@ -1,4 +1,4 @@
-"""What the config and the publication say of a table's columns."""
+"""A table's columns under the config and the publication."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_hashed_column_is_a_string_with_the_key() -> None:
     assert "sesame" not in repr(found)
 
 
-def test_a_column_masked_with_null_keeps_its_type_and_shows_no_value() -> None:
+def test_a_column_masked_with_null_keeps_its_type_but_no_value() -> None:
     old = replace(column("amount", INT), missing="5")
     table = replace(orders(), columns=(column("id", INT, identity=True), old))
     found = apply(table, mask_columns={"amount": "null"}).column("amount")
@@ -90,7 +90,7 @@ def test_a_type_is_overridden() -> None:
     assert (found.type, found.is_override) == (pa.decimal128(38, 9), True)
 
 
-def test_a_type_that_can_not_hold_the_column_is_refused_with_the_key() -> None:
+def test_a_type_unfit_for_the_column_is_refused_with_the_key() -> None:
     table = replace(orders(), columns=(replace(column("id", INT), pg_type="integer"),))
     with pytest.raises(TableError, match="column 'id' integer can't be 'date': ") as caught:
         apply(table, types={"id": "date"})

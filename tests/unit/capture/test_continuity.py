@@ -1,4 +1,4 @@
-"""What `continuity` says of a slot and a server, case by case: a gap is never silent."""
+"""The verdicts of `continuity` on a slot and a server: a gap is never silent."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def slot(**changes: Any) -> Slot:
     return replace(SLOT, **changes)
 
 
-def test_an_unharmed_slot_goes_on() -> None:
+def test_an_intact_slot_is_resumed() -> None:
     for committed in (lake(), lake(position=Lsn(0x700)), lake(origin=None)):
         assert judge(FOUND, SETTINGS, committed, where="x") == Resumed()
 
@@ -133,7 +133,7 @@ def test_a_lake_that_the_slot_was_not_read_into_is_lost(
     [
         (replace(FOUND, slot=None), LakeState(), "ours"),
         (FOUND, LakeState(origin="7/1"), "ours"),  # a start that was cut short
-        (FOUND, LakeState(), "theirs"),  # somebody makes the slot before the first start
+        (FOUND, LakeState(), "theirs"),  # the slot is created by hand before the first start
         (FOUND, lake(tables={}), "ours"),
     ],
 )
@@ -176,11 +176,11 @@ def test_a_snapshot_half_done_needs_continuity_as_well() -> None:
         ),
     ],
 )
-def test_every_loss_is_told_by_its_own_reason(found: SlotContinuity, told: str) -> None:
+def test_every_loss_has_its_own_reason(found: SlotContinuity, told: str) -> None:
     assert told in reason(found, lake())
 
 
-def test_a_promoted_standby_that_kept_the_slot_goes_on() -> None:
+def test_a_promoted_standby_with_the_slot_is_resumed() -> None:
     assert judge(PROMOTED, SETTINGS, lake(), where="x") == Resumed()
     at_the_switch = replace(PROMOTED, switched={1: Lsn(0x500)})
     assert judge(at_the_switch, SETTINGS, lake(), where="x") == Resumed()
@@ -192,13 +192,13 @@ def test_a_table_ahead_of_the_position_counts_for_the_switch() -> None:
     assert "the lake ends at 0/601" in reason(PROMOTED, ahead)
 
 
-def test_a_slot_read_on_the_new_timeline_already_goes_on() -> None:
-    """The server was promoted under the stream, which went on; the lake says so at a start only."""
+def test_a_slot_already_read_on_the_new_timeline_is_resumed() -> None:
+    """Promoted under the stream, which continued; the lake records that at a start only."""
     found = replace(PROMOTED, switched={1: Lsn(0x300)}, slot=slot(confirmed="0/480"))
     assert judge(found, SETTINGS, lake(), where="x") == Resumed()
 
 
-def test_a_server_behind_the_lake_is_lost_and_has_to_move_on_first() -> None:
+def test_a_server_behind_the_lake_is_lost_and_must_catch_up() -> None:
     behind = replace(FOUND, current=Lsn(0x4FF), slot=None)
     for committed in (lake(), lake(origin="8/1")):
         verdict = judge(behind, SETTINGS, committed, where="source shop")

@@ -190,7 +190,7 @@ def test_what_is_kept_is_bounded() -> None:
     assert [len(kept) for kept in events._before.values()] == [1]
 
 
-def test_what_too_many_events_hide_is_read_in_each_table_of_the_type(
+def test_a_type_with_too_many_events_is_checked_in_each_table(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("ingestd.postgres.rewrites.ddl_log._MOST_KEPT", 4)

@@ -76,7 +76,7 @@ def test_what_an_older_version_did_not_record_is_in_doubt() -> None:
     assert doubts(recorded(read({1: "1 €"}, "money")), read({1: "$1"}, "money")) != []
 
 
-def test_a_storage_with_texts_is_read_back_whatever_stands_beside() -> None:
+def test_a_fingerprint_with_texts_can_be_parsed_again() -> None:
     storage = TableFingerprint((), {1: 2}, numbered=3, publication="p")
     texts = read({1: "a", 700: "b"})
     text = str(replace(storage, texts=texts))
@@ -110,7 +110,7 @@ def streamed() -> StreamedTexts:
     return found
 
 
-def test_a_text_that_no_object_has_is_judged_by_a_reading_that_sees_it(
+def test_a_text_of_no_object_is_judged_by_a_later_catalog_read(
     streamed: StreamedTexts,
 ) -> None:
     assert not streamed.record_changes([batch("a", None, "-", "12345")])

@@ -42,7 +42,7 @@ def test_a_stream_ends_when_it_is_late_at_consecutive_checks() -> None:
     assert not found.ends_stream_at(Lsn(0))
 
 
-def test_rereading_that_costs_more_than_the_backlog_is_streamed_and_reported() -> None:
+def test_a_reread_larger_than_the_backlog_streams_with_a_report() -> None:
     found = decision(flushed=5000, reread_bytes=1 << 50)
     assert not found.pays_at(Lsn(0))
     assert found.rereads_too_much_at(Lsn(0))

@@ -1,4 +1,4 @@
-"""What is said of tables of which changes would not come, or find no row, or be refused."""
+"""Faults of tables whose changes would be missing, match no row, or be refused."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_remedy_is_one_that_the_server_takes(
     remedy: tuple[str, ...],
     remedy_18: tuple[str, ...],
 ) -> None:
-    """18 takes no whole rows that lack a generated column."""
+    """18 accepts no full identity without a generated column."""
     for minds, words in ((False, remedy), (True, remedy_18)):
         sending = PublishedIdentity(frozenset("g"), partitions=(leaf,), minds_unsent=minds)
         if minds and leaf.whole:

@@ -38,7 +38,7 @@ def column(
     ],
 )
 def test_a_key_is_found_by_the_text_that_the_source_has(key: Column, *, is_found: bool) -> None:
-    """A decimal of two digits, say, gives ``0.50`` for a text ``0.5``."""
+    """A decimal of two digits, for example, returns ``0.50`` for a text ``0.5``."""
     assert can_be_found(key) is is_found
     table = Table(TableId("public", "t"), 7, (key,), key=("k",))
     assert can_be_chunked(table) is is_found

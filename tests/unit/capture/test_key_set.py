@@ -53,7 +53,7 @@ def hashes_of_keys(*columns: pa.Array) -> list[int]:
 
 
 @given(st.lists(st.tuples(st.integers(0, 99), st.none() | TEXTS), min_size=1))
-def test_values_that_their_column_can_not_hold_hash_as_their_texts(
+def test_values_outside_their_column_type_hash_as_text(
     values: list[tuple[int, str | None]],
 ) -> None:
     first = pa.array([number for number, _ in values], pa.int32())
@@ -66,7 +66,7 @@ def test_values_that_their_column_can_not_hold_hash_as_their_texts(
     assert found == [text if value else time for (_, value), text, time in texts_and_times]
 
 
-def test_composite_keys_are_told_apart_by_their_order_and_their_cuts() -> None:
+def test_composite_keys_differ_by_order_and_boundaries() -> None:
     pairs = [("a", "b"), ("b", "a"), ("ab", ""), ("", "ab"), ("a", "a"), ("b", "b")]
     columns = [pa.array(c, pa.string()) for c in zip(*pairs, strict=True)]
     assert len(set(hashes_of_keys(*columns))) == len(pairs)
@@ -168,7 +168,7 @@ def held_of(keys: KeySet) -> set[int]:
 def test_a_set_holds_what_its_changes_leave(
     batches: list[list[Change]], few: int, still: set[int]
 ) -> None:
-    """Whatever is merged when, and while a sweep looks at it."""
+    """In any order of merges, and while a sweep reads it."""
     expected: set[int] = set()
     with mock.patch.object(key_set, "_FEW", few):
         keys = KeySet()
@@ -189,7 +189,7 @@ def test_a_set_holds_what_its_changes_leave(
 
 @dataclass
 class Log:
-    """A lake's changes; `epochs`: those up to it are there, one more at each reading."""
+    """A lake's changes; `epochs`: the last visible one, one more at each read."""
 
     batches: Sequence[pa.RecordBatch]
     later: pa.RecordBatch | None = None
@@ -257,7 +257,7 @@ async def test_keys_that_do_not_fit_are_found_part_by_part(
             assert keys is None
 
 
-async def test_loading_is_as_of_the_epochs_that_were_there_when_it_began() -> None:
+async def test_loading_stops_at_the_epoch_it_began_at() -> None:
     first = change_rows([("c", 1), ("c", 2), ("d", 3)], [(10, 1), (10, 2), (10, 3)])
     later = change_rows([("d", 1), ("c", 5)], [(20, 1), (20, 2)])
     at = later.schema.get_field_index("_cdc_epoch")

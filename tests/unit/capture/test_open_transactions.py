@@ -1,4 +1,4 @@
-"""Where open transactions wait: memory, then unlinked files; what happens when there is no room."""
+"""Where open transactions wait: in memory, then in unlinked files; and what if both are full."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_whole_transactions_through_files(
     assert kept.nbytes == 0
 
 
-def test_bounded_memory_whatever_is_kept_and_nothing_left_in_the_folder(
+def test_bounded_spool_memory_and_no_files_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -113,7 +113,7 @@ def test_i9_what_is_undone_of_a_piece_is_not_kept() -> None:
     kept.append_messages(9, replace(piece, buffer=memoryview(sent)))
     kept.abort(9, 10)
     assert kept.memory_bytes < 3000
-    sent.clear()  # which is refused while somebody has a part of it
+    sent.clear()  # which is refused while a view of it exists
 
 
 def test_files_are_closed_when_dropped() -> None:
@@ -128,7 +128,7 @@ def test_files_are_closed_when_dropped() -> None:
     assert open_files() == before
 
 
-def test_more_than_allowed_is_refused_and_the_next_connection_goes_without() -> None:
+def test_over_the_limit_is_refused_and_the_next_session_skips_it() -> None:
     policy = SpoolPolicy(5000)
     assert policy.takes_open_transactions
     policy.connected()
@@ -144,7 +144,7 @@ def test_more_than_allowed_is_refused_and_the_next_connection_goes_without() -> 
     assert not SpoolPolicy(0).takes_open_transactions
 
 
-def test_a_full_disk_is_told_and_the_next_connection_goes_without(
+def test_a_full_disk_is_reported_and_the_next_session_skips_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def full(*_: object) -> int:
@@ -159,7 +159,7 @@ def test_a_full_disk_is_told_and_the_next_connection_goes_without(
     assert policy.is_refused
 
 
-def test_a_folder_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_folder_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere/at/all")
     with pytest.raises(TransientError, match="/nowhere/at/all: No such file"):
         spool().append_messages(1, messages(3))

@@ -1,4 +1,4 @@
-"""Which tables the patterns ask for, and which of them are not there."""
+"""Which tables the patterns match, and which of them do not exist."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_table_named_outright_must_be_there() -> None:
     assert missing.error.remedy.startswith("did you mean 'public.orders'?")
 
 
-def test_a_schema_with_a_dot_is_told_from_a_table_with_one() -> None:
+def test_a_schema_with_a_dot_is_not_a_table_with_one() -> None:
     assert missing_tables(source('"a.b".x.y', "a.b.x"), PRESENT) == []
     [missing] = missing_tables(source('"a.b.x".y'), PRESENT)
     assert missing.table.id == TableId("a.b.x", "y")
@@ -89,12 +89,12 @@ def test_what_holds_for_no_table_is_noticed(
         assert notice.remedy
 
 
-def test_a_pattern_that_matches_nothing_yet_is_told() -> None:
+def test_a_pattern_without_a_match_is_reported() -> None:
     patterns = ("public.*", "sales.*", '"a.b".*', '"a.c".*', "a.b.?", "!none.*")
     assert unmatched(source(*patterns), PRESENT) == ["sales.*", '"a.c".*']
 
 
-def test_a_table_that_is_not_asked_for_is_told_why() -> None:
+def test_the_reason_a_table_is_left_out_is_reported() -> None:
     settings = source("public.*", "app.x", "!public.audit_*", "!*.y")
     assert why_left_out(settings, TableId("public", "orders")) is None
     assert why_left_out(settings, TableId("app", "z")) == "not matched by `tables`"

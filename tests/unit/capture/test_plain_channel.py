@@ -75,7 +75,7 @@ def test_nothing_is_written_while_the_other_side_does_not_read(pair: Pair) -> No
     assert channel.write(b"then") == 4
 
 
-async def test_bounded_a_flood_before_the_answer_does_not_block_the_loop(pair: Pair) -> None:
+async def test_bounded_a_flood_before_the_answer_keeps_the_loop_free(pair: Pair) -> None:
     channel, _, theirs = pair
     notification = b"A" + struct.pack(">i", 4)
     is_over = threading.Event()

@@ -16,7 +16,7 @@ def test_on_an_idle_server_positions_grow_all_the_same() -> None:
     assert positions.next_position(Lsn(500)) == 500
 
 
-def test_what_found_nothing_takes_no_position_unless_another_follows() -> None:
+def test_an_empty_poll_releases_its_position_if_it_is_the_last() -> None:
     positions = Positions()
     first = positions.next_position(Lsn(100))
     positions.release_position(first)
@@ -26,7 +26,7 @@ def test_what_found_nothing_takes_no_position_unless_another_follows() -> None:
     assert positions.next_position(Lsn(100)) == second + 1
 
 
-def test_nothing_is_given_out_below_what_was_told() -> None:
+def test_no_position_is_below_a_reported_one() -> None:
     positions = Positions()
     positions.begin_at(Lsn(700))
     assert positions.next_position(Lsn(100)) == 700
@@ -46,7 +46,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_positions_that_were_kept_grow_strictly_and_lie_below_the_end(
+def test_positions_grow_strictly_and_stay_below_the_end(
     steps: list[tuple[str, int]],
 ) -> None:
     positions, kept = Positions(), list[Lsn]()

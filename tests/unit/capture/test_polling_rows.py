@@ -48,7 +48,7 @@ class Held:
 
 
 def looked(rows: Sequence[Sequence[str | None]], next_xid: int = 1000) -> FoundRows:
-    """Rows as a look gives them: id, note, age of xmin, whether they count as deleted, a place."""
+    """Rows as a poll finds them: id, note, age of xmin, whether they count as deleted, a place."""
     messages = [b"PGCOPY\n\xff\r\n\0" + bytes(8)]
     for row in rows:
         texts = [None if text is None else text.encode() for text in row]
@@ -87,11 +87,11 @@ def test_what_a_row_is_follows_from_what_the_lake_holds() -> None:
     assert ops(changes(looked(ROWS), Held())) == [("c", 1), ("c", 2)]
 
 
-def test_where_nobody_knows_a_row_is_a_u_and_deleted_ones_are_given() -> None:
+def test_rows_unknown_to_the_lake_are_updates_and_deletes_kept() -> None:
     assert ops(changes(looked(ROWS), None)) == [("u", 1), ("u", 2), ("d", 3), ("d", 4)]
 
 
-def test_rows_have_the_polls_place_and_the_transaction_that_wrote_them() -> None:
+def test_rows_have_the_polls_position_and_their_transaction() -> None:
     rows = changes(looked(ROWS, next_xid=(1 << 32) + 4), Held(2, 3, 4))
     assert [row["_cdc_seq"] for row in rows] == [1, 2, 3, 4]
     assert {row["_cdc_lsn"] for row in rows} == {77}
@@ -101,7 +101,7 @@ def test_rows_have_the_polls_place_and_the_transaction_that_wrote_them() -> None
     assert [row["note"] for row in rows] == ["a", None, None, None]
 
 
-def test_sequences_go_on_over_pages_without_gaps() -> None:
+def test_sequences_continue_across_pages_without_gaps() -> None:
     place = PollRowOrigin(Lsn(77), AT)
     first = changes(looked(ROWS), Held(), place)
     second = changes(looked(ROWS[:1]), Held(), place)

@@ -26,7 +26,7 @@ def test_a_table_that_changes_is_polled_every_interval() -> None:
         assert one.due_at == now + INTERVAL_S
 
 
-def test_a_quiet_table_is_polled_less_and_less_and_never_beyond_the_limit() -> None:
+def test_a_quiet_table_is_polled_ever_less_up_to_the_limit() -> None:
     one, now, waits = turn(), 0.0, []
     for _ in range(20):
         one.looked(now, found=False, whole_s=None)
@@ -60,7 +60,7 @@ def test_a_whole_look_is_made_as_often_as_it_is_cheap() -> None:
     assert one.is_whole_due(200.0 + WHOLE_LIMIT_S)
 
 
-def test_what_is_asked_for_during_a_look_is_looked_at_once_more() -> None:
+def test_a_request_during_a_poll_causes_another_poll() -> None:
     one = turn()
     one.looked(100.0, found=True, whole_s=None)
     one.ask()
@@ -77,7 +77,7 @@ def test_what_is_asked_for_during_a_look_is_looked_at_once_more() -> None:
     assert one.due_at == 121.0 + INTERVAL_S
 
 
-def test_a_table_in_trouble_waits_longer_each_time_and_begins_anew_after_a_look() -> None:
+def test_a_failing_table_backs_off_until_a_poll_succeeds() -> None:
     one = turn()
     waits = []
     for number in range(1, 12):

@@ -41,7 +41,7 @@ def test_when_it_was_swept_survives_in_the_text() -> None:
     [(NOW - 0.75 * DAY_S, 0.25 * DAY_S), (NOW - 2 * DAY_S, -DAY_S), (NOW + 9 * DAY_S, DAY_S)],
     ids=["three quarters gone", "overdue", "clock was set back"],
 )
-def test_the_time_to_the_next_sweep_goes_on_over_a_start(swept_at: float, in_s: float) -> None:
+def test_the_time_to_the_next_sweep_survives_a_restart(swept_at: float, in_s: float) -> None:
     settings = PollingSettings.model_validate(
         {"kind": "polling", "dsn": "postgresql:///x", "tables": ["public.*"]}
     )

@@ -1,4 +1,4 @@
-"""What a server refuses a connection with, in a language that nobody here reads."""
+"""Refused connections, with messages in an unknown language."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def refusing(code: str, text: str, severity: str = "FATAL") -> AsyncIterator[str]:
-    """A server that answers each startup message with an ErrorResponse; gives its DSN.
+    """A server that answers each startup message with an ErrorResponse; return its DSN.
 
     Source: PostgreSQL documentation, "Message Formats".
     """
@@ -56,7 +56,7 @@ async def refusal(dsn: str) -> IngestdError:
         ("53300", "désolé, trop de clients sont déjà connectés", "FATAL", "too_many_connections"),
     ],
 )
-async def test_what_passes_by_itself_is_known_in_any_language(
+async def test_a_transient_refusal_is_known_in_any_language(
     code: str, text: str, severity: str, reason: str
 ) -> None:
     async with refusing(code, text, severity) as dsn:
@@ -102,16 +102,16 @@ async def test_what_does_not_has_its_remedy_in_any_language(
         assert remedy in str(found.remedy)
 
 
-async def test_a_server_that_can_not_begin_a_session_passes_by_itself() -> None:
-    """It answers the request for encryption by an error, as in the middle of a failover."""
+async def test_a_server_that_cannot_begin_a_session_is_transient() -> None:
+    """It answers the request for encryption with an error, as in the middle of a failover."""
     async with refusing("57P03", "not now") as dsn:
         found = await refusal(dsn.replace("sslmode=disable", "sslmode=require"))
     assert isinstance(found, TransientError)
     assert found.reason == "server_restarting"
 
 
-def test_that_nobody_can_be_written_to_yet_passes_by_itself() -> None:
-    """What libpq says of a standby, or of two, to whoever wants `target_session_attrs`."""
+def test_a_lack_of_writable_servers_is_transient() -> None:
+    """What libpq reports of a standby, or of two, under `target_session_attrs`."""
     said = (
         "connection failed: session is read-only\nhost: '127.0.0.1': server is in hot standby mode"
     )
@@ -120,7 +120,7 @@ def test_that_nobody_can_be_written_to_yet_passes_by_itself() -> None:
     assert found.reason == "unreachable"
 
 
-async def test_what_was_refused_in_english_has_the_one_remedy_that_helps() -> None:
+async def test_a_refusal_in_english_has_the_one_fitting_remedy() -> None:
     async with refusing("28000", 'role "u" is not permitted to log in') as dsn:
         found = await refusal(dsn)
     assert found.remedy == 'ALTER ROLE "u" LOGIN;'

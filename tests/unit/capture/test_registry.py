@@ -1,4 +1,4 @@
-"""Which kinds of capture there are, and what a start imports of them."""
+"""The kinds of capture, and what a start imports of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNASKED = (
 """What a daemon with sources of kind `wal` does not need."""
 
 
-def test_there_is_a_factory_for_every_kind_and_it_knows_its_name_and_settings() -> None:
+def test_every_kind_has_a_factory_with_its_name_and_settings() -> None:
     assert set(FACTORIES) == set(SETTINGS)
     assert len(FACTORIES) == len(SETTINGS)
     for kind, factory in FACTORIES.items():

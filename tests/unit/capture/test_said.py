@@ -1,4 +1,4 @@
-"""What is told of a server's errors, which may quote rows."""
+"""What is logged of a server's errors, which may quote rows."""
 
 from __future__ import annotations
 
@@ -46,22 +46,22 @@ def of(code: str, text: str) -> psycopg.Error:
         ("23505", 'duplicate key value violates unique constraint "u"', 'constraint "u"'),
     ],
 )
-def test_no_value_of_a_row_is_told(code: str, text: str, told: str) -> None:
+def test_no_value_of_a_row_is_logged(code: str, text: str, told: str) -> None:
     found = loggable_message(of(code, text))
     assert told in found
     assert VALUE not in found
     assert "\n" not in found
 
 
-def test_nothing_is_told_of_a_statement_with_somebodys_sql() -> None:
+def test_nothing_of_a_statement_with_user_sql_is_logged() -> None:
     for code in ("42501", "57014", "XX000", "53200", "08006", "23505"):
         found = loggable_message(of(code, VALUE), runs_users_sql=True)
         assert VALUE not in found
         assert code in found
 
 
-def test_every_code_that_is_told_is_chosen() -> None:
-    """What PostgreSQL adds is not told until somebody has looked at it."""
+def test_every_loggable_error_class_is_chosen() -> None:
+    """A class that PostgreSQL adds is not logged before it has been reviewed."""
     told = {
         code[:2]
         for code in psycopg.errors.__dict__["_sqlcodes"]
@@ -77,7 +77,7 @@ def test_a_servers_text_is_cut() -> None:
     assert len(str(fault)) < 3_000
 
 
-def test_where_it_was_is_told_elsewhere() -> None:
+def test_the_address_is_left_to_the_caller() -> None:
     text = (
         'connection to server at "10.0.0.5", port 5432 failed: FATAL:  no\n'
         'connection to server on socket "/run/x" failed: gone\n'

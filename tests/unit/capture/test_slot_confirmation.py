@@ -1,4 +1,4 @@
-"""Who reports a confirmed position: the stream while it is open, the advance, or neither."""
+"""What reports a confirmed position: the stream while it is open, the advance, or neither."""
 
 from __future__ import annotations
 

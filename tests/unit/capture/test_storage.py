@@ -55,7 +55,7 @@ def test_a_name_or_type_that_means_something_else(
     assert reassigned(STORED, replace(STORED, columns=now)) == reason
 
 
-def test_a_column_made_anew_after_it_was_seen_to_be_gone() -> None:
+def test_a_column_recreated_after_its_drop_was_seen() -> None:
     gone = replace(STORED, columns=(ID,)).after(STORED)
     anew = replace(STORED, columns=(ID, replace(NOTE, number=3))).after(gone)
     assert reassigned(gone, anew) == "a column was dropped and re-created"
@@ -66,7 +66,7 @@ def test_a_column_made_anew_after_it_was_seen_to_be_gone() -> None:
     ("numbered", "number", "dropped", "reason"),
     [
         (2, 4, {3}, "a column was dropped and re-created"),
-        (3, 4, {3}, None),  # before the last look
+        (3, 4, {3}, None),  # before the last catalog poll
         (2, 3, {4}, None),  # another one, after it
         (0, 4, {3}, None),  # an older lake does not say
     ],
@@ -101,7 +101,7 @@ def test_other_files_alone_are_not_worth_recording() -> None:
     assert replace(parted, files={16400: 16500}).differs_durably(parted)
 
 
-def test_a_horizon_is_recorded_before_ids_can_not_be_compared_with_it() -> None:
+def test_a_horizon_is_recorded_before_ids_wrap_around() -> None:
     then = replace(STORED, ended=1000)
     assert not replace(then, ended=100_000_000).differs_durably(then)
     assert replace(then, ended=1_000_000_000).differs_durably(then)

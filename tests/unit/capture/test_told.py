@@ -1,4 +1,4 @@
-"""What the stream told, held against what a look at the catalog found (I6, I7)."""
+"""Evidence from the stream, compared with what a catalog poll found (I6, I7)."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_i6_a_column_that_no_look_saw(
     assert tellings.by(SEEN).difference(TABLE, now.after(THEN)) == reason
 
 
-def test_i6_columns_that_the_publication_leaves_out_are_in_no_list() -> None:
+def test_i6_unpublished_columns_are_in_no_list() -> None:
     tellings = StreamEvidence()
     tellings.columns(relation("id", "x"), THEN)
     now = stored("id", "n", "x")
@@ -119,7 +119,7 @@ def test_i7_what_a_look_can_not_see_yet_is_judged_later() -> None:
     assert late.difference(TABLE, stored("id", "n")) == WENT
 
 
-def test_i6_what_is_told_while_tables_are_looked_at_is_for_the_next_look() -> None:
+def test_i6_evidence_during_a_catalog_poll_counts_for_the_next() -> None:
     tellings = StreamEvidence()
     tellings.columns(relation("id", "n", "x"), THEN)
     unseen = tellings.by(SEEN)
@@ -131,7 +131,7 @@ def test_i6_what_is_told_while_tables_are_looked_at_is_for_the_next_look() -> No
     assert tellings.by(SEEN).difference(TABLE, stored("id", "n")) == WENT
 
 
-def test_i6_what_earlier_runs_were_told() -> None:
+def test_i6_evidence_recorded_by_earlier_runs_counts() -> None:
     tellings = StreamEvidence()
     tellings.recorded(TABLE, ["id", "n", "x"], stored("id", "n", "y"))
     unseen = tellings.by(SEEN)
@@ -147,10 +147,10 @@ def test_i7_what_is_void_is_not_judged() -> None:
     now = stored("id", "n", "y").after(THEN)
     assert tellings.by(SEEN).difference(TABLE, now) is None
     assert tellings.by(SEEN).taken(TABLE, now).former == {digest("x")}
-    assert tellings.partition(leaf(LEAF, LSN, 820), TABLE, THEN)  # after that look
+    assert tellings.partition(leaf(LEAF, LSN, 820), TABLE, THEN)  # after that poll
 
 
-def test_i7_what_lies_below_where_the_table_was_read_is_not_judged() -> None:
+def test_i7_evidence_below_the_snapshot_point_is_not_judged() -> None:
     tellings = StreamEvidence()
     tellings.read({TABLE: Lsn(LSN + 1)})
     assert not tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
@@ -165,7 +165,7 @@ def test_i6_a_partition_that_no_look_saw() -> None:
     assert unseen.difference(TABLE, now) == WENT
     assert unseen.difference(TABLE + 1, stored("id", leaves=(LEAF,))) is None
     tellings.clear(unseen, SEEN, {TABLE: now}, [TABLE])
-    tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)  # when the stream is read anew
+    tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)  # when the stream is replayed
     assert not tellings.by(SEEN).has_news(TABLE, now)
     tellings.partition(leaf(LEAF, LSN, 820), TABLE, THEN)  # it came and went once more
     assert tellings.by(PgSnapshot(830, 830)).has_news(TABLE, now)
@@ -177,16 +177,16 @@ def test_i7_a_partition_that_a_look_saw_is_for_the_looks() -> None:
     assert not tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
     gone = replace(then, files={}, places={})
     assert tellings.by(SEEN).difference(TABLE, gone) is None
-    assert not tellings.partition(leaf(LEAF, LSN, 820), TABLE, THEN)  # no reason to look at once
+    assert not tellings.partition(leaf(LEAF, LSN, 820), TABLE, THEN)  # no reason to poll at once
     assert tellings.by(PgSnapshot(830, 830)).difference(TABLE, gone) == WENT
 
 
-def test_i6_a_partition_filled_by_its_creator_counts_until_its_table_is_read_again() -> None:
+def test_i6_a_partition_loaded_when_made_counts_until_a_reread() -> None:
     tellings, now = StreamEvidence(), stored("id", "n", leaves=(LEAF,))
     tellings.expect_made(TABLE, {LEAF: XID})
     tellings.clear(tellings.by(SEEN), SEEN, {TABLE: now}, [])
     assert tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
-    tellings.clear(tellings.by(SEEN), SEEN, {TABLE: now}, [])  # it came during that look
+    tellings.clear(tellings.by(SEEN), SEEN, {TABLE: now}, [])  # it came during that poll
     assert tellings.loaded_when_made(TABLE) is not None
     tellings.clear(tellings.by(SEEN), SEEN, {TABLE: now}, [TABLE])
     assert tellings.loaded_when_made(TABLE) is None
@@ -232,7 +232,7 @@ def test_i6_another_replica_identity_of_a_partition(root: str, sent: str, *, is_
     assert (TABLE in tellings.unjudged()) is is_told
 
 
-def test_i6_a_change_that_comes_while_its_partition_is_found_empty_counts() -> None:
+def test_i6_a_change_while_its_partition_is_found_empty_counts() -> None:
     tellings, then = StreamEvidence(), stored("id", "n", leaves=(LEAF,))
     tellings.clear(tellings.by(SEEN), SEEN, {TABLE: then}, [])
     told = tellings.by(SEEN)

@@ -240,7 +240,7 @@ def parse_float(value: bytes) -> float:
 
 
 def parse_float4(value: bytes) -> float:
-    """Give the nearest number of 32 bits, not that of the nearest number of 64 bits."""
+    """Return the nearest number of 32 bits, not that of the nearest number of 64 bits."""
     wide = parse_float(value)
     with np.errstate(all="ignore"):
         near = np.float32(wide)
@@ -329,7 +329,7 @@ def record_field(value: bytes | None) -> bytes:
 
 
 def split(value: bytes, brackets: bytes, *, escapes: bool) -> list[bytes]:
-    """Cut between the brackets at commas outside quotes; `q` or `u` tells what was quoted."""
+    """Split between the brackets at commas outside quotes; `q` or `u` marks what was quoted."""
     if len(value) < 2 or bytes((value[0], value[-1])) != brackets:
         raise Refused
     found, inside = [bytearray(b"u")], False

@@ -1,4 +1,4 @@
-"""A model of a server that sends open transactions: what pgoutput tells, and when.
+"""A model of a server that streams open transactions: what pgoutput sends, and when.
 
 Sessions write to a few relations inside savepoints; definitions change, by small transactions and
 inside of the open ones, undone with them. As in pgoutput.c, the server remembers which definitions
@@ -143,7 +143,7 @@ class Server:
         self.replace(transaction)
 
     def alter(self, transaction: Transaction) -> None:
-        """DDL in the transaction: nobody else can have written to the relation."""
+        """DDL in the transaction: no other one can have written to the relation."""
         oid = self.rng.choice(OIDS)
         others = [t for t in self.open if t is not transaction]
         if self.is_locked(oid, transaction) or any(oid in t.touched for t in others):

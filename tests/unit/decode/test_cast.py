@@ -1,4 +1,4 @@
-"""I7 at its source: a value is taken only if its column gives the same text back."""
+"""I7 at its source: a value is accepted only if its column returns the same text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns packed by the server: right ones come out whole, garbage gives ProtocolError."""
+"""Columns packed by the server: valid ones are decoded, garbage raises ProtocolError."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ def test_a_table_is_packed_by_what_a_query_can_give(
 
 
 def test_bounded_rows_without_any_value_are_not_packed() -> None:
-    """Nothing would tell how many there are but a number, which may be any."""
+    """Nothing but a number, which may be any, would say how many there are."""
     hidden = Column("h", 25, -1, lake_type(25, -1), mask=Mask("null"))
     alone = replace(TABLE, columns=(hidden,), key=(), before=())
     assert packings_of(alone) == []

@@ -74,7 +74,7 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def test_masked_values_are_hidden_in_columns_and_before_and_never_raw() -> None:
+def test_masked_values_are_hidden_everywhere_and_never_raw() -> None:
     odd = [b"1", b"\xff", b"infinity", b"12", b"x", b"1.005"]
     new = [b"1", "mäil".encode(), None, b"77", b"2", b"1.5"]
     same = [b"2", "mäil".encode(), b"", None, pgoutput.UNCHANGED, b"2"]

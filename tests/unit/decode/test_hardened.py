@@ -1,4 +1,4 @@
-"""The compiled part is hardened, and a build gives the same bytes wherever it is done."""
+"""The compiled part is hardened, and its build is reproducible."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def check_out(source: Path, umask: int) -> None:
 @pytest.mark.thorough
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 def test_two_builds_in_two_places_are_the_same(tmp_path: Path) -> None:
-    """The whole wheel: of other folders, umasks, times and order of files, languages, zones."""
+    """The complete wheel: for other folders, umasks, times and orders of files, locales, zones."""
     wheels: list[Path] = []
     builds: list[tuple[str, int, dict[str, str]]] = [
         ("one", 0o022, {"LC_ALL": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "1"}),

@@ -46,7 +46,7 @@ def decode() -> Chunk:
     ("limit", "of_table"), [("JOINT_VALUES", ROWS * len(COLUMNS)), ("JOINT_BYTES", ROWS * 60)]
 )
 def test_so_much_is_decoded_at_a_time(limit: str, of_table: int) -> None:
-    """What it takes meanwhile is many times what it is (I9)."""
+    """Its peak memory is many times its size (I9)."""
     at_a_time: list[int] = []
 
     def decoded(messages: Messages, transactions: Transactions, group: Any) -> list[TableBatch]:
@@ -76,7 +76,7 @@ def test_together_they_are_what_they_are_alone() -> None:
 
 
 def test_a_table_does_not_keep_the_values_of_others() -> None:
-    """What is waiting of it is counted by its own (I9)."""
+    """Its pending values are counted separately (I9)."""
     chunk = decode()
     assert len(chunk.batches) == TABLES
     for batch in chunk.batches:

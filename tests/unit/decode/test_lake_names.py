@@ -1,4 +1,4 @@
-"""Lake columns for source columns: who owns which name, and under which type."""
+"""Lake columns for source columns: which owns which name, and under which type."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def test_names_are_kept() -> None:
     assert allocate(columns, {}) == tuple(columns)
 
 
-def test_another_type_gets_another_column_and_the_old_type_the_old_one() -> None:
+def test_a_changed_type_uses_another_column_and_back_the_old_one() -> None:
     names, _ = after(
         [column("a", INT)], [column("a", TEXT)], [column("a", INT)], [column("a", TIMESTAMP)]
     )
     assert names == [["a"], ["a__v2"], ["a"], ["a__v3"]]
 
 
-def test_a_wider_integer_column_goes_on() -> None:
+def test_a_wider_integer_column_is_kept() -> None:
     _, known = after([column("a", LONG)])
     (narrow,) = allocate([column("a", INT)], known)
     assert (narrow.lake_name, narrow.type) == ("a", LONG)
@@ -71,7 +71,7 @@ def test_a_wider_integer_column_goes_on() -> None:
     assert (wide.lake_name, wide.type) == ("a__v2", LONG)
 
 
-def test_integers_that_became_wider_keep_their_column_when_they_are_narrow_again() -> None:
+def test_integers_widened_and_narrowed_again_keep_their_column() -> None:
     names, _ = after([column("a", INT)], [column("a", LONG)], [column("a", INT)])
     assert names == [["a"], ["a__v2"], ["a"]]
 

@@ -123,7 +123,7 @@ class Reading:
         return decoding.ended
 
     def check(self) -> None:
-        """No row is beyond what is whole, and the position never goes back."""
+        """No row is beyond the complete transactions, and the position never decreases."""
         position = 0
         for chunk in self.chunks:
             assert chunk.position >= position
@@ -187,7 +187,7 @@ class Unpacking:
 
 
 class Looking:
-    """Makes change rows of what a look at a polled table gives."""
+    """Makes change rows of what a poll of a table returns."""
 
     def __init__(self) -> None:
         self.rows = CopyRows("public.t", len(honest.COLUMNS) + 3)
@@ -228,7 +228,7 @@ def single() -> honest.Script:
 
 
 def ahead() -> honest.Script:
-    """A drain's COPY that first tells of commits."""
+    """A drain's COPY that lists commits first."""
     sent = [written(fields) for fields in message_fields(honest.segments())]
     return _one_to_a_row([(raw("message", message),) for message in told(sent)])
 
@@ -342,7 +342,7 @@ TAKEN = CASES.keys() - {"two phases", "beside"}
 
 
 def assert_held(read: Callable[[bytes], str], lies: Iterator[tuple[str, bytes]]) -> None:
-    """Nothing but a ProtocolError comes of them, and some are refused."""
+    """They raise nothing but ProtocolError, and some are refused."""
     refused = 0
     for name, sent in lies:
         try:

@@ -1,4 +1,4 @@
-"""Logical messages: whose are told, with their transaction, and that no content is an error."""
+"""Logical messages: which are reported, with their transaction, and that no content is an error."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize("hold_bytes", [0, 1 << 20])
-def test_ours_are_told_and_others_are_counted(hold_bytes: int) -> None:
+def test_own_messages_are_reported_and_others_counted(hold_bytes: int) -> None:
     told: list[tuple[bytes, Lsn, int]] = []
 
     def tell(content: bytes, lsn: Lsn, xid: int) -> bool:
@@ -60,8 +60,8 @@ def test_ours_are_told_and_others_are_counted(hold_bytes: int) -> None:
     assert decoder.position == 210
 
 
-def test_in_a_segment_it_is_of_the_sub_transaction_that_wrote_before() -> None:
-    """Pgoutput gives it the id of the whole: that would keep what is undone before it."""
+def test_in_a_segment_it_has_the_xid_of_the_preceding_message() -> None:
+    """Pgoutput gives it the top-level id: that would keep what was rolled back before it."""
 
     def segment(*parts: tuple[bytes, int]) -> list[int]:
         messages = [m[:1] + struct.pack(">I", xid) + m[1:] for m, xid in parts]

@@ -52,8 +52,8 @@ def test_messages_of_one_of_many_tables_are_copied_together() -> None:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the heap is not glibc's")
-def test_rows_of_many_tables_take_no_more_of_the_heap_than_they_need() -> None:
-    """A system takes memory for pages that lie far apart, beside what they hold."""
+def test_rows_of_many_tables_take_no_more_heap_than_they_need() -> None:
+    """Sparsely used pages cost memory beyond the values that they hold."""
     code = [sys.executable, "-c", MANY_TABLES]
     done = subprocess.run(code, capture_output=True, text=True, check=True)
     assert int(done.stdout) < 400  # 1,300 where it is reserved by what lies between values

@@ -1,4 +1,4 @@
-"""Arrays and composite values: what the server writes comes out, all else is refused whole."""
+"""Arrays and composite values: what the server writes is decoded, all else is refused."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_lossless_every_array_of_text_the_server_writes_is_taken(
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.none() | st.lists(ELEMENTS, min_size=3, max_size=3), max_size=8))
-def test_lossless_every_composite_value_the_server_writes_is_taken(
+def test_lossless_every_composite_value_of_the_server_is_cast(
     records: list[list[bytes | None] | None],
 ) -> None:
     kind = pa.struct([pa.field(n, pa.string()) for n in "xyz"])

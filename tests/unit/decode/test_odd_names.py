@@ -29,7 +29,7 @@ def encoded(name: str, encoding: str | None) -> bytes:
 def test_each_column_of_a_relation_has_a_name_of_its_own(
     names: list[bytes], encoding: str | None
 ) -> None:
-    """I8: else a table of nobody's stops its source."""
+    """I8: else an uncaptured table stops its source."""
     told = b"".join(b"\1" + name + b"\0" + struct.pack(">Ii", 23, -1) for name in names)
     head = b"R" + struct.pack(">I", 5) + b"public\0t\0d" + struct.pack(">h", len(names))
     relation = parse_relation(head + told, encoding_of(encoding or "UTF8"))

@@ -1,4 +1,4 @@
-"""Types that the config chose: a value is taken only if the chosen type holds it exactly."""
+"""Types chosen in the config: a value is accepted only if the type holds it exactly."""
 
 from __future__ import annotations
 

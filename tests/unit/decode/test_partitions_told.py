@@ -1,4 +1,4 @@
-"""Which relations the decoder tells to be partitions of a captured table."""
+"""Which relations the decoder reports as partitions of a captured table."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def insert(oid: int) -> bytes:
     ids=["partition", "types", "told again", "tables", "truncated together", "not captured"],
 )
 @pytest.mark.parametrize("pieces", [1, 2, 99])
-def test_partitions_are_told(
+def test_partitions_are_reported(
     messages: list[bytes], told: list[tuple[int, ...]], pieces: int
 ) -> None:
     found: list[tuple[int, ...]] = []

@@ -1,4 +1,4 @@
-"""Rows larger than may be held are left out, and their table is told (I8, I9)."""
+"""Rows larger than the limit are left out, and their table is reported (I8, I9)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def decoder(*, without_body: bool = False) -> PgoutputDecoder:
     ],
     ids=["insert", "update", "update of it", "delete of it"],
 )
-def test_isolated_a_row_too_large_is_left_out_and_its_table_told_once(change: bytes) -> None:
+def test_isolated_a_row_too_large_is_left_out_and_reported_once(change: bytes) -> None:
     messages = [
         *(pgoutput.begin(100), *RELATIONS),
         *(pgoutput.insert(SMALL, [b"1", b"a"]), change, pgoutput.insert(BIG, [b"3", b"b"])),

@@ -1,4 +1,4 @@
-"""Changes made short while they come: however they are cut, what fits stays as it is (I8, I9)."""
+"""Changes shortened on arrival: however they are cut, what fits is unchanged (I8, I9)."""
 
 from __future__ import annotations
 
@@ -180,9 +180,7 @@ def test_of_a_long_error_its_beginning_is_kept() -> None:
 
 
 @pytest.mark.parametrize("captures_body", [True, False])
-def test_isolated_a_shortened_change_stops_its_table_if_something_is_missing(
-    *, captures_body: bool
-) -> None:
+def test_isolated_a_shortened_change_stops_its_table_if_captured(*, captures_body: bool) -> None:
     def resolve(relation: Relation) -> Table:
         table = with_before(table_of(relation), full=True)
         return table if captures_body else replace(table, columns=table.columns[:1], before=())

@@ -77,6 +77,6 @@ def test_what_is_no_row_of_one_message_is_a_protocol_error(
         unpack(copy_data)
 
 
-def test_a_row_after_the_trailer_of_an_earlier_block_is_a_protocol_error() -> None:
+def test_a_row_after_the_trailer_of_a_block_is_a_protocol_error() -> None:
     with pytest.raises(ProtocolError, match="after the trailer"):
         unpack([HEADER, row(b"B"), TRAILER], [row(b"B")])

@@ -190,7 +190,7 @@ def streams(draw: st.DrawFn) -> list[bytes]:
 
 
 def resolve(relation: Relation) -> Table | None:
-    """Relation 3 is not captured; of relation 2 whole old rows are wanted."""
+    """Relation 3 is not captured; relation 2 has complete old rows."""
     if relation.oid == 3:
         return None
     return with_before(table_of(relation), full=relation.oid == 2)
@@ -254,7 +254,7 @@ def test_decoder_equals_plain_one(
 @pytest.mark.thorough
 @settings(max_examples=100, deadline=None)
 @given(streams(), CUTS, st.sampled_from([0, 60, 300]))
-def test_whole_transactions_chunks_end_with_transactions_unless_open(
+def test_whole_transactions_end_chunks_unless_open(
     messages: list[bytes], cuts: list[int], hold: int
 ) -> None:
     position, pending = 0, None

@@ -103,7 +103,7 @@ def assert_as_committed(server: Server, messages: list[bytes]) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32), FIRST_XIDS, CUTS)
-def test_whole_transactions_in_commit_order_with_the_definitions_they_were_made_with(
+def test_whole_transactions_in_commit_order_with_definitions(
     seed: int, first_xid: int, cuts: list[int]
 ) -> None:
     server = Server(random.Random(seed), first_xid)
@@ -140,8 +140,8 @@ def test_decoder_takes_what_is_put_in_order(seed: int, cuts: list[int]) -> None:
         assert decoder.position == server.committed[-1][0] + 8
 
 
-def test_idle_position_of_a_keepalive_while_a_transaction_is_open() -> None:
-    """It commits above what the server has read: the position may be confirmed, and it comes."""
+def test_idle_position_of_a_keepalive_in_an_open_transaction() -> None:
+    """It commits above what the server has read: confirming the position does not lose it."""
     decoder, order = PgoutputDecoder(resolve), StreamedTransactions(MemorySpool())
     relation = pgoutput.relation(1, "t", [("a", 25, -1, False)])
     row = pgoutput.insert(1, [b"x"])
@@ -167,7 +167,7 @@ def prefixed(message: bytes, xid: int) -> bytes:
     return message[:1] + struct.pack(">I", xid) + message[1:]
 
 
-def test_count_before_goes_by_the_order_of_ids_which_wraps_around() -> None:
+def test_count_before_orders_ids_across_the_wraparound() -> None:
     xids = np.array([2**32 - 2, 2**32 - 1, 3, 2**32 - 1, 3, 4], np.uint32)
     assert count_before(xids, 3) == 4
     assert count_before(xids, 4) == 5
@@ -199,7 +199,7 @@ def test_damaged_segments_give_protocol_error(wire: list[bytes]) -> None:
 
 
 def damaged(messages: list[bytes], data: st.DataObject) -> list[bytes]:
-    """Give them with a byte changed, one cut, left out or repeated, one to three times."""
+    """Return them with a byte changed, one cut, left out or repeated, one to three times."""
     wire = list(messages) or [b"E"]
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(wire) - 1))

@@ -1,4 +1,4 @@
-"""Numbers and letters read anywhere in a buffer are what lies there."""
+"""Numbers and letters are read correctly at any offset of a buffer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_numbers_are_read_up_to_the_last_byte(buffer: bytes) -> None:
     source, offsets = ByteBuffer(buffer), np.arange(len(buffer))
     for size, read in ((2, source.int16_at), (4, source.int32_at), (8, source.int64_at)):
         assert read(offsets).tolist() == [_number(buffer, at, size) for at in offsets.tolist()]
-        # one that is whole is the same whatever else is read with it
+        # a complete one is the same whatever else is read with it
         whole = offsets[: max(0, len(buffer) - size + 1)]
         assert read(whole).tolist() == [_number(buffer, at, size) for at in whole.tolist()]
 

@@ -1,4 +1,4 @@
-"""The compiled part: what it is not given right, and that it takes what `cast` takes."""
+"""The compiled part: invalid arguments, and that it accepts what `cast` accepts."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_columns_that_are_wanted_are_typed_or_texts() -> None:
     assert not found.fields
 
 
-def test_refused_values_are_told_with_their_texts() -> None:
+def test_refused_values_are_reported_with_their_texts() -> None:
     rows = [ROW, (b"0012", b"", b"x"), (None, b"", b"f"), (b"2147483648", b"", b"yes")]
     found = walked(rows, columns())
     assert found is not None
@@ -138,7 +138,7 @@ def test_where_a_tuple_is_malformed_nothing_is_taken() -> None:
 @pytest.mark.parametrize(
     ("at", "end"), [(-1, 20), (0, 1 << 62), (1 << 62, 1 << 62), (20, 0), (-9, -5)]
 )
-def test_nothing_outside_the_buffer_is_looked_at(at: int, end: int) -> None:
+def test_nothing_outside_the_buffer_is_read(at: int, end: int) -> None:
     source = ByteBuffer(tuple_data(ROW))
     assert walk_typed(source, TupleRange(np.array([at]), np.array([end]), 3), columns()) is None
 
@@ -245,7 +245,7 @@ def test_values_of_any_length_are_copied_whole(compiled: NativeFunctions, size: 
     assert offsets.tolist() == [0, size, size, 2 * size, 3 * size]
 
 
-def test_odd_and_unsent_values_of_many_columns_are_each_their_own() -> None:
+def test_odd_and_unsent_values_are_kept_apart_by_column() -> None:
     rows = [
         (b"x", UNCHANGED, b"1", None),
         (b"1", b"2", b"3", b"4"),

@@ -28,7 +28,7 @@ def cut_in(pieces: list[bytes]) -> tuple[list[bytes], tuple[int, bytes] | None]:
     return found, last
 
 
-# Contents that look like the beginnings of messages, whole or not.
+# Contents that look like the beginnings of messages, complete or not.
 TREACHEROUS = st.lists(
     st.sampled_from([b"d", b"\0", b"d\0\0\0\4", b"d\0\0\0\x05x", b"d\0\0\1", b"dd\0\0", b"wx"]),
     max_size=8,
@@ -57,7 +57,7 @@ def test_pieces_do_not_matter(
     assert last == ((ord("E"), b"SFATAL\0\0") if ends else None)
 
 
-def test_a_message_larger_than_what_is_looked_for_at_once() -> None:
+def test_a_message_larger_than_a_search_window() -> None:
     large = b"w" * (17 << 20)
     stream = message(b"d", b"a") + message(b"d", large) + message(b"d", b"b")
     step = 1 << 20
@@ -78,8 +78,8 @@ def test_unknown_messages_are_refused(bytes_: bytes) -> None:
         cut(message(b"d", b"x") + bytes_)
 
 
-def test_what_follows_the_end_is_not_looked_at() -> None:
-    """The server's error is told, whatever comes behind it (found by the fuzzer)."""
+def test_bytes_after_the_final_error_are_ignored() -> None:
+    """The server's error is reported, whatever follows it (found by the fuzzer)."""
     error = message(b"E", b"SFATAL\0\0")
     assert cut_in([message(b"d", b"x") + error + b"TAL\0\0"]) == ([b"x"], (ord("E"), error[5:]))
 

@@ -38,7 +38,7 @@ def row(identifier: int, price: str | None = None, body: str | None = None) -> d
     return {"id": identifier, "price": None if price is None else Decimal(price), "body": body}
 
 
-def test_keyed_fold_takes_the_newest_row_whatever_the_order_of_arrival() -> None:
+def test_keyed_fold_takes_the_newest_row_in_any_arrival_order() -> None:
     found = fold(
         raw(
             KEYED,
@@ -73,7 +73,7 @@ def test_values_that_a_column_cannot_hold_come_from_raw() -> None:
     assert dict(found.rows) == {("1", "NaN", None): 1}
 
 
-def test_doubled_and_lost_changes_are_found_though_the_rows_look_right() -> None:
+def test_duplicate_and_lost_changes_are_found_behind_right_rows() -> None:
     doubled = [("c", 1, 1, row(1, "1.00", "a"))] * 2
     found = fold(raw(KEYED, doubled), COLUMNS, ["id"])
     assert found.repeated == 1
@@ -83,7 +83,7 @@ def test_doubled_and_lost_changes_are_found_though_the_rows_look_right() -> None
 
 
 def test_a_key_of_all_columns_is_a_key() -> None:
-    """What is read after it came in the stream is the same row."""
+    """A row that is read after it was streamed is the same row."""
     twice = [("t", 1, -1, {}), ("c", 2, 1, row(1)), ("r", 3, 0, row(1))]
     found = fold(raw(KEYED, twice), ["id"], ["id"])
     assert dict(found.rows) == {("1",): 1}
@@ -101,7 +101,7 @@ def test_multiset_fold_takes_one_equal_row_away() -> None:
     assert "no row equals its old row" in gone.faults[0]
 
 
-def test_only_what_a_truncate_during_the_snapshot_explains_is_excused() -> None:
+def test_only_faults_of_a_truncate_in_the_snapshot_are_excused() -> None:
     changes = [
         ("t", 10, -1, {}),  # the snapshot at 10 was read after the truncate at 20: empty
         ("u", 15, 1, row(1, "1.00", "not there")),
@@ -154,10 +154,10 @@ def test_each_value_is_in_one_version_of_its_column() -> None:
     assert found.faults == ["c at (30, 1): column price has 2 values"]
 
 
-def test_changes_of_rows_before_a_snapshot_in_chunks_has_read_them_are_no_faults() -> None:
+def test_changes_before_a_rows_chunk_is_read_are_no_faults() -> None:
     chunked: list[tuple[str, int, int, dict[str, Any]]] = [
         ("t", 10, -1, {}),
-        ("d", 15, 1, row(1)),  # there at 10, gone when its chunk was read
+        ("d", 15, 1, row(1)),  # exists at 10, deleted when its chunk was read
         ("d", 25, 1, row(2)),
     ]
     nothing_read = [event(5, ID, snapshot_lsn=3), event(20, ID, snapshot_lsn=10)]
@@ -184,7 +184,7 @@ def test_rows_from_before_a_column_have_what_is_missing() -> None:
     assert set(found.rows) == {("1", "five"), ("2", None), ("3", "x")}
 
 
-def test_values_of_a_dropped_column_are_not_those_of_its_namesake() -> None:
+def test_values_of_a_dropped_column_do_not_reach_its_namesake() -> None:
     history = SchemaHistory([event(0, ID, BODY), event(15, ID), event(20, ID, BODY)])
     changes = [
         ("c", 10, 1, {"id": 1, "body": "the old one's"}),

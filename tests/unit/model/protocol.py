@@ -152,7 +152,7 @@ class Protocol:
         return tuple(sorted({t for tables in self.transactions for t in tables}))
 
     def start(self) -> World:
-        """An empty lake, and nobody there."""
+        """An empty lake, and no daemon."""
         raw: Log = (Empty(),) if self.exist else ()
         logs = ((Empty(),), *(raw for _ in self.tables))
         return World(logs, (Daemon(),) * self.daemons, faults=self.faults)
@@ -162,7 +162,7 @@ class Protocol:
         return world.confirmed == world.written == len(self.transactions)
 
     def steps(self, world: World) -> Iterator[tuple[str, World]]:
-        """Give all that can happen next."""
+        """Return all that can happen next."""
         if world.written < len(self.transactions):
             yield "the source commits", world._replace(written=world.written + 1)
         if world.flushed != world.confirmed:
@@ -217,7 +217,7 @@ class Protocol:
             yield from self._begin(world, number, daemon)
 
     def _sessions(self, world: World, number: int) -> tuple[int, int]:
-        """The one with the claim and that of the stream: it, or nobody."""
+        """The daemon with the claim and that of the stream: the same one, or none."""
         has_claim = world.claim == number or Broken.CLAIM in self.broken
         return number if has_claim else NOBODY, number if world.stream == number else NOBODY
 
@@ -325,7 +325,7 @@ class Protocol:
         end = daemon.at
         if daemon.rows:
             taken += [(end, table) for table in self.transactions[end][: daemon.rows]]
-            end += 1  # as if the transaction were whole
+            end += 1  # as if the transaction were complete
         if taken or daemon.held:
             lsns = [lsn for lsn, _ in taken] + ([daemon.held_first] if daemon.held else [])
             kept = {

@@ -4,7 +4,7 @@ The n-th change of the source is at position n, a put or a delete of a key; a pu
 lake has rows (position, seq, op, key, value); an epoch's commit is one step here, with its row of
 `_epochs` (`protocol` has what is within). A snapshot at point L has the table as it is after the
 changes below L. Its splits are given in any epochs. Once the table was out of the publication, so
-that changes are missed (`gap`), it is read again; so it is when somebody asks.
+that changes are missed (`gap`), it is read again; so it is on request.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Reading(NamedTuple):
 class World(NamedTuple):
     """`raw`, `durable`, `is_live`, `is_requested`: what the lake has. The rest goes with a kill.
 
-    `has_lived`: it was whole once, and nothing was missed since. `given`: all of a snapshot is in
+    `has_lived`: it was complete once, nothing was missed since. `given`: all of a snapshot is in
     the epoch that fills.
     """
 
@@ -81,11 +81,11 @@ class Source:
     broken: frozenset[Broken] = field(default_factory=frozenset)
 
     def start(self) -> World:
-        """Nothing is there."""
+        """Nothing exists."""
         return World(kills=self.kills, asks=self.asks, gaps=self.gaps)
 
     def state(self, position: int) -> State:
-        """Give the table after the changes below a position."""
+        """Return the table after the changes below a position."""
         found: State = {}
         for value, (op, key) in enumerate(self.changes[:position]):
             found.pop(key, None)
@@ -94,7 +94,7 @@ class Source:
         return found
 
     def is_done(self, world: World) -> bool:
-        """Whether all is in the lake, and the table is whole."""
+        """Whether all is in the lake, and the table is complete."""
         return world.is_live and world.durable == len(self.changes)
 
     def fault_of(self, world: World) -> str | None:
@@ -106,7 +106,7 @@ class Source:
         return None
 
     def steps(self, world: World) -> Iterator[tuple[str, World]]:
-        """Give all that can happen next."""
+        """Return all that can happen next."""
         if world.written < len(self.changes):
             yield "the source commits", world._replace(written=world.written + 1)
         if not world.is_up:
@@ -205,7 +205,7 @@ def _missed(world: World) -> World:
 
 
 def fold(raw: tuple[Row, ...]) -> State:
-    """Give the current rows, by position: what readers do."""
+    """Return the current rows, by position: what readers do."""
     rows = sorted(raw)
     void = max((row[:2] for row in rows if row.op == "t"), default=(-1, -1))
     found: State = {}

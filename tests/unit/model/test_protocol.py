@@ -1,4 +1,4 @@
-"""The protocol's model, searched whole (docs/protocol.md). `pytest -s` shows what was found."""
+"""The protocol's model, searched completely (docs/protocol.md). `pytest -s` shows the result."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def search(protocol: Protocol) -> Explored[World]:
 def test_every_state_keeps_the_invariants_and_can_reach_the_end(
     protocol: Protocol, least: int
 ) -> None:
-    """I1 to I5, in whatever order the steps come, and at whichever of them the faults come."""
+    """I1 to I5, for any order of the steps, and faults at any of them."""
     found = search(protocol)
     sys.stdout.write(f"{found}\n")
     assert found.states >= least
@@ -71,7 +71,7 @@ def test_every_state_keeps_the_invariants_and_can_reach_the_end(
     ],
     ids=lambda value: value.name if isinstance(value, Broken) else "",
 )
-def test_the_search_finds_what_each_rule_is_there_for(
+def test_the_search_finds_a_fault_without_each_rule(
     rule: Broken, protocol: Protocol, fault: str
 ) -> None:
     with pytest.raises(CounterExampleError, match=fault) as caught:
@@ -83,6 +83,6 @@ def test_the_search_finds_what_each_rule_is_there_for(
 def test_no_rule_is_left_untried() -> None:
     [tried] = [
         mark.args[1]
-        for mark in test_the_search_finds_what_each_rule_is_there_for.pytestmark  # type: ignore[attr-defined]
+        for mark in test_the_search_finds_a_fault_without_each_rule.pytestmark  # type: ignore[attr-defined]
     ]
     assert {rule for rule, _, _ in tried} == set(Broken)

@@ -1,4 +1,4 @@
-"""The model of snapshots beside a stream, searched whole. `pytest -s` shows what was found."""
+"""The model of snapshots during a stream, searched completely. `pytest -s` shows the result."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ def search(source: Source) -> Explored[World]:
         pytest.param(OFTEN, 10_000, id="often", marks=pytest.mark.long),
     ],
 )
-def test_snapshot_boundary_every_state_is_the_source_at_its_position(
-    source: Source, least: int
-) -> None:
+def test_snapshot_boundary_every_state_equals_its_position(source: Source, least: int) -> None:
     """I6; while a table is read again its old rows serve."""
     found = search(source)
     sys.stdout.write(f"{found}\n")
@@ -49,7 +47,7 @@ def test_snapshot_boundary_every_state_is_the_source_at_its_position(
     ],
     ids=lambda value: value.name if isinstance(value, Broken) else "",
 )
-def test_the_search_finds_what_each_rule_is_there_for(rule: Broken, source: Source) -> None:
+def test_the_search_finds_a_fault_without_each_rule(rule: Broken, source: Source) -> None:
     with pytest.raises(CounterExampleError, match="I6: the lake has") as caught:
         search(replace(source, broken=frozenset({rule})))
     sys.stdout.write(f"without {rule.name}: {caught.value}\n")

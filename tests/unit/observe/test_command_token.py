@@ -1,4 +1,4 @@
-"""The token that commands need where the config has none: its file, and who believes it."""
+"""The token that commands need where the config has none: its file, and when it is trusted."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ async def test_the_client_finds_the_token_with_nothing_configured() -> None:
     assert asked.tables == ["shop public.orders", "no shop public.orders"]
 
 
-async def test_each_start_has_another_token_and_a_stop_removes_its_file() -> None:
+async def test_each_start_has_a_new_token_and_a_stop_removes_its_file() -> None:
     async with server_of(Asked()) as first, server_of(Asked()) as second:
         paths = [first.commands.path, second.commands.path]
         assert len({str(path) for path in paths}) == 2
@@ -319,8 +319,8 @@ def of_nobody(folder: Path) -> Path:
 @pytest.mark.parametrize(
     "kind", ["below its own", "below everybody's", "another name", "by a link"]
 )
-def test_root_does_not_believe_a_file_that_any_account_can_have_made(kind: str) -> None:
-    """Who knows the token has it proven by a server of its own, and is sent the condition."""
+def test_root_does_not_trust_a_file_any_account_can_create(kind: str) -> None:
+    """A server that knows the token could prove it, and would be sent the condition."""
     with tempfile.TemporaryDirectory(prefix="ingestd-tests-", dir="/var/lib") as made:
         own = Path(made)
         folder = own / "other" if kind == "another name" else own / "above" / "ingestd"

@@ -1,4 +1,4 @@
-"""Asking for a snapshot over HTTP: who may, and what is answered."""
+"""Requesting a snapshot over HTTP: which clients may, and the responses."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ async def test_an_unknown_source_is_named(server: HttpServer, asked: Asked) -> N
         (TransientError("source shop is stopped: x", reason="y", remedy="use sesame?"), 409),
     ],
 )
-async def test_a_refusal_is_told_without_secrets(
+async def test_a_refusal_is_reported_without_secrets(
     server: HttpServer, asked: Asked, error: IngestdError, code: int
 ) -> None:
     asked.error = error

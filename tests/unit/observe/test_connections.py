@@ -1,4 +1,4 @@
-"""Connections that never become a request: they count, and keep nobody out."""
+"""Connections that never send a request: they are counted, and lock no client out."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def authority(tmp_path: Path) -> Authority:
 
 @pytest.fixture
 def context(authority: Authority) -> ssl.SSLContext:
-    """Give the server's TLS."""
+    """Return the server's TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     certified = authority.sign("localhost", "localhost")
     context.load_cert_chain(certified.cert, certified.key)
@@ -43,7 +43,7 @@ def context(authority: Authority) -> ssl.SSLContext:
 
 @pytest.fixture
 def trusting(authority: Authority) -> ssl.SSLContext:
-    """Give the clients' TLS."""
+    """Return the clients' TLS."""
     return ssl.create_default_context(cafile=str(authority.cert))
 
 
@@ -74,7 +74,7 @@ def files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-async def test_who_never_shakes_hands_keeps_nobody_out(
+async def test_clients_without_a_handshake_do_not_lock_others_out(
     server: HttpServer, trusting: ssl.SSLContext
 ) -> None:
     address = server.address
@@ -100,7 +100,7 @@ async def test_what_is_no_tls_is_ended_and_logs_nothing(
     assert not caplog.records
 
 
-async def test_a_request_that_comes_with_the_end_of_the_handshake_is_not_lost(
+async def test_a_request_in_the_packet_of_the_handshake_is_not_lost(
     context: ssl.SSLContext, trusting: ssl.SSLContext
 ) -> None:
     """Clients of TLS 1.3 send both in one packet."""

@@ -64,7 +64,7 @@ async def event(response: aiohttp.ClientResponse) -> tuple[str, Any]:
 
 async def until(condition: Any) -> None:
     async with asyncio.timeout(LIMIT_S):
-        while not condition():  # noqa: ASYNC110 - of the server's, which tells nobody
+        while not condition():  # noqa: ASYNC110 - the server's state, which notifies no one
             await asyncio.sleep(0.01)
 
 
@@ -120,7 +120,7 @@ async def test_bounded_a_reader_that_does_not_read_is_cut_off(
     async with session.get(url(server)) as busy:
         await event(busy)
         for n in range(400):
-            # an error of 200 kB, told anew each time
+            # an error of 200 kB, sent again each time
             shop.enter(SourceState.STOPPED, T0, OperatorError(f"{n} " + "x" * 20_000))
             server._feed.tick()
             await event(busy)
@@ -148,7 +148,7 @@ async def test_streams_end_with_the_daemon(
         await response.content.read()
 
 
-async def test_a_reader_that_has_gone_is_noticed_though_there_is_nothing_to_tell(
+async def test_a_disconnected_reader_is_noticed_without_an_update(
     server: HttpServer, session: aiohttp.ClientSession
 ) -> None:
     response = await session.get(url(server))
@@ -175,7 +175,7 @@ async def test_with_a_token_there_is_no_stream_without_it(
             assert (await event(response))[0] == "state"
 
 
-async def test_the_history_goes_on_while_nobody_reads(status: DaemonStatus) -> None:
+async def test_the_history_continues_without_readers(status: DaemonStatus) -> None:
     clock = [0.0]
     feed = EventsFeed(status, Redactor(), monotonic=lambda: clock[0])
     for _ in range(100):
@@ -184,7 +184,7 @@ async def test_the_history_goes_on_while_nobody_reads(status: DaemonStatus) -> N
     assert feed.history.of_source("shop").added == 100 / INTERVAL_S
 
 
-async def test_a_page_that_can_be_told_nothing_more_is_told_so(
+async def test_a_page_without_further_updates_is_notified(
     server: HttpServer,
     status: DaemonStatus,
     session: aiohttp.ClientSession,

@@ -1,4 +1,4 @@
-"""What a reload leaves: nothing is shown of a source that went, and no secret is told."""
+"""What a reload leaves: no trace of a removed source, and no secret shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantiles of what came lately."""
+"""Quantiles of recent values."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_a_point_has_what_happened_since_the_one_before(shop: SourceStatus) -> N
     assert found["at"][1] == T0.timestamp() * 1000 + 10_000
 
 
-def test_there_is_no_lag_while_nobody_measures_it(shop: SourceStatus) -> None:
+def test_there_is_no_lag_while_it_is_not_measured(shop: SourceStatus) -> None:
     history = SourceHistories()
     history.observe({"shop": shop}, at(0))
     shop.enter(SourceState.BACKING_OFF, T0, TransientError("gone", reason="x"))

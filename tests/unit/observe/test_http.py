@@ -38,7 +38,7 @@ ANY_PORT = Address("127.0.0.1", 0)
 
 
 class Unasked:
-    """A daemon that nobody sends commands to."""
+    """A daemon that receives no commands."""
 
     def request_snapshot(
         self, source: str, tables: Sequence[TableId], where: str | None = None
@@ -140,7 +140,7 @@ def test_no_daemon_is_no_status() -> None:
     assert fetch_status(Address("127.0.0.1", port)) is None
 
 
-async def test_who_holds_many_connections_keeps_nobody_out(server: HttpServer) -> None:
+async def test_clients_with_many_connections_do_not_lock_others_out(server: HttpServer) -> None:
     address = server.address
     held = []
     for number in range(3 * MAX_CONNECTIONS):
@@ -201,7 +201,7 @@ async def test_what_is_no_request_is_answered_as_guardedly_as_all_else(
     assert len([header for header in headers if header.startswith("Server:")]) == 1
 
 
-async def test_requests_that_are_not_http_are_told_in_one_line(
+async def test_requests_that_are_not_http_are_logged_in_one_line(
     logged: io.StringIO, server: HttpServer
 ) -> None:
     for request in NOT_HTTP:

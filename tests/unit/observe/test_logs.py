@@ -130,7 +130,7 @@ def test_a_person_at_a_terminal_gets_text(stream: io.StringIO, text_format: str)
     assert not terminal.getvalue().startswith("{")
 
 
-def test_what_nobody_catches_goes_the_same_way(
+def test_uncaught_errors_are_logged_the_same_way(
     stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # put back at the end
@@ -141,7 +141,7 @@ def test_what_nobody_catches_goes_the_same_way(
         thread = threading.Thread(target=fail, args=["with sesame"], name="reader")
         thread.start()
         thread.join()
-        NotCleared()  # gone at once
+        NotCleared()  # collected at once
         warnings.warn("about sesame", UserWarning, stacklevel=1)
     finally:
         logging.captureWarnings(capture=False)
@@ -161,7 +161,7 @@ async def convert(value: str) -> None:
     int(value)
 
 
-def test_what_nobody_asks_a_task_for_has_no_values(stream: io.StringIO) -> None:
+def test_unretrieved_task_errors_are_logged_without_values(stream: io.StringIO) -> None:
     configure(LogSettings(), Redactor(["sesame"]), stream)
 
     async def run() -> None:

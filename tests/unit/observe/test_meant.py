@@ -24,7 +24,7 @@ MEANT = DaemonIdentity("/lake", CLAIMS)
 
 
 def told(lake: str = "/lake", **claims: str) -> dict[str, Any]:
-    """Give the /status of a daemon with these sources."""
+    """Return the /status of a daemon with these sources."""
     sources = {name: SourceStatus(name, T0, claim=claim) for name, claim in claims.items()}
     return to_json(DaemonStatus("0", T0, sources, lake))
 
@@ -49,7 +49,7 @@ def test_the_daemon_of_the_config_is_the_one() -> None:
         ),
     ],
 )
-def test_another_is_told_by_what_differs(status: dict[str, Any], why: str) -> None:
+def test_another_daemon_is_reported_by_what_differs(status: dict[str, Any], why: str) -> None:
     assert MEANT.difference(status) == why
     with pytest.raises(OperatorError, match=r"another daemon listens on 127\.0\.0\.1:9464: "):
         MEANT.require(Address("127.0.0.1", 9464), status)

@@ -152,7 +152,7 @@ def test_nothing_is_left_of_tables_that_are_forgotten(metrics: Metrics) -> None:
     assert {name for name, *_ in before} >= {"ingestd_rows_total", "ingestd_small_files"}
 
 
-def test_progress_is_gone_when_no_snapshot_is_under_way(metrics: Metrics) -> None:
+def test_progress_is_removed_when_no_snapshot_is_running(metrics: Metrics) -> None:
     labels = {"source": "shop", "table": "public.orders"}
     names = ["ingestd_snapshot_progress_ratio", "ingestd_snapshot_eta_seconds"]
     metrics.no_snapshot("shop", "public.orders")

@@ -1,4 +1,4 @@
-"""What a service manager is told, on real datagram sockets, by names and by paths."""
+"""Messages to a service manager, on real datagram sockets, by names and by paths."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 async def heard(manager: socket.socket) -> list[str]:
-    """The next message, while the loop goes on."""
+    """The next message, while the loop runs."""
     return (await asyncio.to_thread(manager.recv, 4096)).decode().split("\n")
 
 
 async def heard_until(manager: socket.socket, wanted: str) -> list[str]:
-    """All that is told until it is this; `wanted` is the last."""
+    """All messages up to `wanted`, which is the last."""
     found: list[str] = []
     async with asyncio.timeout(LIMIT_S):
         while wanted not in found:
@@ -59,7 +59,7 @@ async def heard_until(manager: socket.socket, wanted: str) -> list[str]:
 
 
 def heard_while_hanging(manager: socket.socket) -> int:
-    """Wait in the loop, which therefore hangs, until nothing is said any more; count messages."""
+    """Wait in the loop, which therefore hangs, until no message comes any more; count them."""
     count = 0
     with suppress(TimeoutError):
         while True:
@@ -96,7 +96,7 @@ def test_what_systemd_says_to_a_service(
     assert ServiceManager.from_environment(environment, 7) == found
 
 
-async def test_it_is_ready_when_every_source_delivers_and_says_when_one_no_longer_does(
+async def test_ready_when_all_sources_deliver_and_status_follows(
     address: str,
 ) -> None:
     readiness, stop = Readiness("source shop is starting"), asyncio.Event()
@@ -134,7 +134,7 @@ async def test_a_loop_that_hangs_gives_no_sign_of_life(address: str) -> None:
             await heard_until(manager, "WATCHDOG=1")
 
 
-def test_a_source_that_cannot_be_reached_does_not_keep_the_daemon_from_having_started() -> None:
+def test_an_unreachable_source_does_not_block_readiness_forever() -> None:
     telling = SystemdNotifier(
         Readiness("source shop is backing_off: no route"), Redactor(), began=100.0
     )
@@ -155,7 +155,7 @@ def test_a_status_is_one_short_line_without_secrets() -> None:
     assert len(status) < 420
 
 
-async def test_a_manager_that_does_not_listen_is_told_of_once_and_ends_nothing(
+async def test_a_manager_that_does_not_listen_is_reported_once(
     tmp_path: Path,
 ) -> None:
     address = str(tmp_path / "nobody")
@@ -165,14 +165,14 @@ async def test_a_manager_that_does_not_listen_is_told_of_once_and_ends_nothing(
             Readiness(), Redactor(), asyncio.Event(), environment=environment
         ):
             async with asyncio.timeout(LIMIT_S):
-                while not logs:  # noqa: ASYNC110 - a list tells nobody
+                while not logs:  # noqa: ASYNC110 - a list notifies no one
                     await asyncio.sleep(0)
             with closing(listening(address)) as manager:  # there it is
                 await heard_until(manager, "WATCHDOG=1")
     assert [log["event"] for log in logs] == ["service_manager.unreachable"]
 
 
-async def test_a_reload_is_told_from_its_beginning_to_its_end(address: str) -> None:
+async def test_a_reload_is_reported_at_its_beginning_and_end(address: str) -> None:
     with closing(listening(address)) as manager:
         async with telling_service_manager(
             Readiness(), Redactor(), asyncio.Event(), environment={"NOTIFY_SOCKET": address}
@@ -196,7 +196,7 @@ async def rest(manager: socket.socket) -> list[str]:
     return found
 
 
-async def test_a_service_that_has_not_started_is_not_told_to_be_ready_by_a_reload(
+async def test_a_reload_does_not_report_an_unstarted_service_as_ready(
     address: str,
 ) -> None:
     readiness = Readiness("source shop is starting")

@@ -1,4 +1,4 @@
-"""Pausing and resuming over HTTP: what is answered, and what the client makes of it."""
+"""Pausing and resuming over HTTP: the responses, and how the client handles them."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ async def test_the_client_tells_the_same(server: HttpServer) -> None:
 
 
 @pytest.mark.parametrize("kind", [OperatorError, TransientError])
-async def test_a_lake_that_can_not_be_written_is_told(
+async def test_an_unwritable_lake_is_reported(
     server: HttpServer, pausing: Pausing, kind: type[IngestdError]
 ) -> None:
     what = "lake ./lake: the disk is full of sesame"

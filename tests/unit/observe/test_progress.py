@@ -74,7 +74,7 @@ def test_what_an_earlier_daemon_had_read_is_not_taken_for_speed(first_page_bytes
     assert progress.eta_s == pytest.approx(10.0)
 
 
-def test_a_snapshot_that_begins_again_is_measured_anew() -> None:
+def test_a_snapshot_that_restarts_is_measured_from_its_restart() -> None:
     progress = SnapshotProgress(T0)
     progress.observe(0.0, 0, after(0))
     progress.observe(0.9, 900, after(9))

@@ -1,4 +1,4 @@
-"""Who is answered over HTTP: by token, by TLS, and on loopback without either."""
+"""Which clients are answered over HTTP: by token, by TLS, and on loopback without either."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ async def test_no_page_of_a_browser_is_answered(origin: str, asked: Asked) -> No
     assert asked.tables == []
 
 
-async def test_whoever_opens_it_to_others_may_name_it(asked: Asked) -> None:
+async def test_a_server_on_all_addresses_accepts_any_host_name(asked: Asked) -> None:
     async with server_with(Protection(), asked, host="0.0.0.0") as server:
         assert (await answered(server, "/metrics", Host="daemon.example:9464"))[0] == 200
 

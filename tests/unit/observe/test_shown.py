@@ -1,4 +1,4 @@
-"""What is told of a status, and what of it is new."""
+"""What is sent of a status, and what of it is new."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REDACTED = RedactionCache(Redactor(["sesame"]))
 
 
 class Told:
-    """A status, and what one reader was told of it."""
+    """A status, and what one reader has received of it."""
 
     def __init__(self) -> None:
         self.shop = SourceStatus("shop", T0)
@@ -46,7 +46,7 @@ def commit(source: SourceStatus, table: str, rows: int = 1) -> None:
     )
 
 
-def test_a_source_that_goes_is_told_once_and_may_come_back() -> None:
+def test_a_removed_source_is_reported_once_and_may_come_back() -> None:
     told = Told()
     told.update()
     del told.status.sources["shop"]
@@ -56,7 +56,7 @@ def test_a_source_that_goes_is_told_once_and_may_come_back() -> None:
     assert told.update()["sources"]["shop"]["state"] == "starting"
 
 
-def test_the_first_update_is_all_there_is_and_the_next_is_nothing() -> None:
+def test_the_first_update_is_complete_and_the_next_is_empty() -> None:
     told = Told()
     told.shop.table("public.orders", TableState.LIVE, T0)
     told.history.observe(told.status.sources, T0)
@@ -69,7 +69,7 @@ def test_the_first_update_is_all_there_is_and_the_next_is_nothing() -> None:
     assert told.update() == {}
 
 
-def test_only_what_changed_is_told() -> None:
+def test_only_changes_are_reported() -> None:
     told = Told()
     for n in range(50):
         told.shop.table(f"public.t{n}", TableState.LIVE, T0)
@@ -84,7 +84,7 @@ def test_only_what_changed_is_told() -> None:
     assert (shop["state"], shop["epoch"]) == ("streaming", 1)
 
 
-def test_what_is_no_more_is_told_once() -> None:
+def test_a_removed_table_is_reported_once() -> None:
     told = Told()
     told.shop.table("public.orders", TableState.LIVE, T0)
     told.update()
@@ -102,7 +102,7 @@ def test_points_come_as_they_are_made() -> None:
     assert told.update() == {}
 
 
-def test_no_secret_is_told() -> None:
+def test_no_secret_is_shown() -> None:
     told = Told()
     fault = OperatorError("password sesame", remedy="say sesame")
     told.shop.enter(SourceState.STOPPED, T0, fault)
@@ -131,7 +131,7 @@ CHANGES: list[Any] = [
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from(range(len(CHANGES))), st.booleans()), max_size=30))
-def test_all_updates_together_are_what_a_new_reader_is_told(steps: list[tuple[int, bool]]) -> None:
+def test_all_updates_together_equal_a_new_readers_state(steps: list[tuple[int, bool]]) -> None:
     told = Told()
     facts: dict[str, Any] = {}
     tables: dict[str, Any] = {}
@@ -154,7 +154,7 @@ def test_all_updates_together_are_what_a_new_reader_is_told(steps: list[tuple[in
 
 
 @pytest.mark.parametrize("count", [0, 3])
-def test_a_daemon_of_any_number_of_sources_is_told(count: int) -> None:
+def test_a_daemon_with_any_number_of_sources_is_reported(count: int) -> None:
     told = Told()
     told.status.sources = {f"s{n}": SourceStatus(f"s{n}", T0) for n in range(count)}
     assert len(told.update().get("sources", {})) == count

@@ -150,7 +150,7 @@ def test_a_partial_snapshot_that_fails_says_why() -> None:
     assert (caught.value.what, caught.value.remedy) == (f"table {A}: no column x", "mend it")
 
 
-def test_a_partial_snapshot_that_went_with_its_daemon_is_transient() -> None:
+def test_a_partial_snapshot_lost_at_a_restart_is_transient() -> None:
     daemon = Daemon()
     following = daemon.ask(A, is_partial=True)
     again = Daemon()
@@ -226,7 +226,7 @@ def test_a_daemon_that_starts_again_in_the_midst_is_followed() -> None:
     assert following.is_over
 
 
-def test_a_source_that_fails_meanwhile_is_told() -> None:
+def test_a_source_that_fails_meanwhile_is_reported() -> None:
     daemon = Daemon()
     following = daemon.ask(A)
     following.update(daemon.json())
@@ -234,7 +234,7 @@ def test_a_source_that_fails_meanwhile_is_told() -> None:
     assert following.source_line(daemon.json()) == "backing_off: connection lost"
 
 
-def test_a_source_that_was_taken_out_of_the_config_ends_the_watching() -> None:
+def test_a_source_removed_from_the_config_ends_the_watching() -> None:
     daemon = Daemon()
     following = daemon.ask(A)
     daemon.status.sources.clear()
@@ -250,7 +250,7 @@ def server(daemon: Daemon) -> HttpServer:
 
 
 class Seen:
-    """A display that notes what it is told; `then`: what to do at the first, the second look..."""
+    """A display that records its updates; `then`: what to do at the first, the second one..."""
 
     def __init__(self, *then: Callable[[], object]) -> None:
         self.sources: list[str] = []

@@ -1,4 +1,4 @@
-"""What the daemon says of itself."""
+"""The daemon's status."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_only_a_streaming_source_is_ready(status: DaemonStatus, state: SourceSta
     assert ready(status) == (True, [])
 
 
-def test_isolated_a_stopped_table_makes_it_not_ready_but_the_source_streams(
+def test_isolated_a_stopped_table_is_not_ready_but_others_stream(
     status: DaemonStatus,
 ) -> None:
     shop = status.sources["shop"]
@@ -175,7 +175,7 @@ def test_only_the_last_epochs_are_kept(status: DaemonStatus) -> None:
     assert shop.last_epochs[-1].oldest_s is None
 
 
-def test_isolated_a_table_that_was_dropped_leaves_readiness_alone(status: DaemonStatus) -> None:
+def test_isolated_a_dropped_table_does_not_affect_readiness(status: DaemonStatus) -> None:
     shop = status.sources["shop"]
     stream(shop)
     shop.table("public.items", TableState.STOPPED, LATER, OperatorError("no key"))
@@ -192,10 +192,10 @@ def test_a_table_stopped_twice_for_a_reason_is_one_error(status: DaemonStatus) -
     assert len(shop.last_errors) == 1
 
 
-def test_a_table_that_stops_again_when_it_was_to_be_read_has_stopped_anew(
+def test_a_table_that_stops_before_its_snapshot_counts_as_new(
     status: DaemonStatus,
 ) -> None:
-    """`ingestd snapshot` waits for that, or for its being live."""
+    """`ingestd snapshot` waits for that, or until it is live."""
     shop, error = status.sources["shop"], TableError(TableId("public", "items"), "no")
     later = T0 + timedelta(minutes=1)
     shop.table("public.items", TableState.STOPPED, T0, error)
@@ -227,7 +227,7 @@ def test_json_has_a_tables_snapshot(status: DaemonStatus) -> None:
     assert shown() == ("live", later, "0/20", None, False)
 
 
-def test_json_tells_how_far_a_snapshot_is_and_how_the_last_one_ended(status: DaemonStatus) -> None:
+def test_json_has_the_snapshot_progress_and_the_last_outcome(status: DaemonStatus) -> None:
     shop = status.sources["shop"]
     shop.table("public.items", TableState.LIVE, T0, snapshot_lsn=Lsn(0x10))
 
@@ -266,7 +266,7 @@ def test_a_table_that_goes_back_to_its_old_rows_was_not_read(status: DaemonStatu
     assert shop.tables["public.items"].last_snapshot is None
 
 
-def test_a_stopped_table_that_is_live_again_as_it_was_was_not_read(status: DaemonStatus) -> None:
+def test_a_stopped_table_that_is_live_again_was_not_read(status: DaemonStatus) -> None:
     shop = status.sources["shop"]
     shop.table("public.items", TableState.STOPPED, T0, OperatorError("no right to read it"))
     shop.table("public.items", TableState.LIVE, LATER, snapshot_lsn=Lsn(0x10))

@@ -108,7 +108,7 @@ def test_the_files_need_nothing_from_elsewhere_and_are_small() -> None:
         assert not re.search(r"\son[a-z]+\s*=\s*[\"']|style=\"", text), name
 
 
-def test_every_module_is_there_and_loaded_ahead() -> None:
+def test_every_module_exists_and_is_preloaded() -> None:
     html = (FOLDER / "page.html").read_text("utf-8")
     ahead = set(re.findall(r'href="page/(\w+\.js)"', html))
     scripts = {name for name in served._FILES if name.endswith(".js")}

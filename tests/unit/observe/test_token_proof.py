@@ -153,7 +153,7 @@ async def test_a_squatter_that_relays_to_a_daemon_learns_nothing(kind: str) -> N
 
 
 async def test_what_follows_the_proof_goes_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A daemon that ends after its proof: another connection would reach who listens then."""
+    """A daemon that ends after its proof: a new connection would reach the next listener."""
     proof = ProofKey(TOKEN)
     monkeypatch.setattr("ingestd.http.client.new_challenge", lambda: "0" * 64)
     squatter = Squatter(closes=True)
@@ -166,7 +166,7 @@ async def test_what_follows_the_proof_goes_nowhere_else(monkeypatch: pytest.Monk
     squatter.assert_learned_nothing()
 
 
-async def test_a_condition_waits_for_the_proof_of_the_token_that_a_start_made(
+async def test_a_condition_awaits_the_proof_of_a_token_of_this_start(
     tmp_path: Path,
 ) -> None:
     """A killed daemon leaves its file behind, and the squatter names it."""

@@ -75,7 +75,7 @@ async def running(
     capture: FakeCapture | None = None,
     sink: Sink | None = None,
 ) -> AsyncIterator[asyncio.Task[None]]:
-    """Run a pipeline; at the end it is stopped as by SIGTERM, unless it has ended by itself."""
+    """Run a pipeline; at the end it is stopped as by SIGTERM, unless it has already ended."""
     stop = asyncio.Event()
     pipeline = Pipeline(
         capture or FakeCapture(base, rows_per_chunk=rows_per_chunk),

@@ -134,7 +134,7 @@ class State(Enum):
 
 @dataclass(slots=True)
 class Reading:
-    """A reading in chunks. `waits_for`: commits of an earlier run that nobody sees yet."""
+    """A snapshot in chunks. `waits_for`: commits of an earlier run that are not visible yet."""
 
     waits_for: frozenset[int]
     resumed: Progress | None = None
@@ -215,7 +215,7 @@ class Daemon:
         self.touched, self.reading = None, Reading(waits, resumed)
 
     def step(self) -> None:
-        """Go on to the next state, if that may be."""
+        """Enter the next state, if allowed."""
         reading = self.reading
         assert reading is not None
         if reading.state is State.AWAITED:
@@ -578,7 +578,7 @@ class Model(RuleBasedStateMachine):
         assert self.lake.rows() == expected
 
     def teardown(self) -> None:
-        """Let everything end: whatever came before, the table becomes exact."""
+        """Let everything finish: whatever happened before, the table becomes exact."""
         for xid, writer in list(self.writers.items()):
             if not writer.is_logged:
                 self.base.write_commit(xid, *writer.changes)
@@ -632,7 +632,7 @@ class Story:
     def change(
         self, key: int, op: str = "put", *, other: int = 0, block: int = 0, hidden: bool = False
     ) -> None:
-        """Commit a change; `hidden`: nobody sees it before `show`."""
+        """Commit a change; `hidden`: it is invisible before `show`."""
         self.model.write(writer=9, key=key, other=other, op=op, block=block)
         self.model.log_commit(writer=0)
         if not hidden:
@@ -647,7 +647,7 @@ class Story:
         self.model.daemon.idle()
 
     def steps(self) -> None:
-        """Go on as far as to reading, if that may be."""
+        """Continue up to reading, if allowed."""
         for _ in range(3):
             self.model.daemon.step()
 
@@ -808,7 +808,7 @@ def test_snapshot_boundary_needs_every_decision(decision: str) -> None:
         _tell_to_the_end(tell, lacking)
 
 
-def test_snapshot_boundary_a_row_gets_another_key_before_it_is_completed() -> None:
+def test_snapshot_boundary_a_key_changes_before_its_completion() -> None:
     story = Story(None)
     moved_into_a_block_that_was_read(story)
     story.chunk(count=2)

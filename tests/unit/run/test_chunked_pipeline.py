@@ -1,4 +1,4 @@
-"""The pipeline reads tables in chunks while everything else goes on (I6; docs/snapshots.md)."""
+"""The pipeline reads tables in chunks while everything else continues (I6; docs/snapshots.md)."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ class Source:
 
 
 class NeverWhole(MemoryLake):
-    """Does not come to record that a table is whole; `stuck`: it was to."""
+    """Never records that a table is complete; `stuck`: it was about to."""
 
     def __init__(self, disk: MemoryDisk) -> None:
         super().__init__(disk)
@@ -235,7 +235,7 @@ async def test_snapshot_boundary_chunks_under_writes_and_kills(
 
 
 class ReadTwice(FakeSnapshot):
-    """An update of the row in the last block lacks a value; then the source is idle."""
+    """An update in the last block has an unchanged value; then the source is idle."""
 
     async def items(self) -> AsyncGenerator[SnapshotItem, None]:
         row = {"id": BLOCKS - 1, "note": "new", "big": "big"}
@@ -265,7 +265,7 @@ async def test_a_row_that_is_read_twice_has_two_positions(monkeypatch: pytest.Mo
 
 
 async def test_snapshot_boundary_the_closing_marker_is_given_once() -> None:
-    """The kill comes when it is durable, and before it is recorded that the table is whole."""
+    """The kill comes when it is durable, but before the table is recorded as complete."""
     source = Source(seed=1)
     await source.settle()
 

@@ -72,7 +72,7 @@ def test_whole_rows_count_as_often_as_they_are_there(source: list[int], lake: li
     assert (found.source_rows, found.lake_rows) == (len(source), len(lake))
 
 
-def test_differences_are_kept_dropped_and_told_from_others() -> None:
+def test_differences_can_be_retained_dropped_and_distinguished() -> None:
     lake = lake_of([(1, 1), (2, 2)], np.array([1, 1], np.uint64))
     first = compared(source_of([(1, 7), (3, 3)]), lake)
     later = compared(source_of([(1, 8), (3, 3)]), lake)

@@ -47,7 +47,7 @@ def _pairs(rows: list[dict[str, object]]) -> list[tuple[object, object]]:
     return [(row["id"], row["note"]) for row in rows]
 
 
-async def test_isolated_a_damaged_table_is_recorded_before_its_epoch_is_confirmed() -> None:
+async def test_isolated_damage_is_recorded_before_its_epoch_confirms() -> None:
     base, disk = FakeDatabase([A, B]), MemoryDisk()
     base.commit(put(A, 1), put(B, 1))
     lake = SlowRegistry(disk)

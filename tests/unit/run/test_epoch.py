@@ -39,10 +39,8 @@ def test_lossless_values_kept_as_text_are_counted() -> None:
 
 
 @pytest.mark.parametrize(("replayed", "first"), [(None, 200), (150, 150), (250, 200)])
-def test_an_epoch_begins_with_the_first_row_that_the_lake_held_or_is_given(
-    replayed: int | None, first: int
-) -> None:
-    """What a killed attempt left comes again from a source that replays, and not from others."""
+def test_an_epoch_begins_at_its_first_unlisted_or_new_row(replayed: int | None, first: int) -> None:
+    """Rows left by a killed attempt come again from a source that replays, not from others."""
     epoch = FillingEpoch(Mock(rows=1), start=Lsn(100))
     epoch.list_more(UnlistedRows(Lsn(200), Lsn(220), datetime(2026, 1, 2, tzinfo=UTC)))
     given = None if replayed is None else Lsn(replayed)
@@ -52,7 +50,7 @@ def test_an_epoch_begins_with_the_first_row_that_the_lake_held_or_is_given(
     assert epoch.summary().first_lsn == first
 
 
-def test_changes_without_a_transaction_id_are_not_remembered_as_delivered() -> None:
+def test_changes_without_a_transaction_id_are_not_remembered() -> None:
     batch = rows(None, None, None)
     at = batch.schema.get_field_index("_cdc_xid")
     field = batch.schema.field(at)

@@ -15,10 +15,10 @@ from ingestd.testing.fakes.sink import MemoryDisk, MemoryEpochWriter, MemoryLake
 from tests.unit.run.fixtures import LIMIT_S, A, lake_rows, policy, put, source_rows, until, watch
 
 
-async def test_epochs_grow_while_the_lake_is_slow_and_shrink_when_it_is_not(
+async def test_epochs_grow_while_the_lake_is_slow_and_shrink_after(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What comes while an epoch commits is in the next one, all of it."""
+    """All that arrives while an epoch commits is in the next one."""
     base, disk = FakeDatabase([A]), MemoryDisk()
     is_quick = asyncio.Event()
     is_quick.set()
@@ -63,7 +63,7 @@ async def test_epochs_grow_while_the_lake_is_slow_and_shrink_when_it_is_not(
     assert lake_rows(disk, A) == source_rows(base, A)
 
 
-async def test_idle_positions_are_recorded_soon_after_changes_and_then_ever_more_seldom() -> None:
+async def test_idle_positions_are_recorded_at_growing_intervals() -> None:
     base, disk = FakeDatabase([A]), MemoryDisk()
     clock = 1000.0
     stop = asyncio.Event()

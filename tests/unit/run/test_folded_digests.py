@@ -105,7 +105,7 @@ def plain(table: Table, log: Rows) -> Counter[int]:
 def keyed_logs(draw: st.DrawFn, *, may_be_full: bool = False) -> Rows:
     """What a server logs: keys that move, values that were not sent.
 
-    `may_be_full`: the old rows of some changes came whole (REPLICA IDENTITY FULL, for a time).
+    `may_be_full`: some changes have complete old rows (REPLICA IDENTITY FULL, for a time).
     """
     rows: dict[tuple[int, str], dict[str, Any]] = {}
     log: Rows = []
@@ -154,7 +154,7 @@ def test_keyed_rows_are_those_of_the_plain_fold(
 @settings(deadline=None, max_examples=120)
 @given(keyed_logs(may_be_full=True), st.integers(1, 3), st.sampled_from([1, 4]))
 def test_old_rows_with_room_for_what_was_not_sent(log: Rows, pieces: int, parts: int) -> None:
-    """A joined file has the table's struct for old rows, whatever each of them came with."""
+    """A compacted file has the table's struct for old rows, whichever fields each had."""
     assert by_numbers(WIDE, log, pieces=pieces, parts=parts) == (plain(WIDE, log), 0)
 
 
@@ -185,7 +185,7 @@ def test_doubled_changes_are_counted(log: Rows, data: st.DataObject) -> None:
 
 @st.composite
 def whole_logs(draw: st.DrawFn) -> Rows:
-    """Rows without a key: also removals of rows that are not there."""
+    """Rows without a key: also removals of rows that do not exist."""
     log: Rows = []
     row = st.fixed_dictionaries({"a": st.integers(0, 1), "note": st.sampled_from([None, "n"])})
     for number in range(draw(st.integers(1, 20))):

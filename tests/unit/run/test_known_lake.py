@@ -1,4 +1,4 @@
-"""Which lake a source belongs to: what this process knows, and what its sources tell each other."""
+"""Which lake a source belongs to: what this process knows, and what its sources exchange."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HERE = LakeState(3, Lsn(500), origin="7/1", lake="a")
     [
         (HERE, None),
         (replace(HERE, position=Lsn(600)), None),
-        (replace(HERE, lake=None), None),  # somebody removed the marker alone
+        (replace(HERE, lake=None), None),  # only the marker was removed
         (replace(HERE, lake="b"), "another lake: its id is b, not a"),
         (replace(HERE, position=Lsn(499)), "older copy"),
         (replace(HERE, position=None), "older copy"),
@@ -56,7 +56,7 @@ async def test_a_lake_is_not_begun_while_it_is_lost_to_another_source() -> None:
     for name in ("shop", "crm", "polled"):
         root.expect(name)
     waiting = asyncio.create_task(root.may_begin("polled"))
-    root.fail("crm")  # nobody can say: its database does not answer
+    root.fail("crm")  # unknown: its database does not answer
     await asyncio.sleep(0)
     assert not waiting.done()
     root.say("shop", "it has nothing")

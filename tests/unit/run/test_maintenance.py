@@ -68,7 +68,7 @@ class World:
     maintainer: Maintainer
 
     def commit(self, epochs: int = 1) -> None:
-        """Tell of epochs with a row of A each."""
+        """Report epochs with a row of A each."""
         summary = EpochSummary(Lsn(1), Lsn(2), NOW, 1, 1)
         for _ in range(epochs):
             epoch = CommittedEpoch(1, summary, NOW, (TableInEpoch(A.id, 1, 1),))
@@ -184,7 +184,7 @@ async def test_small_files_are_counted_as_epochs_add_them() -> None:
         MaintainedTable(str(A.id), error=OperatorError("the disk is full")),
     ],
 )
-async def test_a_fault_is_maintenances_own_and_is_tried_again_when_it_is_due(
+async def test_a_fault_stays_with_maintenance_and_is_retried_when_due(
     fault: MaintainedTable | Exception,
 ) -> None:
     found = world(EVERY_HOUR, lake=FakeMaintenance(tables=[fault]))

@@ -1,4 +1,4 @@
-"""Rows of numbers in parts: all come back, and what is kept of written ones is little."""
+"""Rows of numbers in parts: all are read back, and written ones use little memory."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ async def test_twice_is_as_once_and_is_logged_once() -> None:
     assert [e["event"] for e in logged].count("source.paused") == 1
 
 
-async def test_a_pause_that_can_not_be_kept_is_refused_and_changes_nothing() -> None:
+async def test_a_pause_that_cannot_be_stored_is_refused() -> None:
     told = Told()
     async with running(told):
         await until(lambda: told.delivering == 1)
@@ -169,7 +169,7 @@ async def test_a_pause_that_can_not_be_kept_is_refused_and_changes_nothing() -> 
         assert (told.delivering, told.attempts) == (1, 1)
 
 
-async def test_nothing_is_delivered_before_it_is_known_whether_it_is_paused() -> None:
+async def test_nothing_is_delivered_before_the_pause_mark_is_known() -> None:
     told = Told()
     told.mark.error = TransientError("lake s3://x: slow down", reason="storage")
     async with running(told):
@@ -190,7 +190,7 @@ async def test_a_pause_takes_a_source_out_of_its_wait_after_a_fault() -> None:
         assert told.watch._status.reason is None
 
 
-async def test_a_look_takes_notice_of_what_somebody_else_did() -> None:
+async def test_a_check_notices_a_mark_set_by_another_process() -> None:
     told = Told()
     async with running(told):
         await until(lambda: told.delivering == 1)
@@ -219,7 +219,7 @@ async def test_a_paused_source_takes_no_snapshots_and_says_what_to_do() -> None:
         await task
 
 
-async def test_one_source_is_ended_and_begun_while_others_go_on() -> None:
+async def test_a_source_is_stopped_and_started_while_others_run() -> None:
     shop, other, stop = Told(), Told(), asyncio.Event()
     supervisor = Supervisor({"shop": shop.source, "other": other.source})
     task = asyncio.create_task(supervisor.run(stop))

@@ -49,7 +49,7 @@ def durable(disk: MemoryDisk) -> Lsn:
 
 
 def settled(base: FakeDatabase, disk: MemoryDisk) -> bool:
-    """Whether all that was written is durable and every table that can be read is whole."""
+    """Whether all that was written is durable and every readable table is complete."""
     readable = [t.id for t in base.tables if t.id not in base.unreadable]
     states = {disk.registered[n].state if n in disk.registered else None for n in readable}
     return durable(disk) == base.current and states == {TableState.LIVE}
@@ -70,7 +70,7 @@ class AuditedCapture(FakeCapture):
 
 
 class EndingCapture(FakeCapture):
-    """Tells when its stream has ended; its looks at the catalog fail when they are to."""
+    """Reports the end of its stream; its catalog polls fail on demand."""
 
     def __init__(self, database: FakeDatabase) -> None:
         super().__init__(database)
@@ -91,7 +91,7 @@ class EndingCapture(FakeCapture):
 
 
 def fail(base: FakeDatabase) -> None:
-    """End the capture, which looks whether the claim is its own, with a fault."""
+    """End the capture, which checks its claim, with a fault."""
     base.holder = None
     base.commit()
 
@@ -171,10 +171,8 @@ async def test_exactly_once_after_a_crash_before_any_commit(step: str, nth: int)
     assert [e.epoch for e in disk.epochs] == list(range(1, len(disk.epochs) + 1))
 
 
-async def test_first_epoch_lists_what_the_lake_has_beyond_the_last_one_though_nothing_comes() -> (
-    None
-):
-    """A load by others, or a crash whose table is not captured any more: no replay brings it."""
+async def test_first_epoch_lists_unlisted_rows_without_new_changes() -> None:
+    """A backfill, or a crash whose table is no longer captured: no replay brings these rows."""
     base, disk = FakeDatabase([A, B]), MemoryDisk()
     base.commit(put(A, 1), put(B, 1))
     async with running(base, disk):
@@ -276,7 +274,7 @@ async def test_idle_advances_the_slot_without_epochs() -> None:
     assert durable(disk) == base.slot
 
 
-async def test_lost_slot_reads_all_tables_anew() -> None:
+async def test_a_lost_slot_resnapshots_all_tables() -> None:
     base, disk = FakeDatabase([A]), MemoryDisk()
     base.commit(put(A, 1), put(A, 2))
     async with running(base, disk):
@@ -318,10 +316,8 @@ def test_what_a_snapshot_left_to_be_read_is_void_after_a_loss() -> None:
 
 
 @pytest.mark.parametrize("resnapshot", [True, False])
-async def test_a_source_behind_the_lake_is_never_taken_for_one_that_goes_on(
-    *, resnapshot: bool
-) -> None:
-    """It may have passed the lake's position, with other changes, when it is looked at again."""
+async def test_a_source_behind_the_lake_is_never_resumed(*, resnapshot: bool) -> None:
+    """By the next check it may be ahead of the lake, with other changes."""
     base, disk = FakeDatabase([A]), MemoryDisk()
     base.commit(put(A, 1), put(A, 2))
     async with running(base, disk):
@@ -371,10 +367,10 @@ async def test_stop_finishes_the_open_epoch() -> None:
 
 
 @pytest.mark.parametrize("lost", ["stream", "catalog"])
-async def test_whole_transactions_a_fault_of_the_source_leaves_the_epoch_that_is_committed(
+async def test_whole_transactions_a_source_fault_completes_the_commit(
     tmp_path: Path, lost: str
 ) -> None:
-    """A standby that is promoted without the slot would not bring what one table lacks of it.
+    """A standby promoted without the slot would not deliver the rest of the epoch.
 
     One that has the slot may have been promoted before it had that epoch: nothing is confirmed. All
     else ends at once.
@@ -413,7 +409,7 @@ async def test_whole_transactions_a_fault_of_the_source_leaves_the_epoch_that_is
     assert found.position == made.end_lsn
 
 
-async def test_a_fault_of_the_source_does_not_wait_for_ever_for_the_lake(
+async def test_a_fault_of_the_source_waits_for_the_lake_for_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     base, disk, begun = FakeDatabase([A]), MemoryDisk(), asyncio.Event()
@@ -459,12 +455,12 @@ async def test_dropped_table_is_recorded() -> None:
         await until(lambda: disk.registered[B.id].state is TableState.DROPPED)
 
 
-async def test_snapshot_boundary_a_table_made_anew_under_its_name_is_read_anew() -> None:
+async def test_snapshot_boundary_a_recreated_table_is_resnapshotted() -> None:
     base, disk = FakeDatabase([A]), MemoryDisk()
     base.commit(put(A, 1), put(A, 2))
     async with running(base, disk):
         await until(lambda: settled(base, disk))
-    base.tables[0] = replace(A, oid=A.oid + 1)  # DROP TABLE, CREATE TABLE: no event tells of it
+    base.tables[0] = replace(A, oid=A.oid + 1)  # DROP TABLE, CREATE TABLE: no event reports it
     base.log.clear()
     base.commit(put(A, 100))
     async with running(base, disk):
@@ -473,7 +469,7 @@ async def test_snapshot_boundary_a_table_made_anew_under_its_name_is_read_anew()
     assert disk.registered[A.id].oid == A.oid + 1
 
 
-async def test_a_new_column_in_mid_snapshot_does_not_make_the_table_live() -> None:
+async def test_a_new_column_in_mid_snapshot_does_not_make_it_live() -> None:
     wider = with_before(
         replace(A, columns=(*A.columns, Column("more", 25, -1, pa.string(), "text"))), full=False
     )
@@ -544,7 +540,7 @@ async def test_a_lost_claim_ends_a_snapshot_at_once(monkeypatch: pytest.MonkeyPa
         task.result()
 
 
-async def test_clean_up_goes_on_when_files_cannot_be_removed(
+async def test_clean_up_continues_when_files_cannot_be_removed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     base, disk = FakeDatabase([A]), MemoryDisk()
@@ -576,7 +572,7 @@ def test_a_state_is_kept_while_a_failed_source_starts_again() -> None:
     assert watching._status.reason is None
 
 
-# --- tables that come and change while the stream goes on ----------------------------------------
+# --- tables that come and change while streaming -------------------------------------------------
 
 
 async def test_snapshot_boundary_a_new_table_joins_the_running_stream() -> None:
@@ -598,7 +594,7 @@ async def test_snapshot_boundary_a_new_table_joins_the_running_stream() -> None:
 
 
 class HeldCapture(FakeCapture):
-    """Its second snapshot gives no page before `go_on`, as with a table of a day's reading."""
+    """Its second snapshot returns no page before `go_on`, as for a table that takes a day."""
 
     def __init__(self, database: FakeDatabase) -> None:
         super().__init__(database)
@@ -623,7 +619,7 @@ class HeldSnapshot(FakeSnapshot):
             await self._go_on.wait()
 
 
-async def test_isolated_other_tables_go_on_while_a_new_one_is_read() -> None:
+async def test_isolated_other_tables_continue_while_a_new_one_is_read() -> None:
     base, disk = FakeDatabase([A]), MemoryDisk()
     base.commit(put(A, 1), put(B, 1), put(B, 2))
     capture = HeldCapture(base)
@@ -683,7 +679,7 @@ async def test_snapshot_boundary_a_kill_while_a_new_table_is_read() -> None:
     assert lake_rows(disk, B) == source_rows(base, B)
 
 
-async def test_a_rewritten_table_is_read_anew_and_its_old_rows_serve_until_then() -> None:
+async def test_a_rewritten_table_serves_old_rows_until_resnapshotted() -> None:
     base, disk = FakeDatabase([A, B]), MemoryDisk()
     base.commit(put(A, 1), put(A, 2), put(B, 1))
     capture = HeldCapture(base)
@@ -716,7 +712,7 @@ async def test_a_rewritten_table_is_only_recorded_when_asked_to() -> None:
     assert ops["t"] == 1
 
 
-async def test_a_snapshot_on_request_reads_a_table_anew() -> None:
+async def test_a_snapshot_request_resnapshots_a_table() -> None:
     base, disk = FakeDatabase([A, B]), MemoryDisk()
     base.commit(put(A, 1), put(B, 1))
     pipeline = Pipeline(FakeCapture(base), MemoryLake(disk), policy(), watch())
@@ -739,7 +735,7 @@ async def test_a_snapshot_on_request_reads_a_table_anew() -> None:
     assert lake_rows(disk, A) == source_rows(base, A)
 
 
-async def test_isolated_a_stopped_table_comes_back_when_its_cause_is_gone() -> None:
+async def test_isolated_a_stopped_table_returns_once_it_is_fixed() -> None:
     base, disk = FakeDatabase([A]), MemoryDisk()
     base.refused.append(Refused(B, TableError(B.id, "no usable replica identity")))
     base.commit(put(A, 1), put(B, 1))
@@ -767,7 +763,7 @@ async def test_a_table_that_goes_is_taken_no_more() -> None:
     assert lake_rows(disk, A) == source_rows(base, A)
 
 
-async def test_epochs_end_each_above_the_one_before_however_idle_the_source_is() -> None:
+async def test_each_epoch_ends_above_the_last_on_an_idle_source() -> None:
     base, disk = FakeDatabase([A, B]), MemoryDisk()
     base.commit(put(A, 1), put(B, 1))
     capture = HeldCapture(base)
@@ -782,7 +778,7 @@ async def test_epochs_end_each_above_the_one_before_however_idle_the_source_is()
     assert all(one < other for one, other in pairwise(ends))
 
 
-async def test_isolated_a_locked_table_waits_and_the_others_go_on() -> None:
+async def test_isolated_a_locked_table_waits_and_the_others_continue() -> None:
     base, disk = FakeDatabase([A, B]), MemoryDisk()
     base.commit(put(A, 1), put(B, 1))
     base.locked.add(B.id)
@@ -799,7 +795,7 @@ async def test_isolated_a_locked_table_waits_and_the_others_go_on() -> None:
     assert lake_rows(disk, B) == source_rows(base, B)
 
 
-async def test_lossless_a_column_that_was_away_has_the_table_read_anew() -> None:
+async def test_lossless_a_column_away_for_a_time_causes_a_resnapshot() -> None:
     other = with_before(
         replace(A, columns=(A.columns[0], Column("memo", 25, -1, pa.string(), "text"))), full=False
     )
@@ -808,7 +804,7 @@ async def test_lossless_a_column_that_was_away_has_the_table_read_anew() -> None
     base.commit(put(A, 1, "one"))
     async with running(base, disk, capture=capture):
         await until(lambda: settled(base, disk))
-        capture._tables = {A.id: other}  # renamed, and back again, between two looks
+        capture._tables = {A.id: other}  # renamed, and back again, between two catalog polls
         base.commit(FakeChange(A.id, "c", {"id": 2, "memo": "two"}))
         await until(lambda: durable(disk) == base.current)
         capture._tables = {A.id: A}

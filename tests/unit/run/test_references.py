@@ -1,4 +1,4 @@
-"""Keeping reference tables beside a pipeline, on the fakes."""
+"""Refreshing reference tables alongside a pipeline, on the fakes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ T0 = datetime(2026, 1, 2, tzinfo=UTC)
 
 
 class Failing(FakeReferenceTableSource):
-    """Raises what it is given, once each."""
+    """Raises each given error once."""
 
     def __init__(self, table: FakeReferenceTable, faults: list[IngestdError]) -> None:
         super().__init__(table)
@@ -203,12 +203,12 @@ async def test_changes_follow_each_epoch(monkeypatch: pytest.MonkeyPatch) -> Non
     assert world.lake.position == len(world.table.log)
     assert str(NAME) not in world.status.tables, "its raw table is told of by the pipeline"
     world.table.delete({"id": 9})
-    async with world.running():  # goes on where the lake is
+    async with world.running():  # resumes where the lake is
         await world.version(5)
     assert world.rows() == []
 
 
-async def test_other_columns_are_folded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_other_columns_cause_a_full_refresh(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World("snapshot_plus_cdc", monkeypatch)
     world.table.upsert(row(1))
     async with world.running():
@@ -232,7 +232,7 @@ async def test_columns_that_never_fit_leave_other_tables_their_turn(
         await until(lambda: len(world.delays) > 1)
 
 
-async def test_a_row_that_is_missing_has_all_folded_anew_at_once(
+async def test_a_missing_row_causes_an_immediate_full_refresh(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = World("snapshot_plus_cdc", monkeypatch)
@@ -298,7 +298,7 @@ async def test_i8_a_table_that_fails_to_close_stops_no_other(
 async def test_a_stopped_table_is_not_shown_live_between_two_tries(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Opening the lake's version again says nothing of the rows that can't be read."""
+    """Reopening the lake's version says nothing about the unreadable rows."""
     world = World(kind, monkeypatch)
     world.table.upsert(row(1))
     refresh_s = 0.001 if kind == "snapshot_only" else None
@@ -332,7 +332,7 @@ async def test_a_stopped_table_is_not_shown_live_between_two_tries(
     assert {state for state, _ in shown[first:last]} == {TableState.STOPPED}, shown
 
 
-async def test_a_stopped_table_is_tried_again_once_its_own_was_read_again(
+async def test_a_stopped_table_is_retried_once_its_source_was_reread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = World("snapshot_plus_cdc", monkeypatch)

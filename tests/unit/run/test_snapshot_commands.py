@@ -1,4 +1,4 @@
-"""Snapshots of some rows, and snapshots that are cancelled, in a pipeline of fakes."""
+"""Partial snapshots and cancelled ones, in a pipeline of fakes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class HeldCapture(FakeCapture):
-    """Waits before it says how tables are read, and before their snapshot is taken."""
+    """Waits before it chooses how tables are read, and before it takes their snapshot."""
 
     def __init__(self, base: FakeDatabase) -> None:
         super().__init__(base, in_chunks=True)
@@ -126,7 +126,7 @@ async def test_nothing_can_be_cancelled_where_nothing_is_read() -> None:
             running.cancel()
 
 
-async def test_snapshot_boundary_a_request_that_is_cancelled_before_it_is_begun_is_not() -> None:
+async def test_snapshot_boundary_a_cancelled_request_never_begins() -> None:
     async with shop() as running:
         running.capture.may_choose.clear()
         asked = running.capture.choosing
@@ -143,7 +143,7 @@ async def test_snapshot_boundary_a_request_that_is_cancelled_before_it_is_begun_
     assert running.markers(B) == 1
 
 
-async def test_snapshot_boundary_a_cancelled_reading_leaves_the_old_rows() -> None:
+async def test_snapshot_boundary_a_cancelled_read_keeps_the_old_rows() -> None:
     async with shop() as running:
         point = running.disk.registered[A.id].snapshot_lsn
         running.capture.may_read.clear()
@@ -161,7 +161,7 @@ async def test_snapshot_boundary_a_cancelled_reading_leaves_the_old_rows() -> No
         assert running.disk.registered[A.id].snapshot_lsn == point
 
 
-async def test_lossless_a_table_without_key_is_read_to_the_end_once_it_is_begun() -> None:
+async def test_lossless_a_keyless_table_is_read_to_the_end_once_begun() -> None:
     columns = tuple(replace(c, identity=True) for c in A.columns)
     keyless = replace(A, replica_identity="f", key=(), columns=columns)
     async with shop(with_before(keyless, full=False)) as running:
@@ -187,7 +187,7 @@ async def test_lossless_a_table_without_key_is_read_to_the_end_once_it_is_begun(
         TransientError("somebody holds it", reason="lock_timeout"),
     ],
 )
-async def test_isolated_a_partial_snapshot_that_fails_leaves_its_table_as_it_is(
+async def test_isolated_a_failed_partial_snapshot_keeps_its_table(
     error: OperatorError | TransientError,
 ) -> None:
     async with shop() as running:

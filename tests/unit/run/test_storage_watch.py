@@ -1,4 +1,4 @@
-"""Storage that does not answer: what is told, and when."""
+"""Storage that does not answer: what is reported, and when."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Clock:
         return self.now
 
 
-def test_the_oldest_call_is_told_once_it_takes_too_long(tmp_path: Path) -> None:
+def test_the_oldest_call_is_reported_once_it_takes_too_long(tmp_path: Path) -> None:
     clock = Clock()
     calls = StorageCalls(clock)
     store = LocalStore(tmp_path, Fsync())
@@ -63,7 +63,7 @@ def test_the_oldest_call_is_told_once_it_takes_too_long(tmp_path: Path) -> None:
     ]
 
 
-def test_each_call_of_a_store_is_noted_while_it_lasts_and_no_longer(tmp_path: Path) -> None:
+def test_each_call_of_a_store_is_tracked_only_while_it_lasts(tmp_path: Path) -> None:
     seen: list[str] = []
 
     class Noted(StorageCalls):

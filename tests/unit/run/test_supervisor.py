@@ -33,7 +33,7 @@ DENIED = OperatorError("no REPLICATION attribute", remedy="ALTER ROLE r REPLICAT
 
 
 class Clock:
-    """Monotonic seconds that pass when told to."""
+    """Monotonic seconds that pass on request."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -120,8 +120,8 @@ def test_jitter_takes_up_to_half_of_a_delay() -> None:
 
 
 @pytest.mark.parametrize("reason", ["claimed", "claim_lost", "slot_active"])
-def test_a_source_that_another_daemon_has_is_asked_for_every_few_seconds(reason: str) -> None:
-    """So that an update costs less than 15 s, however long the new daemon was there before."""
+def test_a_source_held_by_another_daemon_is_retried_soon(reason: str) -> None:
+    """So that an update costs less than 15 s, however early the new daemon was started."""
     held = TransientError("another ingestd works on it", reason=reason)
     assert retry_delay_s(held, 1, 1.0) == retry_delay_s(LOST, 1, 1.0)
     assert [retry_delay_s(held, attempt, 1.0) for attempt in (6, 20)] == [3.0, 3.0]
@@ -162,7 +162,7 @@ async def test_of_a_protocol_error_source_and_remedy_are_logged(
     assert failed["remedy"] == PROTOCOL_REMEDY
 
 
-async def test_an_unknown_error_stops_the_source_and_its_place_is_logged(
+async def test_an_unknown_error_stops_the_source_and_logs_its_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fault = ZeroDivisionError("ours")
@@ -202,7 +202,7 @@ async def test_isolated_a_failing_source_leaves_the_others_running() -> None:
         await task
 
 
-async def test_a_source_recovers_by_itself_once_the_cause_is_mended() -> None:
+async def test_a_source_recovers_once_the_cause_is_fixed() -> None:
     stop = asyncio.Event()
     attempts: list[IngestdError | None] = [LOST, None]
 
@@ -245,7 +245,7 @@ async def test_no_attempt_is_made_after_the_stop() -> None:
 
 
 class ScriptedReferences:
-    """Ends by itself with an error, `faults` times; then not before it is cancelled."""
+    """Ends with an error `faults` times; then runs until it is cancelled."""
 
     def __init__(self, faults: int) -> None:
         self.runs = 0

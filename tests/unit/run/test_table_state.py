@@ -48,7 +48,7 @@ def test_what_a_phase_implies_holds_after_any_triggers(triggers: list[Trigger]) 
 
 
 @given(st.lists(st.sampled_from(Trigger)))
-def test_i8_a_stopped_table_continues_only_when_redefined_or_requested(
+def test_i8_a_stopped_table_continues_if_redefined_or_requested(
     triggers: list[Trigger],
 ) -> None:
     table = TrackedTable(A)
@@ -60,7 +60,7 @@ def test_i8_a_stopped_table_continues_only_when_redefined_or_requested(
 
 
 @given(st.lists(st.sampled_from(Trigger)))
-def test_i6_after_missed_changes_only_a_later_snapshot_makes_it_live(
+def test_i6_after_missed_changes_only_a_new_snapshot_is_live(
     triggers: list[Trigger],
 ) -> None:
     table = TrackedTable(A)

@@ -49,7 +49,7 @@ def asked(book: TableSet) -> dict[TableId, int]:
     return loads
 
 
-def test_why_a_table_is_read_anew_is_recorded_until_it_has_been() -> None:
+def test_the_reason_of_a_resnapshot_is_recorded_until_its_end() -> None:
     book = live_book()
     book.update(replace(FOUND, interrupted={A.id: "gap"}))
     [event] = book.events([A], TableState.SNAPSHOTTING, AT, Lsn(50))
@@ -63,7 +63,7 @@ def test_why_a_table_is_read_anew_is_recorded_until_it_has_been() -> None:
     assert event.reason is book.cause(A.id) is None
 
 
-def test_why_a_table_is_read_anew_is_known_after_a_restart() -> None:
+def test_the_reason_of_a_resnapshot_survives_a_restart() -> None:
     book = live_book()
     book.update(replace(FOUND, interrupted={A.id: "gap"}))
     again = after_restart(book, TableState.SNAPSHOTTING)
@@ -73,7 +73,7 @@ def test_why_a_table_is_read_anew_is_known_after_a_restart() -> None:
     assert event.reason == "gap"
 
 
-def test_a_table_that_was_never_read_is_not_read_anew() -> None:
+def test_a_table_that_was_never_read_has_no_resnapshot_reason() -> None:
     book = TableSet(LakeState())
     book.update(replace(FOUND, interrupted={A.id: "gap"}))
     assert book.to_read() == [A]
@@ -91,7 +91,7 @@ def test_i6_what_a_reading_leaves_is_void_after_a_gap() -> None:
     assert book.is_new(A.id)
 
 
-def test_i6_what_was_left_out_is_recorded_where_something_was_kept() -> None:
+def test_i6_left_out_rows_are_recorded_where_progress_was_kept() -> None:
     book = live_book()
     loads = asked(book)
     book.progressed(A.id, loads[A.id], "left 1")
@@ -103,7 +103,7 @@ def test_i6_what_was_left_out_is_recorded_where_something_was_kept() -> None:
     assert book.cancel([A.id]) == ([], [A.id])
 
 
-def test_i6_what_the_stream_showed_is_recorded_until_a_discovery_judges_it() -> None:
+def test_i6_stream_evidence_is_recorded_until_a_discovery() -> None:
     book, doubts = live_book(), {A.id: "doubted"}
     [event] = book.doubted(doubts, AT, Lsn(45))
     assert (event.state, event.table.storage) == (TableState.LIVE, "doubted")
@@ -116,8 +116,8 @@ def test_i6_what_the_stream_showed_is_recorded_until_a_discovery_judges_it() -> 
     assert event.table.storage == A.storage
 
 
-def test_i7_what_the_stream_showed_brings_no_columns_that_it_has_not_reached() -> None:
-    """Else the older rows would look as if a column went, and the next as if it came back."""
+def test_i7_stream_evidence_adds_no_columns_it_has_not_reached() -> None:
+    """Else the older rows would seem to lack a column, and the next ones to have it again."""
     book = live_book()
     wider = replace(A, columns=(*A.columns, Column("x", 23, -1, pa.int32(), "integer")))
     book.update(replace(FOUND, tables=(wider,)))
@@ -129,7 +129,7 @@ def test_i7_what_the_stream_showed_brings_no_columns_that_it_has_not_reached() -
     assert not book.is_ambiguous(wider, Lsn(47), 7)
 
 
-def test_a_table_that_was_whole_is_so_again_when_its_snapshot_is_cancelled() -> None:
+def test_a_complete_table_stays_so_if_its_snapshot_is_cancelled() -> None:
     book = live_book()
     asked(book)
     assert book.cancel([A.id]) == ([A], [])
@@ -137,7 +137,7 @@ def test_a_table_that_was_whole_is_so_again_when_its_snapshot_is_cancelled() -> 
     assert event.snapshot_lsn == Lsn(10)
 
 
-def test_a_snapshot_asked_for_twice_and_cancelled_leaves_the_first() -> None:
+def test_a_second_request_cancelled_leaves_the_first_snapshot() -> None:
     book = live_book()
     loads = asked(book)
     book.request([A.id])
@@ -157,14 +157,14 @@ def test_what_was_asked_for_may_be_cancelled_after_a_restart() -> None:
     assert again.cancel([A.id]) == ([A], [])
 
 
-def test_what_was_never_whole_stops_when_its_snapshot_is_cancelled() -> None:
+def test_an_incomplete_table_stops_if_its_snapshot_is_cancelled() -> None:
     book = TableSet(LakeState())
     book.update(FOUND)
     book.begin_snapshot([A])
     assert book.cancel([A.id]) == ([], [A.id])
 
 
-def test_a_first_reading_that_is_gone_on_with_has_its_marker_already() -> None:
+def test_a_resumed_first_snapshot_has_its_marker_already() -> None:
     book = TableSet(LakeState())
     book.update(FOUND)
     loads = book.begin_snapshot([A])
@@ -180,7 +180,7 @@ NEWER = replace(A, columns=(*A.columns, Column("x", 23, -1, pa.int32(), "integer
 
 
 def told_by(xid: int) -> TableSet:
-    """A live book to which the stream has told of `NEWER`, by a commit at 45."""
+    """A live book to which the stream has reported `NEWER`, by a commit at 45."""
     book = live_book()
     assert book.is_new_version(NEWER)
     assert not book.is_ambiguous(NEWER, Lsn(45), xid)
@@ -188,18 +188,18 @@ def told_by(xid: int) -> TableSet:
     return book
 
 
-def test_i6_a_discovery_that_does_not_see_who_told_is_older() -> None:
+def test_i6_a_discovery_that_does_not_see_the_xid_is_older() -> None:
     book = told_by(700)
     book.update(replace(FOUND, seen=PgSnapshot(700, 701, frozenset({700}))))
     assert book.latest([A]) == [NEWER]
     assert book.changed(AT, Lsn(50)) == []
-    # Without the column, by somebody later.
+    # Without the column, by a later transaction.
     book.update(replace(FOUND, lsn=Lsn(60), seen=PgSnapshot(702, 702)))
     assert book.latest([A]) == [A]
     assert [event.table for event in book.changed(AT, Lsn(60))] == [A]
 
 
-def test_who_told_long_ago_is_not_taken_for_somebody_to_come() -> None:
+def test_a_long_past_xid_is_not_taken_for_a_future_one() -> None:
     book = told_by(700)
     book.update(replace(FOUND, seen=PgSnapshot(702, 702)))
     book.update(replace(FOUND, seen=PgSnapshot((1 << 31) + 800, (1 << 31) + 800)))
@@ -207,7 +207,7 @@ def test_who_told_long_ago_is_not_taken_for_somebody_to_come() -> None:
 
 
 def test_i6_names_that_stand_in_another_order_have_other_values() -> None:
-    """Two columns had their names swapped, and perhaps back again, before anybody looked."""
+    """Two columns had their names swapped, and perhaps back again, before a catalog poll."""
     first, second = NEWER.columns[-1], replace(NEWER.columns[-1], name="y")
     book = live_book()
     both = replace(A, columns=(*A.columns, first, second))
@@ -232,12 +232,12 @@ def test_i6_rows_that_are_ambiguous_are_read_from_the_start() -> None:
     assert not book.remainder(A.id)
     book.loaded(loads.values())
     assert book.to_read() == [A]
-    # Nor is it whole when somebody cancels what was asked for.
+    # Nor is it complete when the request is cancelled.
     assert book.cancel([A.id]) == ([], [A.id])
 
 
 def test_i2_a_table_is_dropped_when_the_stream_has_reached_that() -> None:
-    """Until then its last changes are taken, whatever has its name now."""
+    """Until then its last changes are accepted, whatever has its name now."""
     book = live_book()
     departed = frozenset({(A.oid, A.id)})
     book.update(replace(FOUND, tables=(), lsn=Lsn(90), departed=departed))

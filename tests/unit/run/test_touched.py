@@ -1,4 +1,4 @@
-"""What is owed of a table whose rows are read in chunks."""
+"""The rows owed of a table that is read in chunks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_rows_are_owed_once_where_many_are(monkeypatch: pytest.MonkeyPatch) -> N
     assert set(taken) == {("1",), ("2",), ("3",)}
 
 
-def test_when_all_is_read_a_new_key_is_owed_only_of_a_row_that_is() -> None:
+def test_a_closed_window_owes_new_keys_only_of_owed_rows() -> None:
     """Or a source that changes keys faster than they are read would never let it end."""
     touched = DedupWindow(TABLE, PgSnapshot(1, 1), np.empty(0, np.int64))
     touched.owe(TABLE, lacking(1, 2))

@@ -1,4 +1,4 @@
-"""How a verification goes on: waiting for the lake, settling where no position is exact."""
+"""The course of a verification: waiting for the lake, settling where no position is exact."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def rows(*given: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 class Source:
-    """In memory; each look at it is of the next rows, and the last ones stay."""
+    """In memory; each read returns the next rows, and the last ones stay."""
 
     def __init__(self, *looks: Sequence[dict[str, Any]], is_exact: bool = True) -> None:
         self._looks = list(looks)
@@ -139,7 +139,7 @@ async def test_it_waits_for_the_lake() -> None:
     ("positions", "told"),
     [((None,), "did not move meanwhile"), ((7,), "is the daemon running"), ((7, 8), "it was at")],
 )
-async def test_a_lake_that_does_not_get_there_is_told(
+async def test_a_lake_that_does_not_reach_the_position_is_reported(
     positions: Sequence[int | None], told: str
 ) -> None:
     outcome = await verified(Source([ONE]), Lake(ONE, positions=positions))
@@ -249,13 +249,13 @@ async def test_a_table_that_changes_meanwhile_is_not_compared() -> None:
     assert (outcome.state, outcome.fault) == (VerifyState.NOT_COMPARED, source.fault)
 
 
-async def test_without_an_exact_position_what_goes_away_is_no_difference() -> None:
+async def test_without_an_exact_position_a_passing_row_is_equal() -> None:
     source = Source([ONE, OTHER], [ONE, TWO], is_exact=False)
     outcome = await verified(source, Lake(ONE, TWO), wait_s=30)
     assert (outcome.state, source.looked) == (VerifyState.EQUAL, 2)
 
 
-async def test_without_an_exact_position_other_differences_each_time_are_none() -> None:
+async def test_without_an_exact_position_varying_differences_are_equal() -> None:
     source = Source([ONE, OTHER], [ONE | {"note": "z"}, TWO], is_exact=False)
     outcome = await verified(source, Lake(ONE, TWO), wait_s=30)
     assert (outcome.state, source.looked) == (VerifyState.EQUAL, 2)
@@ -269,7 +269,7 @@ async def test_more_differences_than_are_kept_are_not_reached() -> None:
     outcome = await verified(Source(*looks[1:], is_exact=False), lake, tracked=2, **quick)
     assert isinstance(outcome.fault, TransientError)
     assert (outcome.state, outcome.fault.reason) == (VerifyState.NOT_REACHED, "not_settled")
-    # those that stay among them are told
+    # those of them that stay are reported
     looks = [[{"id": 0, "note": "z"}, *rows] for rows in looks]
     outcome = await verified(Source(*looks[1:], is_exact=False), lake, tracked=4, **quick)
     assert outcome.state is VerifyState.DIFFERENT
@@ -321,7 +321,7 @@ async def test_rows_that_differ_wait_for_a_poll_of_a_quiet_table(
         assert "--wait 1200s" in str(outcome.fault)
 
 
-async def test_a_lake_that_polls_seldom_move_is_not_taken_for_one_that_stands() -> None:
+async def test_a_lake_moved_by_infrequent_polls_is_not_taken_for_stuck() -> None:
     looks = {TABLE.id: PollingTolerance(100.0, None)}
     outcome = await verified(Source([ONE]), Lake(ONE, positions=(7,)), looks=looks)
     assert outcome.fault is not None
@@ -343,7 +343,7 @@ async def test_of_more_differences_than_are_kept_it_is_said() -> None:
     assert "more differ" in outcome.note
 
 
-async def test_rows_that_a_sweep_may_find_are_not_told_with_others() -> None:
+async def test_rows_a_sweep_may_find_are_counted_apart() -> None:
     source = Source([ONE], is_exact=False)
     lake = Lake(ONE | {"note": "z"}, TWO)
     outcome = await verified(source, lake, looks={TABLE.id: PollingTolerance(0.0, 600.0)})

@@ -1,4 +1,4 @@
-"""What is shown and logged of a source's tables."""
+"""Status and log of a source's tables."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def offer(*tables: Table, refused: tuple[Refused, ...] = ()) -> Discovery:
 # --- tables ----------------------------------------------------------------------------------
 
 
-def test_isolated_a_stopped_table_is_not_ready_until_it_is_live_again(watched: Watched) -> None:
+def test_isolated_a_stopped_table_is_not_ready_until_live_again(watched: Watched) -> None:
     watched.watch.discovered(live(A, B), offer(A, B))
     assert watched.readiness() == (True, [])
     why = {"reason": "disk of table full", "remedy": "make room"}
@@ -217,7 +217,7 @@ def test_a_table_that_was_dropped_leaves_readiness_alone(watched: Watched) -> No
     assert watched.states() == {"public.a": ["dropped"], "public.b": ["live"]}
 
 
-def test_a_table_asked_for_by_name_that_was_dropped_leaves_readiness_alone(
+def test_a_dropped_table_listed_by_name_does_not_block_readiness(
     watched: Watched,
 ) -> None:
     gone = Refused(Table(A.id, 0, ()), TableError(A.id, "is not in the source"))
@@ -316,7 +316,7 @@ def test_a_cancelled_snapshot_is_over(watched: Watched) -> None:
     assert (watched.ratio(A), watched.progress(A), table.snapshot_requested) == (None, None, False)
 
 
-def test_isolated_a_partial_snapshot_that_fails_leaves_its_table_live(watched: Watched) -> None:
+def test_isolated_a_failed_partial_snapshot_keeps_its_table_live(watched: Watched) -> None:
     watched.watch.discovered(live(A, B), offer(A, B))
     watched.watch.snapshot_requested([A.id], partial=True)
     with capture_logs() as logged:
@@ -331,7 +331,7 @@ def test_isolated_a_partial_snapshot_that_fails_leaves_its_table_live(watched: W
     assert (last.outcome, last.reason) == (SnapshotOutcome.FAILED, "no column x")
 
 
-def test_a_request_that_went_with_its_pipeline_is_told(watched: Watched) -> None:
+def test_a_request_lost_with_its_pipeline_is_reported(watched: Watched) -> None:
     watched.watch.discovered(live(A, B), offer(A, B))
     watched.watch.snapshot_requested([A.id])
     with capture_logs() as logged:
@@ -362,7 +362,7 @@ async def commit(
     watch.committed(CommittedEpoch(1, summary, T0, (TableInEpoch(table.id, 1, rows),)), epoch, 0.1)
 
 
-async def test_lossless_raw_values_are_logged_once_a_column_and_counted_always(
+async def test_lossless_raw_values_are_logged_once_and_always_counted(
     watched: Watched,
 ) -> None:
     with capture_logs() as logged:

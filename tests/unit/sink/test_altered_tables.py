@@ -84,7 +84,7 @@ async def test_isolated_an_altered_table_is_not_written_over(
     await epochs.sink.close()
 
 
-async def test_isolated_a_column_that_another_program_added_with_another_type(
+async def test_isolated_a_foreign_column_of_another_type_stops_it(
     tmp_path: Path,
 ) -> None:
     epochs = Epochs(tmp_path)
@@ -122,7 +122,7 @@ OWN = [*_DELTA_NAMES, pa.decimal128(38, 9), pa.list_(TIMESTAMP_NTZ), pa.struct({
 
 
 @pytest.mark.parametrize("supports_conditional_put", [True, False], ids=["by put", "by handle"])
-async def test_isolated_what_deltalake_lists_for_our_own_types_is_no_obstacle(
+async def test_isolated_features_listed_by_deltalake_are_no_obstacle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, supports_conditional_put: bool
 ) -> None:
     monkeypatch.setattr(

@@ -42,7 +42,7 @@ async def opened(root: Path, **options: object) -> DeltaLake:
     return lake
 
 
-async def test_one_writer_optimize_and_properties_in_between_are_no_conflict(
+async def test_one_writer_optimize_and_properties_do_not_conflict(
     tmp_path: Path,
 ) -> None:
     lake = await opened(tmp_path)
@@ -75,7 +75,7 @@ async def test_one_writer_data_in_between_stops_the_table(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("by_put", [True, False])
-async def test_exactly_once_an_error_after_the_commit_is_no_second_commit(
+async def test_exactly_once_a_commit_that_reports_an_error_counts_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, by_put: bool
 ) -> None:
     lake = await opened(tmp_path)
@@ -103,7 +103,7 @@ async def test_exactly_once_an_error_after_the_commit_is_no_second_commit(
 
 
 @pytest.mark.parametrize("by_put", [True, False])
-async def test_a_log_goes_on_past_reopening_and_checkpoints(
+async def test_a_log_continues_past_reopening_and_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, by_put: bool
 ) -> None:
     monkeypatch.setattr(LocalStore, "supports_conditional_put", by_put)
@@ -117,7 +117,7 @@ async def test_a_log_goes_on_past_reopening_and_checkpoints(
     assert (await DeltaLake(str(tmp_path), "shop").open()).position == last
 
 
-async def test_what_a_kill_left_of_a_commit_that_was_not_put_yet_is_no_commit(
+async def test_an_unpublished_commit_left_by_a_kill_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = await opened(tmp_path)
@@ -137,7 +137,7 @@ async def test_what_a_kill_left_of_a_commit_that_was_not_put_yet_is_no_commit(
     assert sorted(r["id"] for r in read_raw(str(tmp_path), "shop", A.id).to_pylist()) == [1, 2]
 
 
-async def test_a_fault_of_a_checkpoint_is_told_by_the_next_commit(tmp_path: Path) -> None:
+async def test_a_fault_of_a_checkpoint_is_raised_by_the_next_commit(tmp_path: Path) -> None:
     later: list[Callable[[], None]] = []
     log = AppendLog(LocalStore(tmp_path, Fsync()), "shop/x", "ingestd/shop", later.append)
     log.load()
@@ -156,7 +156,7 @@ async def test_a_fault_of_a_checkpoint_is_told_by_the_next_commit(tmp_path: Path
 
 @pytest.mark.parametrize("end", ["set_result", "cancel"])
 async def test_checkpoints_that_take_long_do_not_pile_up(tmp_path: Path, end: str) -> None:
-    """The next one that is due is made when the one before is over, or was given up at an end."""
+    """The next one due is made once the previous one has finished or was abandoned at a close."""
     asked: list[Future[None]] = []
 
     def later(_: Callable[[], None]) -> Future[None]:
@@ -175,7 +175,7 @@ async def test_checkpoints_that_take_long_do_not_pile_up(tmp_path: Path, end: st
     assert len(asked) == 2
 
 
-def test_tables_that_change_together_are_not_due_for_a_checkpoint_together(tmp_path: Path) -> None:
+def test_tables_changed_together_have_checkpoints_spread_out(tmp_path: Path) -> None:
     store = LocalStore(tmp_path, Fsync())
     logs = [AppendLog(store, f"shop/public/t{n}", f"ingestd/shop/t{n}") for n in range(500)]
     due = [sum(log.is_due(version) for log in logs) for version in range(2 * CHECKPOINT_EVERY)]
@@ -183,7 +183,7 @@ def test_tables_that_change_together_are_not_due_for_a_checkpoint_together(tmp_p
     assert max(due) <= 4 * len(logs) / CHECKPOINT_EVERY
 
 
-async def test_properties_and_columns_of_others_are_seen_by_the_next_commit(
+async def test_properties_set_by_others_are_seen_by_the_next_commit(
     tmp_path: Path,
 ) -> None:
     lake = await opened(tmp_path)
@@ -251,7 +251,7 @@ async def test_commits_without_a_resume_say_nothing_of_it(tmp_path: Path) -> Non
 
 
 class Notes:
-    """A durability that notes each sync, and which commits were there by then."""
+    """A durability that records each sync, and which commits existed by then."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -273,7 +273,7 @@ class Notes:
         self.seen.append((os.path.relpath(path, self.root), commits))
 
 
-async def test_ack_after_durable_every_file_is_synced_before_what_refers_to_it(
+async def test_ack_after_durable_files_are_synced_before_references(
     tmp_path: Path,
 ) -> None:
     notes = Notes(tmp_path)
@@ -303,12 +303,12 @@ async def test_ack_after_durable_every_file_is_synced_before_what_refers_to_it(
     assert order[-2:] == [epoch_commit, "shop/_epochs/_delta_log"]
 
 
-async def test_ack_after_durable_a_commit_that_a_kill_left_unsynced_is_synced_at_open(
+async def test_ack_after_durable_an_unsynced_commit_is_synced_at_open(
     tmp_path: Path,
 ) -> None:
     def crash(step: str) -> None:
         if step == "_epochs":
-            raise OSError(step)  # raw commits are there, the epoch's row is not
+            raise OSError(step)  # raw commits exist, the epoch's row does not
 
     lake = DeltaLake(str(tmp_path), "shop", before_commit=crash)
     await lake.open()
@@ -327,7 +327,7 @@ async def test_ack_after_durable_a_commit_that_a_kill_left_unsynced_is_synced_at
     assert "shop/_tables/_delta_log/00000000000000000000.json" in synced
 
 
-async def test_a_log_that_a_kill_left_between_a_checkpoint_and_the_pointer_to_it(
+async def test_a_log_killed_between_a_checkpoint_and_its_pointer(
     tmp_path: Path,
 ) -> None:
     lake = await opened(tmp_path)
@@ -353,7 +353,7 @@ def test_a_table_that_is_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", ["add_columns", "set_properties", "append"])
 def test_one_writer_a_change_of_the_schema_passes_nobodys_rows(tmp_path: Path, change: str) -> None:
-    """What opens a handle must not take a version for looked at because it is the newest."""
+    """Opening a handle must not mark a version as checked because it is the newest."""
     log, other = (AppendLog(LocalStore(tmp_path, Fsync()), "x", "ingestd/shop") for _ in range(2))
     log.create(Creation(pa.schema([("a", pa.int64())]), {}), app_version=1)
     log.commit_files([], 2)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def commit(root: Path, version: int, log: str) -> None:
-    """Write a commit of a log that adds a file; `log` tells it from another one."""
+    """Write a commit of a log that adds a file; `log` distinguishes it from others."""
     name = f"{log}{version}.parquet"
     place = {"path": name, "partitionValues": {}, "size": 1, "modificationTime": 1}
     add = {"add": {**place, "dataChange": True}}
@@ -50,7 +50,7 @@ def test_a_log_that_took_the_place_of_another_is_not_followed(
     assert tail.files() is None
 
 
-async def test_the_last_epoch_is_known_while_its_commit_is_only_in_a_checkpoint(
+async def test_the_last_epoch_is_known_from_a_checkpoint_alone(
     tmp_path: Path,
 ) -> None:
     lake = DeltaLake(str(tmp_path), "shop")

@@ -1,4 +1,4 @@
-"""Whether rows are the same, whatever order they come in."""
+"""Whether rows are the same, in any order."""
 
 from __future__ import annotations
 

@@ -112,7 +112,9 @@ def test_what_we_asked_for_in_vain_is_no_damage() -> None:
         ('{"add"', 'Kanarienvogel\n{"add"'),
     ],
 )
-def test_what_a_log_says_of_rows_is_not_told(tmp_path: Path, before: str, after: str) -> None:
+def test_row_values_quoted_from_a_log_are_not_reported(
+    tmp_path: Path, before: str, after: str
+) -> None:
     """Statistics have values, and deltalake quotes what it can't parse."""
     for note in ("a", "b"):
         write_deltalake(tmp_path, pa.table({"note": [note]}), mode="append")
@@ -142,7 +144,7 @@ def test_what_a_log_says_of_rows_is_not_told(tmp_path: Path, before: str, after:
         'Data does not satisfy the schema or constraints: ["{}"]',
     ],
 )
-def test_what_libraries_quote_is_not_told(text: str) -> None:
+def test_quotes_of_libraries_are_not_reported(text: str) -> None:
     told = str(storage_fault(DeltaError(text.format("Kanarienvogel")), "/lake/x"))
     assert "anari" not in told
     assert text.partition(" ")[0] in told

@@ -23,7 +23,7 @@ AT = [datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, 999999, 
 FOLDER = "shop/public/a"
 
 
-def test_lossless_timestamps_that_another_engine_wrote_in_96_bits(tmp_path: Path) -> None:
+def test_lossless_96_bit_timestamps_of_another_engine(tmp_path: Path) -> None:
     folder = tmp_path / FOLDER
     for number in range(8):
         rows = pa.table(

@@ -1,4 +1,4 @@
-"""Files of an epoch: who waits for them; and of one that is given up none stays."""
+"""Files of an epoch: what waits for them; and an aborted epoch leaves none."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LIMIT_S = 10.0
 
 @dataclass
 class Disk:
-    """How much there is room for."""
+    """How much space is left."""
 
     free: int
 
@@ -112,7 +112,7 @@ class GatedFsync(Fsync):
         super().file(path)
 
 
-async def test_what_is_decoded_does_not_wait_for_the_files_of_many_tables(tmp_path: Path) -> None:
+async def test_decoding_does_not_wait_for_the_files_of_many_tables(tmp_path: Path) -> None:
     durability = GatedFsync()
     lake = await opened(tmp_path, durability)
     epoch = lake.begin_epoch()
@@ -198,7 +198,7 @@ def test_a_few_rows_are_joined_and_large_ones_are_not_copied() -> None:
         assert in_one_piece(kept) is kept
 
 
-async def test_what_open_files_have_not_sent_is_bounded_for_all_tables_together(
+async def test_unsent_bytes_of_open_files_are_bounded_for_all_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where files are sent in parts, as to a store: they are closed before each has one to send."""
@@ -275,7 +275,7 @@ async def test_a_full_disk_keeps_no_file_of_an_epoch(tmp_path: Path, *, is_commi
 
 
 @pytest.mark.parametrize("is_committed", [False, True])
-async def test_isolated_what_can_not_be_removed_of_one_table_keeps_none_of_another(
+async def test_isolated_files_that_cannot_be_removed_of_one_table(
     tmp_path: Path, *, is_committed: bool
 ) -> None:
     disk = Disk(1 << 30)

@@ -1,4 +1,4 @@
-"""Whoever may write into one table's folder has nothing else read or removed by that."""
+"""A writer of one table's folder can't cause other files to be read or removed."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def fingerprint(root: Path) -> dict[str, tuple[int, int, int]]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("action", [added, taken])
-async def test_nothing_outside_the_table_is_read_or_removed_whatever_its_log_names(
+async def test_nothing_outside_the_table_is_read_or_removed(
     attacked: Path, action: Callable[[str], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of the readers, now and when everything is older than the retention."""
@@ -253,7 +253,7 @@ async def test_nothing_outside_the_table_is_read_or_removed_whatever_its_log_nam
     assert len(read_raw(str(lake), "shop", B.id)) == EPOCHS
 
 
-async def test_a_commit_that_names_another_file_is_told_of_by_each_reader(attacked: Path) -> None:
+async def test_a_commit_naming_a_foreign_file_fails_in_each_reader(attacked: Path) -> None:
     commit(attacked, added("../b/canary.parquet"))
     for reader in READERS[:4]:
         with pytest.raises(OperatorError, match=r"names the file '\.\./b/canary\.parquet'"):
@@ -274,7 +274,7 @@ def test_the_newest_commits_are_followed_by_the_same_rule(attacked: Path) -> Non
 
 
 async def test_files_with_names_of_others_are_left(attacked: Path) -> None:
-    """A file that the table had is removed a retention later only if its name is of our form."""
+    """A former file of the table is removed after the retention only if its name is of our form."""
     folder = attacked / "lake" / FOLDER
     for name in ("theirs.parquet", "part-0001.parquet"):
         (folder / name).write_bytes(b"x")
@@ -392,7 +392,7 @@ async def test_isolated_what_is_no_commit_stops_its_table_alone(
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ODD)
-async def test_what_is_no_commit_while_the_daemon_runs_stops_its_table_alone(
+async def test_an_invalid_commit_during_a_run_stops_its_table_alone(
     attacked: Path, kind: str
 ) -> None:
     lake = DeltaLake(str(attacked / "lake"), "shop")
@@ -443,7 +443,7 @@ async def test_a_log_behind_a_link_is_neither_read_nor_written(attacked: Path) -
 
 @pytest.mark.parametrize("depth", ["shop/public/zzz", "shop/zzz"])
 async def test_what_is_behind_a_link_is_no_table_of_ours(attacked: Path, depth: str) -> None:
-    """Another tenant's table: no commit is made there, and nothing of it is removed."""
+    """Another tenant's table: no commit is made in it, and nothing of it is removed."""
     tenant = attacked / "out/tenant/public/t"
     write_deltalake(tenant, pa.table({"id": [1]}))
     orphan = tenant / "part-in-progress.parquet"
@@ -497,7 +497,7 @@ def test_a_lake_behind_a_link_is_the_operators(attacked: Path) -> None:
     assert len(read_raw(str(attacked / "link"), "shop", A.id)) == EPOCHS
 
 
-def test_a_folder_that_is_exchanged_for_a_link_meanwhile_is_not_followed(tmp_path: Path) -> None:
+def test_a_folder_replaced_by_a_link_is_not_followed(tmp_path: Path) -> None:
     """The descriptor of the folder decides, not its name."""
     log = tmp_path / "shop/public/a/_delta_log"
     log.mkdir(parents=True)

@@ -46,7 +46,7 @@ def table(rows: Sequence[dict[str, Any]], schema: pa.Schema = SCHEMA) -> pa.Tabl
 
 
 class Source:
-    """A table that logs what is done to it as a server does."""
+    """A table that logs its changes as a server does."""
 
     def __init__(self) -> None:
         self.rows: dict[tuple[int, str], dict[str, Any]] = {}

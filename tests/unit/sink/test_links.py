@@ -97,7 +97,7 @@ async def deliver(lake: DeltaLake, lsn: int) -> list[TableError]:
 
 
 def put_link(lake: Path, place: str, owner: int) -> Path:
-    """Exchange a folder for a link to a copy of it, which is somebody else's; return that one."""
+    """Replace a folder by a link to a copy of it, owned by another account; return the copy."""
     path, victim = lake / place, lake.parent / "victim"
     shutil.copytree(path, victim)
     path.rename(lake.parent / "aside")
@@ -169,7 +169,7 @@ async def _started(lake: Path, place: str, owner: int) -> IngestdError | None:
 
 
 async def _went_on(found: DeltaLake, lake: Path, place: str, owner: int) -> IngestdError | None:
-    """Deliver, and keep a copy, whatever comes of it; return the fault, if there is one."""
+    """Deliver and keep a copy, whatever the outcome; return the fault, if any."""
     if owner == ATTACKER and place in OF_SOURCE.values():
         is_listed = place == OF_SOURCE["_tables"]
         work = found.record([listed_live(C)]) if is_listed else deliver(found, 1000)
@@ -255,7 +255,7 @@ async def test_no_call_of_a_store_goes_through_a_link_of_another_user(lake: Path
 def test_what_an_own_link_leads_to_is_by_its_own_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A link that is put in its place after its owner was looked at is not followed."""
+    """A link put in its place after the check of its owner is not followed."""
     for name in ("lake/shop", "own", "others"):
         (tmp_path / name).mkdir(parents=True)
     link = tmp_path / "lake/shop/public"
@@ -275,7 +275,7 @@ def test_what_an_own_link_leads_to_is_by_its_own_text(
 
 
 async def test_a_folder_of_another_table_is_that_tables_fault(lake: Path) -> None:
-    """It was moved there, and has the rows and positions of another one."""
+    """It was moved, and has the rows and positions of another one."""
     shutil.rmtree(lake / "shop/public/a")
     shutil.copytree(lake / "shop/public/b", lake / "shop/public/a")
     found = DeltaLake(str(lake), "shop")

@@ -48,7 +48,7 @@ DAMAGES["other_rows"] = _double_rows
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("cleans_after_days", [0, 30])
-async def test_isolated_a_damaged_table_is_reported_and_the_others_are_maintained(
+async def test_isolated_damage_is_reported_and_others_are_maintained(
     tmp_path: Path, cleans_after_days: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await _fill(tmp_path)

@@ -1,4 +1,4 @@
-"""Joining files and cleaning logs, beside a daemon and killed at every step."""
+"""Compacting files and cleaning logs, alongside a daemon and killed at every step."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def commits(root: Path, folder: str = FOLDER) -> Iterator[tuple[int, list[dict[s
         yield int(path.stem), [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
-async def test_joined_files_have_the_same_rows_in_order_with_the_same_bounds(
+async def test_compacted_files_have_the_same_rows_order_and_bounds(
     tmp_path: Path,
 ) -> None:
     await filled(tmp_path)
@@ -145,7 +145,7 @@ async def test_streaming_readers_pass_by_what_was_joined(tmp_path: Path) -> None
     assert not any("txn" in a for a in actions)
 
 
-async def test_one_writer_a_daemon_goes_on_over_what_was_joined_and_cleaned(
+async def test_one_writer_a_daemon_continues_on_compacted_tables(
     tmp_path: Path,
 ) -> None:
     lake = await filled(tmp_path)
@@ -263,7 +263,7 @@ async def test_exactly_once_watermarks_and_resumes_outlive_the_log(tmp_path: Pat
     assert ids(tmp_path) == expected(31)
 
 
-async def test_files_that_this_run_writes_are_no_orphans_however_long_it_takes(
+async def test_files_written_by_a_long_run_are_no_orphans(
     tmp_path: Path,
 ) -> None:
     lake = await filled(tmp_path, 3)
@@ -299,7 +299,7 @@ async def test_what_is_off_joins_nothing(tmp_path: Path) -> None:
     assert len(live(tmp_path)) == 20
 
 
-async def test_removed_files_are_remembered_for_a_retention_longer_than_deltas(
+async def test_removed_files_are_kept_for_a_retention_beyond_deltas(
     tmp_path: Path,
 ) -> None:
     lake = await filled(tmp_path)
@@ -338,7 +338,7 @@ def clean(root: Path, files: frozenset[str], *, days: float) -> None:
     LogCleaner(store, FOLDER, written_before_s=before_s, began_s=0).clean(files)
 
 
-async def test_what_other_engines_put_into_a_log_goes_with_the_commits_it_is_of(
+async def test_log_files_of_other_engines_go_with_their_commits(
     tmp_path: Path,
 ) -> None:
     """Checkpoints in parts and with sidecars, checksums, joined commits: below the cut alone."""

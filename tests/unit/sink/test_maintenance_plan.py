@@ -42,7 +42,7 @@ def test_a_commit_takes_so_many_files_at_most() -> None:
     assert [len(piece) for piece in found] == [MOST_FILES, MOST_FILES, 20]
 
 
-def test_bytes_are_written_again_a_few_times_at_most_however_often_files_are_joined() -> None:
+def test_bytes_are_rewritten_only_a_few_times_by_compaction() -> None:
     """A file of 1 a tick, joined every 10 ticks, a million of target: a log-structured merge."""
     files: list[DataFile] = []
     written = 0
@@ -65,7 +65,7 @@ def test_files_without_statistics_are_ordered_by_age() -> None:
     assert small_files([new, old], TARGET) == [old, new]
 
 
-def test_a_log_is_cut_at_a_checkpoint_that_is_old_and_not_above_what_is_looked_for() -> None:
+def test_a_log_is_cut_at_an_old_checkpoint_below_what_is_needed() -> None:
     log = LogFiles({n: float(n) for n in range(31)}, {9: 9.0, 19: 19.0, 29: 29.0})
     assert cut_of(log, 25, 30) == 19
     assert cut_of(log, 25, 18) == 9

@@ -1,4 +1,4 @@
-"""Maintenance in a process of its own: what it says, and that it ends."""
+"""Maintenance in a process of its own: its reports, and that it ends."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_small_files_are_counted_where_none_are_joined(
     assert len(live(tmp_path)) == 20
 
 
-async def test_isolated_a_damaged_table_is_told_of_and_the_others_go_on(tmp_path: Path) -> None:
+async def test_isolated_damage_is_reported_while_other_tables_continue(tmp_path: Path) -> None:
     lake = await filled(tmp_path)
     await lake.close()
     next((tmp_path / FOLDER).glob("part-*")).unlink()
@@ -54,7 +54,7 @@ async def test_isolated_a_damaged_table_is_told_of_and_the_others_go_on(tmp_path
     assert len(live(tmp_path)) == 20
 
 
-async def test_a_lake_that_can_not_be_listed_is_told_in_its_own_words(tmp_path: Path) -> None:
+async def test_a_lake_that_cannot_be_listed_is_reported_verbatim(tmp_path: Path) -> None:
     (tmp_path / "shop").touch()
     made = MaintenanceProcess(str(tmp_path), "shop", POLICY)
     with pytest.raises(TransientError, match=r"code 1: lake .*/shop is not a folder"):
@@ -72,7 +72,7 @@ async def test_it_is_ended_when_it_is_closed(tmp_path: Path) -> None:
 
 
 async def test_it_ends_with_the_daemon(tmp_path: Path) -> None:
-    """Whoever started it is gone: nobody is at the other end of its standard input."""
+    """Its parent has ended: its standard input is closed."""
     del tmp_path
     process = await asyncio.create_subprocess_exec(
         sys.executable,

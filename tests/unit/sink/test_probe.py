@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     import pytest
 
 
-def test_nothing_is_left_of_a_look_at_a_lake_that_is_not_there_yet(tmp_path: Path) -> None:
+def test_a_probe_of_a_missing_lake_leaves_nothing(tmp_path: Path) -> None:
     found = probe(str(tmp_path / "a" / "b" / "lake"))
 
     assert (found.level, found.detail) == ("ok", "writable")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_where_no_folder_can_be_made_is_told() -> None:
+def test_a_path_where_no_folder_can_be_created_is_reported() -> None:
     found = probe("/proc/nope/lake")
     assert (found.level, found.detail) == (
         "fail",
@@ -30,7 +30,7 @@ def test_a_place_where_no_folder_can_be_made_is_told() -> None:
     assert "set `lake.uri` to a folder" in str(found.remedy)
 
 
-def test_a_lake_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
+def test_an_existing_lake_is_left_unchanged(tmp_path: Path) -> None:
     (tmp_path / "lake" / "shop").mkdir(parents=True)
     (tmp_path / "empty").mkdir()
 
@@ -53,7 +53,7 @@ def test_what_stands_in_the_way_is_named(tmp_path: Path) -> None:
     assert found.remedy
 
 
-def test_a_file_system_without_hard_links_is_told_as_such(
+def test_a_file_system_without_hard_links_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def link(*_: object, **__: object) -> None:
@@ -68,7 +68,7 @@ def test_a_file_system_without_hard_links_is_told_as_such(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_writer_a_commit_that_takes_the_place_of_another_is_told(
+def test_one_writer_a_commit_that_overwrites_another_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def link(made: str, target: str, *, src_dir_fd: int | None, **_: object) -> None:

@@ -97,7 +97,7 @@ def write_old_registry(lake: Path, rows: list[dict[str, Any]]) -> None:
     log.commit_files(writer.finish())
 
 
-async def test_a_lake_without_source_names_is_read_completed_and_written_on(tmp_path: Path) -> None:
+async def test_a_lake_without_source_names_is_read_and_completed(tmp_path: Path) -> None:
     write_old_registry(tmp_path, [old_row(), old_row(table="public.none", columns=[])])
     sink = DeltaLake(str(tmp_path), "shop")
     before = (await sink.open()).tables[T.id]
@@ -142,10 +142,10 @@ async def test_an_event_without_columns_leaves_those_of_before(tmp_path: Path) -
     assert [c.name for c in known.columns] == ["id", "note"]
 
 
-async def test_the_lakes_own_types_count_where_the_registry_is_ahead_of_them(
+async def test_the_lakes_types_count_where_the_registry_is_ahead(
     tmp_path: Path,
 ) -> None:
-    """A table that stopped because a column's type changed: what it says was never written."""
+    """A table that stopped because a column's type changed: the new type was never written."""
     sink = DeltaLake(str(tmp_path), "shop")
     await sink.open()
     await sink.adopt("7000000000000000001")
@@ -192,7 +192,7 @@ def test_lists_of_structs_get_the_fields_they_lack() -> None:
     assert read.column("x").to_pylist() == [None, [], [{"a": 2, "b": None}]]
 
 
-async def test_isolated_events_are_recorded_in_the_order_in_which_they_are_given(
+async def test_isolated_events_are_recorded_in_the_given_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A table that stops while it becomes live is not live again after its stop."""

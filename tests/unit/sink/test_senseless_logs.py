@@ -1,7 +1,7 @@
-"""Commits whose actions make no sense concern the table that has them, no other one (I8).
+"""Commits with invalid actions affect only the table that has them (I8).
 
-Whoever may write into the lake decides their bytes. Nothing but an error of ours comes of them, at
-a start and while the daemon runs, and no row is committed behind a commit that nobody can read.
+A writer of the lake decides their bytes. Nothing but an error of ours comes of them, at
+a start and while the daemon runs, and no row is committed behind an unreadable commit.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ async def test_isolated_a_commit_without_sense_stops_its_table_at_most(
         except IngestdError:  # it says, as a daemon does, that another one committed
             assert "commitInfo" in name
         else:
-            if folder != "_tables":  # which nobody wrote to again
+            if folder != "_tables":  # which was not written to again
                 ensure_readable(root / "shop" / folder)
         finally:
             await lake.close()
@@ -143,7 +143,7 @@ async def test_isolated_a_commit_without_sense_stops_its_table_at_most(
 
 @pytest.mark.attack("lake writer")
 @SAMPLES
-def test_isolated_a_commit_without_sense_is_a_fault_of_the_reference_table(
+def test_isolated_an_invalid_commit_is_a_fault_of_its_reference(
     tmp_path: Path, names: list[str]
 ) -> None:
     store = open_store(str(tmp_path), None)
@@ -165,7 +165,7 @@ def put(table: Path, content: bytes) -> None:
 
 
 def ensure_readable(table: Path) -> None:
-    """Open a table as other readers do, once all that is in its log was taken for sensible."""
+    """Open a table as other readers do, once its log has been found valid."""
     log = TableLog(open_store(str(table.parent), None), table.name, "x")
     log.load()
     assert log.exists

@@ -1,4 +1,4 @@
-"""Who sets aside what a power cut left of a log, what of it, and that it stays."""
+"""What sets aside a torn commit after a power cut, which commits, and that the bytes are kept."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_commit_and_a_checkpoint_are_set_aside_at_one_start(written: Path) -> 
     assert set(log.set_aside) == {commit_file(written, 3).name, checkpoint.name, "_last_checkpoint"}
 
 
-def test_the_making_of_a_table_cut_between_two_actions_is_made_again(tmp_path: Path) -> None:
+def test_the_creation_of_a_table_cut_between_actions_is_repeated(tmp_path: Path) -> None:
     log = log_of(tmp_path)
     log.load()
     creation = Creation(pa.schema([("id", pa.int64())]), {})

@@ -48,7 +48,7 @@ def test_bounds_over_all_row_groups(tmp_path: Path) -> None:
     assert found["nullCount"] == {"n": 3, "s": 1, "d": 0, "at": 0}
 
 
-def test_no_bounds_of_decimals_floats_long_texts_and_nested_columns(tmp_path: Path) -> None:
+def test_no_bounds_for_decimals_floats_long_texts_and_structs(tmp_path: Path) -> None:
     table = pa.table(
         {
             "dec": pa.array([Decimal("1.5")], pa.decimal128(20, 2)),
@@ -62,7 +62,7 @@ def test_no_bounds_of_decimals_floats_long_texts_and_nested_columns(tmp_path: Pa
     assert found["maxValues"] == {}
 
 
-def test_a_column_named_like_a_path_is_not_taken_for_a_nested_one(tmp_path: Path) -> None:
+def test_a_column_named_like_a_path_is_not_taken_for_nested(tmp_path: Path) -> None:
     nested = pa.array([{"b": 7}], pa.struct([("b", pa.int64())]))
     found = stats(tmp_path, pa.table({"a": nested, "a.b": pa.array([1], pa.int64())}))
     assert found["minValues"] in ({}, {"a.b": 1})

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
         ("conditional_put", "Disabled"),
     ],
 )
-def test_one_writer_options_that_let_commits_be_overwritten_are_refused(
-    option: str, value: str
-) -> None:
+def test_one_writer_options_allowing_overwrites_are_refused(option: str, value: str) -> None:
     with pytest.raises(OperatorError, match=option):
         open_store("s3://bucket/lake", {option: value})
 
@@ -38,7 +36,7 @@ def test_the_same_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         open_store("s3://bucket/lake", {})
 
 
-def test_an_option_that_cannot_be_read_is_told_as_such() -> None:
+def test_an_invalid_option_is_reported_by_its_value() -> None:
     with pytest.raises(OperatorError, match="maybe"):
         open_store("s3://bucket/lake", {"aws_conditional_put": "maybe"})
 
@@ -55,9 +53,7 @@ class Seen(Fsync):
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o027, 0o077])
-def test_files_are_created_with_the_umask_whatever_their_first_name(
-    tmp_path: Path, umask: int
-) -> None:
+def test_files_are_created_with_the_umask(tmp_path: Path, umask: int) -> None:
     seen = Seen()
     store = LocalStore(tmp_path / "lake", seen)
     before = os.umask(umask)

@@ -78,7 +78,7 @@ def test_a_feature_that_asks_nothing_is_no_obstacle(harmless: TableTraits) -> No
         (traits(version=1, partitions=("id",)), "partitioned by id", ""),
     ],
 )
-def test_isolated_a_feature_that_asks_for_more_is_named_with_what_undoes_it(
+def test_isolated_an_unsupported_feature_is_named_with_its_undo(
     asks: TableTraits, what: str, undo: str
 ) -> None:
     found = find_obstacle(asks)
@@ -100,7 +100,7 @@ def test_a_table_whose_rows_are_removed_can_have_less() -> None:
     assert find_obstacle(traits(version=4), removes_rows=True) is None
 
 
-def test_lost_fields_are_those_missing_or_of_another_type_at_any_depth() -> None:
+def test_lost_fields_are_missing_or_retyped_at_any_depth() -> None:
     def schema(inner: list[tuple[str, pa.DataType]], *more: tuple[str, pa.DataType]) -> pa.Schema:
         struct = pa.struct(inner)
         return pa.schema([("s", struct), ("l", pa.list_(struct)), *more])

@@ -1,4 +1,4 @@
-"""What a start makes of a lake that a power cut, or somebody's hand, has damaged."""
+"""How a start handles a lake damaged by a power cut or by hand."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def cuts(content: bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize("before", [0, 1], ids=["the table's first", "a later one"])
-async def test_exactly_once_a_commit_cut_short_that_no_epoch_lists_is_taken_again(
+async def test_exactly_once_an_unlisted_torn_commit_is_replayed(
     tmp_path: Path, before: int
 ) -> None:
     lake = await opened(tmp_path / "lake")
@@ -157,7 +157,7 @@ def cut(file: Path, share: float) -> None:
 
 
 @pytest.mark.parametrize("share", [0, 0.5])
-async def test_a_commit_cut_short_that_was_acknowledged_is_never_passed_over(
+async def test_a_torn_commit_that_was_acknowledged_is_never_skipped(
     tmp_path: Path, share: float
 ) -> None:
     lake = await opened(tmp_path)
@@ -166,7 +166,7 @@ async def test_a_commit_cut_short_that_was_acknowledged_is_never_passed_over(
     await lake.close()
     kept = newest(tmp_path, RAW).read_bytes()
     cut(newest(tmp_path, RAW), share)
-    for _ in range(2):  # the first look changes nothing
+    for _ in range(2):  # the first open changes nothing
         told = await found(tmp_path)
         assert f"{RAW}: commit 2 is incomplete" in told.damaged[A.id].what
         assert told.watermarks == {}
@@ -175,8 +175,8 @@ async def test_a_commit_cut_short_that_was_acknowledged_is_never_passed_over(
     assert (await found(tmp_path)).watermarks == {A.id: 205}
 
 
-async def test_lossless_an_empty_commit_that_others_hide_stops_its_table(tmp_path: Path) -> None:
-    """Readers pass over it in silence: its rows would be missing."""
+async def test_lossless_an_empty_commit_below_others_stops_its_table(tmp_path: Path) -> None:
+    """Readers skip it silently: its rows would be missing."""
     lake = await opened(tmp_path)
     for number in range(4):
         await commit(lake, 100 + 10 * number, number)
@@ -186,7 +186,7 @@ async def test_lossless_an_empty_commit_that_others_hide_stops_its_table(tmp_pat
     assert "commit 2 is empty" in damaged[A.id].reason
 
 
-async def test_what_epochs_may_rest_on_is_never_passed_over_in_the_registry(tmp_path: Path) -> None:
+async def test_registry_commits_that_epochs_rely_on_are_never_skipped(tmp_path: Path) -> None:
     lake = await opened(tmp_path)
     await is_live(lake)
     await lake.close()
@@ -216,7 +216,7 @@ async def test_a_checkpoint_cut_short_is_done_without(tmp_path: Path, share: flo
     assert ids(tmp_path) == [1, 2]
 
 
-async def test_a_raw_table_that_is_gone_is_to_be_read_anew(tmp_path: Path) -> None:
+async def test_a_missing_raw_table_must_be_resnapshotted(tmp_path: Path) -> None:
     lake = await opened(tmp_path)
     await is_live(lake)
     assert (await found(tmp_path)).gone == frozenset()  # it never had a row
@@ -227,13 +227,11 @@ async def test_a_raw_table_that_is_gone_is_to_be_read_anew(tmp_path: Path) -> No
     assert committed.gone == {A.id}
     known = committed.tables[A.id]
     assert (known.state, known.reason) == (TableState.STOPPED, GONE)
-    assert committed.position == 105  # the others go on there
+    assert committed.position == 105  # the others continue there
 
 
 @pytest.mark.parametrize("name", ["_epochs", "_tables"])
-async def test_one_of_the_sources_own_tables_that_is_gone_is_told(
-    tmp_path: Path, name: str
-) -> None:
+async def test_a_missing_table_of_the_source_itself_is_reported(tmp_path: Path, name: str) -> None:
     lake = await opened(tmp_path)
     await is_live(lake)
     await commit(lake, 100, 1)
@@ -266,9 +264,7 @@ async def test_a_raw_table_that_goes_while_it_is_written_stops_alone(tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["_epochs", "_tables"])
-async def test_a_table_that_goes_while_it_is_written_is_not_made_anew(
-    tmp_path: Path, name: str
-) -> None:
+async def test_a_table_removed_during_writes_is_not_recreated(tmp_path: Path, name: str) -> None:
     lake = await opened(tmp_path)
     await commit(lake, 100, 1)
     (tmp_path / "shop" / name).rename(tmp_path / "away")
@@ -292,7 +288,7 @@ def _delete(root: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [_append, _delete])
-async def test_a_table_that_another_wrote_to_while_nobody_looked_is_damaged(
+async def test_a_table_written_by_another_between_runs_is_damaged(
     tmp_path: Path, write: Callable[[Path], None]
 ) -> None:
     lake = await opened(tmp_path)
@@ -310,7 +306,7 @@ async def test_a_table_that_another_wrote_to_while_nobody_looked_is_damaged(
         assert error.remedy.endswith("ingestd snapshot shop public.a")
 
 
-async def test_what_another_wrote_between_opening_and_fence_is_not_hidden_by_it(
+async def test_a_foreign_commit_between_open_and_fence_is_not_hidden(
     tmp_path: Path,
 ) -> None:
     lake = await opened(tmp_path)
@@ -324,7 +320,7 @@ async def test_what_another_wrote_between_opening_and_fence_is_not_hidden_by_it(
     assert set((await found(tmp_path)).damaged) == {A.id}
 
 
-def test_a_log_is_not_mended_by_whoever_only_reads_it(tmp_path: Path) -> None:
+def test_a_reader_does_not_repair_a_log(tmp_path: Path) -> None:
     write_deltalake(tmp_path / "t", pa.table({"id": [1]}))
     cut(newest(tmp_path, "t"), 0.5)
     reader = TableLog(LocalStore(tmp_path, Fsync()), "t", "app")

@@ -3,7 +3,7 @@
 Daemon A has opened the lake and is about to commit an epoch; without knowing it, it has lost its
 claim. Daemon B opens, fences, and commits an epoch of its own from the same source: a shorter one,
 the same, or a longer one. Every order of A's and B's commits is tried, on a real lake. Then a third
-daemon takes what is left, and the lake has to be as if one alone had written it.
+daemon delivers the rest, and the lake must be as if one alone had written it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LIMIT_S = 60.0
 
 
 class NoSync(Durability):
-    """What is written here need not outlive the machine."""
+    """What is written here need not survive a power cut."""
 
     def file(self, path: Path) -> None: ...
 
@@ -141,7 +141,7 @@ class Writer:
         self.work = asyncio.create_task(watched())
 
     async def do(self, table: str) -> None:
-        """Have it commit to the table next, if it is to at all."""
+        """Let it commit to the table next, if it commits at all."""
         async with asyncio.timeout(LIMIT_S):
             while not self.store.is_at(table):
                 if self.work is None or self.work.done():
@@ -160,7 +160,7 @@ class Writer:
 
 
 def orders(first: Sequence[str], second: Sequence[str]) -> Iterator[tuple[tuple[str, str], ...]]:
-    """Give every merge of the two."""
+    """Return every merge of the two."""
     steps = len(first) + len(second)
     for places in itertools.combinations(range(steps), len(first)):
         one, two = iter(first), iter(second)
@@ -189,7 +189,7 @@ async def in_order(root: Path, order: Sequence[tuple[str, str]], upto: int) -> d
 
 
 async def recovered(root: Path) -> None:
-    """Have one alone take the rest, and look at what the lake holds now."""
+    """Let one alone deliver the rest, and check the content of the lake."""
     last = Writer.of(root)
     await last.open()
     await last.lake.fence()
@@ -290,7 +290,7 @@ def rows_of(root: Path) -> list[int]:
     return [row["id"] for row in read_raw(str(root), "shop", A.id).to_pylist()]
 
 
-async def test_one_writer_a_table_made_after_the_fence_gets_no_rows_from_who_made_it(
+async def test_one_writer_a_table_created_after_the_fence_stays_empty(
     tmp_path: Path,
 ) -> None:
     first = await taken_over(tmp_path)

@@ -45,7 +45,7 @@ def raw(tmp_path: Path) -> RawLake:
 
 
 def commit(raw: RawLake, table: Table, *rows: dict[str, Any]) -> int:
-    """Commit changes at the next position; gives it."""
+    """Commit changes at the next position; return it."""
     lsn = raw.next_lsn()
     raw.commit({table: [{"_cdc_lsn": lsn, "_cdc_seq": n, **row} for n, row in enumerate(rows, 1)]})
     return lsn
@@ -56,7 +56,7 @@ def live(raw: RawLake, *tables: Table, at_lsn: int | None = None) -> None:
 
 
 async def rows_at(raw: RawLake, table: Table, point: VerifyPoint) -> Rows:
-    """The rows that are there, as values; the same by numbers."""
+    """The existing rows, as values; the same by numbers."""
     lake = DeltaVerifiedLake(str(raw.uri), "shop")
     try:
         await lake.known()
@@ -118,7 +118,7 @@ def test_rows_that_were_read_at_the_very_position_count(raw: RawLake) -> None:
     assert [row["id"] for row in rows] == [1, 2]
 
 
-async def test_a_row_has_its_value_in_one_of_its_columns_or_from_before_it_was_there(
+async def test_a_row_has_its_value_from_any_of_its_columns_or_default(
     tmp_path: Path,
 ) -> None:
     raw = RawLake(tmp_path / "lake")
@@ -147,7 +147,7 @@ async def test_a_row_has_its_value_in_one_of_its_columns_or_from_before_it_was_t
     assert isinstance(rows[1]["n"], DigestedText)
 
 
-async def test_an_older_value_that_the_newest_type_can_not_hold_counts_as_its_text(
+async def test_an_older_value_outside_the_newest_type_counts_as_text(
     tmp_path: Path,
 ) -> None:
     raw = RawLake(tmp_path / "lake")
@@ -169,7 +169,7 @@ async def test_an_older_value_that_the_newest_type_can_not_hold_counts_as_its_te
 
 
 def test_a_column_that_older_rows_have_nan_in_is_not_altered(raw: RawLake) -> None:
-    """NaN is not like itself: the table would be taken for altered each time."""
+    """NaN is not equal to itself: the table would seem altered each time."""
     key, *_ = TABLE.columns
     kinds = {"one": pa.float64(), "some": pa.list_(pa.float64())}
     missing = {"one": "NaN", "some": "{1,NaN}"}
@@ -182,7 +182,7 @@ def test_a_column_that_older_rows_have_nan_in_is_not_altered(raw: RawLake) -> No
 
 
 def test_minus_zero_is_the_key_that_zero_is(raw: RawLake) -> None:
-    """Polling sees one be the other, and neither be gone."""
+    """Polling sees one turn into the other, and neither deleted."""
     key, *others = TABLE.columns
     table = replace(TABLE, columns=(replace(key, type=pa.float64()), *others))
     live(raw, table)
@@ -224,7 +224,7 @@ def test_another_key_than_the_changes_have_is_refused(raw: RawLake) -> None:
     assert [row["id"] for row in rows] == [2]
 
 
-async def test_a_table_that_is_read_anew_meanwhile_is_noticed(raw: RawLake) -> None:
+async def test_a_table_resnapshotted_meanwhile_is_detected(raw: RawLake) -> None:
     await asyncio.to_thread(live, raw, TABLE)
     lake = DeltaVerifiedLake(str(raw.uri), "shop")
     await lake.known()
@@ -248,7 +248,7 @@ def moved(old: int, new: int) -> dict[str, Any]:
 async def test_rows_whose_key_changed_are_folded_with_what_they_were(
     raw: RawLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of all that such rows were, only that of the rows that are asked for is looked at."""
+    """Of all earlier versions, only those of the requested rows are read."""
 
     def write() -> None:
         live(raw, TABLE)
@@ -277,7 +277,7 @@ async def test_rows_whose_key_changed_are_folded_with_what_they_were(
     await lake.close()
 
 
-async def test_a_file_that_another_engine_wrote_with_other_types_is_read_or_refused(
+async def test_a_file_of_another_engine_with_other_types_is_checked(
     raw: RawLake,
 ) -> None:
     await asyncio.to_thread(_two_rows, raw)
@@ -290,7 +290,7 @@ async def test_a_file_that_another_engine_wrote_with_other_types_is_read_or_refu
     assert "ingestd snapshot shop public.orders" in (caught.value.remedy or "")
 
 
-async def test_a_raw_table_whose_key_another_program_made_text_is_refused(raw: RawLake) -> None:
+async def test_a_raw_table_whose_key_was_made_text_is_refused(raw: RawLake) -> None:
     await asyncio.to_thread(_two_rows, raw)
     handle = DeltaTable(raw.uri / FOLDER)
     schema = pa.schema(handle.schema().to_arrow())

@@ -99,7 +99,7 @@ def test_equals_the_plain_fold(log: list[dict[str, Any]], shares: int, pieces: i
     assert counted(left(log, shares, pieces)) == counted(fold(table(log, SCHEMA), ()))
 
 
-def test_a_value_that_its_column_can_not_hold_is_refused_while_it_is_there() -> None:
+def test_a_value_outside_its_column_is_refused_while_it_exists() -> None:
     odd = {"b": "x", "_cdc_raw": [("a", "1e99")], "_cdc_op": "c", "_cdc_lsn": 1, "_cdc_seq": 1}
     gone = {
         "_cdc_before": {"b": "x"},
@@ -117,7 +117,7 @@ def test_a_value_that_its_column_can_not_hold_is_refused_while_it_is_there() -> 
 
 
 @pytest.mark.parametrize("name", ["b", "tags"])
-def test_a_value_that_was_not_sent_is_refused_as_long_as_it_is_there(name: str) -> None:
+def test_an_unchanged_value_is_refused_while_its_row_exists(name: str) -> None:
     """The old row's text, which its column can't hold, is the new row's."""
     old, new = {f"_cdc_before.{name}": "odd"}.items(), {name: "odd"}.items()
     log: list[dict[str, Any]] = [
@@ -136,8 +136,8 @@ def test_a_value_that_was_not_sent_is_refused_as_long_as_it_is_there(name: str) 
     assert row[name] == "odd"
 
 
-def test_rows_that_share_a_hash_by_intent_are_not_taken_for_each_other() -> None:
-    """value_hashes is one to one on integers, so a row with another's hash can be computed."""
+def test_rows_with_an_intentional_hash_collision_are_kept_apart() -> None:
+    """value_hashes is injective on integers, so a row with another's hash can be computed."""
     columns = KEYLESS.columns[:2]
     two = replace(
         KEYLESS,

@@ -1,4 +1,4 @@
-"""Who may take a lake back that another daemon has taken over (I5)."""
+"""Which daemon may take a lake back after a takeover (I5)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_one_writer_a_daemon_that_is_started_takes_over(lake: Path) -> Non
     await refused(lake, second)
 
 
-async def test_who_takes_over_says_from_whom_and_what_becomes_of_the_slot(lake: Path) -> None:
+async def test_a_takeover_names_the_previous_writer_and_its_slot(lake: Path) -> None:
     first, second = WriterIdentity(OLD), WriterIdentity(NEW)
     assert await noticed(lake, first) == []
     await start(lake, first)
@@ -76,7 +76,7 @@ async def test_who_takes_over_says_from_whom_and_what_becomes_of_the_slot(lake: 
 
 
 @pytest.mark.parametrize("claim", [OLD, "slot 'old', database shop at 10.0.0.5", ""])
-async def test_nobody_is_told_who_only_starts_anew_or_looks(lake: Path, claim: str) -> None:
+async def test_a_restart_or_mere_read_is_no_takeover(lake: Path, claim: str) -> None:
     await start(lake, WriterIdentity(OLD))
     assert await noticed(lake, WriterIdentity(claim)) == []
 
@@ -109,7 +109,7 @@ async def test_no_slot_is_left_where_polling_was_before(lake: Path) -> None:
     assert "slot" not in notice.remedy
 
 
-async def test_one_writer_a_commit_that_nobody_signed_changes_nothing(lake: Path) -> None:
+async def test_one_writer_an_unsigned_commit_changes_nothing(lake: Path) -> None:
     """As those of OPTIMIZE, of ALTER and of our own maintenance."""
     first, second = WriterIdentity(OLD), WriterIdentity(NEW)
     await start(lake, first)
@@ -122,8 +122,8 @@ async def test_one_writer_a_commit_that_nobody_signed_changes_nothing(lake: Path
 
 
 @pytest.mark.parametrize("other", [OLD, "slot 'old', database shop at 10.0.0.5", ""])
-async def test_one_writer_who_has_the_claim_again_goes_on(lake: Path, other: str) -> None:
-    """The other is gone; one without a name for its claim is of an older version."""
+async def test_one_writer_a_reclaimed_lake_is_continued(lake: Path, other: str) -> None:
+    """The other one has ended; one without a name for its claim is of an older version."""
     first = WriterIdentity(OLD)
     await start(lake, first)
     await start(lake, WriterIdentity(other))
@@ -142,7 +142,7 @@ def lake(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_role_that_polls_is_told_from_another_but_not_from_an_older_version() -> None:
+def test_polling_roles_differ_but_match_an_older_version() -> None:
     """Of two that poll by other roles neither may see the other's lock."""
     claims = [
         claim_text_as("reader"),

@@ -1,4 +1,4 @@
-"""When what an earlier backfill left is gone on with, and when not."""
+"""When the remainder of an earlier backfill is resumed, and when not."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ LOADED = replace(
         replace(LOADED, committed=LakeState(5, P, {TABLE: P})),  # its `t` comes last
     ],
 )
-def test_gone_on_with(now: BackfillStanding) -> None:
+def test_a_valid_plan_is_resumed(now: BackfillStanding) -> None:
     assert why_void(PLAN, now) is None
 
 
@@ -89,7 +89,7 @@ def test_gone_on_with(now: BackfillStanding) -> None:
         (replace(LOADED, committed=LakeState(7, L, {TABLE: L})), "a daemon"),
     ],
 )
-def test_begins_anew(now: BackfillStanding, why: str) -> None:
+def test_a_void_plan_restarts(now: BackfillStanding, why: str) -> None:
     assert why in (why_void(PLAN, now) or "")
 
 

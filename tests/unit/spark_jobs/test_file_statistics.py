@@ -60,7 +60,7 @@ def test_no_bounds_that_a_reader_may_not_understand(year: int) -> None:
     ("keys", "files"),
     [([4], []), ([5], ["a"]), ([10], ["a"]), ([11, 19], []), ([7, 25], ["a", "b"]), ([30], ["b"])],
 )
-def test_files_are_told_apart_by_key(keys: list[int], files: list[str]) -> None:
+def test_files_are_selected_by_key(keys: list[int], files: list[str]) -> None:
     def add(path: str, low: int, high: int) -> dict[str, Any]:
         bounds = (("minValues", low), ("maxValues", high))
         return {"path": path, "stats": json.dumps({name: {"id": at} for name, at in bounds})}

@@ -32,7 +32,7 @@ def test_a_key_is_followed_through_the_lake_columns_it_has_had() -> None:
     assert shape.columns == ["id", "id__v2", "id__v3", "note__v2", "idle"]
 
 
-def test_without_a_key_whole_rows_are_told_apart_by_what_the_source_has() -> None:
+def test_without_a_key_rows_are_identified_by_source_columns() -> None:
     table = definition(lake_column("a", "a"), lake_column("b", "b"), identity="f")
     shape = HistoryShape.from_schema(raw("a", "gone"), table)
     assert (shape.is_keyed, shape.versions) == (False, (("a",),))

@@ -23,7 +23,7 @@ REQUEST = {"asks": "there"}
 
 
 def talks(token: str = "token", nonces: tuple[str, str] = ("r", "k")) -> tuple[Talk, Talk]:
-    """Give a reader's side and the keeper's."""
+    """Return a reader's side and the keeper's."""
     return Talk(token, nonces, is_keeper=False), Talk(token, nonces, is_keeper=True)
 
 
@@ -39,7 +39,7 @@ def test_only_who_has_the_token_is_heard() -> None:
 
 
 def test_no_line_is_taken_for_another() -> None:
-    """Neither one's own, nor one told again or in another place."""
+    """Neither its own one, nor a replayed or misplaced one."""
     reader, keeper = talks()
     first, second = reader.line(REQUEST), reader.line(REQUEST)
     assert talks()[0].heard(first) is None
@@ -49,10 +49,10 @@ def test_no_line_is_taken_for_another() -> None:
 
 
 @pytest.mark.parametrize("answers", [b"k\n" + b"00 {}\n" * 3, b'{"granted": ""}\n' * 3, b""])
-def test_who_is_not_the_keeper_is_told_nothing(
+def test_an_impostor_of_the_keeper_learns_nothing(
     answers: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An answer that is not signed is not unpickled, and a plan not told."""
+    """An unsigned answer is not unpickled, and no plan is sent."""
     monkeypatch.setattr(snapshot_lease, "from_text", pytest.fail)
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
         told = pool.submit(_impersonate, server, answers)
@@ -66,7 +66,7 @@ def test_who_is_not_the_keeper_is_told_nothing(
 
 
 def _impersonate(server: socket.socket, answers: bytes) -> bytes:
-    """Say `answers` whatever is asked; give what was told."""
+    """Send `answers` to any request; return what was received."""
     connection, _ = server.accept()
     with connection, connection.makefile("rb") as told:
         first = told.readline()

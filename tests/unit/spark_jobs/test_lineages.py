@@ -13,7 +13,7 @@ def key(number: int) -> Key:
 
 
 def row_at(found: list[KeyMove], asked: Key, position: Position) -> tuple[Key, Position]:
-    """What the lineages say of a key at a position."""
+    """The lineages' result for a key at a position."""
     named = [
         (one.first, one.since)
         for one in lineages(found)

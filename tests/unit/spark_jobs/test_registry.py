@@ -42,7 +42,7 @@ def test_each_time_that_a_lake_column_takes_values_is_a_life() -> None:
     events = [
         event(5, key, x),
         event(10, key),
-        event(20, key, other),  # made again, of another type
+        event(20, key, other),  # re-created with another type
         event(30, key, x),  # altered back to the first one
         event(40, key),
         event(50, key, x),

@@ -85,7 +85,7 @@ def test_a_value_that_was_not_sent_is_kept_with_its_text() -> None:
     ]
 
 
-def test_a_key_that_its_column_cant_hold_is_told_by_its_text() -> None:
+def test_a_key_outside_its_column_is_identified_by_its_text() -> None:
     def key(text: str, note: str) -> dict[str, Any]:
         return {"id": None, "note": note, "_cdc_raw": [("id", text)]}
 
