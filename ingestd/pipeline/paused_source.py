@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from ingestd.model.errors import IngestdError
-from ingestd.pipeline.pipeline import MONITOR_INTERVAL_S
+from ingestd.pipeline.policy import MONITOR_INTERVAL_S
 from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.ports import ChangeCapture, Sink
 

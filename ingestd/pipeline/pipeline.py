@@ -56,7 +56,6 @@ from ingestd.pipeline.table_sync import TableSync
 from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.ports import ChangeCapture, Resumed, Sink
 
-MONITOR_INTERVAL_S = 5.0
 LEAST_IDLE_S = 0.1
 CLAIM_WITHIN_S = 1.0
 """How long a fault waits to learn whether the claim is lost, which would explain it."""
@@ -239,6 +238,7 @@ class Pipeline:
             self._watch,
             lambda: self._durable,
             reads=self._policy.snapshot,
+            policy=self._policy.snapshots,
         )
         if not self._policy.snapshot:
             await table_sync.take_unread()
@@ -419,7 +419,7 @@ class Pipeline:
                 epochs = [e for e in (self._committing, self._epoch) if e is not None]
                 oldest = [e.oldest_us for e in epochs if e.oldest_us is not None]
                 self._watch.measured(lag, min(oldest, default=None))
-            await asyncio.sleep(MONITOR_INTERVAL_S)
+            await asyncio.sleep(self._policy.monitor_interval_s)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         self._background.append(asyncio.create_task(work))

@@ -6,6 +6,25 @@ from dataclasses import dataclass
 
 from ingestd.pipeline.filling_epoch import EpochPolicy
 
+MONITOR_INTERVAL_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPolicy:
+    """How tables are read while the stream runs.
+
+    `at_once`: concurrent reads, so that a new small table need not wait for a large one.
+    `patience_s`: how long the stream may take to pass a chunk's position before it is nudged.
+    `advance_interval_s`: how often the source's position is advanced while rows are read, because
+    an epoch with snapshot rows needs a greater position than the previous one. `keys_at_once`: how
+    many rows are read by their keys in one query.
+    """
+
+    at_once: int = 2
+    patience_s: float = 0.02
+    advance_interval_s: float = 1.0
+    keys_at_once: int = 500
+
 
 @dataclass(frozen=True, slots=True)
 class PipelinePolicy:
@@ -15,7 +34,8 @@ class PipelinePolicy:
     recorded nor confirmed. The first such position after an epoch is recorded after the epoch's
     delay, the next after twice that, and so on, because a client that waits for the lake to catch
     up has usually just written. `drain_limit_s`: how long a stop may take to finish the open epoch,
-    and a fault to finish the one that is being committed.
+    and a fault to finish the one that is being committed. `monitor_interval_s`: how often lag and
+    health are measured.
     """
 
     epoch: EpochPolicy
@@ -25,6 +45,8 @@ class PipelinePolicy:
     resnapshot_rewritten: bool = True
     idle_interval_s: float = 10.0
     drain_limit_s: float = 8.0
+    monitor_interval_s: float = MONITOR_INTERVAL_S
+    snapshots: SnapshotPolicy = SnapshotPolicy()
 
     @property
     def may_read(self) -> bool:

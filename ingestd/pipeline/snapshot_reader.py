@@ -39,6 +39,7 @@ from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Table, TableId
 from ingestd.pipeline.appender import EpochAppender
 from ingestd.pipeline.dedup_window import DedupWindow
+from ingestd.pipeline.policy import SnapshotPolicy
 from ingestd.pipeline.slow_waits import warn_if_slow
 from ingestd.pipeline.snapshot_queue import (
     Page,
@@ -60,14 +61,6 @@ from ingestd.ports import (
 )
 
 Give = Callable[[SnapshotWork], Awaitable[None]]
-
-AT_ONCE = 2
-"""Concurrent reads: a new small table need not wait for a large one."""
-PATIENCE_S = 0.02
-"""How long the stream may take to pass a chunk's position before it is nudged."""
-MOVE_ON_INTERVAL_S = 1.0
-"""An epoch with snapshot rows needs a greater position than the previous one."""
-KEYS_AT_ONCE = 500
 
 
 class LakeFault(Exception):  # noqa: N818 - it wraps an error
@@ -139,7 +132,9 @@ class SnapshotReader:
         watch: SourceTelemetry,
         gate: StreamBarrier,
         durable: Callable[[], Lsn],
+        policy: SnapshotPolicy,
     ) -> None:
+        self._policy = policy
         self._capture = capture
         self._sink = sink
         self._table_set = table_set
@@ -147,7 +142,7 @@ class SnapshotReader:
         self._watch = watch
         self._gate = gate
         self._durable = durable
-        self._places = asyncio.Semaphore(AT_ONCE)
+        self._places = asyncio.Semaphore(policy.at_once)
         self._snapshots: dict[TableId, Snapshot] = {}
 
     # --- ways --------------------------------------------------------------------------------
@@ -192,7 +187,7 @@ class SnapshotReader:
         newly_published = any(self._table_set.is_new(t.id) for t in tables)
         with _writing():
             await self._enter(tables, self._gate.position)
-        # It may wait long for other transactions, and must not occupy a slot of AT_ONCE meanwhile.
+        # It may wait long for other transactions, and must not occupy a place meanwhile.
         snapshot = await self._patiently(
             reading, self._capture.snapshot(tables, chunked=True, newly_published=newly_published)
         )
@@ -305,7 +300,7 @@ class SnapshotReader:
                 return
             for touched in reading.touched.values():
                 touched.pass_floor(seen)
-            await asyncio.sleep(PATIENCE_S)
+            await asyncio.sleep(self._policy.patience_s)
 
     async def _patiently(
         self, reading: SnapshotRun, beginning: Coroutine[Any, Any, Snapshot]
@@ -319,10 +314,10 @@ class SnapshotReader:
         """Wait until the stream has passed a position; an idle server needs a nudge."""
         reached = asyncio.ensure_future(self._gate.reached(position))
         try:
-            done, _ = await asyncio.wait([reached], timeout=PATIENCE_S)
+            done, _ = await asyncio.wait([reached], timeout=self._policy.patience_s)
             while not done:
                 await snapshot.advance_source()
-                done, _ = await asyncio.wait([reached], timeout=MOVE_ON_INTERVAL_S)
+                done, _ = await asyncio.wait([reached], timeout=self._policy.advance_interval_s)
         finally:
             reached.cancel()
 
@@ -330,7 +325,7 @@ class SnapshotReader:
         """Wait until the lake is durable up to a position."""
         self._appender.hurry_to = max(self._appender.hurry_to, position)
         while self._durable() < position:  # noqa: ASYNC110 - several places advance it
-            await asyncio.sleep(PATIENCE_S)
+            await asyncio.sleep(self._policy.patience_s)
 
     # --- reading -----------------------------------------------------------------------------
 
@@ -356,7 +351,7 @@ class SnapshotReader:
             async for item in items:
                 if _of(item) in reading.tables:
                     await self._handle_item(reading, snapshot, item)
-                if time.monotonic() - moved_at >= MOVE_ON_INTERVAL_S:
+                if time.monotonic() - moved_at >= self._policy.advance_interval_s:
                     await snapshot.advance_source()
                     moved_at = time.monotonic()
         await snapshot.advance_source()
@@ -378,7 +373,7 @@ class SnapshotReader:
             self._watch.snapshot_progress(name, snapshot.progress(name))
             touched = reading.touched.get(name)
             owed = sys.maxsize
-            while touched is not None and KEYS_AT_ONCE <= touched.rows_to_read < owed:
+            while touched is not None and self._policy.keys_at_once <= touched.rows_to_read < owed:
                 owed = touched.rows_to_read  # if writers are faster, the rest waits for the end
                 await self._complete(reading, snapshot, name)
         elif isinstance(item, TableRead):
@@ -402,7 +397,7 @@ class SnapshotReader:
     async def _complete(self, reading: SnapshotRun, snapshot: Snapshot, name: TableId) -> None:
         """Read rows that lack unsent values by their keys."""
         touched = reading.touched[name]
-        keys = touched.take_unsent(KEYS_AT_ONCE)
+        keys = touched.take_unsent(self._policy.keys_at_once)
         again = set()
         async with aclosing(snapshot.rows_of(reading.tables[name], keys)) as pages:
             async for page in pages:

@@ -31,6 +31,7 @@ from ingestd.model.lake_state import TableState
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Table, TableId
 from ingestd.pipeline.appender import EpochAppender
+from ingestd.pipeline.policy import SnapshotPolicy
 from ingestd.pipeline.snapshot_queue import Page, StreamBarrier
 from ingestd.pipeline.snapshot_reader import Give, LakeFault, SnapshotReader, SnapshotRun, Way
 from ingestd.pipeline.table_set import TableSet
@@ -38,7 +39,7 @@ from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.ports import ChangeCapture, Sink, Snapshot
 
 READINGS = 8
-"""Maximum number of started reads: some wait for transactions (`snapshot_reader.AT_ONCE` read)."""
+"""Maximum number of started reads: some wait for transactions (`SnapshotPolicy.at_once` read)."""
 FORGET_INTERVAL_S = 15.0
 LOOK_INTERVAL_S = 0.1
 POSTPONED_S = 2.0
@@ -75,6 +76,7 @@ class TableSync:
         durable: Callable[[], Lsn],
         *,
         reads: bool,
+        policy: SnapshotPolicy,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._capture = capture
@@ -88,7 +90,9 @@ class TableSync:
         self.gate = StreamBarrier()
         self._first: tuple[SnapshotIds, Snapshot] | None = None
         self._partial: list[tuple[TableId, str]] = []
-        self._reader = SnapshotReader(capture, sink, table_set, appender, watch, self.gate, durable)
+        self._reader = SnapshotReader(
+            capture, sink, table_set, appender, watch, self.gate, durable, policy
+        )
         self._readings: set[asyncio.Task[None]] = set()
         self._not_before_s = 0.0
         self._is_held_up = False

@@ -18,6 +18,7 @@ from ingestd.model.errors import TransientError
 from ingestd.model.lake_state import TableEvent, TableState
 from ingestd.model.schema import Column, with_before
 from ingestd.pipeline.pipeline import Pipeline
+from ingestd.pipeline.policy import SnapshotPolicy
 from ingestd.pipeline.table_state import remainder_of
 from ingestd.ports import SnapshotItem
 from ingestd.testing.fakes.capture import FakeCapture
@@ -162,6 +163,11 @@ class Source:
         self.base, self.disk = loaded(seed), MemoryDisk()
         self.writers = Writers(self.base, seed)
         self.stop = asyncio.Event()
+        # Half of the seeds read rows by their keys between chunks, too.
+        keys = 2 if seed % 2 else SnapshotPolicy().keys_at_once
+        self.snapshots = SnapshotPolicy(
+            patience_s=0.001, advance_interval_s=0.005, keys_at_once=keys
+        )
         self.start()
 
     def start(self, lake: MemoryLake | None = None) -> None:
@@ -172,7 +178,8 @@ class Source:
             in_chunks=True,
             reach=Reach(blocks=rng.choice([1, 2]), splits=rng.choice([1, 2])),
         )
-        self.pipeline = Pipeline(capture, lake or MemoryLake(self.disk), policy(), watch())
+        settings = replace(policy(), snapshots=self.snapshots)
+        self.pipeline = Pipeline(capture, lake or MemoryLake(self.disk), settings, watch())
         self.task = asyncio.create_task(self.pipeline.run(self.stop))
 
     async def kill(self) -> None:
@@ -205,18 +212,10 @@ class NeverWhole(MemoryLake):
         await super().record(events)
 
 
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingestd.pipeline.snapshot_reader.PATIENCE_S", 0.001)
-    monkeypatch.setattr("ingestd.pipeline.snapshot_reader.MOVE_ON_INTERVAL_S", 0.005)
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_snapshot_boundary_chunks_under_writes_and_kills(
-    seed: int, monkeypatch: pytest.MonkeyPatch
+    seed: int,
 ) -> None:
-    if seed % 2:  # rows are read by their keys between chunks, too
-        monkeypatch.setattr("ingestd.pipeline.snapshot_reader.KEYS_AT_ONCE", 2)
     source = Source(seed)
     rng = source.rng
     for _ in range(6):
@@ -245,18 +244,17 @@ class ReadTwice(FakeSnapshot):
             yield item
 
 
-async def test_a_row_that_is_read_twice_has_two_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_row_that_is_read_twice_has_two_positions() -> None:
     """By its key, then with its block. Equal rows at one position are `doubled` to `verify`."""
-    monkeypatch.setattr("ingestd.pipeline.snapshot_reader.KEYS_AT_ONCE", 1)
-    monkeypatch.setattr("ingestd.pipeline.snapshot_reader.PATIENCE_S", 0.1)
-    monkeypatch.setattr("ingestd.pipeline.snapshot_reader.MOVE_ON_INTERVAL_S", 1.0)
+    snapshots = SnapshotPolicy(keys_at_once=1, patience_s=0.1)
+    settings = replace(policy(), snapshots=snapshots)
     base, disk = FakeDatabase([T]), MemoryDisk()
     for key in range(BLOCKS):
         row = {"id": key, "note": "old", "big": "big"}
         base.commit(FakeChange(T.id, "c", row, block=key))
     capture = FakeCapture(base, in_chunks=True, reach=Reach(blocks=1))
     capture.make_snapshot = ReadTwice
-    async with running(base, disk, capture=capture):
+    async with running(base, disk, settings=settings, capture=capture):
         await until(lambda: settled(base, disk))
     assert lake_rows(disk, T) == source_rows(base, T)
     assert doubled(disk) == []

@@ -524,8 +524,8 @@ async def test_without_snapshots_a_gap_stops_the_source() -> None:
         task.result()
 
 
-async def test_a_lost_claim_ends_a_snapshot_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingestd.pipeline.pipeline.MONITOR_INTERVAL_S", 0.001)
+async def test_a_lost_claim_ends_a_snapshot_at_once() -> None:
+    settings = replace(policy(), monitor_interval_s=0.001)
     base, disk = FakeDatabase([A]), MemoryDisk()
 
     class Endless(FakeCapture):
@@ -534,7 +534,7 @@ async def test_a_lost_claim_ends_a_snapshot_at_once(monkeypatch: pytest.MonkeyPa
             await asyncio.Event().wait()
             return await super().snapshot(tables, **options)
 
-    async with running(base, disk, capture=Endless(base)) as task:
+    async with running(base, disk, settings=settings, capture=Endless(base)) as task:
         await until(task.done)
     with pytest.raises(TransientError, match="claim"):
         task.result()
