@@ -166,25 +166,25 @@ def _supervised(  # noqa: PLR0917 - of one source
     calls: StorageCalls,
 ) -> SourceSpec:
     log = structlog.get_logger("ingestd")
-    watch = SourceTelemetry(source_status, metrics, log)
+    telemetry = SourceTelemetry(source_status, metrics, log)
     policy = policy_of(config, settings)
     connector = connector_of(config, name, settings)
 
     def make_pipeline() -> Pipeline:
         lake = lake_of(config, name, writer, trimming, calls=calls)
-        return Pipeline(connector.capture(lake), lake, policy, watch, known=known, root=root)
+        return Pipeline(connector.capture(lake), lake, policy, telemetry, known=known, root=root)
 
     def make_paused() -> Paused:
         def make_lake() -> DeltaLake:
             return lake_of(config, name, is_claimed=False, calls=calls)
 
-        return Paused(connector.capture, make_lake, watch)
+        return Paused(connector.capture, make_lake, telemetry)
 
     return SourceSpec(
         make_pipeline,
-        watch,
-        _references(config, name, settings, source_status, metrics, watch, calls),
-        _maintainer(config, name, MaintenanceTelemetry(metrics, log, watch), turn),
+        telemetry,
+        _references(config, name, settings, source_status, metrics, telemetry, calls),
+        _maintainer(config, name, MaintenanceTelemetry(metrics, log, telemetry), turn),
         pause_mark_of(config, name, calls),
         make_paused,
         known,
@@ -192,7 +192,7 @@ def _supervised(  # noqa: PLR0917 - of one source
 
 
 def _maintainer(
-    config: Config, name: str, watch: MaintenanceTelemetry, turn: asyncio.Semaphore
+    config: Config, name: str, telemetry: MaintenanceTelemetry, turn: asyncio.Semaphore
 ) -> Maintainer:
     settings = config.maintenance
     policy = MaintenancePolicy(settings.target_bytes, settings.retention)
@@ -203,7 +203,7 @@ def _maintainer(
         storage_options=storage_options(config),
         references=[str(table) for table in config.sources[name].references()],
     )
-    return Maintainer(lake, MaintenanceSchedule(settings.compact), watch, turn)
+    return Maintainer(lake, MaintenanceSchedule(settings.compact), telemetry, turn)
 
 
 def _references(  # noqa: PLR0917 - of one source
@@ -212,7 +212,7 @@ def _references(  # noqa: PLR0917 - of one source
     settings: SourceSettings,
     status: SourceStatus,
     metrics: Metrics,
-    watch: SourceTelemetry,
+    telemetry: SourceTelemetry,
     calls: StorageCalls,
 ) -> References | None:
     tables = settings.references()
@@ -221,7 +221,7 @@ def _references(  # noqa: PLR0917 - of one source
     kinds = {table: found.reference for table, found in tables.items()}
     limit_bytes = row_limit_bytes(connector_bytes(config))
     log = structlog.get_logger("ingestd")
-    told = ReferenceTelemetry(status, metrics, log, watch, kinds)
+    told = ReferenceTelemetry(status, metrics, log, telemetry, kinds)
     keepers: dict[TableId, ReferenceJob] = {}
     for table, found in tables.items():
         sink = reference_table_of(config, name, table, calls=calls)

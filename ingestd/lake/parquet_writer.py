@@ -225,9 +225,9 @@ class FragmentSink:
     """A buffer between one table's rows and its fragments (ports.PageSink).
 
     Rows are buffered until ROW_GROUP_BYTES of them make a row group, which a thread encodes while
-    more arrive. Beyond `buffer_bytes`, `append` waits as well. An owner that fills many sinks has
-    its own budget: `add` accepts rows without waiting, `spill` writes the buffered ones. `jobs`:
-    the owner's worker threads, which do the work.
+    more arrive. Beyond `buffer_bytes`, `append_rows` waits as well. An owner that fills many sinks
+    has its own budget: `add_rows` accepts rows without waiting, `spill` writes the buffered ones.
+    `jobs`: the owner's worker threads, which do the work.
     """
 
     def __init__(

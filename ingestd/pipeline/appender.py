@@ -37,15 +37,15 @@ class EpochAppender:
         self,
         sink: Sink,
         table_set: TableSet,
-        watch: SourceTelemetry,
+        telemetry: SourceTelemetry,
         monotonic: Callable[[], float],
     ) -> None:
         self._sink = sink
         self._table_set = table_set
-        self._watch = watch
+        self._telemetry = telemetry
         self._monotonic = monotonic
         self.wanted = asyncio.Event()
-        self._touched: dict[TableId, dict[int, DedupWindow]] = {}
+        self._windows: dict[TableId, dict[int, DedupWindow]] = {}
         self.delivered = RecentXids()
         self.hurry_to = ZERO
         self._done: dict[int, set[str]] = {}
@@ -71,17 +71,17 @@ class EpochAppender:
             if not self._table_set.is_read_by(content.table, page.snapshot_id):
                 return
             if self._table_set.end_partial(page.snapshot_id) is not None:
-                self._watch.snapshot_failed(content.table, content)
+                self._telemetry.snapshot_failed(content.table, content)
             elif isinstance(content, TableChangedError):
                 self._read_again(content)
             else:
                 await self.stop_table(epoch, content)
         elif self._table_set.is_read_by(content.table.id, page.snapshot_id):
-            touched = self._touched.get(content.table.id, {}).get(page.snapshot_id)
+            window = self._windows.get(content.table.id, {}).get(page.snapshot_id)
             if page.seen is not None:
-                if touched is None:  # its end has been queued: nothing can follow
+                if window is None:  # its end has been queued: nothing can follow
                     return
-                content = touched.fresh(content, page.position, page.seen)
+                content = window.fresh(content, page.position, page.seen)
             self._table_set.took_rows(content.table.id)
             await self._append(epoch, content, is_read=True)
             epoch.hold(content, page.at, self._monotonic())
@@ -94,26 +94,26 @@ class EpochAppender:
             self.wanted.set()
             return
         delay_s = min(2.0 ** (failures - ALTERED_LIMIT), AGAIN_LIMIT_S)
-        self._watch.reading_failed(error, delay_s)
+        self._telemetry.reading_failed(error, delay_s)
         asyncio.get_running_loop().call_later(delay_s, self.wanted.set)
 
     def begin_chunks(self, table: Table, snapshot_id: int, floor: PgSnapshot) -> DedupWindow:
         """Record from now on the stream's changes of a table, until its `SnapshotDone`."""
-        touched = DedupWindow(table, floor, self.delivered.of_table(table.id))
-        self._touched.setdefault(table.id, {})[snapshot_id] = touched
-        return touched
+        window = DedupWindow(table, floor, self.delivered.of_table(table.id))
+        self._windows.setdefault(table.id, {})[snapshot_id] = window
+        return window
 
     def _pass_floor(self, split: SplitDone) -> None:
         if split.oldest is not None:
-            for readings in self._touched.values():
-                for snapshot_id in readings.keys() & set(split.snapshot_ids):
-                    readings[snapshot_id].pass_floor(split.oldest)
+            for windows in self._windows.values():
+                for snapshot_id in windows.keys() & set(split.snapshot_ids):
+                    windows[snapshot_id].pass_floor(split.oldest)
 
     def _end_chunks(self, snapshot_id: int) -> None:
-        for name, readings in list(self._touched.items()):
-            readings.pop(snapshot_id, None)
-            if not readings:
-                del self._touched[name]
+        for name, windows in list(self._windows.items()):
+            windows.pop(snapshot_id, None)
+            if not windows:
+                del self._windows[name]
 
     async def durable(self, epoch: FillingEpoch) -> None:
         """Record what a durable epoch completes. One without rows counts as durable."""
@@ -127,7 +127,7 @@ class EpochAppender:
             self._done.pop(snapshot_id, None)
             partial = self._table_set.end_partial(snapshot_id)
             if partial is not None:
-                self._watch.snapshot_ended(partial)
+                self._telemetry.snapshot_ended(partial)
         whole = self._table_set.loaded(snapshot_ids)
         for name in [table.id for table in whole if self._table_set.is_incomplete(table.id)]:
             table = self._table_set.stop(name)
@@ -167,7 +167,7 @@ class EpochAppender:
             if self._table_set.takes(batch.table):
                 await self._append_changes(epoch, batch)
         epoch.cover(chunk, self._monotonic())
-        self._watch.received(chunk, epoch)
+        self._telemetry.received(chunk, epoch)
         await self.record(self._table_set.changed(_now(), chunk.position))
 
     async def _append_changes(self, epoch: FillingEpoch, batch: TableBatch) -> None:
@@ -177,8 +177,8 @@ class EpochAppender:
         if has_incomplete(batch) and not self._table_set.note_incomplete(batch.table.id, last):
             await self.stop_table(epoch, incomplete_row(batch.table.id))
             return
-        for touched in self._touched.get(batch.table.id, {}).values():
-            touched.record_changes(batch)
+        for window in self._windows.get(batch.table.id, {}).values():
+            window.record_changes(batch)
         if self._table_set.has_departed(batch.table):
             if self._table_set.is_later_version(batch.table):
                 state = self._table_set.state(batch.table.id)
@@ -203,7 +203,7 @@ class EpochAppender:
         if events:
             self._table_set.record_events(events)
             await self._sink.record(events)
-            self._watch.tables_changed(events)
+            self._telemetry.tables_changed(events)
 
     async def _append(
         self, epoch: FillingEpoch, batch: TableBatch, *, is_read: bool = False

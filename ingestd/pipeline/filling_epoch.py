@@ -19,7 +19,7 @@ from ingestd.pipeline.snapshot_queue import SplitDone
 from ingestd.ports import EpochWriter
 
 COMMIT_TIMES_KEPT = 1 << 20
-"""Freshness is measured for this many transactions of an epoch: a first snapshot_id may take
+"""Freshness is measured for this many transactions of an epoch: a first snapshot may take
 hours."""
 _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -52,14 +52,14 @@ class Maintainer:
         self,
         lake: LakeMaintenance,
         schedule: MaintenanceSchedule,
-        watch: MaintenanceTelemetry,
+        telemetry: MaintenanceTelemetry,
         turn: asyncio.Semaphore,
         *,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._lake = lake
         self._schedule = schedule
-        self._watch = watch
+        self._telemetry = telemetry
         self._turn = turn
         self._monotonic = monotonic
         self._new: Counter[str] = Counter()
@@ -70,24 +70,24 @@ class Maintainer:
 
     async def run(self) -> None:
         """Run until cancelled; nothing of it continues then."""
-        self._watch.watch.epoch_listeners.append(self._committed)
-        self._watch.watch.listeners.append(self._woken.set)
+        self._telemetry.telemetry.epoch_listeners.append(self._committed)
+        self._telemetry.telemetry.listeners.append(self._woken.set)
         try:
             while True:
                 self._woken.clear()
                 delay_s = self._delay_s()
-                if self._watch.is_running and delay_s == 0:
+                if self._telemetry.is_running and delay_s == 0:
                     await self._maintain()
                     continue
-                await self._wait(delay_s if self._watch.is_running else None)
+                await self._wait(delay_s if self._telemetry.is_running else None)
         finally:
-            self._watch.watch.epoch_listeners.remove(self._committed)
-            self._watch.watch.listeners.remove(self._woken.set)
+            self._telemetry.telemetry.epoch_listeners.remove(self._committed)
+            self._telemetry.telemetry.listeners.remove(self._woken.set)
 
     def _committed(self, epoch: CommittedEpoch) -> None:
         names = ["_epochs", *(str(entry.table) for entry in epoch.tables)]
         self._new.update(names)
-        self._watch.added(names)
+        self._telemetry.added(names)
 
     def _pressing(self) -> frozenset[str]:
         if self._join_due_s is None:
@@ -111,7 +111,7 @@ class Maintainer:
 
     async def _maintain(self) -> None:
         async with self._turn:
-            if not self._watch.is_running:
+            if not self._telemetry.is_running:
                 return  # another daemon may have the claim now
             began_s = self._monotonic()
             joins = self._join_due_s is not None and began_s >= self._join_due_s
@@ -129,7 +129,7 @@ class Maintainer:
                 self._join_due_s = began_s + self._schedule.join_interval_s
             if cleans and self._schedule.clean_interval_s is not None:
                 self._clean_due_s = began_s + self._schedule.clean_interval_s
-            self._watch.done(totals, error or totals.error, self._monotonic() - began_s, taken)
+            self._telemetry.done(totals, error or totals.error, self._monotonic() - began_s, taken)
 
     def _reset_counts(self, only: Collection[str] | None) -> Counter[str]:
         """Take the count of new files; later ones belong to the next run."""
@@ -143,5 +143,5 @@ class Maintainer:
         async with aclosing(self._lake.run(joins=joins, cleans=cleans, only=only)) as tables:
             async for table in tables:
                 totals.add_table(table)
-                self._watch.maintained(table, since=self._new[table.table])
+                self._telemetry.maintained(table, since=self._new[table.table])
         return totals

@@ -27,27 +27,27 @@ class Paused:
         self,
         make_capture: Callable[[], ChangeCapture],
         make_sink: Callable[[], Sink],
-        watch: SourceTelemetry,
+        telemetry: SourceTelemetry,
     ) -> None:
         self._make_capture = make_capture
         self._make_sink = make_sink
-        self._watch = watch
+        self._telemetry = telemetry
 
     async def run(self) -> None:
         """Run until cancelled; then release the claim."""
         while True:
             try:
-                if not self._watch.knows_lake:
+                if not self._telemetry.knows_lake:
                     await self._look_at_lake()
                 await self._hold()
             except IngestdError as error:
-                self._watch.not_measured(error)
+                self._telemetry.not_measured(error)
             await asyncio.sleep(RETRY_S)
 
     async def _look_at_lake(self) -> None:
         sink = self._make_sink()
         try:
-            self._watch.found(await sink.open())
+            self._telemetry.found(await sink.open())
         finally:
             await sink.close()
 
@@ -57,7 +57,7 @@ class Paused:
             await capture.claim()
             while True:
                 await capture.health()
-                self._watch.report_retained(await capture.lag())
+                self._telemetry.report_retained(await capture.lag())
                 await asyncio.sleep(MONITOR_INTERVAL_S)
         finally:
             await capture.close()

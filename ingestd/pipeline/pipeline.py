@@ -76,7 +76,7 @@ class Pipeline:
         capture: ChangeCapture,
         sink: Sink,
         policy: PipelinePolicy,
-        watch: SourceTelemetry,
+        telemetry: SourceTelemetry,
         *,
         known: KnownLake | None = None,
         root: LakeRoot | None = None,
@@ -87,7 +87,7 @@ class Pipeline:
         self._capture = capture
         self._sink = sink
         self._policy = policy
-        self._watch = watch
+        self._telemetry = telemetry
         self._monotonic = monotonic
         self._durable = ZERO
         self._idle_until = 0.0
@@ -95,7 +95,7 @@ class Pipeline:
         self._is_streaming = False
         self._may_confirm = True
         self._table_sync: TableSync | None = None
-        self._gate = StreamBarrier()
+        self._barrier = StreamBarrier()
         self._epoch: FillingEpoch | None = None
         self._committing: FillingEpoch | None = None
         self._commit: asyncio.Task[None] | None = None
@@ -122,7 +122,7 @@ class Pipeline:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._policy.drain_limit_s):
                     await self._finish(work, stop)
-            self._root.fail(self._watch.source)
+            self._root.fail(self._telemetry.source)
             if work.done():
                 await self._refuse_vanished(work)
                 work.result()
@@ -146,7 +146,7 @@ class Pipeline:
             try:
                 await self._epoch.writer.abort()
             except IngestdError as error:
-                self._watch.not_removed(error)
+                self._telemetry.not_removed(error)
 
     def request_snapshot(self, tables: Sequence[TableId], where: str | None = None) -> None:
         """Re-read these tables, or only the rows for which the condition `where` holds.
@@ -166,14 +166,14 @@ class Pipeline:
     def _started(self) -> TableSync:
         if self._table_sync is None:
             raise TransientError(
-                f"source {self._watch.source}: is starting",
+                f"source {self._telemetry.source}: is starting",
                 reason="starting",
                 remedy="retry in a moment",
             )
         return self._table_sync
 
     async def _run_claimed(self, stop: asyncio.Event) -> None:
-        self._watch.enter(SourceState.STARTING)
+        self._telemetry.enter(SourceState.STARTING)
         await self._capture.claim()
         holding = asyncio.create_task(self._capture.hold())
         working = asyncio.create_task(self._run_started(stop))
@@ -203,7 +203,7 @@ class Pipeline:
             self._capture,
             self._sink,
             self._policy,
-            self._watch,
+            self._telemetry,
             known=self._known,
             root=self._root,
             monotonic=self._monotonic,
@@ -217,7 +217,7 @@ class Pipeline:
         work: asyncio.Queue[Work] = asyncio.Queue(QUEUED)
         self._start(self._feed(work, started.judgement.committed.position))
         self._start(table_sync.run(work.put))
-        self._gate = table_sync.gate
+        self._barrier = table_sync.barrier
         await self._stream(epoch, work, started.table_set, started.appender, stop)
 
     def _first_epoch(self, committed: LakeState) -> FillingEpoch:
@@ -235,7 +235,7 @@ class Pipeline:
             self._sink,
             table_set,
             started.appender,
-            self._watch,
+            self._telemetry,
             lambda: self._durable,
             reads=self._policy.snapshot,
             policy=self._policy.snapshots,
@@ -243,7 +243,7 @@ class Pipeline:
         if not self._policy.snapshot:
             await table_sync.take_unread()
         elif table_set.to_read():
-            self._watch.enter(SourceState.SNAPSHOTTING)
+            self._telemetry.enter(SourceState.SNAPSHOTTING)
             table_set.distrust()
             if not isinstance(started.judgement.verdict, Resumed):  # at the new slot's own point
                 # The first cut that a reader sees has all tables, unless they are too large.
@@ -260,8 +260,8 @@ class Pipeline:
                 await self._sink.ensure_there()
             except LakeLostError as lost:
                 self._known.is_lost()
-                self._root.say(self._watch.source, lost.what)
-                raise lake_lost(self._watch.source, lost.what) from error
+                self._root.say(self._telemetry.source, lost.what)
+                raise lake_lost(self._telemetry.source, lost.what) from error
             except IngestdError:
                 return
 
@@ -298,9 +298,9 @@ class Pipeline:
                     await self._discard_stopped(epoch)
                     await appender.append_work(epoch, getter.result())
                     getter = asyncio.create_task(work.get())
-                    self._gate.advance(epoch.position)
+                    self._barrier.advance(epoch.position)
                 if not table_set.is_loading:
-                    self._watch.enter(SourceState.STREAMING)
+                    self._telemetry.enter(SourceState.STREAMING)
                 epoch = self._epoch = await self._close_if_due(epoch, appender)
         finally:
             await _cancel(getter)
@@ -370,7 +370,7 @@ class Pipeline:
 
         committed = await epoch.writer.commit(epoch.summary(), stop)
         self._committing = None
-        self._watch.committed(committed, epoch, self._monotonic() - started)
+        self._telemetry.committed(committed, epoch, self._monotonic() - started)
         await appender.durable(epoch)
         await self._confirm(epoch.position)
 
@@ -390,7 +390,7 @@ class Pipeline:
         if not self._may_confirm:
             return
         await self._capture.confirm(position)
-        self._watch.confirmed(position)
+        self._telemetry.confirmed(position)
 
     async def _drain(self, epoch: FillingEpoch, appender: EpochAppender) -> None:
         """Finish what can be: the epoch being committed, then the open one."""
@@ -414,11 +414,11 @@ class Pipeline:
             try:
                 lag = await self._capture.lag()
             except TransientError as error:
-                self._watch.not_measured(error)
+                self._telemetry.not_measured(error)
             else:
                 epochs = [e for e in (self._committing, self._epoch) if e is not None]
                 oldest = [e.oldest_us for e in epochs if e.oldest_us is not None]
-                self._watch.measured(lag, min(oldest, default=None))
+                self._telemetry.measured(lag, min(oldest, default=None))
             await asyncio.sleep(self._policy.monitor_interval_s)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:

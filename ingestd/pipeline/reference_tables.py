@@ -65,7 +65,7 @@ class FullRefresh:
         table: TableId,
         source: Callable[[], ReferenceTableSource],
         sink: ReferenceSink,
-        watch: ReferenceTelemetry,
+        telemetry: ReferenceTelemetry,
         refresh_s: float | None,
         *,
         monotonic: Monotonic = time.monotonic,
@@ -74,7 +74,7 @@ class FullRefresh:
         self._table = table
         self._make_source = source
         self._sink = sink
-        self._watch = watch
+        self._telemetry = telemetry
         self._refresh_s = refresh_s
         self._monotonic = monotonic
         self._is_open = False
@@ -86,14 +86,14 @@ class FullRefresh:
         now = self._monotonic()
         if not self._is_open:
             self._state = await self._sink.open()
-            self._watch.opened(self._table, self._state)
+            self._telemetry.opened(self._table, self._state)
             self._is_open = True
             # A version may be old, or come from other settings: read it once.
             if self._state is None or self._refresh_s is not None:
                 self._due_s = now
         if self.is_requested or (self._due_s is not None and now >= self._due_s):
             await self._read_table()
-        self._watch.succeeded(self._table, self._state)
+        self._telemetry.succeeded(self._table, self._state)
         return None if self._due_s is None else max(0.0, self._due_s - self._monotonic())
 
     async def _read_table(self) -> None:
@@ -108,14 +108,16 @@ class FullRefresh:
             await source.close()
         self._due_s = None if self._refresh_s is None else began + self._refresh_s
         seconds = self._monotonic() - began
-        self._watch.current(self._table, state, seconds, is_requested=self.is_requested)
+        self._telemetry.current(self._table, state, seconds, is_requested=self.is_requested)
 
     async def _batches(self, source: ReferenceTableSource) -> AsyncIterator[pa.RecordBatch]:
         nbytes = 0
         while (batch := await source.poll_snapshot()) is not None:
             ratio = getattr(source, "progress", 0.0)
             read = getattr(source, "nbytes", 0)
-            self._watch.reading(self._table, ratio, read - nbytes, is_requested=self.is_requested)
+            self._telemetry.reading(
+                self._table, ratio, read - nbytes, is_requested=self.is_requested
+            )
             nbytes = read
             yield batch
 
@@ -138,14 +140,14 @@ class IncrementalRefresh:
         table: TableId,
         source: Callable[[int | None], ReferenceTableSource],
         sink: ReferenceSink,
-        watch: ReferenceTelemetry,
+        telemetry: ReferenceTelemetry,
         *,
         monotonic: Monotonic = time.monotonic,
     ) -> None:
         self._table = table
         self._make_source = source
         self._sink = sink
-        self._watch = watch
+        self._telemetry = telemetry
         self._monotonic = monotonic
         self._source: ReferenceTableSource | None = None
         self._state: ReferenceState | None = None
@@ -157,7 +159,7 @@ class IncrementalRefresh:
         has_restarted, self._has_restarted = self._has_restarted, False
         if self._source is None:
             self._state = await self._sink.open()
-            self._watch.opened(self._table, self._state)
+            self._telemetry.opened(self._table, self._state)
             position = None if self._state is None else self._state.position
             self._source = self._make_source(position)
         try:
@@ -170,7 +172,7 @@ class IncrementalRefresh:
                 self._has_restarted = True
                 return 0.0
             raise
-        self._watch.succeeded(self._table, self._state)
+        self._telemetry.succeeded(self._table, self._state)
         took_s = self._monotonic() - began
         return min(PAUSE_LIMIT_S, took_s / SHARE_OF_TIME - took_s) or None
 
@@ -181,7 +183,7 @@ class IncrementalRefresh:
             if not source.is_snapshot_complete():
                 was_replaced = True
                 self._state = await self._replace(source)
-                self._watch.current(self._table, self._state, self._monotonic() - began)
+                self._telemetry.current(self._table, self._state, self._monotonic() - began)
             changes = await source.poll_changes()
             if changes is None:
                 if was_replaced and not source.key:  # every change needs a full fold: pause first
@@ -198,7 +200,7 @@ class IncrementalRefresh:
             if changes.num_rows:
                 began = self._monotonic()
                 self._state = await self._sink.merge(changes, source.key, position=source.position)
-                self._watch.current(self._table, self._state, self._monotonic() - began)
+                self._telemetry.current(self._table, self._state, self._monotonic() - began)
             return
 
     async def _replace(self, source: ReferenceTableSource) -> ReferenceState:
@@ -245,13 +247,13 @@ class References:
     def __init__(
         self,
         keepers: Mapping[TableId, ReferenceJob],
-        watch: ReferenceTelemetry,
+        telemetry: ReferenceTelemetry,
         asked: frozenset[TableId],
         *,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._keepers = keepers
-        self._watch = watch
+        self._telemetry = telemetry
         self.asked = asked
         self._jitter = jitter
         self._woken = {table: asyncio.Event() for table in keepers}
@@ -261,23 +263,23 @@ class References:
         """Run until cancelled; nothing is written after that."""
         if not self._keepers:
             return
-        self._watch.watch.listeners.append(self._wake)
+        self._telemetry.telemetry.listeners.append(self._wake)
         try:
             async with asyncio.TaskGroup() as group:
                 for table, keeper in self._keepers.items():
                     group.create_task(self._keep(table, keeper), name=f"reference {table}")
         finally:
-            self._watch.watch.listeners.remove(self._wake)
+            self._telemetry.telemetry.listeners.remove(self._wake)
 
     def request(self, tables: Sequence[TableId]) -> None:
         """Read tables of `asked` now. Raises TransientError while the source does not run."""
-        fault = self._watch.watch.not_running()
+        fault = self._telemetry.telemetry.not_running()
         if fault is not None:
             raise fault
         for table in tables:
             self._keepers[table].is_requested = True
             self._woken[table].set()
-        self._watch.requested(tables)
+        self._telemetry.requested(tables)
 
     def _wake(self) -> None:
         for event in self._woken.values():
@@ -289,7 +291,7 @@ class References:
         try:
             while True:
                 woken.clear()
-                if not self._watch.is_running:
+                if not self._telemetry.is_running:
                     await self._tried(keeper.close())
                     await woken.wait()
                     continue
@@ -303,7 +305,7 @@ class References:
                     delay_s = retry_delay_s(error, attempt, self._jitter())
                     if not isinstance(error, TransientError):
                         delay_s = min(delay_s, max(RETRY_S, took_s / SHARE_OF_TIME))
-                    self._watch.failed(table, error, delay_s)
+                    self._telemetry.failed(table, error, delay_s)
                     await self._pause(table, woken, delay_s)
                 elif delay_s == 0.0:
                     await asyncio.sleep(0)
@@ -326,17 +328,17 @@ class References:
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as fault:  # noqa: BLE001 - a Rust panic too
-            return None, self._watch.unknown(fault)
+            return None, self._telemetry.unknown(fault)
 
     async def _pause(self, table: TableId, woken: asyncio.Event, delay_s: float | None) -> None:
         """Wait, at most until a request arrives or the state of the source's table changes."""
-        keeper, state = self._keepers[table], self._watch.state_of(table)
+        keeper, state = self._keepers[table], self._telemetry.state_of(table)
         try:
             async with asyncio.timeout(delay_s):
                 while (
                     not keeper.is_requested
-                    and self._watch.is_running
-                    and state == self._watch.state_of(table)
+                    and self._telemetry.is_running
+                    and state == self._telemetry.state_of(table)
                 ):
                     await woken.wait()
                     woken.clear()

@@ -93,7 +93,7 @@ class SnapshotRun:
     snapshot_ids: Mapping[TableId, int]
     is_partial: bool = False
     tables: dict[TableId, Table] = field(default_factory=dict)
-    touched: dict[TableId, DedupWindow] = field(default_factory=dict)
+    windows: dict[TableId, DedupWindow] = field(default_factory=dict)
     ended: set[TableId] = field(default_factory=set)
     marked: set[TableId] = field(default_factory=set)
 
@@ -129,8 +129,8 @@ class SnapshotReader:
         sink: Sink,
         table_set: TableSet,
         appender: EpochAppender,
-        watch: SourceTelemetry,
-        gate: StreamBarrier,
+        telemetry: SourceTelemetry,
+        barrier: StreamBarrier,
         durable: Callable[[], Lsn],
         policy: SnapshotPolicy,
     ) -> None:
@@ -139,8 +139,8 @@ class SnapshotReader:
         self._sink = sink
         self._table_set = table_set
         self._appender = appender
-        self._watch = watch
-        self._gate = gate
+        self._telemetry = telemetry
+        self._barrier = barrier
         self._durable = durable
         self._places = asyncio.Semaphore(policy.at_once)
         self._snapshots: dict[TableId, Snapshot] = {}
@@ -159,11 +159,11 @@ class SnapshotReader:
     async def read_at_point(self, reading: SnapshotRun) -> None:
         """Read tables at one point."""
         # The discovery holds from that position on: the stream must have reached it.
-        await self._gate.reached(self._table_set.lsn)
+        await self._barrier.reached(self._table_set.lsn)
         async with self._places:
             if not self._table_set.being_read(reading.snapshot_ids):
                 return  # dropped, or cancelled
-            snapshot = await self.begin_at_point(reading.snapshot_ids, self._gate.position)
+            snapshot = await self.begin_at_point(reading.snapshot_ids, self._barrier.position)
             await self._read_begun(reading, snapshot)
 
     async def read_begun(self, reading: SnapshotRun, snapshot: Snapshot) -> None:
@@ -173,20 +173,20 @@ class SnapshotReader:
 
     async def _read_begun(self, reading: SnapshotRun, snapshot: Snapshot) -> None:
         async with _closing(snapshot):
-            await self._gate.reached(snapshot.point)
+            await self._barrier.reached(snapshot.point)
             await self._read_items(
                 reading, self._table_set.being_read(reading.snapshot_ids), snapshot
             )
 
     async def read_in_chunks(self, reading: SnapshotRun) -> None:
         """Read tables incrementally, from the start."""
-        await self._gate.reached(self._table_set.lsn)
+        await self._barrier.reached(self._table_set.lsn)
         tables = self._table_set.being_read(reading.snapshot_ids)
         if not tables:
             return
         newly_published = any(self._table_set.is_new(t.id) for t in tables)
         with _writing():
-            await self._enter(tables, self._gate.position)
+            await self._enter(tables, self._barrier.position)
         # It may wait long for other transactions, and must not occupy a place meanwhile.
         snapshot = await self._patiently(
             reading, self._capture.snapshot(tables, chunked=True, newly_published=newly_published)
@@ -204,7 +204,7 @@ class SnapshotReader:
 
     async def read_rest(self, reading: SnapshotRun) -> None:
         """Read what an earlier run left of one table."""
-        await self._gate.reached(self._table_set.lsn)
+        await self._barrier.reached(self._table_set.lsn)
         tables = self._table_set.being_read(reading.snapshot_ids)
         if not tables:
             return
@@ -218,7 +218,7 @@ class SnapshotReader:
                 return
             self._table_set.read_at([table], snapshot.point)
             with _writing():
-                await self._enter([table], self._gate.position)
+                await self._enter([table], self._barrier.position)
             await self._record(reading, [table])
             # Whatever came before the window precedes this position, open transactions included.
             now = (await self._capture.lag()).current_lsn
@@ -229,7 +229,7 @@ class SnapshotReader:
                 if await self._sink.has_marker(table, snapshot.point):
                     reading.marked.add(table.id)
             for rows in unsent:
-                reading.touched[table.id].owe(table, rows)
+                reading.windows[table.id].owe(table, rows)
             await self._settle(reading, snapshot)
             await self._read_items(reading, [table], snapshot)
 
@@ -239,7 +239,7 @@ class SnapshotReader:
 
     async def read_partial(self, reading: SnapshotRun, where: str) -> None:
         """Read rows of one table for which `where` holds; its state does not change."""
-        await self._gate.reached(self._table_set.lsn)
+        await self._barrier.reached(self._table_set.lsn)
         [(name, snapshot_id)] = reading.snapshot_ids.items()
         if not self._table_set.is_read_by(name, snapshot_id):
             return
@@ -286,7 +286,7 @@ class SnapshotReader:
         floor = await self._capture.current_snapshot()
         for table in tables:
             snapshot_id = reading.snapshot_ids[table.id]
-            reading.touched[table.id] = self._appender.begin_chunks(table, snapshot_id, floor)
+            reading.windows[table.id] = self._appender.begin_chunks(table, snapshot_id, floor)
 
     async def _settle(self, reading: SnapshotRun, snapshot: Snapshot) -> None:
         """Wait until chunks see all that the stream delivered below the point."""
@@ -296,10 +296,10 @@ class SnapshotReader:
             for n, snapshot_id in reading.snapshot_ids.items()
         ):
             seen = await self._capture.current_snapshot()
-            if all(t.is_settled(snapshot.point, seen) for t in reading.touched.values()):
+            if all(t.is_settled(snapshot.point, seen) for t in reading.windows.values()):
                 return
-            for touched in reading.touched.values():
-                touched.pass_floor(seen)
+            for window in reading.windows.values():
+                window.pass_floor(seen)
             await asyncio.sleep(self._policy.patience_s)
 
     async def _patiently(
@@ -307,12 +307,12 @@ class SnapshotReader:
     ) -> Snapshot:
         """Wait for a snapshot to begin, and warn if that takes long."""
         return await warn_if_slow(
-            beginning, lambda: self._watch.reading_waits(list(reading.snapshot_ids))
+            beginning, lambda: self._telemetry.reading_waits(list(reading.snapshot_ids))
         )
 
     async def _passed(self, position: Lsn, snapshot: Snapshot) -> None:
         """Wait until the stream has passed a position; an idle server needs a nudge."""
-        reached = asyncio.ensure_future(self._gate.reached(position))
+        reached = asyncio.ensure_future(self._barrier.reached(position))
         try:
             done, _ = await asyncio.wait([reached], timeout=self._policy.patience_s)
             while not done:
@@ -363,18 +363,18 @@ class SnapshotReader:
             name = item.batch.table.id
             await self._give_page(reading, snapshot, item)
             ratio = snapshot.progress(name)
-            self._watch.snapshot_progress(name, ratio, nbytes=item.batch.nbytes)
+            self._telemetry.snapshot_progress(name, ratio, nbytes=item.batch.nbytes)
         elif isinstance(item, SplitRead):
             name, snapshot_id = item.table, reading.snapshot_ids[item.table]
             snapshot_ids, oldest = reading.snapshot_ids.values(), snapshot.oldest()
             await reading.give(
                 SplitDone(name, snapshot_id, item.where, snapshot.remainder, oldest, snapshot_ids)
             )
-            self._watch.snapshot_progress(name, snapshot.progress(name))
-            touched = reading.touched.get(name)
+            self._telemetry.snapshot_progress(name, snapshot.progress(name))
+            window = reading.windows.get(name)
             owed = sys.maxsize
-            while touched is not None and self._policy.keys_at_once <= touched.rows_to_read < owed:
-                owed = touched.rows_to_read  # if writers are faster, the rest waits for the end
+            while window is not None and self._policy.keys_at_once <= window.rows_to_read < owed:
+                owed = window.rows_to_read  # if writers are faster, the rest waits for the end
                 await self._complete(reading, snapshot, name)
         elif isinstance(item, TableRead):
             await self._end(reading, snapshot, item.table)
@@ -382,12 +382,12 @@ class SnapshotReader:
             await reading.fail(item)
 
     async def _end(self, reading: SnapshotRun, snapshot: Snapshot, name: TableId) -> None:
-        touched = reading.touched.get(name)
-        if touched is not None:
-            touched.close()
-            while touched.rows_to_read:
+        window = reading.windows.get(name)
+        if window is not None:
+            window.close()
+            while window.rows_to_read:
                 await self._complete(reading, snapshot, name)
-            if touched.is_void:
+            if window.is_void:
                 raise TableReplacedError(name, "its replica identity changed while it was read")
         owes_marker = not reading.is_partial and self._table_set.marks_last(name)
         if owes_marker and name not in reading.marked:
@@ -396,15 +396,15 @@ class SnapshotReader:
 
     async def _complete(self, reading: SnapshotRun, snapshot: Snapshot, name: TableId) -> None:
         """Read rows that lack unsent values by their keys."""
-        touched = reading.touched[name]
-        keys = touched.take_unsent(self._policy.keys_at_once)
+        window = reading.windows[name]
+        keys = window.take_unsent(self._policy.keys_at_once)
         again = set()
         async with aclosing(snapshot.rows_of(reading.tables[name], keys)) as pages:
             async for page in pages:
                 await self._give_page(reading, snapshot, page)
                 if page.seen is not None:
-                    again |= touched.overtaken(page.position, page.seen) & keys
-        touched.owe_again(again)
+                    again |= window.overtaken(page.position, page.seen) & keys
+        window.owe_again(again)
 
     async def _give_page(
         self, reading: SnapshotRun, snapshot: Snapshot, page: SnapshotPage

@@ -55,7 +55,7 @@ class SourceSpec:
     """
 
     make_pipeline: Callable[[], Pipeline]
-    watch: SourceTelemetry
+    telemetry: SourceTelemetry
     references: References | None = None
     maintainer: BackgroundJob | None = None
     mark: PauseMark | None = None
@@ -91,7 +91,7 @@ class SourceRunner:
     @property
     def name(self) -> str:
         """The source's name."""
-        return self.source.watch.source
+        return self.source.telemetry.source
 
     def request_stop(self) -> None:
         """Make `run` close the source and return."""
@@ -146,7 +146,7 @@ class SourceRunner:
             else:
                 self._is_paused = True
                 await self._stay_paused(since, over)
-        self.source.watch.enter(SourceState.CLOSED)
+        self.source.telemetry.enter(SourceState.CLOSED)
 
     async def _paused_since(self, over: asyncio.Event) -> datetime | None:
         """Read the marker, retrying indefinitely: nothing is delivered before it is known."""
@@ -157,19 +157,19 @@ class SourceRunner:
             except IngestdError as error:
                 attempt += 1
                 delay_s = retry_delay_s(error, attempt, self._jitter())
-                self.source.watch.failed(error, delay_s)
+                self.source.telemetry.failed(error, delay_s)
                 await _wait(over, delay_s)
         return None
 
     async def _stay_paused(self, since: datetime, over: asyncio.Event) -> None:
-        self.source.watch.paused(since)
+        self.source.telemetry.paused(since)
         if self.source.make_paused is None:
             await over.wait()
         else:
             await self._keep_beside(self.source.make_paused(), over)
 
     async def _deliver(self, over: asyncio.Event) -> None:
-        self.source.watch.resumed()
+        self.source.telemetry.resumed()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep(over), name=f"source {self.name}")
             if self.source.references is not None:
@@ -188,7 +188,7 @@ class SourceRunner:
                 return
             attempt = 1 if self._monotonic() - began >= SETTLED_S else attempt + 1
             delay_s = retry_delay_s(error, attempt, self._jitter())
-            self.source.watch.failed(error, delay_s)
+            self.source.telemetry.failed(error, delay_s)
             await _wait(over, delay_s)
 
     async def _keep_beside(self, beside: BackgroundJob, over: asyncio.Event) -> None:
@@ -199,7 +199,7 @@ class SourceRunner:
                 return
             while isinstance(error, BaseExceptionGroup):
                 error = error.exceptions[0]
-            self.source.watch.unknown(error)
+            self.source.telemetry.unknown(error)
             await _wait(over, OPERATOR_DELAY_S)
 
     async def _keep_writing(self, beside: BackgroundJob, over: asyncio.Event) -> None:
@@ -228,7 +228,7 @@ class SourceRunner:
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001 - only this source stops, a Rust panic too
-            return self.source.watch.unknown(error)
+            return self.source.telemetry.unknown(error)
         finally:
             self.pipeline = None
         return None

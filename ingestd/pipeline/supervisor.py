@@ -96,7 +96,7 @@ class Supervisor:
         not streamed is read completely, and can't be read in part.
         """
         asked = self._of(source).source
-        asked.watch.refuse_if_paused()
+        asked.telemetry.refuse_if_paused()
         references = asked.references
         own = [t for t in tables if references is not None and t in references.asked]
         others = [t for t in tables if t not in own]
@@ -104,7 +104,7 @@ class Supervisor:
             raise refused(own)
         if others:
             self._pipeline(source).request_snapshot(others, where)
-            asked.watch.snapshot_requested(others, partial=where is not None)
+            asked.telemetry.snapshot_requested(others, partial=where is not None)
         if own and references is not None:
             references.request(own)
 
@@ -115,13 +115,13 @@ class Supervisor:
         TransientError while it does not run.
         """
         asked = self._of(source).source
-        asked.watch.refuse_if_paused()
+        asked.telemetry.refuse_if_paused()
         references = asked.references
         own = [t for t in tables if references is not None and t in references.asked]
         if own:
             raise refused(own)
         self._pipeline(source).cancel_snapshot(tables)
-        asked.watch.snapshot_cancelled(tables)
+        asked.telemetry.snapshot_cancelled(tables)
 
     def _of(self, source: str) -> SourceRunner:
         found = self._sources.get(source)
@@ -135,7 +135,7 @@ class Supervisor:
 
     def _pipeline(self, source: str) -> Pipeline:
         asked = self._of(source)
-        fault = asked.source.watch.not_running()
+        fault = asked.source.telemetry.not_running()
         if fault is not None or asked.pipeline is None:
             raise fault or TransientError(f"source {source} is starting", reason="not_running")
         return asked.pipeline

@@ -72,7 +72,7 @@ class TableSync:
         sink: Sink,
         table_set: TableSet,
         appender: EpochAppender,
-        watch: SourceTelemetry,
+        telemetry: SourceTelemetry,
         durable: Callable[[], Lsn],
         *,
         reads: bool,
@@ -82,16 +82,16 @@ class TableSync:
         self._capture = capture
         self._table_set = table_set
         self._appender = appender
-        self._watch = watch
+        self._telemetry = telemetry
         self._durable = durable
         self._reads = reads
         self._monotonic = monotonic
         self._requested = appender.wanted
-        self.gate = StreamBarrier()
+        self.barrier = StreamBarrier()
         self._first: tuple[SnapshotIds, Snapshot] | None = None
         self._partial: list[tuple[TableId, str]] = []
         self._reader = SnapshotReader(
-            capture, sink, table_set, appender, watch, self.gate, durable, policy
+            capture, sink, table_set, appender, telemetry, self.barrier, durable, policy
         )
         self._readings: set[asyncio.Task[None]] = set()
         self._not_before_s = 0.0
@@ -190,7 +190,7 @@ class TableSync:
             self._hold_up(error)
             return
         self._table_set.update(discovery)
-        self._watch.offered(discovery)
+        self._telemetry.offered(discovery)
         await self._appender.record(self._table_set.departures(_now(), self._reached()))
         try:
             self._table_set.prepared(await self._capture.prepare(discovery.tables))
@@ -199,14 +199,14 @@ class TableSync:
             self._table_set.postpone([table.id for table in self._table_set.to_read()])
             return
         self._is_held_up = False
-        await self._appender.record(self._table_set.changed(_now(), self.gate.position))
+        await self._appender.record(self._table_set.changed(_now(), self.barrier.position))
 
     def _hold_up(self, error: TransientError) -> None:
         """Schedule a retry if the fault is transient; raise it otherwise."""
         if error.reason not in _PASSING:
             raise error
         if not self._is_held_up:
-            self._watch.reading_failed(error, POSTPONED_S)
+            self._telemetry.reading_failed(error, POSTPONED_S)
         self._is_held_up = True
         asyncio.get_running_loop().call_later(POSTPONED_S, self._requested.set)
 
@@ -298,12 +298,12 @@ class TableSync:
             raise error
         self._failures += 1
         delay_s = RETRIES.after(self._failures)
-        self._watch.reading_failed(error, delay_s)
+        self._telemetry.reading_failed(error, delay_s)
         self._not_before_s = self._monotonic() + delay_s
         asyncio.get_running_loop().call_later(delay_s, self._requested.set)
 
     def _reached(self) -> Lsn:
-        return max(self._durable(), self.gate.position)
+        return max(self._durable(), self.barrier.position)
 
     async def _forget(self) -> None:
         """Periodically forget the transactions that every session sees."""

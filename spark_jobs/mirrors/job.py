@@ -102,7 +102,7 @@ class MirrorJob:
             TableId.parse(step.table),
             f"raw table {lake.raw_path(step.table)}: {what}",
             remedy=f"`ingestd snapshot {lake.source} {step.table}` re-reads it, and the mirror"
-            "is made from it; if ingestd has stopped the table, do what `ingestd status` says",
+            " is made from it; if ingestd has stopped the table, do what `ingestd status` says",
         )
 
 

@@ -36,34 +36,36 @@ class Totals:
 class MaintenanceTelemetry:
     """Reports one source's maintenance. Synchronous, called from the event loop."""
 
-    def __init__(self, metrics: Metrics, log: FilteringBoundLogger, watch: SourceTelemetry) -> None:
-        self.watch = watch
+    def __init__(
+        self, metrics: Metrics, log: FilteringBoundLogger, telemetry: SourceTelemetry
+    ) -> None:
+        self.telemetry = telemetry
         self._metrics = metrics
-        self._log = log.bind(source=watch.source)
+        self._log = log.bind(source=telemetry.source)
         self._has_failed = False
 
     @property
     def is_running(self) -> bool:
         """True if the source is claimed, and delivers or is about to (I5)."""
-        return self.watch.not_running() is None
+        return self.telemetry.not_running() is None
 
     def added(self, tables: Sequence[str]) -> None:
         """Record that an epoch added a file to each of these tables."""
         for table in tables:
-            self._metrics.small_file_added(self.watch.source, table)
+            self._metrics.small_file_added(self.telemetry.source, table)
 
     def maintained(self, table: MaintainedTable, *, since: int) -> None:
         """Record a maintained table; `since`: files added meanwhile, at most."""
         if table.small_files is not None:
             count = table.small_files + since
-            self._metrics.small_files(self.watch.source, table.table, count)
+            self._metrics.small_files(self.telemetry.source, table.table, count)
 
     def done(
         self, totals: Totals, error: IngestdError | None, seconds: float, taken: Counter[str]
     ) -> None:
         """Record the end of a run; `taken`: new files of each table at its start."""
         self._metrics.maintained(
-            self.watch.source,
+            self.telemetry.source,
             joined_files=totals.joined_files,
             removed_files=totals.removed_files,
             has_failed=error is not None,

@@ -38,18 +38,18 @@ class ReferenceTelemetry:
         status: SourceStatus,
         metrics: Metrics,
         log: FilteringBoundLogger,
-        watch: SourceTelemetry,
+        telemetry: SourceTelemetry,
         kinds: Mapping[TableId, str],
         *,
         now: Callable[[], datetime] = _now,
     ) -> None:
-        self.watch = watch
+        self.telemetry = telemetry
         self._status = status
         self._metrics = metrics
         self._log = log.bind(source=status.source)
         self._now = now
         self._unstreamed = {str(t) for t, kind in kinds.items() if kind in UNSTREAMED}
-        watch.kept = frozenset(self._unstreamed)
+        telemetry.kept = frozenset(self._unstreamed)
         for table, kind in kinds.items():
             name = str(table)
             state = TableState.SNAPSHOTTING
@@ -59,7 +59,7 @@ class ReferenceTelemetry:
     @property
     def is_running(self) -> bool:
         """True if the source is claimed, and delivers or is about to (I5)."""
-        return self.watch.not_running() is None
+        return self.telemetry.not_running() is None
 
     def state_of(self, table: TableId) -> object:
         """Return a value that changes when the source's own table enters another state."""
@@ -157,7 +157,7 @@ class ReferenceTelemetry:
 
     def unknown(self, error: BaseException) -> IngestdError:
         """Log where an unforeseen error arose, and return it with its place."""
-        return self.watch.unknown(error)
+        return self.telemetry.unknown(error)
 
     def _record_state(self, table: TableId, state: ReferenceState) -> None:
         name = str(table)

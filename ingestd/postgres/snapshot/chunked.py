@@ -170,7 +170,7 @@ class _Start:
 
 
 class ChunkedSnapshot:
-    """See `ingestd.ports.Snapshot`. Created by `begin`."""
+    """See `ingestd.ports.Snapshot`. Created by `start`."""
 
     is_chunked = True
 

@@ -359,4 +359,4 @@ async def test_a_source_that_does_not_run_says_why(error: IngestdError, state: s
 
 
 def state_of(source: SourceSpec) -> SourceStatus:
-    return source.watch._status
+    return source.telemetry._status
