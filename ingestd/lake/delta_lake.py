@@ -345,10 +345,10 @@ class DeltaLake:
         except FolderError as error:
             raise self.set_damaged(table, error) from error
 
-    async def vouch(self) -> None:
+    async def ensure_not_fenced(self) -> None:
         """Commit to `_epochs` without a row: this fails if another process has taken over."""
         async with self._epochs_lock:
-            await self.jobs.run(self._epochs.vouch)
+            await self.jobs.run(self._epochs.ensure_not_fenced)
 
     async def close_epoch(self, epoch: CommittedEpoch) -> CommittedEpoch:
         """Append the epoch's row; list also the tables whose rows the lake already held."""

@@ -60,7 +60,7 @@ class EpochHost(Protocol):
         """Raise LakeLostError if the lake is not the one that was last read or written."""
         ...
 
-    async def vouch(self) -> None:
+    async def ensure_not_fenced(self) -> None:
         """Commit to `_epochs` without a row: this fails if another process has taken over."""
         ...
 
@@ -332,7 +332,7 @@ class DeltaEpochWriter:
                 )
                 for part in new
             )
-            await self._lake.vouch()
+            await self._lake.ensure_not_fenced()
 
     def _commit_table(
         self, part: _TablePart, fragments: Sequence[Fragment], end_lsn: Lsn

@@ -183,7 +183,7 @@ class EpochTable:
         except ReplacedError as error:
             raise LakeLostError(error.what, remedy=error.remedy) from error
 
-    def vouch(self) -> None:
+    def ensure_not_fenced(self) -> None:
         """Make an empty durable commit, which fails if another process has fenced the table."""
         self._log.commit_files([])
 

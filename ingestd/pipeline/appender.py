@@ -29,8 +29,8 @@ class EpochAppender:
     """Appends to epochs, and records state changes of the tables in `_tables`.
 
     `wanted` is set when a table must be re-read. `delivered`: transactions that the stream has
-    delivered, until a snapshot sees them. `hurry_to`: a position that a caller waits for to become
-    durable.
+    delivered, until a snapshot sees them. `flush_requested_lsn`: a position that a caller waits for
+    to become durable.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class EpochAppender:
         self.wanted = asyncio.Event()
         self._windows: dict[TableId, dict[int, DedupWindow]] = {}
         self.delivered = RecentXids()
-        self.hurry_to = ZERO
+        self.flush_requested_lsn = ZERO
         self._done: dict[int, set[str]] = {}
 
     async def append_work(self, epoch: FillingEpoch, work: Chunk | SnapshotWork) -> None:
@@ -81,8 +81,8 @@ class EpochAppender:
             if page.seen is not None:
                 if window is None:  # its end has been queued: nothing can follow
                     return
-                content = window.fresh(content, page.position, page.seen)
-            self._table_set.took_rows(content.table.id)
+                content = window.without_superseded(content, page.position, page.seen)
+            self._table_set.record_rows(content.table.id)
             await self._append(epoch, content, is_read=True)
             epoch.hold(content, page.at, self._monotonic())
 
@@ -107,7 +107,7 @@ class EpochAppender:
         if split.oldest is not None:
             for windows in self._windows.values():
                 for snapshot_id in windows.keys() & set(split.snapshot_ids):
-                    windows[snapshot_id].pass_floor(split.oldest)
+                    windows[snapshot_id].advance_floor(split.oldest)
 
     def _end_chunks(self, snapshot_id: int) -> None:
         for name, windows in list(self._windows.items()):

@@ -90,9 +90,9 @@ class DedupWindow:
         xids = rows.column("_cdc_xid").to_numpy(zero_copy_only=False)
         changes = _Changes(batch.table, xids, lsns, key_rows(batch.table, rows))
         self._keep(changes.where(~self._floor.sees(xids)))
-        self.owe(batch.table, rows)
+        self.add_unsent_rows(batch.table, rows)
 
-    def owe(self, table: Table, rows: pa.RecordBatch) -> None:
+    def add_unsent_rows(self, table: Table, rows: pa.RecordBatch) -> None:
         """Record the rows among these changes that lack values that were not sent."""
         lacking = rows.filter(rows.column("_cdc_unchanged").is_valid())
         if self._is_closed:  # the key of a row that is still owed may have changed
@@ -111,21 +111,21 @@ class DedupWindow:
 
         It must also see everything delivered before this window began: those keys are unknown.
         """
-        return bool(seen.sees(self._before).all()) and not self.overtaken(point, seen)
+        return bool(seen.sees(self._before).all()) and not self.superseded_keys(point, seen)
 
     def close(self) -> None:
         """Record that all rows are read but those owed: later changes find their row."""
         self._is_closed = True
         self._again |= self._take_unsent(sys.maxsize)
 
-    def pass_floor(self, seen: PgSnapshot) -> None:
+    def advance_floor(self, seen: PgSnapshot) -> None:
         """Record that no later chunk is older than this snapshot."""
         self._floor = seen
         changes, self._changes = self._changes, []
         for part in changes:
             self._keep(part.where(~seen.sees(part.xids)))
 
-    def overtaken(self, position: Lsn, seen: PgSnapshot) -> set[Key]:
+    def superseded_keys(self, position: Lsn, seen: PgSnapshot) -> set[Key]:
         """Return the keys with changes that precede `position` but are not visible to `seen`."""
         found: set[Key] = set()
         for part in self._changes:
@@ -134,10 +134,10 @@ class DedupWindow:
                 found.update(part.where(mask).keys())
         return found
 
-    def fresh(self, page: TableBatch, position: Lsn, seen: PgSnapshot) -> TableBatch:
+    def without_superseded(self, page: TableBatch, position: Lsn, seen: PgSnapshot) -> TableBatch:
         """Return the rows of a chunk, without those that newer changes in the stream supersede."""
         self.is_void |= page.table.identifying != self._key
-        overtaken = self.overtaken(position, seen)
+        overtaken = self.superseded_keys(position, seen)
         if not overtaken:
             return page
         keys = new_keys(page.table, page.rows)
@@ -151,12 +151,12 @@ class DedupWindow:
         """Count of rows to read by their keys; a row that changed twice counts twice."""
         return len(self._again) + self._unsent_rows
 
-    def owe_again(self, keys: set[Key]) -> None:
+    def requeue_keys(self, keys: set[Key]) -> None:
         """Record that the requested rows were read; these were superseded meanwhile."""
         self._again |= keys
         self._asked = set()
 
-    def take_unsent(self, limit: int) -> set[Key]:
+    def pop_unsent_keys(self, limit: int) -> set[Key]:
         """Return about `limit` keys of rows to read, each once; call `owe_again` afterwards."""
         self._asked = self._take_unsent(limit)
         return self._asked

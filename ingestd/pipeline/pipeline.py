@@ -341,7 +341,7 @@ class Pipeline:
         if self._commit is not None:
             return epoch
         now = self._monotonic()
-        asked = self._capture.checkpoint_requested() or appender.hurry_to > self._durable
+        asked = self._capture.checkpoint_requested() or appender.flush_requested_lsn > self._durable
         if epoch.is_due(now, self._policy.epoch, checkpoint=asked):
             self._commit = asyncio.create_task(self._commit_epoch(epoch, appender))
             first_s = max(self._policy.epoch.max_delay_s, LEAST_IDLE_S)

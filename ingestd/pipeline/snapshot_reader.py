@@ -229,7 +229,7 @@ class SnapshotReader:
                 if await self._sink.has_marker(table, snapshot.point):
                     reading.marked.add(table.id)
             for rows in unsent:
-                reading.windows[table.id].owe(table, rows)
+                reading.windows[table.id].add_unsent_rows(table, rows)
             await self._settle(reading, snapshot)
             await self._read_items(reading, [table], snapshot)
 
@@ -299,7 +299,7 @@ class SnapshotReader:
             if all(t.is_settled(snapshot.point, seen) for t in reading.windows.values()):
                 return
             for window in reading.windows.values():
-                window.pass_floor(seen)
+                window.advance_floor(seen)
             await asyncio.sleep(self._policy.patience_s)
 
     async def _patiently(
@@ -323,7 +323,7 @@ class SnapshotReader:
 
     async def _until_durable(self, position: Lsn) -> None:
         """Wait until the lake is durable up to a position."""
-        self._appender.hurry_to = max(self._appender.hurry_to, position)
+        self._appender.flush_requested_lsn = max(self._appender.flush_requested_lsn, position)
         while self._durable() < position:  # noqa: ASYNC110 - several places advance it
             await asyncio.sleep(self._policy.patience_s)
 
@@ -342,7 +342,7 @@ class SnapshotReader:
             snapshot.abandon(name)
             await reading.end_table(name)
         for name, table in reading.tables.items():
-            if not reading.is_partial and self._table_set.marks_first(name):
+            if not reading.is_partial and self._table_set.has_marker_first(name):
                 await reading.give(_marker(table, reading, snapshot))
         moved_at = time.monotonic()
         if not reading.tables:
@@ -389,7 +389,7 @@ class SnapshotReader:
                 await self._complete(reading, snapshot, name)
             if window.is_void:
                 raise TableReplacedError(name, "its replica identity changed while it was read")
-        owes_marker = not reading.is_partial and self._table_set.marks_last(name)
+        owes_marker = not reading.is_partial and self._table_set.has_marker_last(name)
         if owes_marker and name not in reading.marked:
             await reading.give(_marker(reading.tables[name], reading, snapshot))
         await reading.end_table(name)
@@ -397,14 +397,14 @@ class SnapshotReader:
     async def _complete(self, reading: SnapshotRun, snapshot: Snapshot, name: TableId) -> None:
         """Read rows that lack unsent values by their keys."""
         window = reading.windows[name]
-        keys = window.take_unsent(self._policy.keys_at_once)
+        keys = window.pop_unsent_keys(self._policy.keys_at_once)
         again = set()
         async with aclosing(snapshot.rows_of(reading.tables[name], keys)) as pages:
             async for page in pages:
                 await self._give_page(reading, snapshot, page)
                 if page.seen is not None:
-                    again |= window.overtaken(page.position, page.seen) & keys
-        window.owe_again(again)
+                    again |= window.superseded_keys(page.position, page.seen) & keys
+        window.requeue_keys(again)
 
     async def _give_page(
         self, reading: SnapshotRun, snapshot: Snapshot, page: SnapshotPage

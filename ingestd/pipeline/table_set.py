@@ -378,18 +378,18 @@ class TableSet:
             return entry is not None and not entry.is_stopped
         return entry is not None and entry.snapshot.id == snapshot_id
 
-    def took_rows(self, name: TableId) -> None:
+    def record_rows(self, name: TableId) -> None:
         """Record that the lake has rows of a table that were read."""
         self._with_rows.add(name)
 
-    def marks_first(self, name: TableId) -> bool:
+    def has_marker_first(self, name: TableId) -> bool:
         """Return whether the table's `t` comes before its rows: the lake has none of it."""
         entry = self._entries.get(name)
         if entry is None:
             return False
         return not (entry.snapshot.has_marker_last or entry.snapshot.remainder)
 
-    def marks_last(self, name: TableId) -> bool:
+    def has_marker_last(self, name: TableId) -> bool:
         """Return whether the table's `t` comes after its rows: the old ones remain until then."""
         entry = self._entries.get(name)
         return entry is not None and entry.snapshot.has_marker_last

@@ -322,7 +322,7 @@ class EpochStream:
     def _try(self, table: str, definition: Definition, through: Epoch) -> None:
         try:
             known = self._at.get(table)
-            self._at[table] = self._mover.move(table, definition, known, self._epochs, through)
+            self._at[table] = self._mover.advance(table, definition, known, self._epochs, through)
             self.rebuild.discard(table)
             if self.stopped.pop(table, None) is not None:
                 self._log.info("table.resumed", table=table, epoch=through.number)

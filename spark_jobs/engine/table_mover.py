@@ -60,7 +60,7 @@ class TableJob(Protocol):
         """The job's name: in signatures, application ids and logs."""
         ...
 
-    def move(self, lake: SourceLake, step: Step) -> None:
+    def advance(self, lake: SourceLake, step: Step) -> None:
         """Bring a table to the end of `step.through`, and sign the last commit with it.
 
         Idempotent up to that commit. Raises TableError if the table can't be moved.
@@ -98,7 +98,7 @@ class TableMover:
         newest = commits_above(session, path, at.version - 1)
         return all(c.signature is None or c.signature.epoch <= at.epoch for c in newest)
 
-    def move(
+    def advance(
         self,
         table: str,
         definition: Definition,
@@ -139,12 +139,12 @@ class TableMover:
 
     def _take_step(self, lake: SourceLake, step: Step) -> None:
         try:
-            self.job.move(lake, step)
+            self.job.advance(lake, step)
         except (PySparkException, Py4JError):
             rest = self._without_gone_files(lake, step)
             if rest is None:
                 raise
-            self.job.move(rest, step)
+            self.job.advance(rest, step)
 
     def _without_gone_files(self, lake: SourceLake, step: Step) -> SourceLake | None:
         """Return the lake above its missing raw files; None if none is missing.

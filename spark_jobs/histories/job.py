@@ -43,7 +43,7 @@ class HistoryJob:
 
     name = "history"
 
-    def move(self, lake: SourceLake, step: Step) -> None:
+    def advance(self, lake: SourceLake, step: Step) -> None:
         """Bring a table's history to the end of `step.through`. See `TableJob`."""
         shape = _shape(lake, step)
         table = HistoryTable(lake.session, step.path, step.app_id, lake.checked)

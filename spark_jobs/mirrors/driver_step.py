@@ -28,9 +28,9 @@ class DriverStep(MirrorStep):
         """Create a mirror that does not exist yet."""
         return self._within_limits(self._make)
 
-    def move(self) -> bool:
+    def advance(self) -> bool:
         """Move a mirror by changes only, without `t` or `r` rows."""
-        return self._within_limits(self._move)
+        return self._within_limits(self._advance_by_rows)
 
     def newest(self) -> pa.Table | None:
         """Return the raw rows of the step, with the present columns."""
@@ -81,7 +81,7 @@ class DriverStep(MirrorStep):
         self.ensure_same_key(changed_from)
         return folded.outcomes
 
-    def _move(self) -> bool:
+    def _advance_by_rows(self) -> bool:
         in_driver = self.mirror.in_driver(self.step.above)
         if in_driver is None or not in_driver.is_likely:
             return False

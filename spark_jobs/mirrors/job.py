@@ -84,13 +84,13 @@ class MirrorJob:
     name: str = "mirror"
     files: MirrorFiles = field(default_factory=MirrorFiles)
 
-    def move(self, lake: SourceLake, step: Step) -> None:
+    def advance(self, lake: SourceLake, step: Step) -> None:
         """See `spark_jobs.engine.table_mover.TableJob`."""
         mirror = MirrorTable(
             lake.session, step.path, step.app_id, self.soft_deletes, self.files, lake.checked
         )
         try:
-            _Move(lake, step, mirror).run()
+            _MirrorAdvance(lake, step, mirror).run()
         except AnalysisException as error:
             if not DeltaTable.isDeltaTable(lake.session, lake.raw_path(step.table)):
                 raise self._raw_gone(lake, step, "the Delta table does not exist") from error
@@ -107,14 +107,14 @@ class MirrorJob:
 
 
 @dataclass(frozen=True, slots=True)
-class _Move(MirrorStep):
+class _MirrorAdvance(MirrorStep):
     @property
-    def _here(self) -> DriverStep:
+    def _driver_step(self) -> DriverStep:
         return DriverStep(self.lake, self.step, self.mirror)
 
     def run(self) -> None:
         if self.step.above == 0:
-            if not self._here.make():
+            if not self._driver_step.make():
                 self._make()
             return
         try:
@@ -122,7 +122,7 @@ class _Move(MirrorStep):
                 self._move_whole_rows()
             elif self.step.rows <= FEW_ROWS and self.step.nbytes <= FEW_BYTES:
                 self._move_few()
-            elif not self._here.move():
+            elif not self._driver_step.advance():
                 self._move_many()
         except _RowsGoneError as error:
             structlog.get_logger("ingestd").warning(
@@ -241,7 +241,7 @@ class _Move(MirrorStep):
     # --- moving -------------------------------------------------------------------------------
 
     def _move_few(self) -> None:
-        changes = self._here.newest()
+        changes = self._driver_step.newest()
         if changes is None:
             changes = self._shaped(self._changes()).toArrow()
         self._ensure_all(changes.num_rows)

@@ -154,7 +154,9 @@ async def test_snapshot_boundary_chunks_and_changes_are_the_table(world: ChangeW
     touched = DedupWindow(stream.table, NOTHING, np.empty(0, np.int64))
     for batch in stream.batches:
         touched.record_changes(batch)
-    read = [touched.fresh(p.batch, p.position, p.seen) for p in pages_of(items) if p.seen]
+    read = [
+        touched.without_superseded(p.batch, p.position, p.seen) for p in pages_of(items) if p.seen
+    ]
     marker = marker_batch(stream.table, snapshot.point, snapshot.at)
     rows = pa.Table.from_batches([b.rows for b in [marker, *read, *stream.batches]])
     assert {row["id"]: row["note"] for row in fold(rows, ["id"])} == expected

@@ -98,7 +98,7 @@ class Job:
             signature=Signature("history", "shop", "a lake", epoch, definition.schema_version),
             app_id=f"ingestd-history/shop/{self.table}",
         )
-        HistoryJob().move(lake, step)
+        HistoryJob().advance(lake, step)
         self.above, self.above_lsn = epoch, end_lsn
         self.schema_version = definition.schema_version
 

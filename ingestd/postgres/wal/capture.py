@@ -49,7 +49,7 @@ from ingestd.postgres.wal.server_position import position_of
 from ingestd.postgres.wal.slots.create import prepare_slot, temporary_point, without_walsender
 from ingestd.postgres.wal.slots.slot import (
     ExportedPoint,
-    UndecodablePast,
+    SlotDecodeGap,
     find_slot,
     missing_slot,
     moved_slot,
@@ -79,7 +79,7 @@ class WalCapture:
         catch_up: CatchUpPolicy,
         spool: SpoolPolicy | None = None,
         told: StreamEvidence | None = None,
-        past: UndecodablePast | None = None,
+        past: SlotDecodeGap | None = None,
     ) -> None:
         self._where = f"source {source}"
         self._settings = settings
@@ -92,7 +92,7 @@ class WalCapture:
         self._memory_bytes = memory_bytes
         self._snapshots: list[TableSnapshot | ChunkedSnapshot] = []
         self._tables = SourceTables(settings, told)
-        self._past = past or UndecodablePast()
+        self._past = past or SlotDecodeGap()
         self._relations = Relations(
             self._describe,
             settings.streams,
@@ -280,7 +280,7 @@ class WalCapture:
                     raise
                 reason = "no_free_slot"
                 raise TransientError(error.what, reason=reason, remedy=error.remedy) from error
-        self._stream.confirmation.deliver(exported.point)
+        self._stream.confirmation.record_delivered(exported.point)
         limit_bytes = row_limit_bytes(self._memory_bytes)
         return TableSnapshot(self._settings, exported, tables, row_limit_bytes=limit_bytes)
 

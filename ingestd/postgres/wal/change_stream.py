@@ -53,7 +53,7 @@ from ingestd.postgres.wal.server import WalServer
 from ingestd.postgres.wal.server_position import AskPosition, ServerPosition
 from ingestd.postgres.wal.slot_confirmation import SlotConfirmation
 from ingestd.postgres.wal.slots.advance import ADVANCE_BYTES, SlotAdvance
-from ingestd.postgres.wal.slots.slot import UndecodablePast, moved_slot, older_slot, skipped
+from ingestd.postgres.wal.slots.slot import SlotDecodeGap, moved_slot, older_slot, skipped
 from ingestd.postgres.wal.spool import OpenTransactions, SpoolPolicy
 
 
@@ -76,7 +76,7 @@ class ChangeStream:
         memory_bytes: int,
         catch_up: CatchUpPolicy,
         spool: SpoolPolicy,
-        past: UndecodablePast,
+        past: SlotDecodeGap,
     ) -> None:
         self._source = source
         self._settings = settings
@@ -184,7 +184,7 @@ class ChangeStream:
                 if decoding.reply_requested:  # until confirmed: the pipeline polls it
                     self.confirmation.request_reply(decoder.position)
                 await self._server_at.ensure_reached(decoder.position, self._lineage)
-                stream.received(decoder.position)
+                stream.set_received(decoder.position)
                 for chunk in found:
                     yield self._deliver(chunk)
             if self._decision.has_passed_backlog(decoder.position):
@@ -395,7 +395,7 @@ class ChangeStream:
         )
 
     def _deliver(self, chunk: Chunk) -> Chunk:
-        self.confirmation.deliver(chunk.position)
+        self.confirmation.record_delivered(chunk.position)
         left_out = self._relations.take_left_out()
         return replace(chunk, left_out=left_out) if left_out else chunk
 

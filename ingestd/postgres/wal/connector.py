@@ -20,7 +20,7 @@ from ingestd.postgres.wal.discovery import SourceTables
 from ingestd.postgres.wal.drain.drain import CatchUpPolicy
 from ingestd.postgres.wal.preflight import demand_for, preflight
 from ingestd.postgres.wal.server import inspect_server
-from ingestd.postgres.wal.slots.slot import UndecodablePast
+from ingestd.postgres.wal.slots.slot import SlotDecodeGap
 from ingestd.postgres.wal.spool import SpoolPolicy
 
 
@@ -35,7 +35,7 @@ class WalConnector(PostgresConnector):
         self._catch_up = catch_up
         self._spool = SpoolPolicy(settings.open_transaction_spool)
         self._told = StreamEvidence()
-        self._past = UndecodablePast()
+        self._past = SlotDecodeGap()
 
     async def _read_coverage(
         self, connection: AsyncConnection[Any], known: Mapping[TableId, RegisteredTable]

@@ -56,7 +56,7 @@ from ingestd.postgres.wal.server import (
 from ingestd.postgres.wal.slots.slot import (
     FIRST_WITH_FAILOVER,
     Slot,
-    UndecodablePast,
+    SlotDecodeGap,
     find_slot,
     gap_before,
 )
@@ -79,7 +79,7 @@ class SlotContinuity:
     slot: Slot | None
     has_publication: bool
     switched: Mapping[int, Lsn]
-    past: UndecodablePast = field(default_factory=UndecodablePast)
+    past: SlotDecodeGap = field(default_factory=SlotDecodeGap)
 
 
 async def continuity_of(
@@ -88,7 +88,7 @@ async def continuity_of(
     settings: WalSettings,
     committed: LakeState,
     *,
-    past: UndecodablePast,
+    past: SlotDecodeGap,
     where: str,
 ) -> Continuity:
     """Compare slot and server with what the lake holds. Changes nothing.

@@ -152,14 +152,14 @@ class ReplicationStream:
         """Return the error for the server's end of the stream."""
         return classify(ended, self._where)
 
-    def received(self, position: Lsn) -> None:
+    def set_received(self, position: Lsn) -> None:
         """Record how far the stream has been read, for the next status update."""
         self._received = max(self._received, position)
 
     async def confirm(self, position: Lsn) -> None:
         """Report to the server that everything below `position` is durable."""
         self._confirmed = max(self._confirmed, position)
-        self.received(position)
+        self.set_received(position)
         await self.send_status()
 
     async def send_status(self, *, reply: bool = False) -> None:

@@ -72,7 +72,7 @@ class SlotConfirmation:
         """Where the slot is at least."""
         return max(self._slot_at, self.confirmed)
 
-    def deliver(self, position: Lsn) -> None:
+    def record_delivered(self, position: Lsn) -> None:
         """Record that everything that precedes `position` is delivered."""
         self._delivered = max(self._delivered, position)
 

@@ -57,7 +57,7 @@ def begun() -> tuple[SlotConfirmation, RecordedAdvance]:
     advance = RecordedAdvance()
     confirmation = SlotConfirmation(cast("SlotAdvance", advance))
     confirmation.begin(Lsn(10), "1")
-    confirmation.deliver(Lsn(100))
+    confirmation.record_delivered(Lsn(100))
     return confirmation, advance
 
 

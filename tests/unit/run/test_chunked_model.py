@@ -257,7 +257,7 @@ class Daemon:
             if self.keeps("find unsent values again"):
                 assert self.touched is not None
                 for batch in self._lake.unsent(reading.point):
-                    self.touched.owe(T, batch.rows)
+                    self.touched.add_unsent_rows(T, batch.rows)
         reading.state = State.DURABLE
 
     def _settle(self, reading: Reading) -> None:
@@ -303,7 +303,7 @@ class Daemon:
         if reading.left and not by_key:
             blocks = frozenset(sorted(reading.left)[:count])
         elif self.keeps("read unsent values"):
-            keys = frozenset(self.touched.take_unsent(count))
+            keys = frozenset(self.touched.pop_unsent_keys(count))
         if not blocks and not keys:
             return
         reading.left -= blocks
@@ -329,17 +329,19 @@ class Daemon:
             return
         page = read_batch(T, chunk.rows, chunk.position, AT)
         if self.keeps("leave out what was overtaken"):
-            page = touched.fresh(page, chunk.position, chunk.seen)
+            page = touched.without_superseded(page, chunk.position, chunk.seen)
         self._place(page)
         if self.keeps("read overtaken keys again"):
-            touched.owe_again(set(chunk.keys & touched.overtaken(chunk.position, chunk.seen)))
+            touched.requeue_keys(
+                set(chunk.keys & touched.superseded_keys(chunk.position, chunk.seen))
+            )
         del reading.chunks[worker]
         if not self.keeps("forget what all chunks see"):
-            touched.pass_floor(self._base.visibility())
+            touched.advance_floor(self._base.visibility())
         elif reading.chunks:
-            touched.pass_floor(next(c.seen for c in reading.chunks.values()))
+            touched.advance_floor(next(c.seen for c in reading.chunks.values()))
         else:
-            touched.pass_floor(chunk.seen)
+            touched.advance_floor(chunk.seen)
 
     def _end(self, reading: Reading) -> None:
         assert self.touched is not None

@@ -153,7 +153,7 @@ def test_what_was_asked_for_may_be_cancelled_after_a_restart() -> None:
     book.progressed(A.id, loads[A.id], "left 1")
     again = after_restart(book, TableState.SNAPSHOTTING)
     assert again.remainder(A.id) == "left 1"
-    assert again.marks_last(A.id)
+    assert again.has_marker_last(A.id)
     assert again.cancel([A.id]) == ([A], [])
 
 
@@ -168,12 +168,12 @@ def test_a_resumed_first_snapshot_has_its_marker_already() -> None:
     book = TableSet(LakeState())
     book.update(FOUND)
     loads = book.begin_snapshot([A])
-    assert book.marks_first(A.id)
+    assert book.has_marker_first(A.id)
     book.progressed(A.id, loads[A.id], "left 1")
     again = after_restart(book, TableState.SNAPSHOTTING)
     again.begin_snapshot([A])
-    assert not again.marks_first(A.id)
-    assert not again.marks_last(A.id)
+    assert not again.has_marker_first(A.id)
+    assert not again.has_marker_last(A.id)
 
 
 NEWER = replace(A, columns=(*A.columns, Column("x", 23, -1, pa.int32(), "integer")))

@@ -42,11 +42,11 @@ def test_rows_are_owed_once_where_many_are(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(module, "MOST_UNSENT", 10)
     touched = DedupWindow(TABLE, PgSnapshot(1, 1), np.empty(0, np.int64))
     for _ in range(100):
-        touched.owe(TABLE, lacking(1, 2, 3))
+        touched.add_unsent_rows(TABLE, lacking(1, 2, 3))
     assert touched.rows_to_read <= 3 + 10
     taken: list[tuple[str | bytes | None, ...]] = []
     while touched.rows_to_read:
-        some = touched.take_unsent(2)
+        some = touched.pop_unsent_keys(2)
         assert 0 < len(some) <= 2
         taken += some
     assert set(taken) == {("1",), ("2",), ("3",)}
@@ -55,17 +55,17 @@ def test_rows_are_owed_once_where_many_are(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_closed_window_owes_new_keys_only_of_owed_rows() -> None:
     """Or a source that changes keys faster than they are read would never let it end."""
     touched = DedupWindow(TABLE, PgSnapshot(1, 1), np.empty(0, np.int64))
-    touched.owe(TABLE, lacking(1, 2))
+    touched.add_unsent_rows(TABLE, lacking(1, 2))
     touched.close()
-    touched.owe(TABLE, lacking(1, 7))
-    touched.owe(TABLE, renamed((8, 9), (1, 11), (11, 12), (3, 3)))
+    touched.add_unsent_rows(TABLE, lacking(1, 7))
+    touched.add_unsent_rows(TABLE, renamed((8, 9), (1, 11), (11, 12), (3, 3)))
     assert touched.rows_to_read == 4
-    asked = touched.take_unsent(10)
+    asked = touched.pop_unsent_keys(10)
     assert asked == {("1",), ("2",), ("11",), ("12",)}
-    touched.owe(TABLE, renamed((2, 22), (22, 23), (9, 10)))  # while they are read
+    touched.add_unsent_rows(TABLE, renamed((2, 22), (22, 23), (9, 10)))  # while they are read
     assert touched.rows_to_read == 2
-    touched.owe_again({("12",)})
-    touched.owe(TABLE, renamed((1, 100), (12, 13)))
-    assert touched.take_unsent(10) == {("22",), ("23",), ("12",), ("13",)}
-    touched.owe_again(set())
+    touched.requeue_keys({("12",)})
+    touched.add_unsent_rows(TABLE, renamed((1, 100), (12, 13)))
+    assert touched.pop_unsent_keys(10) == {("22",), ("23",), ("12",), ("13",)}
+    touched.requeue_keys(set())
     assert touched.rows_to_read == 0

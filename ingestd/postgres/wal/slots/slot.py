@@ -196,7 +196,7 @@ async def advance_slot(connection: AsyncConnection[Any], name: str, position: Ls
 
 
 @dataclass(slots=True)
-class UndecodablePast:
+class SlotDecodeGap:
     """What the slot can't decode; a source has one for as long as the process runs.
 
     `lacks_publication`: it was created after changes that the slot has yet to send.
