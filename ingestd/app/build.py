@@ -48,7 +48,7 @@ from ingestd.pipeline.supervisor import Supervisor
 from ingestd.pipeline.telemetry.maintenance import MaintenanceTelemetry
 from ingestd.pipeline.telemetry.reference import ReferenceTelemetry
 from ingestd.pipeline.telemetry.source import SourceTelemetry
-from ingestd.postgres.connection.advisory_locks import claim_of, signature_of
+from ingestd.postgres.connection.claim_names import claim_of, signature_of
 from ingestd.postgres.connection.session import transport_of
 from ingestd.postgres.connection.tls import REMEDY, weakness
 from ingestd.postgres.reference_copy import CopiedReferenceSource

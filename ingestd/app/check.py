@@ -18,7 +18,7 @@ from ingestd.model.check import CheckLine
 from ingestd.model.errors import IngestdError
 from ingestd.pipeline.preflight import StartRehearsal
 from ingestd.ports import Connector
-from ingestd.postgres.connection.advisory_locks import signature_of
+from ingestd.postgres.connection.claim_names import signature_of
 from ingestd.postgres.reference_copy import check_references
 from ingestd.postgres.server_capacity import room_lines
 

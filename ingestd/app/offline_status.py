@@ -21,7 +21,7 @@ from ingestd.observe.status import (
 from ingestd.observe.status_json import to_json
 from ingestd.pipeline.known_lake import lake_lost, read_lake
 from ingestd.ports import LakeLost
-from ingestd.postgres.connection.advisory_locks import claim_of
+from ingestd.postgres.connection.claim_names import claim_of
 
 
 def status(config_path: Path, why: str) -> dict[str, Any]:

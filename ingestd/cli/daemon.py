@@ -42,7 +42,7 @@ def daemon_address(config: Path | None, url: str | None) -> Endpoint:
 def meant_daemon(config: Config) -> DaemonIdentity:
     """Return the identity of a config's daemon."""
     from ingestd.http.daemon_identity import DaemonIdentity  # noqa: PLC0415
-    from ingestd.postgres.connection.advisory_locks import claim_of  # noqa: PLC0415
+    from ingestd.postgres.connection.claim_names import claim_of  # noqa: PLC0415
 
     told = config.redactor.text
     claims = {name: told(claim_of(settings)) for name, settings in config.sources.items()}

@@ -23,8 +23,8 @@ from ingestd.config.sources import (
     UNSTREAMED,
     SourceSettings,
     TableSettings,
-    included,
 )
+from ingestd.config.table_patterns import included
 
 __all__ = [
     "DEFAULT_REFRESH_S",

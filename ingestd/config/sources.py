@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from ingestd.config.base import Secret, Section
 from ingestd.config.errors import KeyPathError
 from ingestd.config.interpolation import KeyPath
+from ingestd.config.table_patterns import included
 from ingestd.config.units import Seconds
 from ingestd.model.schema import TableId
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class TableSettings(Section):
@@ -172,14 +169,3 @@ class SourceSettings(Section):
                 why = "sha256 needs a key; set the source's 'mask_key', like 'env:MASK_KEY'"
                 raise KeyPathError((*at, "mask_columns", settings.hashed[0]), why)
         return self
-
-
-def included(patterns: Sequence[str], schema: str, name: str) -> bool:
-    """Return whether a table is included: a pattern matches, and none excludes it."""
-
-    def matches(pattern: str) -> bool:
-        wanted = TableId.parse(pattern.removeprefix("!"))
-        return fnmatchcase(schema, wanted.schema) and fnmatchcase(name, wanted.name)
-
-    found = [p for p in patterns if matches(p)]
-    return bool(found) and not any(p.startswith("!") for p in found)

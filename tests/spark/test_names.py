@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
-from ingestd.decode.lake_columns import allocate
+from ingestd.decode.lake_column_names import allocate
 from ingestd.demo.spark import stream_read
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.layout import Layout

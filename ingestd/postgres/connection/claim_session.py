@@ -32,7 +32,7 @@ from typing import Any
 
 from psycopg import AsyncConnection, sql
 
-from ingestd.postgres.connection.advisory_locks import claim_key
+from ingestd.postgres.connection.claim_names import claim_key
 from ingestd.postgres.connection.pinned_settings import pinning
 
 LEASE_S = 10.0

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 
+import numpy as np
 import psycopg
+from numpy.typing import NDArray
 
 from ingestd.decode.pgoutput.decoder import PgoutputDecoder
 from ingestd.decode.pgoutput.frames import split_frames
 from ingestd.decode.pgoutput.streamed_transactions import StreamedTransactions
+from ingestd.failpoints import lost, reach
 from ingestd.model.changes import Chunk
 from ingestd.model.lsn import Lsn
 from ingestd.postgres.transport.copy_reader import ReceivedBytes
-from ingestd.postgres.wal.drain.drain import timed_feed
 
 GIVEN_BYTES = 16 << 20
 """A buffered transaction may be of any size: this much of it is decoded at a time."""
@@ -56,3 +60,19 @@ class BlockDecoder:
             idle = self._decoder.idle(Lsn(frames.keepalive))
             if idle is not None:
                 yield idle
+
+
+def timed_feed(
+    decoder: PgoutputDecoder,
+    buffer: bytes | memoryview,
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+) -> list[Chunk]:
+    """Decode; record in the first chunk how long it took."""
+    reach("capture.decode.before", lost)
+    began = time.perf_counter()
+    chunks = decoder.feed(buffer, starts, ends)
+    if chunks:
+        chunks[0] = replace(chunks[0], decode_s=time.perf_counter() - began)
+    reach("capture.decode.after", lost)
+    return chunks

@@ -20,16 +20,13 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import Any, TypeVar
 
-import numpy as np
 import psycopg
-from numpy.typing import NDArray
 
 from ingestd.decode.pgoutput.decoder import PgoutputDecoder
-from ingestd.failpoints import lost, reach
 from ingestd.model.changes import Chunk
 from ingestd.model.errors import ProtocolError
 from ingestd.model.lsn import Lsn
@@ -37,6 +34,7 @@ from ingestd.model.row_limit import UNLIMITED_BYTES
 from ingestd.postgres.connection.errors import is_unsendable
 from ingestd.postgres.connection.server_messages import loggable_message
 from ingestd.postgres.transport.copy_out import LARGE_BLOCK_BYTES, Block
+from ingestd.postgres.wal.block_decoder import timed_feed
 from ingestd.postgres.wal.drain.parts import MOST_JOINED, SPARSE_RATIO, PartQueue, WalSegment, cut
 from ingestd.postgres.wal.drain.slot_copy import RESULT_MEMORY, DrainSlot, Result
 from ingestd.postgres.wal.slots.slot import moved_slot, skipped, vanished_slot
@@ -358,20 +356,4 @@ def _decode(
         if len(starts):
             waiting.note_messages(len(starts), int(ends[-1] - starts[0]))
         chunks += timed_feed(decoder, buffer, starts, ends)
-    return chunks
-
-
-def timed_feed(
-    decoder: PgoutputDecoder,
-    buffer: bytes | memoryview,
-    starts: NDArray[np.int64],
-    ends: NDArray[np.int64],
-) -> list[Chunk]:
-    """Decode; record in the first chunk how long it took."""
-    reach("capture.decode.before", lost)
-    began = time.perf_counter()
-    chunks = decoder.feed(buffer, starts, ends)
-    if chunks:
-        chunks[0] = replace(chunks[0], decode_s=time.perf_counter() - began)
-    reach("capture.decode.after", lost)
     return chunks
