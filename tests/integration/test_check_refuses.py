@@ -136,7 +136,7 @@ CASES: dict[str, Case] = {
         ("SELECT pg_drop_replication_slot('ingestd_shop')",),
         source=('slot_lost = "stop"',),
         first=True,
-        shown="The slot is gone",
+        shown="The slot is missing",
     ),
     "the slot was moved": Case(
         (

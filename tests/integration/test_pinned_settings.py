@@ -337,7 +337,7 @@ async def test_a_setting_the_server_rejects_is_traced_to_its_origin(
         await connect(database.dsn)
     assert name in caught.value.what
     assert f"environment variable {variable}" in caught.value.what
-    assert f"take {name} out of environment variable {variable}" in (caught.value.remedy or "")
+    assert f"remove {name} from environment variable {variable}" in (caught.value.remedy or "")
 
 
 async def test_a_requested_client_encoding_is_kept(
