@@ -23,22 +23,20 @@ from pathlib import Path
 import pyarrow as pa
 
 from ingestd.lake.store.fsync import Durability, make_folder
+from ingestd.lake.store.paths import OddFileError, parts_of
 
 LOG = "_delta_log"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _ITSELF = getattr(os, "O_PATH", 0) | os.O_NOFOLLOW | os.O_CLOEXEC
 """Flags to open a link itself; without O_PATH (only on Linux) no link is followed."""
+_PASSED = getattr(os, "O_PATH", 0) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Flags to open a folder on the way to another: being able to enter it is enough."""
+_MOST_LINKS = 40
 _LINKED = frozenset({errno.ELOOP, errno.ENOTDIR})
 _REFERENCES = "_ref"
-
-
-class OddFileError(OSError):
-    """Something other than a regular file of the lake is at `path`; `why` says what."""
-
-    def __init__(self, path: Path | str, why: str) -> None:
-        super().__init__(errno.EINVAL, why, str(path))
-        self.path, self.why = str(path), why
+_ANY = "_"
+"""Stands for any name in a folder."""
 
 
 class OthersLinkError(OddFileError):
@@ -85,8 +83,8 @@ def place_of(root: Path, path: str, depth: int | None = None) -> Iterator[tuple[
     links of root or of this user; by default those that lead to a table's folder. Raise
     OddFileError.
     """
-    *folders, name = path.split("/")
-    if not any(folders):
+    *folders, name = parts_of(path)
+    if not folders:
         yield None, str(root / name)
         return
     folder = open_folder(root, folders, table_depth((*folders, name)) if depth is None else depth)
@@ -96,8 +94,21 @@ def place_of(root: Path, path: str, depth: int | None = None) -> Iterator[tuple[
         os.close(folder)
 
 
+@contextmanager
+def folder_at(root: Path, path: str) -> Iterator[int | None]:
+    """Yield a descriptor of a folder; None for the root, whose path is empty.
+
+    Raise OddFileError, as `place_of` does.
+    """
+    if not path:
+        yield None
+        return
+    with place_of(root, f"{path}/{_ANY}") as (folder, _):
+        yield folder
+
+
 def open_folder(root: Path, folders: Sequence[str], depth: int) -> int:
-    """Return a descriptor of the folder at a path of one or more names.
+    """Return a descriptor of the folder at a path of one or more names, which were checked.
 
     `depth`: see `place_of`. Raise OddFileError.
     """
@@ -114,7 +125,7 @@ def open_folder(root: Path, folders: Sequence[str], depth: int) -> int:
 def make_folders(root: Path, path: str, durability: Durability) -> None:
     """Create a folder and its missing parents, durably; refuse links as `place_of` does."""
     make_folder(root, durability)
-    folders = path.split("/") if path else []
+    folders = parts_of(path) if path else []
     above: int | None = None
     try:
         for count in range(1, len(folders) + 1):
