@@ -2,9 +2,10 @@
 
 The operator chooses a lake's root, which may contain links. Below it, the folders that lead to a
 table (the source's, the schema's, its own) may be links made by root or by the user of this
-process, as with the sysctl fs.protected_symlinks. Inside a table's folder no links are allowed.
-Otherwise, anyone who can write to the lake could have files elsewhere read, written and removed. A
-name is used relative to a descriptor of its folder, so exchanging either meanwhile has no effect.
+process, as with the sysctl fs.protected_symlinks. The same applies to links on the way to a link's
+target. Inside a table's folder no links are allowed. Otherwise, anyone who can write to the lake
+could have files elsewhere read, written and removed. A name is used relative to a descriptor of its
+folder, so exchanging either meanwhile has no effect.
 
 Source: open(2), O_NOFOLLOW, O_PATH and O_NONBLOCK; openat(2); readlink(2); symlink(7).
 """
@@ -162,22 +163,53 @@ def _opened(root: Path, folders: Sequence[str], above: int | None, *, may_link: 
         found = os.stat(name, dir_fd=above, follow_symlinks=False)
         if not may_link or not stat.S_ISLNK(found.st_mode):
             raise OddFileError(path, kind_of(found.st_mode) or "is not a folder") from error
-    return _followed(path, name, above)
+    return _followed(path, above)
 
 
-def _followed(path: Path, name: str, above: int | None) -> int:
-    """Open a link's target, read from the same link whose owner was checked."""
-    link = os.open(name, _ITSELF, dir_fd=above)
+def _followed(path: Path, above: int | None) -> int:
+    """Open the folder that a link leads to, through links of root and of this user only.
+
+    `above`: the descriptor of the link's folder, or None if that is the lake's root.
+    """
+    at, left, links = path.parent, [path.name], 0
+    here = os.open(at, _PASSED & ~os.O_NOFOLLOW) if above is None else os.dup(above)
     try:
-        owner = os.fstat(link).st_uid
-        if owner not in {0, os.geteuid()}:
-            raise OthersLinkError(path, owner)
-        target = os.readlink("", dir_fd=link)
+        while left:
+            name = left.pop(0)
+            if name in {"", "."}:
+                continue
+            try:
+                below = os.open(name, _PASSED, dir_fd=here)
+                at = at.parent if name == ".." else at / name
+            except OSError as error:
+                if error.errno not in _LINKED:
+                    raise
+                if links == _MOST_LINKS:
+                    raise OddFileError(path, "is a symbolic link that leads to itself") from error
+                target = _target(at / name, here)
+                left, links = [*target.split("/"), *left], links + 1
+                if not target.startswith("/"):
+                    continue
+                at, below = Path("/"), os.open("/", _PASSED)
+            os.close(here)
+            here = below
+        return os.open(".", _FOLDER, dir_fd=here)
+    finally:
+        os.close(here)
+
+
+def _target(path: Path, folder: int) -> str:
+    """Return a link's target, read from the same link whose owner was checked."""
+    link = os.open(path.name, _ITSELF, dir_fd=folder)
+    try:
+        found = os.fstat(link)
+        if not stat.S_ISLNK(found.st_mode):
+            raise OddFileError(path, "is not a folder")
+        if found.st_uid not in {0, os.geteuid()}:
+            raise OthersLinkError(path, found.st_uid)
+        return os.readlink("", dir_fd=link)
     finally:
         os.close(link)
-    if above is None:
-        target = os.path.join(path.parent, target)  # noqa: PTH118 - `..` after a link is kept
-    return os.open(target, _FOLDER & ~os.O_NOFOLLOW, dir_fd=above)
 
 
 def open_plain(root: Path, path: str, depth: int | None = None) -> int:
