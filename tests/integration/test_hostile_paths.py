@@ -79,7 +79,7 @@ def server() -> Iterator[ObjectStoreServer]:
 def store(
     request: pytest.FixtureRequest, server: ObjectStoreServer, tmp_path: Path
 ) -> Iterator[Store]:
-    """Give a lake with a file in two tables, and a file next to it, which stay as they are."""
+    """Yield a lake with a file in two tables, and a file next to it, which stay as they are."""
     if request.param == "local":
         around: Store = LocalStore(tmp_path, Fsync())
         found: Store = LocalStore(tmp_path / "lake", Fsync())

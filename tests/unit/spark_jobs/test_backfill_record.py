@@ -123,7 +123,7 @@ def test_discarded_is_all_that_is_not_committed(store: Store, tmp_path: Path) ->
     record.discard(())
 
 
-HOSTILE = [
+HOSTILE: list[object] = [
     *(None, True, -1, 1 << 63, 1.5, [], {}, "", "x", "0/0", "2026-01-01T00:00:00"),
     *(
         "../victim.parquet",
