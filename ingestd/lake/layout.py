@@ -8,6 +8,7 @@ so that a segment is safe on every file system and object store.
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 
 from ingestd.model.errors import TableError
@@ -18,6 +19,7 @@ MAX_SEGMENT_BYTES = 255
 
 _STAYS = re.compile(r"[A-Za-z0-9_.-]")
 _MAPPED = re.compile(r"_x([0-9A-F]{4,6})_")
+_SURROGATES = range(0xD800, 0xE000)
 
 
 def segment(name: str) -> str:
@@ -36,7 +38,13 @@ def segment(name: str) -> str:
 
 def name_of(path_segment: str) -> str:
     """Return the name from which `segment` made this segment."""
-    return _MAPPED.sub(lambda match: chr(int(match[1], 16)), path_segment)
+    return _MAPPED.sub(_unmapped, path_segment)
+
+
+def _unmapped(match: re.Match[str]) -> str:
+    code = int(match[1], 16)
+    is_character = code <= sys.maxunicode and code not in _SURROGATES
+    return chr(code) if is_character else match[0]  # `segment` made no such folder
 
 
 OWN_FOLDERS = frozenset({"_epochs", "_tables", "_ref"})

@@ -12,7 +12,7 @@ import uuid
 
 from ingestd.failpoints import reach
 from ingestd.lake.store.errors import storage_faults
-from ingestd.lake.store.plain_files import OddFileError
+from ingestd.lake.store.paths import OddFileError
 from ingestd.lake.store.store import MARKER as NAME
 from ingestd.lake.store.store import Store
 from ingestd.model.errors import LakeLostError, OperatorError

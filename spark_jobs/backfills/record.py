@@ -11,17 +11,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import shlex
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from ingestd.lake.delta.log_paths import OWN_FILE
 from ingestd.lake.raw_table import RowRange, raw_schema
 from ingestd.lake.store.errors import storage_faults
 from ingestd.lake.store.store import Store
+from ingestd.model.errors import OperatorError
 from ingestd.model.lsn import ZERO, Lsn
 from ingestd.model.schema import Table
 from ingestd.ports import Fragment
@@ -30,6 +34,12 @@ FOLDER = "_backfill"
 _PLAN = "plan.json"
 _NOTE = "split-"
 LOOKS_AT_ONCE = 16
+MOST_BYTES = 64 << 20
+"""Of a plan, and of all notes of a run together. What they name must fit into one commit, which has
+at most half of that (`ingestd.lake.delta.log_files`)."""
+_RUN = re.compile(r"[0-9]{4,9}-[0-9a-z]+\Z")
+_MOST_NUMBER = 1 << 63
+_SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +59,17 @@ class Note:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Note:
-        """Return the note that `to_json` wrote. Raises ValueError, KeyError, TypeError."""
+        """Return the note that `to_json` wrote. Raises ValueError, KeyError, TypeError.
+
+        It names only files that ingestd could have made in the table's folder.
+        """
         return cls(
-            split=found["split"],
+            split=_number(found["split"]),
             point=Lsn.parse(found["point"]),
-            at=datetime.fromisoformat(found["at"]),
-            rows=found["rows"],
-            nbytes=found["nbytes"],
-            fragments=tuple(Fragment(**f) for f in found["fragments"]),
+            at=_time(found["at"]),
+            rows=_number(found["rows"]),
+            nbytes=_number(found["nbytes"]),
+            fragments=tuple(map(_fragment, found["fragments"])),
         )
 
     @property
@@ -117,22 +130,30 @@ class Plan:
         return json.dumps(found, ensure_ascii=False)
 
     @classmethod
-    def parse(cls, text: str) -> Plan:
-        """Return the plan that `to_text` wrote. Raises ValueError, KeyError, TypeError."""
-        found = json.loads(text)
-        return cls(
-            run=found["run"],
-            definition=found["definition"],
-            origin=found["origin"],
-            epoch=found["epoch"],
+    def from_json(cls, found: Mapping[str, Any]) -> Plan:
+        """Return the plan that `to_text` wrote. Raises ValueError, KeyError, TypeError.
+
+        It names only files that ingestd could have made in the table's folder.
+        """
+        plan = cls(
+            run=_text(found["run"]),
+            definition=_text(found["definition"]),
+            origin=_text(found["origin"]),
+            epoch=_number(found["epoch"]),
             position=_position_of(found["position"]),
             watermark=_position_of(found["watermark"]),
             point=Lsn.parse(found["point"]),
-            at=datetime.fromisoformat(found["at"]),
-            marker=Fragment(**found["marker"]),
-            splits=tuple(PlannedSplit(**split) for split in found["splits"]),
+            at=_time(found["at"]),
+            marker=_fragment(found["marker"]),
+            splits=tuple(
+                PlannedSplit(_text(split["where"]), _number(split["nbytes"]))
+                for split in found["splits"]
+            ),
             taken=tuple(map(Note.from_json, found["taken"])),
         )
+        _ensure(_RUN.match(plan.run), "its run has no such name")
+        _ensure(all(n.split < len(plan.splits) for n in plan.taken), "a split is missing")
+        return plan
 
 
 def _text_of(position: Lsn | None) -> str | None:
@@ -141,6 +162,42 @@ def _text_of(position: Lsn | None) -> str | None:
 
 def _position_of(text: str | None) -> Lsn | None:
     return None if text is None else Lsn.parse(text)
+
+
+def _ensure(is_so: object, why: str) -> None:
+    if not is_so:
+        raise ValueError(why)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(type(value).__name__)
+    return value
+
+
+def _number(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(type(value).__name__)
+    _ensure(0 <= value < _MOST_NUMBER, "a number is out of range")
+    return value
+
+
+def _time(value: object) -> datetime:
+    found = datetime.fromisoformat(_text(value))
+    _ensure(found.tzinfo is not None, "a time has no zone")
+    return found
+
+
+def _fragment(found: Mapping[str, Any]) -> Fragment:
+    path = _text(found["path"])
+    _ensure(OWN_FILE.match(path), f"ingestd makes no file {path!a}")
+    return Fragment(
+        path,
+        _number(found["size_bytes"]),
+        _number(found["rows"]),
+        _text(found["stats_json"]),
+        _number(found["modification_time_ms"]),
+    )
 
 
 def run_name(number: int) -> str:
@@ -168,7 +225,10 @@ def definition_of(table: Table) -> str:
 class Record:
     """The plans and notes of one table. `folder`: of its raw table. All calls block.
 
-    Raises the errors that `storage_faults` maps to.
+    Every writer of the lake can write these files. So all are checked before the first file that
+    they name is opened or removed. A truncated file does not count: its writer was killed. For any
+    other that this module can't have written, raises OperatorError, and removes nothing. Otherwise
+    raises the errors that `storage_faults` maps to.
     """
 
     def __init__(self, store: Store, folder: str) -> None:
@@ -214,36 +274,45 @@ class Record:
     def discard(self, committed: Collection[str]) -> None:
         """Remove all plans and notes, and their files except those in `committed`."""
         with self._faults():
-            for run in self._store.folders(self._folder):
-                plan = self._plan(run)
-                if plan is not None:
-                    self._discard(plan, committed)
+            plans = [self._plan(run) for run in self._store.folders(self._folder)]
+            files = {path for plan in plans if plan is not None for path in self._files_of(plan)}
+            for path in files.difference(committed):
+                self._store.remove(f"{self.table_folder}/{path}")
         self.clear()
 
-    def _discard(self, plan: Plan, committed: Collection[str]) -> None:
-        fragments = [f for note in self._all_notes(plan) for f in note.fragments]
-        for fragment in (plan.marker, *fragments):
-            if fragment.path not in committed:
-                self._store.remove(f"{self.table_folder}/{fragment.path}")
+    def _files_of(self, plan: Plan) -> set[str]:
+        notes = self._all_notes(plan)
+        return {plan.marker.path, *(f.path for note in notes for f in note.fragments)}
 
     def _plan(self, run: str) -> Plan | None:
         path = f"{self.run_folder(run)}/{_PLAN}"
         if self._store.size(path) is None:
             return None
-        try:
-            plan = Plan.parse(self._text(path))
-        except (ValueError, KeyError, TypeError):  # the writer was killed
-            return None
-        return plan if plan.run == run else None
+        with self._sense_of(path):
+            found = _parsed(self._store.read(path, MOST_BYTES))
+            if found is None:
+                return None
+            plan = Plan.from_json(found)
+            _ensure(plan.run == run, "it is of another run")
+            return plan
 
     def _all_notes(self, plan: Plan) -> list[Note]:
         """Return all notes of a plan; a split may have several."""
         found = list(plan.taken)
         folder = self.run_folder(plan.run)
+        left = MOST_BYTES
         with self._faults():
             for name in self._store.files(folder):
-                note = self._note(f"{folder}/{name}") if name.startswith(_NOTE) else None
-                if note is not None and note.split < len(plan.splits):
+                if not name.startswith(_NOTE):
+                    continue
+                with self._sense_of(f"{folder}/{name}"):
+                    content = self._store.read(f"{folder}/{name}", left)
+                    left -= len(content)
+                    parsed = _parsed(content)
+                    if parsed is None:
+                        continue
+                    note = Note.from_json(parsed)
+                    _ensure(note.split < len(plan.splits), "the plan has no such split")
                     found.append(note)
         return found
 
@@ -253,18 +322,30 @@ class Record:
             for f in note.fragments
         )
 
-    def _note(self, path: str) -> Note | None:
+    @contextmanager
+    def _sense_of(self, path: str) -> Iterator[None]:
         try:
-            return Note.from_json(json.loads(self._text(path)))
-        except (ValueError, KeyError, TypeError):  # the writer was killed
-            return None
+            yield
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            why = str(error)[:_SHOWN] if isinstance(error, ValueError) else type(error).__name__
+            uri = self._store.uri(self._folder)
+            away = f'mv {shlex.quote(uri)} "$(mktemp -d)"' if self._store.syncs else f"move {uri}"
+            raise OperatorError(
+                f"lake {self._store.uri(path)}: no backfill wrote this: {why!a}; nothing was"
+                " removed",
+                remedy=f"move the folder away, and run this again: {away}",
+            ) from error
 
     def _faults(self) -> AbstractContextManager[None]:
         return storage_faults(self._store.uri(self._folder))
 
-    def _text(self, path: str) -> str:
-        with self._store.open(path) as file:
-            return bytes(file.read()).decode(errors="replace")
+
+def _parsed(content: bytes) -> Any:  # noqa: ANN401 - any JSON
+    """Return a file's content; None if it is truncated. Raises ValueError, RecursionError."""
+    try:
+        return json.loads(content.decode(errors="replace"))
+    except json.JSONDecodeError:
+        return None
 
 
 def write_note(store: Store, run_folder: str, note: Note) -> None:

@@ -72,4 +72,7 @@ def are_there(left: Iterable[str], present: Iterable[str]) -> bool:
     be cut into now. A rewritten file has its rows in other blocks, so earlier ranges don't apply.
     """
     files = {(blocks.oid, blocks.file) for blocks in map(BlockRange.parse, present)}
-    return all((b.oid, b.file) in files and b.file for b in map(BlockRange.parse, left))
+    try:
+        return all((b.oid, b.file) in files and b.file for b in map(BlockRange.parse, left))
+    except (ValueError, TypeError, RecursionError):  # no range of blocks
+        return False

@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ingestd.lake.delta.arrow_types import plain
-from ingestd.lake.store.plain_files import OddFileError, open_native, open_plain
+from ingestd.lake.store.paths import OddFileError
+from ingestd.lake.store.plain_files import open_native, open_plain
 from ingestd.model.errors import FolderError
 from spark_jobs.delta_log.jvm import HADOOP_PATH, java_class
 

@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import secrets
+import socket
 import sys
 from collections import OrderedDict
 from pathlib import Path
@@ -24,7 +25,9 @@ from ingestd.model.errors import IngestdError, OperatorError, TransientError
 from spark_jobs.source.exported_snapshot import HeldSnapshot
 from spark_jobs.source.filtered_splits import FilteredLoads
 from spark_jobs.source.keeper_protocol import (
+    GREETING_BYTES,
     MAX_LINE_BYTES,
+    NONCE_BYTES,
     Talk,
     failure,
     from_text,
@@ -37,6 +40,12 @@ KNOWN_PLANS = 1000
 """A plan contains the description of its table: a few kB."""
 KNOWN_OVER = 10_000
 """Number of ended executions to remember."""
+AUTHENTICATION_LIMIT_S = 10.0
+MOST_STRANGERS = 256
+"""Connections that are not authenticated. A reader needs a round trip for it, so even if all of a
+large cluster's tasks start together, few are in this state."""
+_BACKLOG = 512
+_RETRY_S = 0.1
 _WATCH_S = 1.0
 
 
@@ -149,27 +158,75 @@ class _KeeperConnection:
 
 
 class KeeperServer:
-    """Answers the processes of one Spark application."""
+    """Answers the processes of one Spark application.
+
+    Any process that reaches the port can connect. Until a connection is authenticated, it has a few
+    bytes of memory, AUTHENTICATION_LIMIT_S of time, and is closed if it is the oldest of more than
+    MOST_STRANGERS.
+    """
 
     def __init__(self, keeper: SnapshotKeeper, token: str) -> None:
         self._keeper = keeper
         self._token = token
+        self._strangers: dict[asyncio.Task[None], None] = {}
+        """Connections that are not authenticated, the oldest first."""
+        self._serving: set[asyncio.Task[None]] = set()
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one connection."""
-        try:
+    async def serve(self, listener: socket.socket) -> None:
+        """Accept and answer connections until cancelled."""
+        loop = asyncio.get_running_loop()
+        listener.settimeout(0)
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError:  # the peer left, or no file descriptor is left
+                await asyncio.sleep(_RETRY_S)
+                continue
+            task = asyncio.create_task(self._serve(connection))
+            self._serving.add(task)
+            task.add_done_callback(self._serving.discard)
+            self._strangers[task] = None
+            task.add_done_callback(self._authenticated)
+            if len(self._strangers) > MOST_STRANGERS:
+                oldest = next(iter(self._strangers))
+                self._authenticated(oldest)
+                oldest.cancel()
+            await asyncio.sleep(0)  # accepting may not wait at all
+
+    def _authenticated(self, task: asyncio.Task[None]) -> None:
+        self._strangers.pop(task, None)
+
+    async def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                talk = await self._greeted(connection)
+                if talk is not None:
+                    await self._serve_own(connection, talk)
+            except (OSError, ValueError):
+                pass  # the peer left, or is not ours
+
+    async def _greeted(self, connection: socket.socket) -> Talk | None:
+        """Exchange nonces and greetings; return None if the peer has not the token."""
+        loop = asyncio.get_running_loop()
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        async with asyncio.timeout(AUTHENTICATION_LIMIT_S):
             mine = new_nonce()
-            writer.write(f"{mine}\n".encode())
-            theirs = (await reader.readline()).decode(errors="replace").strip()
-            line = _KeeperConnection(
-                reader, writer, Talk(self._token, (theirs, mine), is_keeper=True)
-            )
-            await line.say({})  # the greeting
+            await loop.sock_sendall(connection, f"{mine}\n".encode())
+            theirs = (await _exactly(connection, NONCE_BYTES)).decode(errors="replace").strip()
+            talk = Talk(self._token, (theirs, mine), is_keeper=True)
+            await loop.sock_sendall(connection, talk.greeting())
+            return talk if talk.heard(await _exactly(connection, GREETING_BYTES)) == {} else None
+
+    async def _serve_own(self, connection: socket.socket, talk: Talk) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._authenticated(task)
+        reader, writer = await asyncio.open_connection(sock=connection, limit=MAX_LINE_BYTES)
+        try:
+            line = _KeeperConnection(reader, writer, talk)
             request = await line.heard()
             if request is not None:
                 await self._answer(request, line)
-        except (OSError, ValueError):
-            pass  # the peer left, or is not ours
         finally:
             writer.close()
             with contextlib.suppress(OSError):
@@ -205,6 +262,18 @@ class KeeperServer:
                 await line.say(answer)
         finally:
             held.released(plan_id, partition, is_read=is_read)
+
+
+async def _exactly(connection: socket.socket, nbytes: int) -> bytes:
+    """Read so many bytes, never more. Raises OSError at the end of the stream."""
+    loop = asyncio.get_running_loop()
+    found = b""
+    while len(found) < nbytes:
+        piece = await loop.sock_recv(connection, nbytes - len(found))
+        if not piece:
+            raise ConnectionResetError
+        found += piece
+    return found
 
 
 async def _answered(work: Any) -> dict[str, Any]:  # noqa: ANN401 - a coroutine of the above
@@ -245,15 +314,16 @@ def _is_running(pid: int) -> bool:
 
 async def _main(host: str, pid: int) -> None:
     token = secrets.token_hex(32)
-    server = await asyncio.start_server(
-        KeeperServer(SnapshotKeeper(), token).serve, host, 0, limit=MAX_LINE_BYTES
-    )
-    port = server.sockets[0].getsockname()[1]
+    [(family, _, _, _, address), *_] = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    listener = socket.create_server(address, family=family, backlog=_BACKLOG)
+    serving = asyncio.create_task(KeeperServer(SnapshotKeeper(), token).serve(listener))
+    port = listener.getsockname()[1]
     sys.stdout.write(json.dumps({"port": port, "token": token}) + "\n")
     sys.stdout.flush()
     # The starter reads only one line: a full pipe must never block this process.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    await _ended(pid)
+    ended = asyncio.create_task(_ended(pid))
+    await asyncio.wait([ended, serving], return_when=asyncio.FIRST_COMPLETED)
 
 
 if __name__ == "__main__":

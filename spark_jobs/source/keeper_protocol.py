@@ -1,8 +1,9 @@
 """The protocol between readers and the keeper of their snapshots: lines of JSON over TCP.
 
 Each side sends a nonce. Every later line carries an HMAC with the token, which only processes of
-this Spark application have (`Talk`). The keeper's first line is its greeting: before that, a reader
-sends no plan, which contains a DSN. Tables are sent as pickles in both directions; a pickle is
+this Spark application have (`Talk`). Each side's first such line is its greeting: before that, a
+reader sends no plan, which contains a DSN, and the keeper reads no more than the few bytes of nonce
+and greeting. Tables are sent as pickles in both directions; a pickle is
 loaded only after its line is verified. A connection carries one request; for a lease it stays open.
 Messages are signed, not encrypted.
 """
@@ -21,6 +22,9 @@ from typing import Any
 from ingestd.model.errors import IngestdError, OperatorError, TransientError
 
 MAX_LINE_BYTES = 64 << 20
+NONCE_BYTES = 33
+GREETING_BYTES = 68
+"""Lengths of the lines that are read before the peer is authenticated, with their ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,10 @@ class Talk:
         mark = self._mark(text, self._said, is_keeper=self._is_keeper)
         self._said += 1
         return f"{mark} {text}\n".encode()
+
+    def greeting(self) -> bytes:
+        """Return this side's first line, which proves that it has the token."""
+        return self.line({})
 
     def heard(self, line: bytes) -> dict[str, Any] | None:
         """Return the peer's next message; None if its signature is wrong."""

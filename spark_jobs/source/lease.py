@@ -11,7 +11,9 @@ from typing import Any
 from ingestd.model.errors import TransientError
 from spark_jobs.source.exported_snapshot import Granted
 from spark_jobs.source.keeper_protocol import (
+    GREETING_BYTES,
     MAX_LINE_BYTES,
+    NONCE_BYTES,
     KeeperAddress,
     Talk,
     from_text,
@@ -80,22 +82,25 @@ class _LeaseConnection:
         self._where = where
         mine = new_nonce()
         self._send(f"{mine}\n".encode())
-        nonces = mine, self._read_line().decode(errors="replace").strip()
+        nonces = mine, self._read_line(NONCE_BYTES).decode(errors="replace").strip()
         self._talk = Talk(token, nonces, is_keeper=False)
-        self.answer()  # its greeting
+        self._ensure_signed(self._talk.heard(self._read_line(GREETING_BYTES)))
+        self._send(self._talk.greeting())
 
     def say(self, value: dict[str, Any]) -> None:
         self._send(self._talk.line(value))
 
     def answer(self) -> dict[str, Any]:
-        found = self._talk.heard(self._read_line())
+        return self._ensure_signed(self._talk.heard(self._read_line(MAX_LINE_BYTES)))
+
+    def _ensure_signed(self, found: dict[str, Any] | None) -> dict[str, Any]:
         if found is None:
             raise _unreachable(self._where, "the server there is not the keeper")
         return found
 
-    def _read_line(self) -> bytes:
+    def _read_line(self, most_bytes: int) -> bytes:
         try:
-            line = self._file.readline(MAX_LINE_BYTES)
+            line = self._file.readline(most_bytes)
         except OSError as error:
             raise _unreachable(self._where, error) from error
         if not line:
@@ -121,6 +126,7 @@ def _asked(
     with connection, connection.makefile("rb") as file:
         connection.settimeout(ANSWER_LIMIT_S)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         line = _LeaseConnection(connection, file, keeper.token, where)
         line.say(request)
         answer = line.answer()

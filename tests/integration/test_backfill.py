@@ -6,6 +6,8 @@ With Spark: tests/spark/test_backfill.py.
 from __future__ import annotations
 
 import re
+import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +16,11 @@ from deltalake import DeltaTable
 
 from ingestd.lake.delta.read import read_raw
 from ingestd.model.errors import OperatorError, TransientError
+from ingestd.model.lsn import Lsn
 from ingestd.model.schema import TableId
+from ingestd.ports import Fragment
 from ingestd.postgres.catalog.block_range import BlockRange
+from spark_jobs.backfills.record import Plan
 from spark_jobs.backfills.task import Failure
 from tests.harness.backfill import Threads, backfill, killed_backfill
 from tests.harness.compare import (
@@ -441,6 +446,28 @@ def test_one_writer_commits_nothing_without_the_claim(
         backfill(daemon.config_path, "shop", ["public.small"], runner=Meanwhile(cut_off))
     assert not (lake / "shop" / "public" / "small" / "_delta_log").exists()
     assert_daemon_goes_on(database, lake, daemon, "public.small")
+
+
+@pytest.mark.attack("lake writer")
+def test_a_forged_plan_removes_nothing(
+    database: Database, make_daemon: MakeDaemon, lake: Path
+) -> None:
+    database.execute(*SMALL)
+    daemon = make_daemon(config(database, lake))
+    victim = lake.parent / "victim.txt"
+    victim.write_text("not the lake's")
+    folder = lake / "shop/public/small/_backfill"
+    (folder / "0001-x").mkdir(parents=True)
+    marker = Fragment("../../../../victim.txt", 1, 1, "{}", 1)
+    forged = Plan("0001-x", "d", "7/1", 0, None, None, Lsn(1), datetime.now(UTC), marker, ())
+    (folder / "0001-x/plan.json").write_text(forged.to_text())
+    with pytest.raises(OperatorError, match="no backfill wrote this") as refused:
+        backfill(daemon.config_path, "shop", ["public.small"])
+    assert victim.read_text() == "not the lake's"
+    command = str(refused.value.remedy).partition(": ")[2]
+    subprocess.run(["bash", "-ec", command], check=True)
+    assert len(backfill(daemon.config_path, "shop", ["public.small"]).filled) == 1
+    assert victim.exists()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from tests.harness.servers import running_server
 from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
@@ -218,6 +219,69 @@ def test_a_schema_of_another_role_is_refused(database: Database, stranger: str) 
     database.execute(f"CREATE SCHEMA ingestd_ddl AUTHORIZATION {stranger}")
     with pytest.raises(psycopg.errors.RaiseException, match="belongs to role"):
         database.execute(script())
+
+
+THEIRS = (
+    "CREATE SCHEMA ingestd_ddl",
+    *(
+        f"CREATE FUNCTION ingestd_ddl.{name}() RETURNS {kind} LANGUAGE plpgsql AS 'BEGIN END'"
+        for name, kind in zip(bodies(), (*["event_trigger"] * 3, "trigger"), strict=True)
+    ),
+)
+
+
+def statements() -> list[str]:
+    """Return the script's statements, as psql sends them, without the comments at the end."""
+    found, is_quoted = [""], False
+    for line in script().splitlines(keepends=True):
+        is_quoted ^= line.count("$ingestd$") % 2 == 1
+        found[-1] += line
+        if not is_quoted and line.partition("--")[0].rstrip().endswith(";"):
+            found.append("")
+    return found[:-1]
+
+
+@pytest.mark.attack("database owner")
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read"])
+def test_no_schema_of_another_role_comes_between(
+    database: Database, stranger: str, isolation: str
+) -> None:
+    """Another role creates the schema before any statement of the script.
+
+    psql also sends the statements after one that failed.
+    """
+    database.execute(*TABLES, "CREATE PUBLICATION p FOR TABLE parts")
+    database.execute(
+        f"ALTER ROLE CURRENT_USER IN DATABASE {database.name} "
+        f"SET default_transaction_isolation = '{isolation}'",
+        f"GRANT CREATE ON DATABASE {database.name} TO {stranger}",
+    )
+    count = len(statements())
+    assert count > 15
+    outcomes = set()
+    for place in range(count):
+        with database.connect() as admin, database.connect() as other:
+            other.execute(f"SET ROLE {stranger}")
+            other.execute("SET lock_timeout = '100ms'")
+            for number, statement in enumerate(statements()):
+                if number == place:
+                    _as_far_as_possible(other, THEIRS)
+                _as_far_as_possible(admin, [statement])
+        used = database.rows(
+            "SELECT p.proowner::regrole::text FROM pg_proc p WHERE p.oid IN"
+            " (SELECT tgfoid FROM pg_trigger WHERE NOT tgisinternal"
+            " UNION ALL SELECT evtfoid FROM pg_event_trigger)"
+        )
+        assert stranger not in {owner for (owner,) in used}, statements()[place]
+        outcomes.add(bool(used))
+        database.execute("DROP SCHEMA IF EXISTS ingestd_ddl CASCADE")
+    assert outcomes == {True, False}
+
+
+def _as_far_as_possible(connection: psycopg.Connection, statements: Sequence[str]) -> None:
+    with contextlib.suppress(psycopg.Error):
+        for statement in statements:
+            connection.execute(statement.encode())
 
 
 def test_the_copy_to_be_pasted_is_the_packages_own() -> None:

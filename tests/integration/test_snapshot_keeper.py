@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
+import socket
 import subprocess
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -14,8 +16,10 @@ import pytest
 
 from ingestd.model.errors import OperatorError, TransientError
 from ingestd.testing.embedded.waiting import await_until
+from spark_jobs.source.keeper import KeeperServer, SnapshotKeeper
 from spark_jobs.source.keeper_process import keeper_of
-from spark_jobs.source.lease import is_there, leased, register
+from spark_jobs.source.keeper_protocol import GREETING_BYTES, NONCE_BYTES, KeeperAddress
+from spark_jobs.source.lease import _LeaseConnection, is_there, leased, register
 from spark_jobs.source.options import parse_options
 from spark_jobs.source.read_plan import ReadPlan
 from spark_jobs.source.table import find_table
@@ -25,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from spark_jobs.source.keeper_protocol import KeeperAddress
     from tests.harness.databases import Database
 
 LIMIT_S = 30.0
@@ -174,6 +177,80 @@ def test_a_snapshot_ends_at_its_limit_though_it_is_read(driver: Driver) -> None:
         driver.await_no_session()
         with pytest.raises(TransientError, match="has ended"):
             lease.confirm_complete()
+
+
+def test_strangers_take_neither_memory_nor_time() -> None:
+    """Whoever reaches the port can send anything, but is read only as far as nonce and greeting."""
+    with standing_in() as process:
+        keeper = keeper_of(process.pid, "127.0.0.1")
+        [child] = [p for p in psutil.process_iter() if listens_at(p, keeper.port)]
+        before = child.memory_info().rss
+        with ExitStack() as open_ones:
+            for first in (b"", b"n" * 32 + b"\n", b"\n" * 33, b"n" * 33 + b"0" * 67 + b"\n"):
+                for _ in range(4):
+                    stranger = socket.create_connection((keeper.host, keeper.port), LIMIT_S)
+                    open_ones.enter_context(stranger)
+                    with suppress(ConnectionError):
+                        stranger.sendall(first)
+                        for _ in range(32):
+                            stranger.sendall(b"x" * (1 << 20))
+                        pytest.fail("all was read")
+            assert is_there(keeper)
+            assert child.memory_info().rss - before < 16 << 20
+            assert len(child.net_connections()) == 1
+
+
+def listens_at(process: psutil.Process, port: int) -> bool:
+    with suppress(psutil.Error):
+        return any(c.laddr.port == port for c in process.net_connections() if c.status == "LISTEN")
+    return False
+
+
+@pytest.mark.parametrize("says", [b"", b"n", b"n" * 32 + b"\n", b"n" * 32 + b"\n" + b"0" * 67])
+async def test_a_stranger_has_little_time(says: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark_jobs.source.keeper.AUTHENTICATION_LIMIT_S", 0.3)
+    async with keeper_here() as keeper:
+        reader, writer = await asyncio.open_connection(keeper.host, keeper.port)
+        writer.write(says)
+        async with asyncio.timeout(LIMIT_S):
+            told = await reader.read()
+        assert len(told) in {NONCE_BYTES, NONCE_BYTES + GREETING_BYTES}
+        writer.close()
+        assert await asyncio.to_thread(is_there, keeper)
+
+
+async def test_strangers_do_not_keep_readers_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark_jobs.source.keeper.MOST_STRANGERS", 4)
+    async with keeper_here() as keeper, asyncio.timeout(LIMIT_S):
+        own, _ = await asyncio.to_thread(connected, keeper)
+        strangers = []
+        for _ in range(12):
+            strangers.append(await asyncio.open_connection(keeper.host, keeper.port))
+            assert await asyncio.to_thread(is_there, keeper)
+        for reader, _ in strangers[:8]:
+            assert len(await reader.read()) == NONCE_BYTES
+        assert not any(reader.at_eof() for reader, _ in strangers[9:])
+        own.say({"asks": "there"})
+        assert await asyncio.to_thread(own.answer) == {}
+        for _, writer in strangers:
+            writer.close()
+
+
+def connected(keeper: KeeperAddress) -> tuple[_LeaseConnection, socket.socket]:
+    connection = socket.create_connection((keeper.host, keeper.port), LIMIT_S)
+    return _LeaseConnection(connection, connection.makefile("rb"), keeper.token, "here"), connection
+
+
+@asynccontextmanager
+async def keeper_here() -> AsyncIterator[KeeperAddress]:
+    """Run a keeper in this event loop."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = KeeperServer(SnapshotKeeper(), "token")
+        serving = asyncio.create_task(server.serve(listener))
+        yield KeeperAddress("127.0.0.1", listener.getsockname()[1], "token")
+        serving.cancel()
+        with suppress(asyncio.CancelledError):
+            await serving
 
 
 def test_one_keeper_serves_all_planning_of_a_driver(driver: Driver) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from ingestd.lake.delta.actions import FENCE, HOLDS, RESUME, TOKEN, WRITER
 from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES
-from ingestd.lake.store.plain_files import OddFileError
+from ingestd.lake.store.paths import OddFileError
 from ingestd.lake.store.store import Store
 
 MOST_LINES = 100_000

@@ -13,7 +13,8 @@ import re
 
 from deltalake import DeltaTable
 
-from ingestd.lake.store.plain_files import LOG, OddFileError, ensure_size
+from ingestd.lake.store.paths import OddFileError
+from ingestd.lake.store.plain_files import LOG, ensure_size
 from ingestd.lake.store.store import Store
 
 MOST_COMMIT_BYTES = 32 << 20
@@ -47,15 +48,15 @@ def ensure_plain_log(store: Store, folder: str, above: int = -1) -> None:
 
 def _ensure_plain(store: Store, folder: str, above: str) -> None:
     for entry in store.entries(folder, above):
-        path = f"{folder}/{entry.name}"
+        shown = f"{store.uri(folder)}/{entry.name}"
         if entry.name.startswith("."):  # no reader opens these
             continue
         if entry.odd is None:
             if entry.name.endswith(".parquet") or ".checkpoint." in entry.name:
-                ensure_size(store.uri(path), entry.size_bytes, MOST_CHECKPOINT_BYTES)
+                ensure_size(shown, entry.size_bytes, MOST_CHECKPOINT_BYTES)
             elif _READ.match(entry.name) or entry.name.endswith(".json"):
-                ensure_size(store.uri(path), entry.size_bytes, MOST_COMMIT_BYTES)
+                ensure_size(shown, entry.size_bytes, MOST_COMMIT_BYTES)
         elif entry.odd != "is a folder" or _READ.match(entry.name):
-            raise OddFileError(store.uri(path), entry.odd)
+            raise OddFileError(shown, entry.odd)
         elif entry.name in _WITH_FILES:
-            _ensure_plain(store, path, "")
+            _ensure_plain(store, f"{folder}/{entry.name}", "")

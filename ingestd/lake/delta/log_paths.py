@@ -11,14 +11,13 @@ from __future__ import annotations
 import re
 from urllib.parse import unquote
 
+from ingestd.lake.store.paths import why_odd
 from ingestd.model.errors import FolderError
 
 OWN_FILE = re.compile(r"part-[A-Za-z0-9._-]+\.parquet\Z")
 """Names of data files as ingestd, deltalake and Spark form them; they contain no escapes."""
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
-_ODD = re.compile(r"[\x00-\x1f\x7f\\%]")
-"""No name in a lake has these: another reader could decode them again, or read a `/`."""
 _MOST_PART_BYTES, _MOST_BYTES = 255, 1024
 _SHOWN = 80
 
@@ -47,11 +46,12 @@ def _why_not(path: str, decoded: str) -> str | None:
     is_absolute = decoded.startswith("/") or _SCHEME.match(decoded) or _SCHEME.match(path)
     if is_absolute:
         return "which is absolute, as in a shallow clone"
-    if _ODD.search(decoded) or "?" in path or "#" in path:
+    why = why_odd(decoded)
+    if why is not None:
+        return why
+    if "?" in path or "#" in path:
         return "which has characters that no file name in a lake has"
     parts = decoded.split("/")
-    if any(part in {"", ".", ".."} for part in parts):
-        return "which may lead out of the table's folder"
     if parts[0] == "_delta_log":
         return "which is not a data file"
     if any(len(part.encode()) > _MOST_PART_BYTES for part in parts):

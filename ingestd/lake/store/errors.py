@@ -16,7 +16,8 @@ from contextlib import contextmanager
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
-from ingestd.lake.store.plain_files import OddFileError, OthersLinkError
+from ingestd.lake.store.paths import OddFileError, OddPathError
+from ingestd.lake.store.plain_files import OthersLinkError
 from ingestd.model.errors import (
     DamagedError,
     FolderError,
@@ -94,6 +95,7 @@ _ERRNO_PASSES = frozenset(
         *(errno.EHOSTUNREACH, errno.ENETUNREACH),
     }
 )
+_SHOWN = 80
 _EXPIRED = re.compile(
     r"ExpiredToken|TokenRefreshRequired|RequestExpired|token[^.<]{0,40}expired", re.IGNORECASE
 )
@@ -191,6 +193,12 @@ class LinkError(FolderError):
 def _odd_file(error: OddFileError, uri: str) -> FolderError:
     if isinstance(error, OthersLinkError):
         return LinkError(error, uri)
+    if isinstance(error, OddPathError):
+        return FolderError(
+            f"lake {uri}: it names the path {error.path[:_SHOWN]!a}, {error.why}: nothing there is"
+            " read, written or removed",
+            remedy=f"put {uri} back from a copy; ingestd retries within 60 s",
+        )
     away = "" if "://" in error.path else f': mv {shlex.quote(error.path)} "$(mktemp -d)"'
     return FolderError(
         f"lake {uri}: {error.path} {error.why}",

@@ -2,9 +2,10 @@
 
 The operator chooses a lake's root, which may contain links. Below it, the folders that lead to a
 table (the source's, the schema's, its own) may be links made by root or by the user of this
-process, as with the sysctl fs.protected_symlinks. Inside a table's folder no links are allowed.
-Otherwise, anyone who can write to the lake could have files elsewhere read, written and removed. A
-name is used relative to a descriptor of its folder, so exchanging either meanwhile has no effect.
+process, as with the sysctl fs.protected_symlinks. The same applies to links on the way to a link's
+target. Inside a table's folder no links are allowed. Otherwise, anyone who can write to the lake
+could have files elsewhere read, written and removed. A name is used relative to a descriptor of its
+folder, so exchanging either meanwhile has no effect.
 
 Source: open(2), O_NOFOLLOW, O_PATH and O_NONBLOCK; openat(2); readlink(2); symlink(7).
 """
@@ -23,22 +24,20 @@ from pathlib import Path
 import pyarrow as pa
 
 from ingestd.lake.store.fsync import Durability, make_folder
+from ingestd.lake.store.paths import OddFileError, parts_of
 
 LOG = "_delta_log"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _ITSELF = getattr(os, "O_PATH", 0) | os.O_NOFOLLOW | os.O_CLOEXEC
 """Flags to open a link itself; without O_PATH (only on Linux) no link is followed."""
+_PASSED = getattr(os, "O_PATH", 0) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Flags to open a folder on the way to another: being able to enter it is enough."""
+_MOST_LINKS = 40
 _LINKED = frozenset({errno.ELOOP, errno.ENOTDIR})
 _REFERENCES = "_ref"
-
-
-class OddFileError(OSError):
-    """Something other than a regular file of the lake is at `path`; `why` says what."""
-
-    def __init__(self, path: Path | str, why: str) -> None:
-        super().__init__(errno.EINVAL, why, str(path))
-        self.path, self.why = str(path), why
+_ANY = "_"
+"""Stands for any name in a folder."""
 
 
 class OthersLinkError(OddFileError):
@@ -85,8 +84,8 @@ def place_of(root: Path, path: str, depth: int | None = None) -> Iterator[tuple[
     links of root or of this user; by default those that lead to a table's folder. Raise
     OddFileError.
     """
-    *folders, name = path.split("/")
-    if not any(folders):
+    *folders, name = parts_of(path)
+    if not folders:
         yield None, str(root / name)
         return
     folder = open_folder(root, folders, table_depth((*folders, name)) if depth is None else depth)
@@ -96,8 +95,21 @@ def place_of(root: Path, path: str, depth: int | None = None) -> Iterator[tuple[
         os.close(folder)
 
 
+@contextmanager
+def folder_at(root: Path, path: str) -> Iterator[int | None]:
+    """Yield a descriptor of a folder; None for the root, whose path is empty.
+
+    Raise OddFileError, as `place_of` does.
+    """
+    if not path:
+        yield None
+        return
+    with place_of(root, f"{path}/{_ANY}") as (folder, _):
+        yield folder
+
+
 def open_folder(root: Path, folders: Sequence[str], depth: int) -> int:
-    """Return a descriptor of the folder at a path of one or more names.
+    """Return a descriptor of the folder at a path of one or more names, which were checked.
 
     `depth`: see `place_of`. Raise OddFileError.
     """
@@ -114,7 +126,7 @@ def open_folder(root: Path, folders: Sequence[str], depth: int) -> int:
 def make_folders(root: Path, path: str, durability: Durability) -> None:
     """Create a folder and its missing parents, durably; refuse links as `place_of` does."""
     make_folder(root, durability)
-    folders = path.split("/") if path else []
+    folders = parts_of(path) if path else []
     above: int | None = None
     try:
         for count in range(1, len(folders) + 1):
@@ -151,22 +163,53 @@ def _opened(root: Path, folders: Sequence[str], above: int | None, *, may_link: 
         found = os.stat(name, dir_fd=above, follow_symlinks=False)
         if not may_link or not stat.S_ISLNK(found.st_mode):
             raise OddFileError(path, kind_of(found.st_mode) or "is not a folder") from error
-    return _followed(path, name, above)
+    return _followed(path, above)
 
 
-def _followed(path: Path, name: str, above: int | None) -> int:
-    """Open a link's target, read from the same link whose owner was checked."""
-    link = os.open(name, _ITSELF, dir_fd=above)
+def _followed(path: Path, above: int | None) -> int:
+    """Open the folder that a link leads to, through links of root and of this user only.
+
+    `above`: the descriptor of the link's folder, or None if that is the lake's root.
+    """
+    at, left, links = path.parent, [path.name], 0
+    here = os.open(at, _PASSED & ~os.O_NOFOLLOW) if above is None else os.dup(above)
     try:
-        owner = os.fstat(link).st_uid
-        if owner not in {0, os.geteuid()}:
-            raise OthersLinkError(path, owner)
-        target = os.readlink("", dir_fd=link)
+        while left:
+            name = left.pop(0)
+            if name in {"", "."}:
+                continue
+            try:
+                below = os.open(name, _PASSED, dir_fd=here)
+                at = at.parent if name == ".." else at / name
+            except OSError as error:
+                if error.errno not in _LINKED:
+                    raise
+                if links == _MOST_LINKS:
+                    raise OddFileError(path, "is a symbolic link that leads to itself") from error
+                target = _target(at / name, here)
+                left, links = [*target.split("/"), *left], links + 1
+                if not target.startswith("/"):
+                    continue
+                at, below = Path("/"), os.open("/", _PASSED)
+            os.close(here)
+            here = below
+        return os.open(".", _FOLDER, dir_fd=here)
+    finally:
+        os.close(here)
+
+
+def _target(path: Path, folder: int) -> str:
+    """Return a link's target, read from the same link whose owner was checked."""
+    link = os.open(path.name, _ITSELF, dir_fd=folder)
+    try:
+        found = os.fstat(link)
+        if not stat.S_ISLNK(found.st_mode):
+            raise OddFileError(path, "is not a folder")
+        if found.st_uid not in {0, os.geteuid()}:
+            raise OthersLinkError(path, found.st_uid)
+        return os.readlink("", dir_fd=link)
     finally:
         os.close(link)
-    if above is None:
-        target = os.path.join(path.parent, target)  # noqa: PTH118 - `..` after a link is kept
-    return os.open(target, _FOLDER & ~os.O_NOFOLLOW, dir_fd=above)
 
 
 def open_plain(root: Path, path: str, depth: int | None = None) -> int:

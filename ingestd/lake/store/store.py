@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,12 +25,13 @@ from deltalake.fs import DeltaStorageHandler
 from ingestd.failpoints import reach
 from ingestd.lake.store.errors import storage_faults
 from ingestd.lake.store.fsync import Durability, Fsync
+from ingestd.lake.store.paths import OddFileError, checked, checked_folder, why_odd
 from ingestd.lake.store.pending_calls import StorageCalls, timed
 from ingestd.lake.store.plain_files import (
     LOG,
-    OddFileError,
     create_plain,
     ensure_size,
+    folder_at,
     kind_of,
     make_folders,
     open_native,
@@ -64,7 +66,8 @@ class FolderEntry:
 class Store(Protocol):
     """The lake's files, by path relative to its root. All calls block: not for the event loop.
 
-    Methods raise OSError, or deltalake's errors from an object store.
+    Methods raise OSError, or deltalake's errors from an object store; OddPathError for a path that
+    may lead out of the lake. Listings leave out names that no path may have.
     """
 
     @property
@@ -178,6 +181,19 @@ class Store(Protocol):
         ...
 
 
+def _plain(names: Iterable[str]) -> list[str]:
+    return sorted(name for name in names if why_odd(name) is None)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # a link that leads to itself
+            return False
+        raise
+
+
 class LocalStore:
     """A local file system."""
 
@@ -192,7 +208,7 @@ class LocalStore:
 
     def uri(self, path: str) -> str:
         """Return the absolute path."""
-        return str(self.root / path)
+        return str(self.root / checked_folder(path))
 
     @timed
     def make_folder(self, path: str) -> None:
@@ -298,7 +314,7 @@ class LocalStore:
         """Return the names of the folders in a folder."""
         try:
             with self._scanned(path) as entries:
-                return sorted(entry.name for entry in entries if entry.is_dir())
+                return _plain(entry.name for entry in entries if _is_folder(entry))
         except FileNotFoundError:
             return []
 
@@ -307,7 +323,7 @@ class LocalStore:
         """Return the names of the files in a folder."""
         try:
             with self._scanned(path) as entries:
-                return sorted(e.name for e in entries if e.is_file(follow_symlinks=False))
+                return _plain(e.name for e in entries if e.is_file(follow_symlinks=False))
         except FileNotFoundError:
             return []
 
@@ -318,7 +334,7 @@ class LocalStore:
         with contextlib.suppress(FileNotFoundError), self._scanned(path) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                    if entry.is_file(follow_symlinks=False):
+                    if entry.is_file(follow_symlinks=False) and why_odd(entry.name) is None:
                         found[entry.name] = entry.stat().st_mtime
         return found
 
@@ -346,9 +362,9 @@ class LocalStore:
     def sync(self, folder: str, names: Sequence[str]) -> None:
         """Fsync the files, then the folder."""
         reach("sink.fsync.before")
-        with place_of(self.root, f"{folder}/"):
+        with folder_at(self.root, folder):
             for name in names:
-                self._durability.file(self.root / folder / name)
+                self._durability.file(self.root / folder / checked(name))
             self._durability.folder(self.root / folder)
         reach("sink.fsync.after")
 
@@ -356,7 +372,7 @@ class LocalStore:
     def _scanned(self, path: str) -> Iterator[Iterator[os.DirEntry[str]]]:
         """Yield the entries of a folder, which stays open meanwhile."""
         with (
-            place_of(self.root, f"{path}/") as (folder, _),
+            folder_at(self.root, path) as folder,
             os.scandir(self.root if folder is None else folder) as entries,
         ):
             yield entries
@@ -385,14 +401,16 @@ class ObjectStore:
 
     def uri(self, path: str) -> str:
         """Return the URI."""
-        return f"{self._uri}/{path}"
+        return f"{self._uri}/{checked_folder(path)}"
 
     def make_folder(self, path: str) -> None:
-        """Do nothing: an object store has no folders."""
+        """Only check the path: an object store has no folders."""
+        checked_folder(path)
 
     def create(self, path: str) -> IO[bytes]:
         """Open a new object for writing; it appears when closed."""
         opened: ObjectOutputStream | S3Object
+        path = checked(path)
         if self._objects is None:
             opened = self._handler.open_output_stream(path)
         else:
@@ -407,6 +425,7 @@ class ObjectStore:
     @timed
     def put_if_absent(self, path: str, content: bytes) -> bool:
         """Put an object with a conditional put."""
+        path = checked(path)
         if self._objects is None:
             raise NotImplementedError(path, len(content))
         reach("sink.commit_put.before")
@@ -417,11 +436,12 @@ class ObjectStore:
     @timed
     def open(self, path: str) -> pa.NativeFile:
         """Open an object for reading."""
-        return self._files.open_input_file(path)
+        return self._files.open_input_file(checked(path))
 
     @timed
     def read(self, path: str, most_bytes: int) -> bytes:
         """Read an object. deltalake's file system blocks all other threads until it returns."""
+        path = checked(path)
         if self._objects is not None:
             return self._objects.read(path, partial(self._ensure_size, path, most_bytes))
         with self._files.open_input_file(path) as file:
@@ -434,17 +454,20 @@ class ObjectStore:
     @timed
     def size(self, path: str) -> int | None:
         """Return the size of an object."""
+        path = checked(path)
         if self._objects is not None:
             return self._objects.size(path)
         (info,) = self._files.get_file_info([path])
         return int(info.size) if info.type == pafs.FileType.File else None
 
-    def is_link(self, path: str) -> bool:  # noqa: ARG002 - of the port
+    def is_link(self, path: str) -> bool:
         """Return False: an object store has no links."""
+        checked(path)
         return False
 
     def entries(self, path: str, above: str) -> list[FolderEntry]:  # noqa: ARG002 - of the port
         """Return nothing."""
+        checked_folder(path)
         return []
 
     @timed
@@ -456,39 +479,45 @@ class ObjectStore:
     @timed
     def folders(self, path: str) -> list[str]:
         """Return the names of the prefixes below a prefix."""
-        found = self._files.get_file_info(pafs.FileSelector(path, allow_not_found=True))
-        return sorted(info.base_name for info in found if info.type == pafs.FileType.Directory)
+        return _plain(i.base_name for i in self._listed(path) if i.type == pafs.FileType.Directory)
 
     @timed
     def files(self, path: str) -> list[str]:
         """Return the names of the objects directly below a prefix."""
-        found = self._files.get_file_info(pafs.FileSelector(path, allow_not_found=True))
-        return sorted(info.base_name for info in found if info.type == pafs.FileType.File)
+        return _plain(i.base_name for i in self._listed(path) if i.type == pafs.FileType.File)
 
     @timed
     def written(self, path: str) -> dict[str, float]:
         """Return when each object directly below a prefix was last written, by name."""
-        found = self._files.get_file_info(pafs.FileSelector(path, allow_not_found=True))
-        files = (info for info in found if info.type == pafs.FileType.File)
-        return {info.base_name: info.mtime_ns / 1e9 for info in files}
+        files = (i for i in self._listed(path) if i.type == pafs.FileType.File)
+        return {i.base_name: i.mtime_ns / 1e9 for i in files if why_odd(i.base_name) is None}
 
     @timed
     def remove_folder(self, path: str) -> None:
         """Remove the objects below a prefix."""
-        selector = pafs.FileSelector(path, allow_not_found=True, recursive=True)
-        for info in self._files.get_file_info(selector):
+        for info in self._listed(checked(path), recursive=True):
             if info.type == pafs.FileType.File:
                 self._files.delete_file(info.path)
 
     def set_aside(self, path: str) -> None:
         """Raise NotImplementedError: an object is never incomplete."""
-        raise NotImplementedError(path)
+        raise NotImplementedError(checked(path))
 
     part_bytes = PART_BYTES
     syncs = False
 
     def sync(self, folder: str, names: Sequence[str]) -> None:
-        """Do nothing: an object is durable when its put returns."""
+        """Only check the paths: an object is durable when its put returns."""
+        checked_folder(folder)
+        for name in names:
+            checked(name)
+
+    def _listed(self, path: str, *, recursive: bool = False) -> list[pafs.FileInfo]:
+        selector = pafs.FileSelector(
+            checked_folder(path), allow_not_found=True, recursive=recursive
+        )
+        found: list[pafs.FileInfo] = self._files.get_file_info(selector)
+        return found
 
 
 class _Upload(io.RawIOBase):

@@ -13,6 +13,7 @@ import psycopg
 from psycopg import sql
 
 from ingestd.model.errors import IngestdError, OperatorError, TransientError
+from ingestd.postgres.connection.answer_size import TOO_LARGE
 from ingestd.postgres.connection.dsn import read_dsn
 from ingestd.postgres.connection.quoting import printed
 from ingestd.postgres.connection.refusals import OF_A_SERVER
@@ -153,6 +154,10 @@ _OPERATOR_CODES = {
 }
 
 _UNKNOWN = "correct what the server reports; its log at that time has details"
+_TOO_LARGE = _Operator(
+    "if it is the server that you mean, include fewer tables with `tables`, or split them between"
+    " several sources"
+)
 _IN_SLOT = re.compile(r'slot "([a-z0-9_]+)", output plugin')
 _NO_WORDS = "no error details available"
 """psycopg's text when libpq has no message."""
@@ -183,6 +188,7 @@ _TEXTS: tuple[tuple[str, str | _Operator], ...] = (
     (r'role "[^\n]*" does not exist', _ROLE_MISSING),
     (r'role "[^\n]*" is not permitted to log in', _NO_LOGIN),
     (r'database "[^\n]*" does not exist|no such database:', _DATABASE_MISSING),
+    (rf"^{TOO_LARGE}", _TOO_LARGE),
     (r"must be superuser or replication role to start walsender", _NO_REPLICATION),
     (r"permission denied to start WAL sender", _NO_REPLICATION),
     (r"permission denied for database", _NO_CONNECT),

@@ -32,6 +32,7 @@ import structlog
 from psycopg import AsyncConnection, sql
 from psycopg.abc import PQGen
 
+from ingestd.postgres.connection.answer_size import LimitedConnection
 from ingestd.postgres.connection.pinned_settings import SETTINGS, pinning
 from ingestd.postgres.connection.refusals import OF_A_SERVER
 from ingestd.postgres.connection.server_messages import loggable_message, server_text
@@ -103,7 +104,7 @@ class ConnectionUser(Protocol):
         ...
 
 
-class LivenessCheckedConnection(AsyncConnection[Any]):
+class LivenessCheckedConnection(LimitedConnection):
     """A connection that is cut when no answer can be expected any more.
 
     Call `watch` right after connecting. `why_lost`: why it was cut; empty if it was not.
@@ -242,7 +243,7 @@ class LivenessCheckedConnection(AsyncConnection[Any]):
             return _Doing.WORKING
         try:
             async with asyncio.timeout_at(end_s):
-                other = await AsyncConnection.connect(
+                other = await LimitedConnection.connect(
                     **self._elsewhere, autocommit=True, prepare_threshold=None
                 )
         except TimeoutError:

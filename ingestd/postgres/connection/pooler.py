@@ -20,6 +20,7 @@ import psycopg
 from psycopg import AsyncConnection
 
 from ingestd.model.errors import OperatorError
+from ingestd.postgres.connection.answer_size import LimitedConnection
 from ingestd.postgres.connection.server_messages import server_text
 
 WAIT_S = 2.0
@@ -62,7 +63,7 @@ async def shares_sessions(first: AsyncConnection[Any], parameters: Mapping[str, 
     """
     try:
         async with asyncio.timeout(WAIT_S):
-            second = await AsyncConnection.connect(**parameters, prepare_threshold=None)
+            second = await LimitedConnection.connect(**parameters, prepare_threshold=None)
     except TimeoutError:
         return False
     try:

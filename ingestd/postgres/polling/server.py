@@ -10,6 +10,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import class_row
 
 from ingestd.model.errors import OperatorError
+from ingestd.postgres.connection.answer_size import LimitedConnection
 from ingestd.postgres.connection.pooler import pooled, shares_sessions
 from ingestd.postgres.connection.session import parameters_of
 
@@ -98,7 +99,7 @@ async def detect_transaction_pooler(dsn: str) -> None:
     """
     parameters = {**parameters_of(dsn), "options": ""}
     parameters.pop("replication", None)
-    first = await AsyncConnection.connect(**parameters, autocommit=True, prepare_threshold=None)
+    first = await LimitedConnection.connect(**parameters, autocommit=True, prepare_threshold=None)
     try:
         if await shares_sessions(first, parameters):
             raise pooled()

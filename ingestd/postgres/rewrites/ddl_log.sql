@@ -14,7 +14,7 @@
 -- Each event is one transactional logical message with the prefix 'ingestd.ddl'. A rolled back command
 -- leaves none. The functions run with the privileges of the role whose command fires them, and need no
 -- privilege on this schema. Every error in them is caught and logged by the server: the command continues.
-BEGIN;
+BEGIN ISOLATION LEVEL READ COMMITTED;
 SET LOCAL search_path = pg_catalog, pg_temp;
 SET LOCAL lock_timeout = '2s';
 
@@ -226,6 +226,27 @@ EXCEPTION WHEN OTHERS THEN
   RETURN NULL;
 END $ingestd$;
 
+DO $ingestd$
+DECLARE
+  other text;
+BEGIN
+  -- Again, as another role may have created the schema since then, and a replaced function keeps its owner.
+  SELECT pg_catalog.pg_get_userbyid(owner) INTO other
+    FROM (SELECT nspowner FROM pg_catalog.pg_namespace WHERE nspname = 'ingestd_ddl'
+          UNION ALL
+          SELECT p.proowner FROM pg_catalog.pg_proc p
+            JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace AND n.nspname = 'ingestd_ddl'
+         ) AS found(owner)
+   WHERE owner <> current_user::regrole
+     AND NOT (SELECT rolsuper FROM pg_catalog.pg_roles WHERE oid = owner)
+   LIMIT 1;
+  IF other IS NOT NULL THEN
+    RAISE EXCEPTION USING
+      MESSAGE = pg_catalog.format('schema ingestd_ddl, or a function in it, belongs to role %I', other),
+      HINT = 'DROP SCHEMA ingestd_ddl CASCADE; and run this script again';
+  END IF;
+END $ingestd$;
+
 DROP EVENT TRIGGER IF EXISTS ingestd_ddl_command_end;
 CREATE EVENT TRIGGER ingestd_ddl_command_end ON ddl_command_end
   WHEN TAG IN ('ALTER PUBLICATION', 'ALTER SCHEMA', 'ALTER TABLE', 'ALTER TYPE', 'CREATE PUBLICATION',
@@ -249,6 +270,16 @@ DECLARE
 BEGIN
   PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
   PERFORM pg_catalog.set_config('lock_timeout', '100ms', true);
+  -- psql continues after an error: the function may be that of another role.
+  IF NOT EXISTS (
+    SELECT FROM pg_catalog.pg_proc p
+      JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
+      JOIN pg_catalog.pg_roles f ON f.oid = p.proowner AND (f.rolsuper OR f.rolname = current_user)
+      JOIN pg_catalog.pg_roles s ON s.oid = n.nspowner AND (s.rolsuper OR s.rolname = current_user)
+     WHERE p.oid = pg_catalog.to_regprocedure('ingestd_ddl.truncating()')) THEN
+    RAISE EXCEPTION 'no triggers on tables: ingestd_ddl.truncating() is missing, or is not this role''s'
+      USING HINT = 'see the error before this one';
+  END IF;
   FOR relation IN
     WITH RECURSIVE tree(oid, root) AS (
       SELECT oid, oid FROM pg_catalog.pg_class WHERE relkind = 'p' AND NOT relispartition

@@ -11,7 +11,7 @@ import pytest
 from ingestd.lake.delta.commit import commit_path, is_whole, parse_commit
 from ingestd.lake.delta.tail import CommitTail
 from ingestd.lake.reference.log import CONTENT, ReferenceLog
-from ingestd.lake.store.plain_files import OddFileError
+from ingestd.lake.store.paths import OddFileError
 from ingestd.lake.store.store import open_store
 
 _ODD = [

@@ -462,6 +462,16 @@ async def test_what_is_behind_a_link_is_no_table_of_ours(attacked: Path, depth: 
     assert orphan.exists()
 
 
+@pytest.mark.parametrize("name", ["_xFFFFFF_", "_xD800_", "_x0000_", "a\nb", "a%b", "_x002E_."])
+async def test_a_folder_that_no_table_has_stops_nothing(attacked: Path, name: str) -> None:
+    lake = attacked / "lake"
+    for folder in (f"shop/{name}/x", f"shop/public/{name}", f"shop/_ref/{name}/x"):
+        (lake / folder / "_delta_log").mkdir(parents=True)
+    found = DeltaLake(str(lake), "shop")
+    assert (await found.open()).tables.keys() >= {A.id, B.id}
+    await found.close()
+
+
 async def test_a_table_on_another_disk_is_captured_and_not_maintained(attacked: Path) -> None:
     folder, disk = attacked / "lake" / FOLDER, attacked / "disk"
     shutil.move(folder, disk)

@@ -274,6 +274,55 @@ def test_what_an_own_link_leads_to_is_by_its_own_text(
     os.close(place)
 
 
+LEADS = {
+    "absolute": "{out}/shared/link",
+    "relative": "../../../out/shared/link",
+    "through_one": "{out}/shared/link/inner",
+    "by_a_link_of_ours": "{out}/ours",
+    "by_a_relative_link_of_ours": "{out}/down/../ours/inner/..",
+}
+
+
+@owned
+@pytest.mark.parametrize("target", LEADS.values(), ids=LEADS)
+async def test_links_on_the_way_of_a_trusted_link_count(
+    lake: Path, owner: int, target: str
+) -> None:
+    """A folder on the way is writable by others, who put a link to the victim there."""
+    out, victim = lake.parent / "out", lake.parent / "victim"
+    (out / "shared").mkdir(parents=True)
+    (out / "down").symlink_to("shared")
+    (out / "ours").symlink_to("shared/link")
+    path = lake / "shop/public/a"
+    at = victim / "inner" if target.endswith("/inner") else victim
+    (victim / "inner").mkdir(parents=True)
+    shutil.copytree(path, at, dirs_exist_ok=True)
+    shutil.rmtree(path)
+    path.symlink_to(target.format(out=out))
+    link = out / "shared/link"
+    link.symlink_to("../../victim")
+    os.lchown(link, owner, -1)
+    known = content(victim)
+    async with opened(lake) as found:
+        faults = await deliver(found, 1000)
+    if owner != ATTACKER:
+        assert faults == []
+        assert delivered(lake, A.id) == 4
+        return
+    assert content(victim) == known
+    [fault] = faults
+    assert_told(fault, lake.parent, "out/shared/link")
+
+
+@pytest.mark.parametrize("target", ["a", "{lake}/shop/public/a", "../public/b/../a"])
+async def test_a_link_to_itself_is_a_fault_of_its_table(lake: Path, target: str) -> None:
+    shutil.rmtree(lake / "shop/public/a")
+    (lake / "shop/public/a").symlink_to(target.format(lake=lake))
+    async with opened(lake) as found:
+        assert {fault.table for fault in await deliver(found, 1000)} == {A.id}
+    assert delivered(lake, B.id) == 4
+
+
 async def test_a_folder_of_another_table_is_that_tables_fault(lake: Path) -> None:
     """It was moved, and has the rows and positions of another one."""
     shutil.rmtree(lake / "shop/public/a")
