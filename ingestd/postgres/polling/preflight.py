@@ -19,7 +19,7 @@ from ingestd.postgres.captured.definition import TableDefinitions, read_catalog
 from ingestd.postgres.captured.selection import is_left_out, missing_tables, unmatched_notices
 from ingestd.postgres.catalog.indexes import IndexRow
 from ingestd.postgres.catalog.metadata import PostgresMetadata
-from ingestd.postgres.catalog.relation_lock import lock_relation, whole
+from ingestd.postgres.catalog.relation_lock import lock_table, whole
 from ingestd.postgres.catalog.tables import NO_COLUMNS, ColumnRow, TableRow, qualified, table_of
 from ingestd.postgres.check import CheckFindings, column_notes, lasting, sized
 from ingestd.postgres.connection.authentication import check_lines
@@ -273,7 +273,7 @@ async def _is_growing_uuid(connection: AsyncConnection[Any], table: Table, name:
         limit=SHOWN_UUIDS,
     )
     async with connection.transaction():
-        await lock_relation(connection, table.id, blocks)
+        await lock_table(connection, table, blocks)
         row = await (await connection.execute(query)).fetchone()
     return row is None or row[0] is not False
 
