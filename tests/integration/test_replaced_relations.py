@@ -179,7 +179,9 @@ async def described(database: Database) -> Table:
 
 
 async def polled_of(table: Table) -> PolledTable:
-    return PolledTable(replace(table, key=("id",)), Cursor(("at",), "time"), None, 1.0, None)
+    polled = replace(table, key=("id",))
+    cursor, timestamptz = Cursor(("at",), "time"), 1184
+    return PolledTable(polled, cursor, None, 1.0, None, {"at": timestamptz})
 
 
 async def read_pages(pages: TablePages) -> None:
@@ -313,7 +315,7 @@ async def probe(dsn: str, table: Table, _: str) -> None:
 
 async def growing(dsn: str, table: Table, _: str) -> None:
     async with await connect(dsn) as connection:
-        await _is_growing_uuid(connection, table, "note")
+        await _is_growing_uuid(connection, await polled_of(table), "at")
 
 
 async def condition(dsn: str, table: Table, _: str) -> None:
@@ -371,6 +373,17 @@ async def test_a_retyped_column_is_not_read_by_a_waiter(
             owner.commit()
         async with asyncio.timeout(LIMIT_S):
             await reading
+
+
+@pytest.mark.parametrize("read", [poll, near, first, peak, growing])
+async def test_a_retyped_cursor_that_is_not_captured_is_not_read(
+    database: Database, dsn: str, read: Callable[[str, Table, str], Awaitable[None]]
+) -> None:
+    table = await described(database)
+    few = replace(table, columns=(table.column("id"),), before=("id",))
+    database.execute(*RETYPING["the cursor"])
+    with pytest.raises(TableChangedError, match="column 'at' was replaced"):
+        await read(dsn, few, "")
 
 
 @pytest.mark.thorough
