@@ -63,9 +63,10 @@ SELECT coalesce(pg_catalog.to_regclass({name})::pg_catalog.oid = c.oid
                LEFT JOIN pg_catalog.pg_attribute a
                  ON a.attrelid = c.oid AND a.attname = n.name AND NOT a.attisdropped
               ORDER BY n.place) AS seen
-  FROM pg_catalog.pg_class c WHERE c.oid = {oid}
+  FROM pg_catalog.pg_class c CROSS JOIN (SELECT (NULL::{relation}).*) AS present
+ WHERE c.oid = {oid}
 """)
-_TYPE = sql.SQL("pg_catalog.pg_typeof((NULL::{}).{})")
+_TYPE = sql.SQL("pg_catalog.pg_typeof(present.{})")
 
 
 async def lock_table(
@@ -157,7 +158,8 @@ async def _ensure_meant(
     name = relation.as_string(None)
     query = _CHECK.format(
         name=name,
-        types=sql.SQL(", ").join(_TYPE.format(relation, sql.Identifier(c)) for c in columns),
+        types=sql.SQL(", ").join(_TYPE.format(sql.Identifier(c)) for c in columns),
+        relation=relation,
         names=list(columns),
         oid=blocks.oid,
     )

@@ -30,7 +30,7 @@ from ingestd.postgres.connection.quoting import printed
 _COLUMNS = f"""
 SELECT a.attname::text, a.atttypid::int8, ARRAY(
          WITH RECURSIVE inside AS (
-           SELECT a.atttypid AS oid
+           SELECT a.atttypid AS oid WHERE a.atttypid >= {FIRST_USER_OID}
            UNION
            SELECT x.oid FROM inside JOIN pg_catalog.pg_type t ON t.oid = inside.oid
 {EACH_PART})
