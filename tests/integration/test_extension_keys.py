@@ -50,7 +50,22 @@ async def test_keys_are_compared_by_the_operators_of_their_extension(
         f"INSERT INTO t SELECT ({KEYS[name]})::{name}, ({KEYS[name]})::{name}"
         " FROM generate_series(1, 9) i",
     )
-    columns = tuple(Column(c, 25, -1, pa.string(), "text", identity=True) for c in "ki")
+    columns = tuple(
+        Column(
+            c,
+            int(
+                database.value(
+                    "SELECT atttypid::int8 FROM pg_attribute"
+                    " WHERE attrelid = 't'::regclass AND attname = %s",
+                    c,
+                )
+            ),
+            -1,
+            pa.string(),
+            identity=True,
+        )
+        for c in "ki"
+    )
     oid = int(database.value("SELECT 't'::regclass::int8"))
     table = Table(TableId("public", "t"), oid, columns, "i", ("k", "i"))
     keys = [(k, i) for k, i in database.rows("SELECT k::text, i::text FROM t ORDER BY t.k DESC")]

@@ -13,11 +13,12 @@ from ingestd.model.errors import TableError
 from ingestd.model.row_limit import UNLIMITED_BYTES
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.planner_functions import ensure_plannable
-from ingestd.postgres.catalog.relation_lock import lock_relation
+from ingestd.postgres.catalog.relation_lock import lock_table
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.polling.keys.key_order import key_order
 from ingestd.postgres.polling.keys.key_pages import KeyPages
 from ingestd.postgres.snapshot.key_lookup import KeyedRelation, KeyList
+from ingestd.postgres.snapshot.key_range import KeyRange
 from ingestd.postgres.snapshot.key_splits import KeySplits
 from ingestd.testing.embedded.waiting import await_until
 from tests.harness.command_line import run_command
@@ -25,11 +26,13 @@ from tests.harness.config import polling_config, wal_config
 from tests.integration.test_pages import exported, table_named
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
+
+pytestmark = pytest.mark.attack("table owner")
 
 LIMIT_S = 60.0
 CALLED = "a function of the owner was called"
@@ -48,8 +51,15 @@ CREATE TYPE m.pair AS (x m.checked, y int);
 CREATE TYPE m.plain_pair AS (x int, y int);
 CREATE TYPE m.span AS RANGE (subtype = m.checked);
 CREATE TYPE m.plain_span AS RANGE (subtype = int);
+CREATE DOMAIN m.theirs AS int CHECK (VALUE >= 0 AND m.evil('') = 1);
+CREATE DOMAIN m.above AS m.theirs;
+CREATE TYPE m.their_pair AS (x m.theirs, y int);
+CREATE DOMAIN m.of_array AS int[] CHECK (m.evil('') = 1);
+CREATE DOMAIN m.ours AS int CHECK (VALUE >= 0);
 GRANT USAGE ON SCHEMA m TO PUBLIC;
 """
+THEIRS = ("theirs", "of_array")
+"""The domains that `hand_over` gives to the owner."""
 VALUES = {
     "checked": "i",
     "named": "'k' || i",
@@ -71,6 +81,19 @@ EXPRESSIONS = {
     "CREATE INDEX e ON m.t ((m.plain(CASE WHEN true THEN 1 ELSE id END)))": True,
     "CREATE INDEX e ON m.t ((m.plain(coalesce(NULL + id, 3))))": True,
     "CREATE STATISTICS m.e ON (m.evil('') + id) FROM m.t": True,
+    "CREATE INDEX e ON m.t ((id::m.theirs))": True,
+    "CREATE INDEX e ON m.t ((id::m.theirs + 1))": True,
+    "CREATE INDEX e ON m.t ((id::m.above))": True,
+    "CREATE INDEX e ON m.t ((ARRAY[id]::m.theirs[]))": True,
+    "CREATE INDEX e ON m.t ((ARRAY[id]::m.above[]))": True,
+    "CREATE INDEX e ON m.t ((ARRAY[id]::m.of_array))": True,
+    "CREATE INDEX e ON m.t ((ROW(id, 1)::m.their_pair))": True,
+    "CREATE INDEX e ON m.t (id) WHERE id::m.theirs > 3": True,
+    "CREATE INDEX e ON m.t (id) WHERE (CASE WHEN id > 3 THEN id::m.above END) > 3": True,
+    "CREATE STATISTICS m.e ON (id::m.theirs + 1) FROM m.t": True,
+    "CREATE INDEX e ON m.t ((id::m.ours))": False,
+    "CREATE INDEX e ON m.t ((ARRAY[id]::m.ours[])) WHERE coalesce(id, 3) IN (3, 4)": False,
+    "CREATE INDEX e ON m.t (greatest(id, 3), nullif(id, 3), (ROW(id, 1)::m.plain_pair))": False,
     "CREATE INDEX e ON m.t ((m.plain(id)))": False,
     "CREATE INDEX e ON m.t ((m.plain(id + 1) + 7))": False,
     "CREATE INDEX e ON m.t (lower(note)) WHERE id > 7 AND note <> 'x'": False,
@@ -91,6 +114,8 @@ def owner(database: Database) -> Iterator[str]:
 def hand_over(database: Database, owner: str, *functions: str) -> None:
     for function in ("evil(text)", "inlined(int)", "plain(int)", *functions):
         database.execute(f"ALTER FUNCTION m.{function} OWNER TO {owner}")
+    for domain in THEIRS:
+        database.execute(f"ALTER DOMAIN m.{domain} OWNER TO {owner}")
 
 
 def calls_of(database: Database, role: str) -> list[str]:
@@ -166,12 +191,26 @@ async def test_a_table_whose_expressions_run_at_planning_is_not_read(
         make_conninfo(database.dsn, user=stranger), autocommit=False
     ) as connection:
         if EXPRESSIONS[added]:
-            with pytest.raises(TableError, match="server call m\\.") as told:
-                await lock_relation(connection, table.id, blocks)
+            with pytest.raises(TableError, match=r"server would call .*m\.") as told:
+                await lock_table(connection, table, blocks)
             assert "DROP" in (told.value.remedy or "")
         else:
-            await lock_relation(connection, table.id, blocks)
+            await lock_table(connection, table, blocks)
             await connection.execute("SELECT FROM m.t WHERE id > 3")
+    assert not calls_of(database, stranger)
+
+
+@pytest.mark.parametrize("key", ["(id::m.theirs)", "(ARRAY[id]::m.above[])"])
+async def test_a_domain_in_a_partition_key_is_planned_too(
+    database: Database, owner: str, stranger: str, key: str
+) -> None:
+    hand_over(database, owner)
+    database.execute(f"CREATE TABLE m.p (id int) PARTITION BY LIST ({key})")
+    table = await table_named(database, "p")
+    async with await connect(make_conninfo(database.dsn, user=stranger)) as connection:
+        with pytest.raises(TableError, match=r"the checks of the domain m\.theirs") as found:
+            await ensure_plannable(connection, table.id, table.oid, with_partitions=True)
+    assert "DROP" not in (found.value.remedy or "")
     assert not calls_of(database, stranger)
 
 
@@ -191,6 +230,66 @@ async def test_a_partition_key_with_an_inlined_function_has_a_remedy(
         remedy, _, _ = (told.value.remedy or "").partition("--")
         database.execute(remedy)
         await ensure_plannable(connection, table.id, oid, with_partitions=True)
+    assert not calls_of(database, stranger)
+
+
+RANGE = f"""
+CREATE FUNCTION m.diff(int, int) RETURNS float8 IMMUTABLE LANGUAGE plpgsql
+  AS $$ {BODY.format(1)} $$;
+CREATE TYPE m.far AS RANGE (subtype = int, subtype_diff = m.diff);
+CREATE TABLE m.t (k m.far PRIMARY KEY, filler text);
+INSERT INTO m.t SELECT m.far(i, i + 5), repeat('x', 100) FROM generate_series(1, 3000) i;
+ANALYZE m.t;
+GRANT SELECT ON m.t TO PUBLIC
+"""
+PAIRS = """
+CREATE TABLE m.t (k m.plain_pair PRIMARY KEY, filler text);
+INSERT INTO m.t SELECT ROW(i, i)::m.plain_pair, repeat('x', 100) FROM generate_series(1, 3000) i;
+GRANT SELECT ON m.t TO PUBLIC
+"""
+CHECKED = (
+    "ALTER TYPE m.plain_pair DROP ATTRIBUTE y",
+    "ALTER TYPE m.plain_pair ADD ATTRIBUTE y m.theirs",
+)
+
+
+@pytest.mark.parametrize(
+    ("type_", "made", "altered"),
+    [("far", RANGE, ()), ("plain_pair", PAIRS, CHECKED)],
+    ids=["a range", "a composite type"],
+)
+async def test_queries_on_keys_call_nothing_of_their_types(
+    database: Database,
+    owner: str,
+    stranger: str,
+    *,
+    type_: str,
+    made: str,
+    altered: Sequence[str],
+) -> None:
+    """Neither row estimates of a range, nor literals of a type altered while it is read."""
+    database.execute(made, f"ALTER TYPE m.{type_} OWNER TO {owner}")
+    table = replace(await table_named(database, "t"), key=("k",))
+    dsn = make_conninfo(database.dsn, user=stranger)
+    keys = [(text,) for (text,) in database.rows("SELECT concat(k) FROM m.t LIMIT 9")]
+    async with (
+        exported(database) as snapshot,
+        await connect(dsn, autocommit=False) as connection,
+    ):
+        pages = KeyPages(table, UNLIMITED_BYTES)
+        await pages.lock(connection)
+        page = await pages.page(connection, None, 100)
+        assert page is not None
+        keyed = await KeyedRelation.find(connection, table, table.key)
+        splits = await KeySplits(dsn).splits(table, snapshot, 8192)
+        database.execute(*altered)
+        listed = KeyList(table, keyed, tuple(keys))
+        conditions = [sql.SQL(" AND ").join(listed.bounds)]
+        ranges = [KeyRange.parse(split.where) for split in splits]
+        conditions += [sql.SQL(" AND ").join(r.bounds) for r in ranges if r and r.bounds]
+        for condition in conditions:
+            await connection.execute(sql.SQL("SELECT FROM m.t WHERE {}").format(condition))
+        await pages.page(connection, page.last, 100)
     assert not calls_of(database, stranger)
 
 
@@ -225,12 +324,14 @@ def _run(database: Database, lake: Path, make_daemon: MakeDaemon, role: str, kin
     database.execute(
         "CREATE TABLE m.bad (id int PRIMARY KEY)",
         "CREATE INDEX ON m.bad ((id + m.evil('')))",
+        "CREATE TABLE m.worse (id int PRIMARY KEY)",
+        "CREATE INDEX ON m.worse ((id::m.theirs))",
         f"GRANT SELECT ON ALL TABLES IN SCHEMA m TO {role}",
     )
     dsn = make_conninfo(database.dsn, user=role)
     if kind == "wal":
         slot = f"ingestd_{database.name}"
-        listed = ", ".join([*tables, "m.bad"])
+        listed = ", ".join([*tables, "m.bad", "m.worse"])
         database.execute(
             f"CREATE PUBLICATION {slot} FOR TABLE {listed}",
             f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')",
@@ -247,7 +348,7 @@ def _run(database: Database, lake: Path, make_daemon: MakeDaemon, role: str, kin
     daemon = make_daemon(config)
     run_command(daemon.config_path, "check")
     daemon.start()
-    await_until(lambda: bool(daemon.events("table.stopped")), LIMIT_S, "m.bad to be stopped")
+    await_until(lambda: len(daemon.events("table.stopped")) > 1, LIMIT_S, "both to be stopped")
     for name in tables:
         database.execute(
             f"UPDATE {name} SET d = 7 WHERE d = 1",
@@ -256,5 +357,5 @@ def _run(database: Database, lake: Path, make_daemon: MakeDaemon, role: str, kin
     run_command(daemon.config_path, "verify")
     run_command(daemon.config_path, "verify")
     stopped = {event["table"] for event in daemon.events("table.stopped")}
-    assert stopped == {"m.bad"}
+    assert stopped == {"m.bad", "m.worse"}
     assert not calls_of(database, role)

@@ -1,4 +1,7 @@
-"""The owner of a table puts a view in its place while a reader waits: nothing of it runs."""
+"""The owner of a table puts a view in its place while a reader waits: nothing of it runs.
+
+Nor does anything of another column that gets the name of one that is read.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import pyarrow as pa
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from ingestd.model.errors import TableError
+from ingestd.model.errors import TableChangedError, TableError
 from ingestd.model.lsn import Lsn
 from ingestd.model.row_limit import UNLIMITED_BYTES
 from ingestd.ports import Split
@@ -31,11 +34,13 @@ from ingestd.postgres.polling.poll import (
     look_at,
 )
 from ingestd.postgres.polling.polled_table import Cursor, PolledTable
+from ingestd.postgres.polling.preflight import _is_growing_uuid
 from ingestd.postgres.polling.progress import PollProgress, SeenXids
 from ingestd.postgres.rewrites.catalog_evidence import Doubt, Question
 from ingestd.postgres.rewrites.dependent_text_queries import holds
 from ingestd.postgres.rewrites.dependent_texts import StaleText as TextDoubt
 from ingestd.postgres.rewrites.dependent_texts import TypeUse
+from ingestd.postgres.rewrites.fingerprint import StoredColumn, TableFingerprint, digest
 from ingestd.postgres.rewrites.fingerprint_queries import _holds
 from ingestd.postgres.snapshot.ctid_splits import CtidSplits
 from ingestd.postgres.snapshot.key_lookup import KeyedRelation
@@ -55,6 +60,8 @@ if TYPE_CHECKING:
 
     from ingestd.model.schema import Table
     from tests.harness.databases import Database
+
+pytestmark = pytest.mark.attack("table owner")
 
 LIMIT_S = 30.0
 KEY = (KeyColumn("id", ("pg_catalog", "int4"), ("pg_catalog", "<", ">=")),)
@@ -86,11 +93,66 @@ REPLACING = {
 }
 
 
+COLUMNS = {"id": "7", "at": "2020-01-01", "note": "x", "r": "1"}
+"""By name, a text of what the casts of the owner's type return."""
+CASTS = {
+    "text": ("id", "at", "note", "r"),
+    "int4": ("id",),
+    "timestamptz": ("at",),
+    "oid": ("r",),
+}
+"""By type, the columns whose owner's type is cast to it: by assignment, or implicitly."""
+
+
+def own_type(column: str, owner: str) -> Iterator[str]:
+    """SQL that makes a type for a column, whose casts report who called them."""
+    made = f"public.of_{column}"
+    yield f"CREATE TYPE {made} AS ENUM ('a')"
+    for target in (target for target, columns in CASTS.items() if column in columns):
+        function = f"public.{column}_{target}({made})"
+        yield (
+            f"CREATE FUNCTION {function} RETURNS {target} LANGUAGE plpgsql AS $$ BEGIN RAISE"
+            f" WARNING '{CALLED}: cast of {column} to {target} by %', current_user;"
+            f" RETURN '{COLUMNS[column]}'; END $$"
+        )
+        # Two implicit casts are ambiguous, so that neither would be called.
+        how = "" if target == "text" and column != "note" else "AS IMPLICIT"
+        yield f"CREATE CAST ({made} AS {target}) WITH FUNCTION {function} {how}"
+        yield f"ALTER FUNCTION {function} OWNER TO {owner}"
+    yield f"ALTER TYPE {made} OWNER TO {owner}"
+
+
+def retyped(how: str, *columns: str) -> list[str]:
+    """SQL that puts columns of the owner's types in the place of these, without a rewrite."""
+    return [
+        f"ALTER TABLE public.t {statement}"
+        for c in columns
+        for statement in (how.format(c), f"ADD COLUMN {c} public.of_{c} NOT NULL DEFAULT 'a'")
+    ]
+
+
+RENAMED = "RENAME COLUMN {0} TO {0}0"
+RETYPING = {
+    "all": retyped(RENAMED, *COLUMNS),
+    "all, dropped": retyped("DROP COLUMN {0} CASCADE", *COLUMNS),
+    "the key": retyped(RENAMED, "id"),
+    "the cursor": retyped(RENAMED, "at"),
+    "a text": retyped(RENAMED, "note"),
+    "an object": retyped(RENAMED, "r"),
+    # Neither number, name nor type of the others differ.
+    "and back": [*retyped(RENAMED, "note"), "ALTER TABLE public.t RENAME note TO note1",
+                 "ALTER TABLE public.t RENAME note0 TO note"],
+}  # fmt: skip
+
+
 @pytest.fixture
 def dsn(database: Database, stranger: str) -> Iterator[str]:
     """A role that may read, and no more; log_min_messages is WARNING."""
+    owner = f"o_{database.name}"
     database.execute(
         EVIL,
+        f"CREATE ROLE {owner}",
+        *(statement for column in COLUMNS for statement in own_type(column, owner)),
         "CREATE TABLE t (id int PRIMARY KEY, at timestamptz, note text, r regclass)",
         "CREATE INDEX ON t (at)",
         "INSERT INTO t SELECT i, now() - interval '1 day', 'x', 't' FROM generate_series(1, 500) i",
@@ -98,11 +160,28 @@ def dsn(database: Database, stranger: str) -> Iterator[str]:
         GRANT,
     )
     yield make_conninfo(database.dsn, user=stranger)
+    database.execute(f"DROP OWNED BY {owner} CASCADE", f"DROP ROLE {owner}")
     assert not [line for line in hostile_calls(database.server) if stranger in line]
 
 
+async def described(database: Database) -> Table:
+    """The table as a daemon knows it: with the fingerprint of its columns."""
+    table = await table_named(database, "t")
+    columns = database.rows(
+        "SELECT attnum::int, atttypid::int8, atttypmod, attname::text FROM pg_attribute"
+        " WHERE attrelid = 't'::regclass AND attnum > 0"
+    )
+    stored = [
+        StoredColumn(n, oid, mod, 1, has_missing=False, name=digest(name))
+        for n, oid, mod, name in columns
+    ]
+    return replace(table, storage=str(TableFingerprint(tuple(stored), {table.oid: 1})))
+
+
 async def polled_of(table: Table) -> PolledTable:
-    return PolledTable(replace(table, key=("id",)), Cursor(("at",), "time"), None, 1.0, None)
+    polled = replace(table, key=("id",))
+    cursor, timestamptz = Cursor(("at",), "time"), 1184
+    return PolledTable(polled, cursor, None, 1.0, None, {"at": timestamptz})
 
 
 async def read_pages(pages: TablePages) -> None:
@@ -230,8 +309,13 @@ async def texts(dsn: str, table: Table, _: str) -> None:
 
 async def probe(dsn: str, table: Table, _: str) -> None:
     async with await connect(dsn) as connection:
-        fault = await read_fault(connection, table, dsn)
-        assert isinstance(fault, TableError)
+        if fault := await read_fault(connection, table, dsn):
+            raise fault
+
+
+async def growing(dsn: str, table: Table, _: str) -> None:
+    async with await connect(dsn) as connection:
+        await _is_growing_uuid(connection, await polled_of(table), "at")
 
 
 async def condition(dsn: str, table: Table, _: str) -> None:
@@ -240,7 +324,7 @@ async def condition(dsn: str, table: Table, _: str) -> None:
 
 READING = [
     export, whole, chunk, by_keys, key_splits, key_range, poll, near, first, peak, key_page, sought,
-    older_row, texts, probe, condition,
+    older_row, texts, probe, growing, condition,
 ]  # fmt: skip
 
 
@@ -261,7 +345,7 @@ async def test_a_relation_replaced_while_a_reader_waits_is_not_read(
         database.execute(dropped, "DROP INDEX t_at_idx", "VACUUM t")
     # As a server that has no such setting yet.
     monkeypatch.delitem(WHERE_KNOWN, "restrict_nonsystem_relation_kind")
-    table = await table_named(database, "t")
+    table = await described(database)
     async with exported(database) as snapshot:
         with database.connect(autocommit=False) as owner:
             for statement in REPLACING[how]:
@@ -271,6 +355,73 @@ async def test_a_relation_replaced_while_a_reader_waits_is_not_read(
             owner.commit()
         async with asyncio.timeout(LIMIT_S):
             await reading
+
+
+@pytest.mark.parametrize("read", READING)
+@pytest.mark.parametrize("how", ["all", *(pytest.param(how, marks=pytest.mark.thorough)
+                                          for how in list(RETYPING)[1:])])  # fmt: skip
+async def test_a_retyped_column_is_not_read_by_a_waiter(
+    database: Database, dsn: str, read: Callable[[str, Table, str], Awaitable[None]], how: str
+) -> None:
+    table = await described(database)
+    async with exported(database) as snapshot:
+        with database.connect(autocommit=False) as owner:
+            for statement in RETYPING[how]:
+                owner.execute(statement.encode())
+            reading = asyncio.create_task(of_the_table(read(dsn, table, snapshot)))
+            await await_a_waiter(database, reading)
+            owner.commit()
+        async with asyncio.timeout(LIMIT_S):
+            await reading
+
+
+@pytest.mark.parametrize("read", [poll, near, first, peak, growing])
+async def test_a_retyped_cursor_that_is_not_captured_is_not_read(
+    database: Database, dsn: str, read: Callable[[str, Table, str], Awaitable[None]]
+) -> None:
+    table = await described(database)
+    few = replace(table, columns=(table.column("id"),), before=("id",))
+    database.execute(*RETYPING["the cursor"])
+    with pytest.raises(TableChangedError, match="column 'at' was replaced"):
+        await read(dsn, few, "")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("read", READING)
+@pytest.mark.parametrize("how", RETYPING)
+async def test_a_column_retyped_since_its_snapshot_is_not_read(
+    database: Database, dsn: str, read: Callable[[str, Table, str], Awaitable[None]], how: str
+) -> None:
+    table = await described(database)
+    async with exported(database) as snapshot:
+        database.execute(*RETYPING[how])
+        await of_the_table(read(dsn, table, snapshot))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("read", [export, whole, chunk, key_range])
+async def test_a_type_that_is_known_is_read_as_a_text(
+    database: Database, dsn: str, read: Callable[[str, Table, str], Awaitable[None]]
+) -> None:
+    """A column of another role's type does not stop the table, and its casts are not called."""
+    database.execute("ALTER TABLE t ADD COLUMN own of_note NOT NULL DEFAULT 'a'")
+    table = await described(database)
+    async with exported(database) as snapshot:
+        await read(dsn, table, snapshot)
+
+
+async def test_another_column_of_the_same_name_and_type_is_not_read(
+    database: Database, dsn: str
+) -> None:
+    """The snapshot sees its rows with the new column's default instead of their values."""
+    table = await described(database)
+    async with exported(database) as snapshot:
+        database.execute(
+            "ALTER TABLE t RENAME note TO note0",
+            "ALTER TABLE t ADD COLUMN note text NOT NULL DEFAULT 'another'",
+        )
+        with pytest.raises(TableChangedError, match="column 'note' was replaced"):
+            await export(dsn, table, snapshot)
 
 
 async def of_the_table(reading: Awaitable[None]) -> None:

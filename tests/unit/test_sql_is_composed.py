@@ -9,6 +9,7 @@ from tests.harness.composed_sql import ROOT, built_texts
 MEANT = {
     ("ingestd/postgres/snapshot/where.py", "text"): "--where is SQL of whoever may run the command",
     ("ingestd/postgres/snapshot/queries.py", "table.row_filter"): "the publication's, and --where",
+    ("ingestd/postgres/catalog/trusted_columns.py", "condition"): "the same; it is not run",
     (
         "ingestd/postgres/snapshot/key_lookup.py",
         "escaped",

@@ -1,20 +1,23 @@
-"""Detection of tables whose owners' functions run when a query on them is planned.
+"""Detection of tables whose owners' code runs when a query on them is planned.
 
 Before the planner uses the expressions of a table's indexes, extended statistics and partition key,
-it simplifies them: it calls immutable functions with constant arguments, and inlines SQL functions.
-It does so for every query on the table, with the privileges of the role whose query it plans. So a
-table is read only if every function that its expressions call in this way is owned by a superuser
-or by this role. (CHECK constraints are not simplified: `constraint_exclusion` is off.)
+it simplifies them: it calls immutable functions with constant arguments, inlines SQL functions, and
+simplifies the checks of the domains that they cast to, which calls functions in the same way. It
+does so for every query on the table, with the privileges of the role whose query it plans. So a
+table is read only if all that its expressions call in this way, and these domains, are owned by a
+superuser or by this role. (CHECK constraints are not simplified: `constraint_exclusion` is off.)
 
 A call is harmless if the planner can't simplify it: it is not an SQL function that could be
 inlined, and an argument is not constant. Operators owned by other roles are never harmless: row
-estimates call them with values of the table's statistics.
+estimates call them with values of the table's statistics. Nor is a node of a kind that is not known
+here, if it refers to anything user-defined.
 
 The owner may add an index after this check: CREATE INDEX does not wait for readers.
 
 Source: PostgreSQL, src/backend/optimizer/util/plancat.c (get_relation_info), clauses.c
-(evaluate_function, inline_function), src/backend/utils/cache/relcache.c
-(RelationGetIndexExpressions).
+(evaluate_function, inline_function, eval_const_expressions_mutator), src/backend/utils/cache/
+relcache.c (RelationGetIndexExpressions), typcache.c (load_domaintype_info), src/include/nodes/
+primnodes.h.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from psycopg import AsyncConnection
 
 from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
-from ingestd.postgres.catalog.user_types import FIRST_USER_OID
+from ingestd.postgres.catalog.user_types import FIRST_USER_OID, is_trusted
 
 _EXPRESSIONS = """
 WITH RECURSIVE tree AS (
@@ -49,17 +52,61 @@ SELECT NULL, p.partexprs::text
   FROM tree JOIN pg_catalog.pg_partitioned_table p ON p.partrelid = tree.oid
  WHERE p.partexprs IS NOT NULL
 """
-_FUNCTIONS = """
-SELECT p.oid::int8, p.oid::pg_catalog.regprocedure::text,
+# A domain also checks what the domains below it demand.
+_OTHERS = f"""
+WITH RECURSIVE domains AS (
+  SELECT o AS cast_to, o AS oid FROM unnest(%(domains)s::oid[]) o
+  UNION
+  SELECT d.cast_to, t.typbasetype FROM domains d
+    JOIN pg_catalog.pg_type t ON t.oid = d.oid AND t.typtype = 'd')
+SELECT false, p.oid::int8, p.oid::pg_catalog.regprocedure::text,
        l.lanname = 'sql' AND NOT p.prosecdef AND p.proconfig IS NULL
   FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_language l ON l.oid = p.prolang
-  LEFT JOIN pg_catalog.pg_roles r ON r.oid = p.proowner
- WHERE p.oid = ANY(%s::oid[])
-   AND NOT coalesce(r.rolsuper OR r.rolname = current_user, false)
-"""
+ WHERE p.oid = ANY(%(functions)s::oid[]) AND NOT {is_trusted("p.proowner")}
+UNION ALL
+SELECT true, d.cast_to::int8, t.oid::pg_catalog.regtype::text, false
+  FROM domains d JOIN pg_catalog.pg_type t ON t.oid = d.oid AND t.typtype = 'd'
+ WHERE t.oid >= {FIRST_USER_OID} AND NOT {is_trusted("t.typowner")}
+"""  # noqa: S608 - constants
 _TOKEN = re.compile(r"[(){}]|\[[^]]*\]|(?:\\.|[^\s(){}\\])+", re.DOTALL)
 _CALLED = ("funcid", "opfuncid", "hashfuncid", "negfuncid")
 _TRANSPARENT = {"RELABELTYPE", "COLLATEEXPR", "COERCEVIAIO"}
+_DOMAIN = "COERCETODOMAIN"
+_HARMLESS = _TRANSPARENT | {
+    # These call what `_CALLED` names.
+    "DISTINCTEXPR",
+    "FUNCEXPR",
+    "NULLIFEXPR",
+    "OPEXPR",
+    "SCALARARRAYOPEXPR",
+    # The conversion of the elements is a node below.
+    "ARRAYCOERCEEXPR",
+    # These call nothing, or the operators of a class, which only superusers can create.
+    "ARRAY",
+    "ARRAYEXPR",
+    "BOOLEANTEST",
+    "BOOLEXPR",
+    "CASE",
+    "CASEEXPR",
+    "CASETESTEXPR",
+    "CASEWHEN",
+    "COALESCE",
+    "COALESCEEXPR",
+    "CONST",
+    "CONVERTROWTYPEEXPR",
+    "FIELDSELECT",
+    "MINMAX",
+    "MINMAXEXPR",
+    "NULLTEST",
+    "ROW",
+    "ROWCOMPARE",
+    "ROWCOMPAREEXPR",
+    "ROWEXPR",
+    "SUBSCRIPTINGREF",
+    "VAR",
+    "WHEN",
+}
+"""The kinds of nodes that run nothing else at planning, by their names in all versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +139,23 @@ class _Node:
         yield from (oid for oid in numbers if oid >= FIRST_USER_OID)
 
     @property
+    def domain(self) -> int:
+        """The OID of the user-defined domain whose checks it makes; 0 if it makes none."""
+        oid = self.number("resulttype") if self.kind == _DOMAIN else 0
+        return oid if oid >= FIRST_USER_OID else 0
+
+    @property
+    def may_run_code(self) -> bool:
+        """Return whether it is of an unknown kind, and refers to user-defined objects."""
+        if self.kind in _HARMLESS or self.kind == _DOMAIN:
+            return False
+        items = (item for value in self.fields.values() for item in value)
+        return any(
+            isinstance(item, str) and item.isdecimal() and int(item) >= FIRST_USER_OID
+            for item in items
+        )
+
+    @property
     def varies(self) -> bool:
         """Return whether it certainly can't be simplified to a constant."""
         if self.kind == "VAR":
@@ -120,34 +184,44 @@ async def ensure_plannable(
     found = await (await connection.execute(_EXPRESSIONS, of)).fetchall()
     trees = [(drop, list(_parsed(text))) for drop, text in found]
     nodes = [(drop, node) for drop, tree in trees for top in tree for node in top.below()]
-    called = {function for _, node in nodes for function in node.functions()}
-    if not called:
-        return
-    rows = await (await connection.execute(_FUNCTIONS, (sorted(called),))).fetchall()
-    others = {function: (name, is_sql) for function, name, is_sql in rows}
     for drop, node in nodes:
+        if node.may_run_code:
+            raise _refusal(table, drop, f"what a node {node.kind} refers to", "what it uses")
+    functions = {function for _, node in nodes for function in node.functions()}
+    domains = {node.domain for _, node in nodes if node.domain}
+    if not functions and not domains:
+        return
+    asked = {"functions": sorted(functions), "domains": sorted(domains)}
+    rows = await (await connection.execute(_OTHERS, asked)).fetchall()
+    others = {(is_domain, called): (name, is_sql) for is_domain, called, name, is_sql in rows}
+    for drop, node in nodes:
+        if (True, node.domain) in others:
+            name, _ = others[True, node.domain]
+            raise _refusal(table, drop, f"the checks of the domain {name}", "the domain")
         for function in node.functions():
-            if function not in others:
+            if (False, function) not in others:
                 continue
-            name, is_sql = others[function]
+            name, is_sql = others[False, function]
             if node.kind == "FUNCEXPR" and node.varies and not is_sql:
                 continue
-            raise TableError(table, _WHAT.format(name), remedy=_remedy(drop, name, is_sql=is_sql))
+            raise _refusal(table, drop, name, "the function", inlined=name if is_sql else None)
 
 
-_WHAT = (
-    "it is not read: for an expression of its indexes, statistics or partition key the server "
-    "would call {}, owned by neither a superuser nor this role, with this role's privileges"
-)
-
-
-def _remedy(drop: str | None, function: str, *, is_sql: bool) -> str:
+def _refusal(
+    table: TableId, drop: str | None, called: str, owned: str, *, inlined: str | None = None
+) -> TableError:
+    what = (
+        "it is not read: for an expression of its indexes, statistics or partition key the server"
+        f" would call {called}, owned by neither a superuser nor this role, with this role's"
+        " privileges"
+    )
     ways = []
-    if is_sql:
-        ways.append(f"ALTER FUNCTION {function} SET search_path FROM CURRENT;  -- so not inlined")
+    if inlined is not None:
+        ways.append(f"ALTER FUNCTION {inlined} SET search_path FROM CURRENT;  -- so not inlined")
     if drop is not None:
         ways.append(drop)
-    return "  or: ".join([*ways, "review the function and make a superuser its owner"])
+    remedy = "  or: ".join([*ways, f"review {owned} and make a superuser its owner"])
+    return TableError(table, what, remedy=remedy)
 
 
 def _parsed(text: str) -> Iterator[_Node]:

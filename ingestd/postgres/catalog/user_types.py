@@ -13,13 +13,23 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, LiteralString
 
 from psycopg import AsyncConnection
 
 FIRST_USER_OID = 16384
 """Source: PostgreSQL, src/include/access/transam.h, FirstNormalObjectId."""
 _ALL = 1 << 32
+
+
+def is_trusted(owner: LiteralString) -> LiteralString:
+    """Return the SQL condition that an object is owned by a superuser or by this role.
+
+    Queries must not run what others define: it would run with this role's privileges.
+    """
+    return f"""EXISTS (SELECT FROM pg_catalog.pg_roles r
+                 WHERE r.oid = {owner} AND (r.rolsuper OR r.rolname = current_user))"""
+
 
 EACH_PART = """
    CROSS JOIN LATERAL (

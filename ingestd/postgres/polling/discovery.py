@@ -164,16 +164,18 @@ def describe(
             cursor = cursor_of(row.id, controls.cursor, columns, definitions.base_type)
         if controls.deleted is not None:
             marked = named(row.id, "deleted", controls.deleted, columns)
-            if definitions.base_type(marked.type_oid) >= FIRST_USER_OID:
+            if marked.type_oid >= FIRST_USER_OID:
                 raise _of_users_type(row.id, controls.deleted)
     except TableError as error:
         return Refused(Table(row.id, row.oid, ()), error)
+    by = None if cursor is None else cursor.columns[0]
     return PolledTable(
         table,
         cursor,
         controls.deleted,
         settings.interval if controls.interval is None else controls.interval,
         controls.detect_deletes,
+        {c.name: c.type_oid for c in columns if c.name in {by, controls.deleted}},
     )
 
 

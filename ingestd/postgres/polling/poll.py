@@ -18,7 +18,7 @@ from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.row_limit import refuse_too_large
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.partitions import leaves_of
-from ingestd.postgres.catalog.relation_lock import lock_relation
+from ingestd.postgres.catalog.relation_lock import lock_table
 from ingestd.postgres.connection.liveness import LivenessCheckedConnection
 from ingestd.postgres.connection.pooler import pooled
 from ingestd.postgres.connection.session import sent_encoding
@@ -233,7 +233,7 @@ async def _whole(
                 for s, e in zip(starts, ends, strict=True)
             ]
         if leaf.oid != look.polled.table.oid:
-            await lock_relation(connection, look.polled.table.id, ranges[0])
+            await lock_table(connection, look.polled.table, ranges[0], look.polled.others)
         for blocks in ranges:
             query = look_query(look.polled, condition, blocks.relation, bounds=blocks.bounds)
             async with aclosing(_copy(connection, look, query, moment)) as found:
@@ -290,7 +290,7 @@ async def _locked_shape(connection: AsyncConnection[Any], polled: PolledTable) -
     if row is None:
         raise TableChangedError(polled.table.id, "does not exist")
     shape = PolledShape(*row)
-    await lock_relation(connection, polled.table.id, shape.blocks_of(polled))
+    await lock_table(connection, polled.table, shape.blocks_of(polled), polled.others)
     return shape
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ingestd.model.schema import Table
@@ -31,7 +32,8 @@ class PolledTable:
     null, and they are its identity, too. `cursor` None: every poll scans the entire table, by xmin.
     `deleted`: the column (captured or not) that is neither null nor false in a row that counts as
     deleted; None without. `interval_s`: how often it is polled while it changes. `sweep_s`: how
-    often its keys are compared with the lake's, None for never.
+    often its keys are compared with the lake's, None for never. `others`: type OIDs of columns that
+    queries name though they may not be captured: `by` and `deleted`.
     """
 
     table: Table
@@ -39,6 +41,7 @@ class PolledTable:
     deleted: str | None
     interval_s: float
     sweep_s: float | None
+    others: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def by(self) -> str | None:

@@ -13,13 +13,13 @@ from psycopg import AsyncConnection, sql
 from ingestd.decode.type_mapping import BUILT_IN
 from ingestd.model.check import CheckLine
 from ingestd.model.errors import IngestdError, OperatorError, TableError
-from ingestd.model.schema import Table, TableId
+from ingestd.model.schema import TableId
 from ingestd.ports import Refused, TableInfo
 from ingestd.postgres.captured.definition import TableDefinitions, read_catalog
 from ingestd.postgres.captured.selection import is_left_out, missing_tables, unmatched_notices
 from ingestd.postgres.catalog.indexes import IndexRow
 from ingestd.postgres.catalog.metadata import PostgresMetadata
-from ingestd.postgres.catalog.relation_lock import lock_relation, whole
+from ingestd.postgres.catalog.relation_lock import lock_table, whole
 from ingestd.postgres.catalog.tables import NO_COLUMNS, ColumnRow, TableRow, qualified, table_of
 from ingestd.postgres.check import CheckFindings, column_notes, lasting, sized
 from ingestd.postgres.connection.authentication import check_lines
@@ -246,7 +246,7 @@ async def _cursor(
     if cursor.kind != "uuid":
         return
     try:
-        is_growing = await _is_growing_uuid(connection, looked.polled.table, column.name)
+        is_growing = await _is_growing_uuid(connection, looked.polled, column.name)
     except TableError as error:
         found.fault(subject, error)
         return
@@ -265,15 +265,17 @@ async def _cursor(
         )
 
 
-async def _is_growing_uuid(connection: AsyncConnection[Any], table: Table, name: str) -> bool:
-    blocks = whole(table, is_partitioned=True)
+async def _is_growing_uuid(
+    connection: AsyncConnection[Any], polled: PolledTable, name: str
+) -> bool:
+    blocks = whole(polled.table, is_partitioned=True)
     query = sql.SQL(_UUIDS).format(
         column=sql.Identifier(name),
         table=blocks.relation,
         limit=SHOWN_UUIDS,
     )
     async with connection.transaction():
-        await lock_relation(connection, table.id, blocks)
+        await lock_table(connection, polled.table, blocks, polled.others)
         row = await (await connection.execute(query)).fetchone()
     return row is None or row[0] is not False
 

@@ -6,7 +6,7 @@ values: search_path decides whether a name is qualified.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from ingestd.model.schema import TableId
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.relation_lock import lock_relation
 from ingestd.postgres.catalog.tables import list_types
-from ingestd.postgres.catalog.user_types import EACH_PART
+from ingestd.postgres.catalog.user_types import EACH_PART, is_trusted
 from ingestd.postgres.rewrites.dependent_texts import (
     DEPENDENT,
     MONEY,
@@ -73,6 +73,11 @@ _CATALOGS: Mapping[str, tuple[str, str]] = {
     "regprocedure": ("pg_proc", "pronamespace"),
     "regtype": ("pg_type", "typnamespace"),
 }
+# ALTER TYPE does not wait for readers of a table.
+_UNSTEADY = f"""
+SELECT t.oid::int8 FROM pg_catalog.pg_type t
+ WHERE t.oid = ANY(%s::oid[]) AND t.typtype = 'c' AND NOT {is_trusted("t.typowner")}
+"""  # noqa: S608 - constants
 _RELATION = """
 SELECT n.nspname::text, c.relname::text, c.relkind = 'p' FROM pg_catalog.pg_class c
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s
@@ -123,7 +128,8 @@ async def holds(
     by_type = {doubt.type: doubt for doubt in found}
     columns = {use.column: use.type_oid for use in uses if use.type in by_type}
     types = await list_types(connection, columns.values())
-    asked = _Question(types, await read_uses(connection, types), by_type)
+    unsteady = await _unsteady(connection, types)
+    asked = _Question(types, await read_uses(connection, types), by_type, unsteady)
     conditions = [
         asked.refers(sql.SQL("r.{}").format(sql.Identifier(name)), oid)
         for name, oid in columns.items()
@@ -138,7 +144,7 @@ async def holds(
     )
     try:
         async with connection.transaction():
-            await lock_relation(connection, TableId(schema, name), blocks)
+            await lock_relation(connection, TableId(schema, name), blocks, columns)
             row = await (await connection.execute(question)).fetchone()
     except psycopg.errors.InsufficientPrivilege:
         return True
@@ -153,19 +159,33 @@ async def holds(
     return row is None or bool(row[0])
 
 
+async def _unsteady(connection: AsyncConnection[Any], types: Types) -> Collection[int]:
+    """Return those of the composite types whose attributes another role may alter meanwhile."""
+    composite = [oid for oid, found in types.items() if found.kind == "composite"]
+    if not composite:
+        return ()
+    cursor = await connection.execute(_UNSTEADY, (composite,))
+    return {oid for (oid,) in await cursor.fetchall()}
+
+
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """Builds the SQL condition for stale values. `uses`: the dependent types inside each type."""
+    """Builds the SQL condition for stale values. `uses`: the dependent types inside each type.
+
+    `unsteady`: types whose attributes are not named, as they may get another type, with a cast.
+    """
 
     types: Types
     uses: Mapping[int, Sequence[TypeUse]]
     doubts: Mapping[str, StaleText]
+    unsteady: Collection[int] = ()
 
     def refers(self, value: sql.Composable, type_oid: int, depth: int = 0) -> sql.Composable:
         """Return the condition for a value of this type."""
         found = self.types.get(type_oid)
         in_doubt = [use for use in self.uses.get(type_oid, ()) if use.type in self.doubts]
-        if found is None or any(self.doubts[use.type].is_total for use in in_doubt):
+        is_total = any(self.doubts[use.type].is_total for use in in_doubt)
+        if found is None or is_total or type_oid in self.unsteady:
             return sql.SQL("{} IS DISTINCT FROM NULL").format(value)
         if found.kind == "domain":
             return self.refers(value, found.of, depth)

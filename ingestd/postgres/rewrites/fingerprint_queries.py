@@ -14,7 +14,7 @@ from psycopg import AsyncConnection, sql
 from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
 from ingestd.postgres.catalog.block_range import BlockRange
-from ingestd.postgres.catalog.relation_lock import lock_relation
+from ingestd.postgres.catalog.relation_lock import NONE, lock_relation
 from ingestd.postgres.connection.names import odd_names
 from ingestd.postgres.rewrites.catalog_evidence import Doubt, Proven, Question, judge
 from ingestd.postgres.rewrites.fingerprint import TableFingerprint
@@ -199,7 +199,7 @@ async def _has_older_row(connection: AsyncConnection[Any], oid: int, ended: int)
     question = sql.SQL(_OLDER_ROW).format(table=blocks.relation, xid=ended % _XIDS)
     try:
         async with connection.transaction():
-            await lock_relation(connection, TableId(*name), blocks)
+            await lock_relation(connection, TableId(*name), blocks, NONE)
             row = await (await connection.execute(question)).fetchone()
     except (
         TableError,

@@ -14,14 +14,18 @@ from ingestd.model.errors import TableChangedError
 from ingestd.model.keys import Key
 from ingestd.model.schema import Column, Table
 from ingestd.postgres.catalog.block_range import BlockRange
-from ingestd.postgres.catalog.user_types import EACH_PART, FIRST_USER_OID
+from ingestd.postgres.catalog.user_types import EACH_PART, FIRST_USER_OID, is_trusted
 from ingestd.postgres.snapshot.key_range import operator_of
 from ingestd.postgres.snapshot.queries import output_of
 
 # The owner of a table may define its types. With a pinned search_path only operators of pg_catalog
 # are found. But next to such a value an untyped literal makes the server prefer text, and then call
 # a cast of the owner's; so the literal gets the column's type, without a name. A domain inside
-# another type checks its values when they are read from text; so the output texts are compared.
+# another type checks its values when they are read from text, and ALTER TYPE adds one to a
+# composite type at any time. Row estimates call the subtype_diff of a range. So the output texts of
+# these are compared.
+_KEY = "ROWS FROM (unnest(%(names)s::text[]), unnest(%(types)s::oid[])) AS a(attname, atttypid)"
+"""The key's columns with the types that they were described with, which `lock_table` compares."""
 _BELOW = """
          CROSS JOIN LATERAL (
                WITH RECURSIVE below AS (
@@ -30,43 +34,44 @@ _BELOW = """
                  SELECT d.oid, d.typtype, d.typbasetype FROM below
                    JOIN pg_catalog.pg_type d ON d.oid = below.typbasetype)
                SELECT oid FROM below WHERE typtype <> 'd') AS base"""
-CHECKS_INSIDE = f"""EXISTS (
+RUNS_CODE = f"""EXISTS (
                WITH RECURSIVE inside AS (
                  SELECT b.oid
                  UNION
                  SELECT x.oid FROM inside JOIN pg_catalog.pg_type t ON t.oid = inside.oid
 {EACH_PART})
                SELECT FROM inside JOIN pg_catalog.pg_type t ON t.oid = inside.oid
-                WHERE t.typtype = 'd')"""  # noqa: S608 - constants
-"""Whether a domain is inside type `b`, at any depth."""
+                WHERE t.typtype = 'd' OR t.oid >= {FIRST_USER_OID}
+                  AND t.typtype IN ('c', 'm', 'r') AND NOT {is_trusted("t.typowner")})"""  # noqa: S608 - constants
+"""Whether comparing values of type `b` with literals may run what the type's owner defined."""
 # A role that is not a superuser can't create an operator class, but may own an extension and add
 # one to it.
-_OF_EXTENSION = """
+_OF_EXTENSION = f"""
                EXISTS (SELECT FROM pg_catalog.pg_depend x
                  WHERE x.classid = 'pg_catalog.pg_operator'::pg_catalog.regclass
                    AND x.objid = o.oid AND x.deptype = 'e')
-               AND EXISTS (SELECT FROM pg_catalog.pg_roles r
-                 WHERE r.oid = o.oprowner AND (r.rolsuper OR r.rolname = current_user))"""
+               AND {is_trusted("o.oprowner")}"""
 _RELATION = f"""
 SELECT c.relkind::text = 'p',
        coalesce((SELECT jsonb_object_agg(a.attname, jsonb_build_object(
                    'is_domain', t.typtype = 'd', 'is_composite', b.typtype = 'c',
-                   'is_text', {CHECKS_INSIDE} OR b.typtype = 'b' AND NOT (b.typelem <> 0
+                   'is_text', {RUNS_CODE} OR b.typtype = 'b' AND NOT (b.typelem <> 0
                      AND b.typlen = -1) AND NOT EXISTS ({{operator}})))
-          FROM pg_catalog.pg_attribute a
+          FROM {_KEY}
           JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
 {_BELOW}
           JOIN pg_catalog.pg_type b ON b.oid = base.oid
-         WHERE a.attrelid = c.oid AND a.attname = ANY(%s) AND b.oid >= {FIRST_USER_OID}
+         WHERE b.oid >= {FIRST_USER_OID}
            AND (t.typtype = 'd' OR NOT EXISTS ({{operator}}))), '{{{{}}}}'),
        coalesce((SELECT jsonb_object_agg(a.attname, o.found)
-          FROM pg_catalog.pg_attribute a
+          FROM {_KEY}
           JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
 {_BELOW}
           JOIN pg_catalog.pg_type b ON b.oid = base.oid
-         CROSS JOIN LATERAL ({{operator}}) AS o(found)
-         WHERE a.attrelid = c.oid AND a.attname = ANY(%s)), '{{{{}}}}')
-  FROM pg_catalog.pg_class c WHERE c.oid = %s
+         CROSS JOIN LATERAL ({{operator}}) AS o(found)), '{{{{}}}}')
+  FROM pg_catalog.pg_class c
+ WHERE c.oid = %(table)s AND NOT EXISTS (
+       SELECT FROM {_KEY} WHERE a.atttypid NOT IN (SELECT t.oid FROM pg_catalog.pg_type t))
 """.format(  # noqa: S608 - constants
     operator=f"""
         SELECT jsonb_build_array(n.nspname, o.oprname)
@@ -139,14 +144,16 @@ class KeyedRelation:
         cls, connection: AsyncConnection[Any], table: Table, key: Sequence[str]
     ) -> KeyedRelation:
         """Read the catalog. Raises psycopg.Error; TableChangedError if the table was dropped."""
-        cursor = await connection.execute(_RELATION, (list(key), list(key), table.oid))
+        types = [table.column(name).type_oid for name in key]
+        of = {"names": list(key), "types": types, "table": table.oid}
+        cursor = await connection.execute(_RELATION, of)
         row = await cursor.fetchone()
         if row is None:
             raise TableChangedError(table.id, "no longer exists")
         name = table.id
         blocks = BlockRange(name.schema, name.name, is_whole=row[0], oid=table.oid)
-        types = {name: ComparedType(**kind) for name, kind in row[1].items()}
-        return cls(blocks, types, row[2])
+        compared = {name: ComparedType(**kind) for name, kind in row[1].items()}
+        return cls(blocks, compared, row[2])
 
     @property
     def has_composite(self) -> bool:

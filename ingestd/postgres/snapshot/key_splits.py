@@ -29,7 +29,7 @@ from ingestd.model.schema import Table
 from ingestd.ports import Split
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.partitions import Leaf, leaves_of
-from ingestd.postgres.catalog.relation_lock import lock_relation
+from ingestd.postgres.catalog.relation_lock import lock_table
 from ingestd.postgres.connection.session import (
     connect,
     query_bytes,
@@ -37,7 +37,7 @@ from ingestd.postgres.connection.session import (
     sent_encoding,
 )
 from ingestd.postgres.snapshot.ctid_splits import LOCK_TIMEOUT_S, enter_snapshot, snapshot_error
-from ingestd.postgres.snapshot.key_lookup import CHECKS_INSIDE
+from ingestd.postgres.snapshot.key_lookup import RUNS_CODE
 from ingestd.postgres.snapshot.key_range import KeyColumn, KeyRange
 
 SAMPLED_BLOCKS_PER_SPLIT = 64
@@ -51,7 +51,7 @@ MIN_SPLIT_BYTES = 8192
 # rows. For a domain its base type, which is how values are compared. btree: strategy 1 is <, 4
 # is >=.
 _KEY = """
-SELECT {} AS checks_inside, i.indexrelid::int8 AS index_oid, a.attname::text AS name,
+SELECT {} AS runs_code, i.indexrelid::int8 AS index_oid, a.attname::text AS name,
        tn.nspname::text AS type_schema, t.typname::text AS type_name,
        tn.nspname <> 'pg_catalog' AND t.oid <> a.atttypid AS is_cast,
        ln.nspname::text AS operator_schema, l.oprname::text AS less, g.oprname::text AS not_less,
@@ -82,7 +82,7 @@ SELECT {} AS checks_inside, i.indexrelid::int8 AS index_oid, a.attname::text AS 
   LEFT JOIN pg_catalog.pg_namespace cn ON cn.oid = c.collnamespace
  WHERE i.indrelid = %s AND i.indisvalid AND (i.indisprimary OR i.indisreplident)
  ORDER BY i.indisprimary DESC, i.indexrelid, k.place
-""".format(CHECKS_INSIDE.replace("b.oid", "t.oid"))  # noqa: S608 - constants
+""".format(RUNS_CODE.replace("b.oid", "t.oid"))  # noqa: S608 - constants
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class _KeyRow:
     type_schema: str
     type_name: str
     is_cast: bool
-    checks_inside: bool
+    runs_code: bool
     operator_schema: str
     less: str
     not_less: str
@@ -148,7 +148,7 @@ async def _cut(
         key = await _key_of(connection, leaf, visible)
     if not key:
         return [_blocks(leaf).to_text()]
-    await lock_relation(connection, table.id, _blocks(leaf))
+    await lock_table(connection, table, _blocks(leaf))
     bounds = await _bounds(connection, leaf, key, count)
     ends = [None, *bounds, None]
     return [
@@ -178,7 +178,7 @@ async def _key_of(
             row.index_oid == rows[0].index_oid
             and row.order == rows[0].order
             and row.name in visible
-            and not row.checks_inside
+            and not row.runs_code
         ),
         rows,
     )

@@ -8,7 +8,7 @@ texts in other encodings.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Protocol
@@ -24,7 +24,7 @@ from ingestd.decode.copy.packing import packings_of
 from ingestd.decode.copy.rows import CopyDecoder
 from ingestd.decode.values.encodings import Encoding
 from ingestd.model.changes import TableBatch, change_schema
-from ingestd.model.errors import ProtocolError, TableError
+from ingestd.model.errors import IngestdError, ProtocolError, TableError
 from ingestd.model.keys import Key
 from ingestd.model.row_limit import refuse_too_large
 from ingestd.ports import SnapshotPage, Split
@@ -59,7 +59,8 @@ class TablePages:
     Its connection lives from the first page to `close`. Raises TableError if the table, or what the
     server sent of it, is the cause; TransientError, OperatorError. Memory: a few blocks of 4 MB.
     `entered` is called with each place at which rows are read, before they are. A row of more than
-    `row_limit_bytes` raises TableError.
+    `row_limit_bytes` raises TableError. `columns`: those to read, None for all. `conditions`: only
+    rows for which they hold; they may name any columns of the table.
     """
 
     def __init__(
@@ -70,10 +71,16 @@ class TablePages:
         *,
         row_limit_bytes: int,
         entered: Callable[[RowOrigin], None] = lambda _: None,
+        columns: Sequence[str] | None = None,
+        conditions: Sequence[sql.Composable] = (),
     ) -> None:
         self._dsn = dsn
         self._row_limit_bytes = row_limit_bytes
-        self._table = split.table
+        self._described = self._table = split.table
+        if columns is not None:
+            read = tuple(map(split.table.column, columns))
+            self._table = replace(split.table, columns=read, key=(), before=())
+        self._conditions = conditions
         blocks = BlockRange.parse(split.where)
         if blocks.is_whole and not blocks.oid:  # cut by an earlier version
             blocks = replace(blocks, oid=split.table.oid)
@@ -89,9 +96,9 @@ class TablePages:
 
         While the caller has a block, or it is decoded, the next is read, except for large ones.
         """
-        table, blocks = self._table, self._blocks
+        blocks = self._blocks
         try:
-            if blocks.is_packed and packings_of(table):
+            if blocks.is_packed and packings_of(self._table):
                 async with aclosing(self._packed(blocks)) as pages:
                     async for page in pages:
                         yield page
@@ -100,8 +107,7 @@ class TablePages:
                 async for page in pages:
                     yield page
         except psycopg.Error as error:
-            is_requested = table.row_filter is not None
-            raise snapshot_error(error, table.id, self._dsn, runs_users_sql=is_requested) from error
+            raise self._failed(error) from error
         except ProtocolError as error:
             raise self._unreadable(error) from error
         finally:
@@ -110,7 +116,9 @@ class TablePages:
     async def _by_row(self, blocks: BlockRange) -> AsyncGenerator[SnapshotPage, None]:
         place = await self._enter(blocks)
         decoder = CopyDecoder(self._table, place.position, place.at, self._encoding)
-        async for batch in self._read_pages(rows_query(self._table, blocks), decoder, by_row=True):
+        async for batch in self._read_pages(
+            rows_query(self._table, blocks, self._conditions), decoder, by_row=True
+        ):
             yield SnapshotPage(batch, place.position, place.seen)
 
     async def _packed(self, blocks: BlockRange) -> AsyncGenerator[SnapshotPage, None]:
@@ -126,7 +134,7 @@ class TablePages:
                 packing,
                 encoding=self._encoding,
             )
-            query = columns_query(self._table, blocks, BLOCKS_PER_RUN, packing)
+            query = columns_query(self._table, blocks, BLOCKS_PER_RUN, packing, self._conditions)
             try:
                 async for batch in self._read_pages(query, decoder):
                     yield SnapshotPage(batch, place.position, place.seen)
@@ -155,12 +163,11 @@ class TablePages:
             decoder = CopyDecoder(table, place.position, place.at, self._encoding)
             nothing = pa.RecordBatch.from_pylist([], change_schema(table))
             yield SnapshotPage(TableBatch(table, nothing, 0), place.position, place.seen)
-            query = rows_query(table, KeyList(table, keyed, tuple(keys)))
+            query = rows_query(table, KeyList(table, keyed, tuple(keys)), self._conditions)
             async for batch in self._read_pages(query, decoder, by_row=True):
                 yield SnapshotPage(batch, place.position, place.seen)
         except psycopg.Error as error:
-            is_requested = table.row_filter is not None
-            raise snapshot_error(error, table.id, self._dsn, runs_users_sql=is_requested) from error
+            raise self._failed(error) from error
         except ProtocolError as error:
             raise self._unreadable(error) from error
         finally:
@@ -175,6 +182,10 @@ class TablePages:
             await asyncio.gather(reading, return_exceptions=True)
         if copy is not None:
             await copy.close()
+
+    def _failed(self, error: psycopg.Error) -> IngestdError:
+        is_asked = self._table.row_filter is not None or bool(self._conditions)
+        return snapshot_error(error, self._table.id, self._dsn, runs_users_sql=is_asked)
 
     def _unreadable(self, error: ProtocolError) -> TableError:
         """Return the error as the table's own: other tables and the stream are unaffected (I8)."""
@@ -194,7 +205,7 @@ class TablePages:
     async def _enter(self, blocks: BlockRange) -> RowOrigin:
         connection = await connect(self._dsn, autocommit=False, lock_timeout_s=LOCK_TIMEOUT_S)
         try:
-            place = await self._view.enter(connection, self._table, blocks)
+            place = await self._view.enter(connection, self._described, blocks)
             self._copy = CopyOut(connection, limit_bytes=self._row_limit_bytes)
         except BaseException:
             await connection.close()

@@ -8,11 +8,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pyarrow as pa
-from psycopg import sql
 
 from ingestd.model.lsn import ZERO
 from ingestd.model.predicates import Predicate
-from ingestd.model.schema import Table
 from ingestd.ports import Split
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.snapshot.key_range import KeyRange
@@ -42,13 +40,23 @@ class CopyPageSource:
         self._remaining = tuple(
             p for p, found in zip(predicates, applied, strict=True) if found is None
         )
-        if columns is not None:
-            table = replace(table, columns=tuple(map(table.column, columns)), key=(), before=())
-        self._columns = [c.lake_name for c in table.columns]
+        names = [c.name for c in table.columns] if columns is None else columns
+        self._columns = [table.column(name).lake_name for name in names]
         conditions = [found for found in applied if found is not None]
+        keys = KeyRange.parse(split.where)
+        if keys is not None:  # over all blocks
+            conditions = [*keys.bounds, *conditions]
+            blocks = BlockRange(keys.schema, keys.name, oid=keys.oid)
+            split = replace(split, where=blocks.to_text())
         view = ExportedView(dsn, split.snapshot, RowOrigin(ZERO, datetime.now(UTC)))
-        rows = _of_rows(split, table, conditions)
-        self._pages = TablePages(dsn, rows, view, row_limit_bytes=row_limit_bytes)
+        self._pages = TablePages(
+            dsn,
+            split,
+            view,
+            row_limit_bytes=row_limit_bytes,
+            columns=columns,
+            conditions=conditions,
+        )
 
     @property
     def remaining(self) -> Sequence[Predicate]:
@@ -64,20 +72,3 @@ class CopyPageSource:
     async def close(self) -> None:
         """Stop reading."""
         await self._pages.close()
-
-
-def _of_rows(split: Split, table: Table, conditions: Sequence[sql.Composable]) -> Split:
-    """Return the split with these columns and conditions, as a range of blocks.
-
-    A condition becomes part of the row filter. So does a range of the key, over all blocks.
-    """
-    keys = KeyRange.parse(split.where)
-    where = split.where
-    if keys is not None:
-        conditions = [*keys.bounds, *conditions]
-        where = BlockRange(keys.schema, keys.name, oid=keys.oid).to_text()
-    texts = [found.as_string(None) for found in conditions]
-    if table.row_filter is not None:
-        texts.append(f"({table.row_filter})")
-    row_filter = " AND ".join(texts) if texts else None
-    return replace(split, table=replace(table, row_filter=row_filter), where=where)

@@ -8,6 +8,7 @@ excludes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from psycopg import sql
@@ -41,11 +42,11 @@ class Rows(Protocol):
         ...
 
 
-def rows_query(table: Table, rows: Rows) -> sql.Composed:
+def rows_query(table: Table, rows: Rows, conditions: Sequence[sql.Composable] = ()) -> sql.Composed:
     """Return the COPY of the table's columns, each the text of its value: for CopyDecoder."""
     columns = sql.SQL(", ").join(map(sendable, table.columns))
     return sql.SQL("COPY (SELECT {} FROM {}{}) TO STDOUT (FORMAT binary)").format(
-        columns, rows.relation, _where([*rows.bounds, *_row_filter(table)])
+        columns, rows.relation, _where([*rows.bounds, *conditions, *_row_filter(table)])
     )
 
 
@@ -103,7 +104,11 @@ def output_of(value: sql.Composable) -> sql.Composable:
 
 
 def columns_query(
-    table: Table, blocks: BlockRange, blocks_per_run: int, packing: Packing
+    table: Table,
+    blocks: BlockRange,
+    blocks_per_run: int,
+    packing: Packing,
+    conditions: Sequence[sql.Composable] = (),
 ) -> sql.Composed:
     """Return the COPY of packed columns (see `ingestd.decode.copy.packing`): for ColumnarDecoder.
 
@@ -123,7 +128,7 @@ def columns_query(
         outer=packed(table, packing),
         inner=packable(table),
         relation=blocks.relation,
-        where=_where([*_run_bounds(blocks, blocks_per_run), *_row_filter(table)]),
+        where=_where([*_run_bounds(blocks, blocks_per_run), *conditions, *_row_filter(table)]),
     )
 
 

@@ -11,7 +11,7 @@ from ingestd.model.errors import IngestdError, TableError
 from ingestd.model.schema import Table
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.partitions import leaves_of
-from ingestd.postgres.catalog.relation_lock import lock_relation
+from ingestd.postgres.catalog.relation_lock import lock_table
 from ingestd.postgres.snapshot.ctid_splits import read_error
 from ingestd.postgres.snapshot.queries import probe_query
 
@@ -32,7 +32,7 @@ async def read_fault(
         for leaf in await leaves_of(connection, table):
             blocks = BlockRange(leaf.schema, leaf.name, is_whole=leaf.is_whole, oid=leaf.oid)
             async with connection.transaction():
-                await lock_relation(connection, table.id, blocks)
+                await lock_table(connection, table, blocks)
                 await connection.execute(probe_query(table, blocks))
     except psycopg.errors.LockNotAvailable:
         return None

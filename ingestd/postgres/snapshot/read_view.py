@@ -19,7 +19,7 @@ from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.schema import Table
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.planner_functions import ensure_plannable
-from ingestd.postgres.catalog.relation_lock import lock_relation
+from ingestd.postgres.catalog.relation_lock import lock_table
 from ingestd.postgres.connection.wal_position import insert_position
 from ingestd.postgres.snapshot.ctid_splits import enter_snapshot
 from ingestd.postgres.snapshot.staleness import ensure_described, lock_unless_rewritten
@@ -65,8 +65,8 @@ class ExportedView:
         await ensure_plannable(connection, table.id, blocks.oid, with_partitions=blocks.is_whole)
         await connection.rollback()
         await enter_snapshot(connection, self.snapshot)
+        await lock_unless_rewritten(connection, self.dsn, table, blocks)
         await ensure_described(connection, table)
-        await lock_unless_rewritten(connection, self.dsn, table.id, blocks)
         return self.place
 
 
@@ -87,7 +87,7 @@ class OwnView:
     ) -> RowOrigin:
         """Begin, unless the relation is not the one that the split was cut from."""
         await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        await lock_relation(connection, table.id, blocks, before_snapshot=True)
+        await lock_table(connection, table, blocks, before_snapshot=True)
         place = await self._now(connection)
         await ensure_described(connection, table)
         if blocks.file:

@@ -14,9 +14,9 @@ from typing import Any
 from psycopg import AsyncConnection, sql
 
 from ingestd.model.errors import TableChangedError, TableReplacedError
-from ingestd.model.schema import Table, TableId
+from ingestd.model.schema import Table
 from ingestd.postgres.catalog.block_range import BlockRange
-from ingestd.postgres.catalog.relation_lock import lock_relation
+from ingestd.postgres.catalog.relation_lock import lock_table
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.rewrites.fingerprint import TableFingerprint, digest
 
@@ -40,14 +40,14 @@ SELECT c.relpersistence::text, c.relam::text,
 
 
 async def lock_unless_rewritten(
-    connection: AsyncConnection[Any], dsn: str, table: TableId, blocks: BlockRange
+    connection: AsyncConnection[Any], dsn: str, table: Table, blocks: BlockRange
 ) -> None:
-    """Lock the relation (`lock_relation`), and check that its file was not replaced before.
+    """Lock the relation (`lock_table`), and check that its file was not replaced before.
 
     `connection` is in the snapshot's transaction. Raises TableReplacedError if rows would be
     missing or read twice.
     """
-    await lock_relation(connection, table, blocks)
+    await lock_table(connection, table, blocks)
     if blocks.is_whole:
         return
     cursor = await connection.execute(_REPLACED, (blocks.schema, blocks.name))
@@ -67,7 +67,7 @@ async def lock_unless_rewritten(
             is_harmed = await _definition(present, found[0]) != then
     if is_harmed:
         raise TableReplacedError(
-            table, "was rewritten (ALTER TABLE, VACUUM FULL or CLUSTER) while it was read"
+            table.id, "was rewritten (ALTER TABLE, VACUUM FULL or CLUSTER) while it was read"
         )
 
 

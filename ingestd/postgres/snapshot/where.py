@@ -10,7 +10,7 @@ from psycopg import AsyncConnection, sql
 
 from ingestd.model.errors import TableError
 from ingestd.model.schema import Table
-from ingestd.postgres.catalog.relation_lock import lock_relation, whole
+from ingestd.postgres.catalog.relation_lock import NONE, ensure_condition, lock_relation, whole
 from ingestd.postgres.connection.server_messages import loggable_message
 from ingestd.postgres.connection.session import connect
 
@@ -43,23 +43,24 @@ async def check_condition(dsn: str, tables: Sequence[Table], text: str) -> None:
 async def _check(connection: AsyncConnection[Any], table: Table, text: str) -> None:
     # With its partitions: a table that is not partitioned has none.
     blocks = whole(table, is_partitioned=True)
-    await lock_relation(connection, table.id, blocks)
-    for check in _CHECKS:
-        query = sql.SQL(check).format(
-            table=blocks.relation,
-            condition=sql.SQL(text),
-        )
-        try:
+    await lock_relation(connection, table.id, blocks, NONE)
+    try:
+        await ensure_condition(connection, table.id, blocks, text, NONE)
+        for check in _CHECKS:
+            query = sql.SQL(check).format(
+                table=blocks.relation,
+                condition=sql.SQL(text),
+            )
             # The extended protocol takes a single statement only.
             await connection.execute(query, binary=True)
-        except psycopg.Error as error:
-            if not (error.sqlstate or "").startswith(_OF_THE_TEXT):
-                raise
-            raise TableError(
-                table.id,
-                f"the condition is invalid: {loggable_message(error, runs_users_sql=True)}",
-                remedy="write it as after WHERE in SQL, with unqualified column names",
-            ) from error
+    except psycopg.Error as error:
+        if not (error.sqlstate or "").startswith(_OF_THE_TEXT):
+            raise
+        raise TableError(
+            table.id,
+            f"the condition is invalid: {loggable_message(error, runs_users_sql=True)}",
+            remedy="write it as after WHERE in SQL, with unqualified column names",
+        ) from error
 
 
 def joined(conditions: list[str]) -> str:

@@ -30,7 +30,7 @@ from ingestd.model.keys import Key
 from ingestd.model.lsn import ZERO
 from ingestd.model.row_limit import key_limit_bytes, key_too_large
 from ingestd.model.schema import Column, Table
-from ingestd.postgres.catalog.relation_lock import lock_relation
+from ingestd.postgres.catalog.relation_lock import lock_table
 from ingestd.postgres.connection.session import query_bytes, read_bytes_as_they_are, sent_encoding
 from ingestd.postgres.polling.keys.key_order import KeyOrder, key_order
 from ingestd.postgres.snapshot.key_lookup import KeyedRelation, KeyList, can_be_found
@@ -187,7 +187,7 @@ class KeyPages:
 
     async def lock(self, connection: AsyncConnection[Any]) -> None:
         """Lock the table against DDL until the transaction ends: call it before reading."""
-        await lock_relation(connection, self.table.id, (await self._found(connection)).blocks)
+        await lock_table(connection, self.table, (await self._found(connection)).blocks)
 
     async def can_list(self, connection: AsyncConnection[Any]) -> bool:
         """Return whether the server can look up keys by the lake's values."""
