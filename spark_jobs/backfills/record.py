@@ -19,10 +19,13 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from ingestd.lake.delta.log_paths import file_of
 from ingestd.lake.raw_table import RowRange, raw_schema
 from ingestd.lake.store.errors import storage_faults
 from ingestd.lake.store.store import Store
+from ingestd.model.errors import FolderError
 from ingestd.model.lsn import ZERO, Lsn
+from ingestd.model.recorded import Recorded, RecordError, integer_of, read_json
 from ingestd.model.schema import Table
 from ingestd.ports import Fragment
 
@@ -30,6 +33,11 @@ FOLDER = "_backfill"
 _PLAN = "plan.json"
 _NOTE = "split-"
 LOOKS_AT_ONCE = 16
+MOST_PLAN_BYTES = 256 << 20
+"""Maximum size of a plan: 100,000 splits with the notes of files of 2 kB."""
+MOST_NOTE_BYTES = 16 << 20
+_MOST_VALUES = 4_000_000
+_MOST_RUNS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +56,15 @@ class Note:
         return asdict(self) | {"point": str(self.point), "at": self.at.isoformat()}
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Note:
-        """Return the note that `to_json` wrote. Raises ValueError, KeyError, TypeError."""
+    def of(cls, found: Recorded) -> Note:
+        """Return the note that `to_json` wrote. Raises RecordError."""
         return cls(
-            split=found["split"],
-            point=Lsn.parse(found["point"]),
-            at=datetime.fromisoformat(found["at"]),
-            rows=found["rows"],
-            nbytes=found["nbytes"],
-            fragments=tuple(Fragment(**f) for f in found["fragments"]),
+            split=found.field("split").integer(),
+            point=found.field("point").position(),
+            at=found.field("at").instant(),
+            rows=found.field("rows").integer(),
+            nbytes=found.field("nbytes").integer(),
+            fragments=tuple(map(_fragment, found.field("fragments").items())),
         )
 
     @property
@@ -117,21 +125,26 @@ class Plan:
         return json.dumps(found, ensure_ascii=False)
 
     @classmethod
-    def parse(cls, text: str) -> Plan:
-        """Return the plan that `to_text` wrote. Raises ValueError, KeyError, TypeError."""
-        found = json.loads(text)
+    def parse(cls, text: str | bytes) -> Plan:
+        """Return the plan that `to_text` wrote. Raises RecordError."""
+        found = read_json(text, MOST_PLAN_BYTES, _MOST_VALUES)
+        run = found.field("run").text()
+        integer_of(run.partition("-")[0], 1, _MOST_RUNS)
         return cls(
-            run=found["run"],
-            definition=found["definition"],
-            origin=found["origin"],
-            epoch=found["epoch"],
-            position=_position_of(found["position"]),
-            watermark=_position_of(found["watermark"]),
-            point=Lsn.parse(found["point"]),
-            at=datetime.fromisoformat(found["at"]),
-            marker=Fragment(**found["marker"]),
-            splits=tuple(PlannedSplit(**split) for split in found["splits"]),
-            taken=tuple(map(Note.from_json, found["taken"])),
+            run=run,
+            definition=found.field("definition").text(),
+            origin=found.field("origin").text(),
+            epoch=found.field("epoch").integer(),
+            position=_position_of(found.field("position")),
+            watermark=_position_of(found.field("watermark")),
+            point=found.field("point").position(),
+            at=found.field("at").instant(),
+            marker=_fragment(found.field("marker")),
+            splits=tuple(
+                PlannedSplit(s.field("where").text(), s.field("nbytes").integer())
+                for s in found.field("splits").items()
+            ),
+            taken=tuple(map(Note.of, found.field("taken").items())),
         )
 
 
@@ -139,8 +152,23 @@ def _text_of(position: Lsn | None) -> str | None:
     return None if position is None else str(position)
 
 
-def _position_of(text: str | None) -> Lsn | None:
-    return None if text is None else Lsn.parse(text)
+def _position_of(found: Recorded) -> Lsn | None:
+    return None if found.is_null else found.position()
+
+
+def _fragment(found: Recorded) -> Fragment:
+    path = found.field("path").text()
+    try:
+        file_of(path, "")
+    except FolderError:
+        raise RecordError("it names a file that is not the table's") from None
+    return Fragment(
+        path,
+        found.field("size_bytes").integer(),
+        found.field("rows").integer(),
+        found.field("stats_json").text(),
+        found.field("modification_time_ms").integer(),
+    )
 
 
 def run_name(number: int) -> str:
@@ -231,8 +259,8 @@ class Record:
         if self._store.size(path) is None:
             return None
         try:
-            plan = Plan.parse(self._text(path))
-        except (ValueError, KeyError, TypeError):  # the writer was killed
+            plan = Plan.parse(self._store.read(path, MOST_PLAN_BYTES))
+        except RecordError:  # the writer was killed
             return None
         return plan if plan.run == run else None
 
@@ -255,16 +283,13 @@ class Record:
 
     def _note(self, path: str) -> Note | None:
         try:
-            return Note.from_json(json.loads(self._text(path)))
-        except (ValueError, KeyError, TypeError):  # the writer was killed
+            content = self._store.read(path, MOST_NOTE_BYTES)
+            return Note.of(read_json(content, MOST_NOTE_BYTES, _MOST_VALUES))
+        except RecordError:  # the writer was killed
             return None
 
     def _faults(self) -> AbstractContextManager[None]:
         return storage_faults(self._store.uri(self._folder))
-
-    def _text(self, path: str) -> str:
-        with self._store.open(path) as file:
-            return bytes(file.read()).decode(errors="replace")
 
 
 def write_note(store: Store, run_folder: str, note: Note) -> None:

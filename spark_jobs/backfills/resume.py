@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ingestd.model.lake_state import LakeState
 from ingestd.model.lsn import Lsn
+from ingestd.model.recorded import RecordError
 from ingestd.model.schema import TableId
 from ingestd.postgres.catalog.block_range import BlockRange
 from spark_jobs.backfills.record import Plan
@@ -72,4 +73,7 @@ def are_there(left: Iterable[str], present: Iterable[str]) -> bool:
     be cut into now. A rewritten file has its rows in other blocks, so earlier ranges don't apply.
     """
     files = {(blocks.oid, blocks.file) for blocks in map(BlockRange.parse, present)}
-    return all((b.oid, b.file) in files and b.file for b in map(BlockRange.parse, left))
+    try:
+        return all((b.oid, b.file) in files and b.file for b in map(BlockRange.parse, left))
+    except RecordError:  # not of ours
+        return False
