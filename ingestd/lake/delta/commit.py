@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from ingestd.lake.delta.actions import FENCE, HOLDS, RESUME, TOKEN, WRITER
+from ingestd.lake.delta.actions import FENCE, HOLDS, RESUME, STAMPS, TOKEN, WRITER
 from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES
 from ingestd.lake.store.plain_files import OddFileError
 from ingestd.lake.store.store import Store
@@ -103,8 +103,9 @@ class FileAction:
 class Commit:
     """The parts of a commit that ingestd uses.
 
-    `stamps`: the texts in its commitInfo, by key; `app_ids`: those of its app transactions;
-    `schema_json`: from its metaData, or None; `alters`: it has a metaData or protocol action.
+    `stamps`: the texts in its commitInfo whose keys are in STAMPS; `app_ids`: those of its app
+    transactions; `schema_json`: from its metaData, or None; `alters`: it has a metaData or
+    protocol action.
     """
 
     files: tuple[FileAction, ...]
@@ -264,7 +265,7 @@ class _Parsed:
             elif kind == "txn":
                 self._app_ids.append(action["appId"])
             elif kind == "commitInfo":
-                self._stamps |= {k: v for k, v in action.items() if isinstance(v, str)}
+                self._stamps |= {k: v for k in STAMPS if isinstance(v := action.get(k), str)}
             elif kind == "metaData":
                 self._schema_json = action["schemaString"]
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from ingestd.lake.delta.actions import CONTENT
 from ingestd.lake.delta.commit import commit_path, is_whole, parse_commit
 from ingestd.lake.delta.tail import CommitTail
-from ingestd.lake.reference.log import CONTENT, ReferenceLog
+from ingestd.lake.reference.log import ReferenceLog
 from ingestd.lake.store.plain_files import OddFileError
 from ingestd.lake.store.store import open_store
 
