@@ -59,7 +59,7 @@ IDS = (1, 2, 3)
 VISITS = TableId("public", "visits")
 MANY = 150_000
 """Rows whose file is sent in parts."""
-REQUESTS_OF_A_COMMIT = {"obstore": 2, "deltalake": 11}
+REQUESTS_OF_A_COMMIT = {"obstore": 2, "deltalake": 12}
 REQUESTS_OF_A_READ = {"obstore": 1, "deltalake": 2}
 
 
