@@ -197,6 +197,15 @@ def is_whole(content: bytes, path: str, *, makes_table: bool = False) -> bool:
     return parsed.is_complete(makes_table=makes_table)
 
 
+def actions_in(content: bytes, path: str) -> list[dict[str, dict[str, Any]]]:
+    """Return the actions of a commit, each by its kind, in order. Raise OddFileError.
+
+    For readers that pass actions on, whose fields are more than `Commit` keeps.
+    """
+    lines = enumerate(_lines(content, path), 1)
+    return [{k: action} for number, line in lines for k, action in _actions(line, number, path)]
+
+
 def sidecars_in(content: bytes, path: str) -> Iterator[str]:
     """Yield the paths of the sidecars that a JSON checkpoint names. Raise OddFileError."""
     for number, line in enumerate(_lines(content, path), 1):
@@ -226,7 +235,7 @@ def checked_statistics(found: object) -> dict[str, Any]:
     rows = found.get("numRecords")
     if isinstance(rows, int) and rows >= 0:
         kept["numRecords"] = rows
-    for name in ("minValues", "maxValues"):
+    for name in ("minValues", "maxValues", "nullCount"):
         bounds = found.get(name)
         if isinstance(bounds, dict):
             kept[name] = {k: v for k, v in bounds.items() if k not in _NUMBERS or _is_number(v)}
