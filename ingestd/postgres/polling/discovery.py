@@ -77,7 +77,8 @@ class PolledTables:
                     refused.append(found)
                     continue
                 was = known.get(row.id)
-                if self._is_ahead(found, catalog, was, shown) and server.in_recovery:
+                recorded = self._recorded(row, was)
+                if self._is_ahead(row.id, recorded, catalog, shown) and server.in_recovery:
                     refused.append(Refused(found.table, _not_replayed(row.id)))
                     continue
                 then, now = self._looks.last(row.oid, was), catalog.storage(row)
@@ -86,7 +87,7 @@ class PolledTables:
                 reason = reason or self.texts.difference(row.oid, now.texts, catalog.seen)
                 if reason is not None:
                     rewritten[row.id] = reason
-                gap = self._gap(found, catalog, was)
+                gap = self._gap(found, catalog, was, recorded)
                 if gap is not None:
                     interrupted[row.id] = gap
                 storage = to_record(now, row.oid, was, files=True)
@@ -117,40 +118,46 @@ class PolledTables:
         """Return a table of the last discovery. Raises KeyError if it was not accepted."""
         return self._polled[table]
 
+    def _recorded(self, row: TableRow, known: RegisteredTable | None) -> PollProgress | None:
+        """Return how far an earlier run polled a table that is live, as the lake records it."""
+        is_earlier = known is not None and self._is_of_earlier_run(row.oid, known)
+        return PollProgress.parse(known.resume) if known is not None and is_earlier else None
+
     def _is_ahead(
-        self, polled: PolledTable, catalog: Catalog, known: RegisteredTable | None, shown: Lsn
+        self, name: TableId, recorded: PollProgress | None, catalog: Catalog, shown: Lsn
     ) -> bool:
         """Return whether the lake records more of a table than the server shows.
 
         Where the record is not that of this server, it says nothing about other tables.
         """
-        name = polled.table.id
-        progress = self.ahead.pop(name, None)
-        if known is not None and self._is_of_earlier_run(polled, known):
-            progress = PollProgress.parse(known.resume)
+        awaited = self.ahead.pop(name, None)
+        progress = recorded or awaited
         if progress is None or (progress.lsn <= shown and progress.end <= catalog.seen.xmax):
             return False
         self.ahead[name] = progress
         return True
 
-    def _is_of_earlier_run(self, polled: PolledTable, known: RegisteredTable) -> bool:
+    def _is_of_earlier_run(self, oid: int, known: RegisteredTable) -> bool:
         """Return whether the lake's record of a live table is from before this run.
 
         Once in a run: what this run records has not been read from the lake.
         """
-        oid = polled.table.oid
         is_live = known.state is TableState.LIVE and known.oid == oid
         return is_live and not self._looks.has_seen(oid)
 
     def _gap(
-        self, polled: PolledTable, catalog: Catalog, known: RegisteredTable | None
+        self,
+        polled: PolledTable,
+        catalog: Catalog,
+        known: RegisteredTable | None,
+        progress: PollProgress | None,
     ) -> str | None:
         """Return why polling would miss something that the lake lacks; None if it would not."""
         table = polled.table
         if known is None or known.oid != table.oid:
             return None
-        if self._is_of_earlier_run(polled, known):
-            gap = self._gap_before(polled, known)
+        if self._is_of_earlier_run(table.oid, known):
+            gap = self._gap_before(polled, known, progress)
             if gap is not None:
                 return gap
         key = {c.source_name for c in known.columns if c.identity}
@@ -160,11 +167,12 @@ class PolledTables:
             return "columns were not captured before"
         return None
 
-    def _gap_before(self, polled: PolledTable, known: RegisteredTable) -> str | None:
+    def _gap_before(
+        self, polled: PolledTable, known: RegisteredTable, progress: PollProgress | None
+    ) -> str | None:
         """Return why the progress of an earlier run can't be used; None if it can."""
         if polled.table.id in self.ahead:
             return "more of it was polled than the server has, or its record is another server's"
-        progress = PollProgress.parse(known.resume)
         if progress is not None and progress.deleted != polled.deleted:
             return "`deleted` names another column than before"
         stored = TableFingerprint.parse(known.storage)

@@ -48,7 +48,7 @@ MAX_SEEN = 1_000_000
 """The maximum number of transactions kept apart, of those above the oldest running one."""
 MOST_TEXT_BYTES = 3 << 20
 """The maximum size of the text: it must fit into a line of a commit (`MOST_LINE_BYTES` there)."""
-_SHORT = 100_000
+_SHORT = 250_000
 """A text of so few transactions is below that size, whatever their ids."""
 _MOST_PARTS = 1 << 32
 _XID_BYTES = 8
@@ -143,7 +143,10 @@ class PollProgress:
     def is_too_long(self) -> bool:
         """True if the ids are too many to be sent with each query, or to be recorded."""
         count = max(len(self.whole.xids), len(self.last.xids))
-        return count > MAX_SEEN or (count > _SHORT and len(self.to_text()) > MOST_TEXT_BYTES)
+        if count <= _SHORT:
+            return False
+        packed = sum(len(zlib.compress(_steps(s).tobytes(), 1)) for s in (self.whole, self.last))
+        return count > MAX_SEEN or packed * 5 // 4 > MOST_TEXT_BYTES - (1 << 19)
 
     @property
     def below(self) -> int:
@@ -258,8 +261,11 @@ def _seen_text(seen: SeenXids) -> list[Any]:
     """Return the ids as differences, compressed: most ids are consecutive."""
     if not len(seen.xids):
         return [seen.below, ""]
-    steps = np.diff(seen.xids, prepend=seen.below)
-    return [seen.below, base64.b85encode(zlib.compress(steps.tobytes())).decode()]
+    return [seen.below, base64.b85encode(zlib.compress(_steps(seen).tobytes())).decode()]
+
+
+def _steps(seen: SeenXids) -> Xids:
+    return np.diff(seen.xids, prepend=seen.below)
 
 
 def _seen(said: Recorded) -> SeenXids:
