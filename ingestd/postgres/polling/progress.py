@@ -52,8 +52,8 @@ _SHORT = 250_000
 """A text of so few transactions is below that size, whatever their ids."""
 _MOST_PARTS = 1 << 32
 _XID_BYTES = 8
-_MOST_STEP = 1 << 32
-_MOST_XID = 1 << 62
+_MOST_STEP = 1 << 41
+_MOST_XID = 1 << 61
 """Of the lowest id: with MAX_SEEN steps above it, no sum overflows."""
 _FORMAT = 1
 

@@ -181,6 +181,7 @@ def packed(xids: np.ndarray[Any, Any]) -> str:
         np.array([5, 0]),
         np.array([5, -3]),
         np.array([1 << 62, 1 << 62]),
+        np.full(1000, 1 << 60),
         np.array([], np.int64),
         np.array([1, 2, 3], np.int8),
     ],
