@@ -45,8 +45,9 @@ def ensure_plain_log(
     """Raise OddFileError if a log contains anything but files, or a file too large for a log.
 
     `above`: versions up to this one were checked before and are skipped. `opened`: the version
-    that will be read, by default the newest. In an object store this costs up to three requests,
-    or with `above` one for each later version and one more.
+    that will be read, by default the newest. In an object store this costs three requests, through
+    deltalake alone one for each version since the checkpoint and up to five; with `above` one for
+    each later version and up to two.
     """
     log = f"{folder}/{LOG}"
     if store.is_link(log):  # raises if a parent folder is a link

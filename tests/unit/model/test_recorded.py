@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import json
 import tracemalloc
 import zlib
 from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ingestd
 from ingestd.lake.delta.crash_recovery import _is_json
 from ingestd.lake.delta.log_files import _checkpoint
 from ingestd.lake.layout import Layout
@@ -40,7 +43,6 @@ from tests.unit.run.fixtures import table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.attack("lake writer")
 
@@ -67,6 +69,43 @@ FINGERPRINT = TableFingerprint(
     toast={7: 71},
 )
 LAKE = "11111111-2222-3333-4444-555555555555"
+
+
+OTHERWISE = {
+    "ingestd/lake/delta/commit.py": "commits and statistics, with limits of their own",
+    "ingestd/lake/maintenance/process.py": "the pipe between a daemon and its worker",
+    "ingestd/lake/reference/source.py": "a checkpoint that its caller keeps",
+    "ingestd/model/recorded.py": "it is the way",
+    "ingestd/postgres/rewrites/ddl_log.py": "the database's event trigger",
+    "ingestd/postgres/snapshot/key_range.py": "a split on its way to an executor",
+    "spark_jobs/backfills/runner.py": "the outcome of a task",
+    "spark_jobs/delta_log/file_cache.py": "rows that Delta has typed",
+    "spark_jobs/mirrors/driver_merge.py": "a schema that Delta has typed",
+    "spark_jobs/source/keeper_process.py": "the keeper's own address",
+    "spark_jobs/source/keeper_protocol.py": "signed lines",
+    "spark_jobs/source/options.py": "options of a reader",
+    "spark_jobs/source/split_frame.py": "an error of an executor",
+}
+"""Modules with their own call of a parser or decompressor; what it reads is not recorded text."""
+
+
+def parses(source: str) -> bool:
+    """Return whether a module has its own call of a parser or decompressor."""
+    calls = (node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
+    names = {ast.unparse(call) for call in calls}
+    return bool(names & {"json.loads", "json.load", "zlib.decompress", "zlib.decompressobj"})
+
+
+def test_recorded_texts_are_read_one_way() -> None:
+    root = Path(ingestd.__file__).parent.parent
+    folders = [f"ingestd/{part}" for part in ("app", "lake", "model", "pipeline", "postgres")]
+    found = {
+        path.relative_to(root).as_posix()
+        for folder in (*folders, "spark_jobs")
+        for path in (root / folder).rglob("*.py")
+        if parses(path.read_text())
+    }
+    assert found == OTHERWISE.keys()
 
 
 def cut_remainder(_: Path, text: str) -> object:
