@@ -60,10 +60,10 @@ def _in_lake(uri: str, source: str) -> set[str]:
     layout = Layout(source)
     with suppress(OSError):
         return {
-            str(layout.table_of(schema.name, table.name))
+            str(found)
             for schema in (Path(uri) / layout.root).iterdir()
             if schema.name not in OWN_FOLDERS and schema.is_dir()
             for table in schema.iterdir()
-            if table.is_dir()
+            if table.is_dir() and (found := layout.table_of(schema.name, table.name)) is not None
         }
     return set()

@@ -19,7 +19,8 @@ MAX_SEGMENT_BYTES = 255
 
 _STAYS = re.compile(r"[A-Za-z0-9_.-]")
 _MAPPED = re.compile(r"_x([0-9A-F]{4,6})_")
-_SURROGATES = range(0xD800, 0xE000)
+_NOT_TEXT = re.compile("[\\0\ud800-\udfff]")
+"""No name in Postgres has NUL or half a surrogate pair."""
 
 
 def segment(name: str) -> str:
@@ -36,15 +37,20 @@ def segment(name: str) -> str:
     return "".join(parts)
 
 
-def name_of(path_segment: str) -> str:
-    """Return the name from which `segment` made this segment."""
-    return _MAPPED.sub(_unmapped, path_segment)
+def name_of(path_segment: str) -> str | None:
+    """Return the name from which `segment` made this segment; None if it made it from none.
 
-
-def _unmapped(match: re.Match[str]) -> str:
-    code = int(match[1], 16)
-    is_character = code <= sys.maxunicode and code not in _SURROGATES
-    return chr(code) if is_character else match[0]  # `segment` made no such folder
+    Anyone who can write to the lake can make a folder of any name.
+    """
+    parts: list[str] = []
+    for index, part in enumerate(_MAPPED.split(path_segment)):
+        code = int(part, 16) if index % 2 else 0
+        if code > sys.maxunicode:
+            return None
+        parts.append(chr(code) if index % 2 else part)
+    name = "".join(parts)
+    is_text = name and not _NOT_TEXT.search(name)
+    return name if is_text and segment(name) == path_segment else None
 
 
 OWN_FOLDERS = frozenset({"_epochs", "_tables", "_ref"})
@@ -92,9 +98,10 @@ class Layout:
                 )
         return "/".join([folder, *parts])
 
-    def table_of(self, schema_segment: str, table_segment: str) -> TableId:
-        """Return the table whose raw table is in these two folders."""
-        return TableId(name_of(schema_segment), name_of(table_segment))
+    def table_of(self, schema_segment: str, table_segment: str) -> TableId | None:
+        """Return the table whose raw table is in these two folders; None if it is no table's."""
+        schema, name = name_of(schema_segment), name_of(table_segment)
+        return None if schema is None or name is None else TableId(schema, name)
 
     def app_id(self, table: TableId | None = None) -> str:
         """Return the name of the Delta app transaction of a raw table, or of the epochs (I3)."""

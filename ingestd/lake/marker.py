@@ -16,6 +16,7 @@ from ingestd.lake.store.paths import OddFileError
 from ingestd.lake.store.store import MARKER as NAME
 from ingestd.lake.store.store import Store
 from ingestd.model.errors import LakeLostError, OperatorError
+from ingestd.model.recorded import RecordError, read_json
 
 FORMAT = 1
 """The newest format that this version reads and writes."""
@@ -138,24 +139,19 @@ def require_marker(store: Store, lake: str | None = None) -> None:
 
 def _lake_in(store: Store, content: bytes) -> str:
     try:
-        found = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise _damaged(store, "it is empty" if not content.strip() else "it is not JSON") from error
-    if not isinstance(found, dict):
-        raise _damaged(store, "it is not a JSON object")
-    number = found.get("format")
-    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise _damaged(store, '"format" is not a positive integer')
+        found = read_json(content, _MOST_BYTES)
+        number = found.field("format").integer(1, 10**30)
+    except RecordError as error:
+        raise _damaged(store, str(error)) from error
     if number > FORMAT:
         raise OperatorError(
             f"lake {store.uri('')}: {NAME} has format {number}, and this version of ingestd reads "
             f"formats up to {FORMAT}: a newer version has written the lake",
             remedy="run that version, or a newer one; nothing was changed",
         )
-    lake = found.get("lake")
     try:
-        return str(uuid.UUID(lake))
-    except (ValueError, TypeError, AttributeError) as error:
+        return str(uuid.UUID(found.field("lake").text()))
+    except ValueError as error:
         raise _damaged(store, '"lake" is not a UUID') from error
 
 

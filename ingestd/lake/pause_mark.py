@@ -14,6 +14,7 @@ from ingestd.lake.store.fsync import Durability
 from ingestd.lake.store.pending_calls import StorageCalls
 from ingestd.lake.store.store import Store, open_store
 from ingestd.model.errors import LakeLostError
+from ingestd.model.recorded import RecordError, read_json
 
 _MOST_BYTES = 1 << 16
 NAME = "_paused"
@@ -115,7 +116,6 @@ class LakePauseMark:
 
 def _told_in(content: bytes) -> datetime | None:
     try:
-        found = datetime.fromisoformat(json.loads(content)["since"])
-    except (ValueError, KeyError, TypeError, RecursionError):
+        return read_json(content, _MOST_BYTES).field("since").instant()
+    except RecordError:
         return None
-    return found if found.tzinfo is not None else None

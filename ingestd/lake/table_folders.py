@@ -1,10 +1,13 @@
-"""The tables that have a folder in the lake, whether or not a log lists them."""
+"""The tables that have a folder in the lake, whether or not a log lists them.
+
+A folder whose name is none that ingestd makes is ignored: it is no table's.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
-from ingestd.lake.layout import OWN_FOLDERS, Layout, segment
+from ingestd.lake.layout import OWN_FOLDERS, Layout, name_of, segment
 from ingestd.lake.store.plain_files import OthersLinkError
 from ingestd.lake.store.store import Store
 from ingestd.model.schema import TableId
@@ -34,9 +37,12 @@ def _tables(
     store: Store, layout: Layout, folder: str, schemas: Iterable[str], known: Collection[TableId]
 ) -> Iterator[TableId]:
     for schema in schemas:
+        if name_of(schema) is None:
+            continue
         try:
             found = store.folders(f"{folder}/{schema}")
         except OthersLinkError:
             yield from (table for table in known if segment(table.schema) == schema)
         else:
-            yield from (layout.table_of(schema, table) for table in found)
+            every = (layout.table_of(schema, table) for table in found)
+            yield from (table for table in every if table is not None)

@@ -18,6 +18,7 @@ from ingestd.model.changes import EpochSummary
 from ingestd.model.errors import IngestdError, OperatorError, TableError, TransientError
 from ingestd.model.lake_state import LakeState, TableState
 from ingestd.model.lsn import Lsn
+from ingestd.model.recorded import RecordError
 from ingestd.model.schema import TableId
 from ingestd.pipeline.known_lake import lake_lost, read_lake
 from ingestd.pipeline.table_set import TableSet
@@ -257,7 +258,7 @@ def _is_handed_over(committed: LakeState, name: TableId) -> bool:
         return False
     try:
         return not SnapshotRemainder.parse(remainder_of(known.progress)).left
-    except (ValueError, KeyError, TypeError):
+    except RecordError:
         return False
 
 

@@ -13,6 +13,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from py4j.protocol import Py4JJavaError
+
+from ingestd.lake.delta.commit import actions_in
+from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES
+from ingestd.lake.store.errors import storage_faults
+from ingestd.lake.store.plain_files import ensure_size
+from ingestd.model.recorded import RecordError, read_json
 from spark_jobs.delta_log.jvm import DELTA, HADOOP_PATH, java_class, option
 
 if TYPE_CHECKING:
@@ -43,6 +50,7 @@ _HARMLESS = frozenset(
 """Operations that leave the rows as they are."""
 
 HISTORY_LIMIT = 200
+_MISSING = "java.io.FileNotFoundException"
 
 CHECKPOINTS: Mapping[str, str] = MappingProxyType({"delta.checkpointInterval": "50"})
 """Property of all tables that jobs create. A commit waits for its checkpoint's Spark job."""
@@ -78,14 +86,15 @@ class Signature:
         return json.dumps(facts)
 
     @classmethod
-    def parse(cls, text: str | None) -> Signature | None:
+    def parse(cls, text: object) -> Signature | None:
         """Return the signature in `userMetadata`; None if another writer made the commit."""
         try:
-            found = json.loads(text or "")
-            version, epoch = int(found["schema_version"]), int(found["epoch"])
-            return cls(found["ingestd"], found["source"], found["lake"], epoch, version)
-        except (ValueError, KeyError, TypeError):
+            found = read_json(text if isinstance(text, str) else "")
+            job, source, lake = (found.field(n).text() for n in ("ingestd", "source", "lake"))
+            version, epoch = (found.field(n).integer() for n in ("schema_version", "epoch"))
+        except RecordError:
             return None
+        return cls(job, source, lake, epoch, version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,18 +225,27 @@ def _commit(session: SparkSession, path: str, version: int) -> JobCommit | None:
     if entries is None:
         return None
     info: dict[str, Any] = next((e["commitInfo"] for e in entries if "commitInfo" in e), {})
-    return JobCommit(version, info.get("operation", ""), Signature.parse(info.get("userMetadata")))
+    operation = str(info.get("operation", ""))
+    return JobCommit(version, operation, Signature.parse(info.get("userMetadata")))
 
 
 def log_entries(session: SparkSession, path: str, version: int) -> list[dict[str, Any]] | None:
     """Return the actions of a version; None if its log entry no longer exists. No Spark job.
+
+    Raise FolderError if the entry is not one that a daemon would accept, or too large.
 
     Source: Delta transaction log protocol, "Delta Log Entries".
     """
     log = delta_log(session, path)
     file = java_class(session, HADOOP_PATH)(log.logPath(), f"{version:020d}.json")
     configuration = log.newDeltaHadoopConf()
-    if not file.getFileSystem(configuration).exists(file):
-        return None
-    lines: str = log.store().read(file, configuration).mkString("\n")
-    return [json.loads(line) for line in lines.split("\n") if line]
+    try:
+        nbytes = file.getFileSystem(configuration).getFileStatus(file).getLen()
+    except Py4JJavaError as error:
+        if error.java_exception.getClass().getName() == _MISSING:
+            return None
+        raise
+    with storage_faults(path):
+        ensure_size(file.toString(), nbytes, MOST_COMMIT_BYTES)
+        lines: str = log.store().read(file, configuration).mkString("\n")
+        return actions_in(lines.encode(), file.toString())

@@ -116,7 +116,9 @@ def _files(
 
 def _is_whole(info: Action) -> bool:
     """Return whether a commit lists every file of the table after it."""
-    told = info.get("operationParameters", {})
+    told = info.get("operationParameters")
+    if not isinstance(told, dict):
+        return False
     if info.get("operation") == "STREAMING UPDATE":
         return bool(told.get("outputMode") == "Complete")
     is_overwrite = info.get("operation") == "WRITE" and told.get("mode") == "Overwrite"

@@ -6,13 +6,13 @@ version needs. Source: Delta transaction log protocol, "Add File", "Per-file Sta
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame
 
+from ingestd.lake.delta.commit import statistics_of
 from ingestd.lake.delta.log_paths import file_of
 from spark_jobs.delta_log.commits import snapshot_of
 from spark_jobs.delta_log.jvm import HADOOP_PATH, java_class
@@ -45,6 +45,6 @@ def gone_files(session: SparkSession, path: str) -> list[GoneFile]:
     for row in files.select("path", "stats").collect():
         name = file_of(row["path"], path)
         if not system.exists(hadoop_path(folder, name)):
-            highest = json.loads(row["stats"] or "{}").get("maxValues", {}).get("_cdc_lsn")
+            highest = statistics_of(row["stats"]).get("maxValues", {}).get("_cdc_lsn")
             found.append(GoneFile(name, highest))
     return found

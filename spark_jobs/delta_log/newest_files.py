@@ -7,7 +7,6 @@ commit removes rows, Spark must read. Source: Delta transaction log protocol, "A
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ import pyarrow.compute as pc
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
+from ingestd.lake.delta.commit import statistics_of
 from ingestd.lake.delta.log_paths import file_of
 from spark_jobs.delta_log.commits import log_entries, newest_entry
 from spark_jobs.delta_log.driver_files import TooLargeError, read_parquet
@@ -139,7 +139,7 @@ def _is_plain(add: dict[str, Any]) -> bool:
 
 def _bounds(add: dict[str, Any], column: str, table: str) -> tuple[str, int, int] | None:
     """Return a file's name and its lowest and highest value; None without statistics."""
-    told = json.loads(add.get("stats") or "{}")
+    told = statistics_of(add.get("stats"))
     low, high = (told.get(name, {}).get(column) for name in ("minValues", "maxValues"))
     if low is None or high is None or not _is_plain(add):
         return None

@@ -7,7 +7,6 @@ stopped nor dropped.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 
+from ingestd.lake.delta.commit import statistics_of
 from ingestd.model.errors import OperatorError
 from spark_jobs.delta_log.checked_tables import CheckedTables
 from spark_jobs.delta_log.commits import (
@@ -172,7 +172,7 @@ class CutLog:
         adds = [e["add"] for e in entries if "add" in e and e["add"]["dataChange"]]
         if len(adds) != 1:
             return None
-        told = json.loads(adds[0].get("stats") or "{}")
+        told = statistics_of(adds[0].get("stats"))
         bounds = [told.get(name, {}).get("epoch") for name in ("minValues", "maxValues")]
         is_it = told.get("numRecords") == 1 and bounds == [epoch, epoch]
         return (epoch, adds[0]) if is_it else None

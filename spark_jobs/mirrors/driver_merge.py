@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from ingestd.lake.delta.commit import statistics_of
 from ingestd.lake.delta.log_paths import file_of
 from spark_jobs.delta_log.commits import Signature, snapshot_of
 from spark_jobs.delta_log.deletion_vectors import Rows, rows_gone, write_vectors
@@ -153,7 +154,7 @@ class DriverMerge:
     ) -> _FilePart:
         """Read a file: all columns if it may be rewritten, else only these."""
         gone = rows_gone(self.session, self.path, add)
-        count = json.loads(add.get("stats") or "{}").get("numRecords", 0)
+        count = statistics_of(add.get("stats")).get("numRecords", 0)
         is_whole = _is_rewritten(add, changes + len(gone), count)
         read = read_parquet(
             self.session,
@@ -213,7 +214,7 @@ class DriverMerge:
         actions = []
         vectors = write_vectors(self.session, self.path, every)
         for (part, _), vector in zip(parts, vectors, strict=True):
-            told = json.loads(part.add.get("stats") or "{}")
+            told = statistics_of(part.add.get("stats"))
             told |= {"numRecords": part.total, "tightBounds": False}
             changed = {"dataChange": True, "stats": json.dumps(told), "deletionVector": vector}
             actions.append({"add": part.add | {"modificationTime": now_ms} | changed})
@@ -252,7 +253,7 @@ def _size(adds: Iterable[Action]) -> int:
 
 def _can_be_matched(adds: Sequence[Action], outcomes: pa.Table, key: Sequence[str]) -> bool:
     """Return whether the driver can compare rows of these files: see `arrow_merge.merge`."""
-    rows = sum(json.loads(add.get("stats") or "{}").get("numRecords", 0) for add in adds)
+    rows = sum(statistics_of(add.get("stats")).get("numRecords", 0) for add in adds)
     return rows <= MAX_HASHED or are_compared(outcomes, key)
 
 
@@ -276,7 +277,7 @@ def _that_may_have(adds: Mapping[str, Action], outcomes: pa.Table, name: str) ->
     wanted = np.unique(values.to_numpy())
     found = []
     for add in adds.values():
-        told = json.loads(add.get("stats") or "{}")
+        told = statistics_of(add.get("stats"))
         low, high = (told.get(n, {}).get(name) for n in ("minValues", "maxValues"))
         if (
             low is None

@@ -504,7 +504,7 @@ def test_a_lake_of_an_earlier_version_is_adopted(
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty": (lambda path: path.write_bytes(b""), "it is empty"),
     "garbage": (lambda path: path.write_bytes(b"\x00\xff\xfe" * 40), "it is not JSON"),
-    "deep": (lambda path: path.write_bytes(b"[" * 60_000), "it is not JSON"),
+    "deep": (lambda path: path.write_bytes(b"[" * 60_000), "it has more than"),
     "large": (lambda path: path.write_bytes(b" " * (1 << 20)), "bytes"),
     "list": (lambda path: path.write_text("[]"), "not a JSON object"),
     "no_id": (lambda path: path.write_text('{"format": 1}'), '"lake" is not a UUID'),

@@ -10,11 +10,14 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
+from deltalake import Schema as DeltaSchema
 
 from ingestd.lake.delta import appender as append_log
+from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES, ensure_plain_log, open_table
 from ingestd.lake.delta.read import read_files, read_raw
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.fencing import WriterIdentity
@@ -28,8 +31,9 @@ from ingestd.lake.marker import (
     write_marker,
 )
 from ingestd.lake.store.errors import storage_fault
+from ingestd.lake.store.paths import OddFileError
 from ingestd.lake.store.s3 import S3Objects
-from ingestd.lake.store.store import MARKER, open_store
+from ingestd.lake.store.store import MARKER, Store, open_store
 from ingestd.model.errors import IngestdError, LakeLostError, OperatorError, TransientError
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import TableId
@@ -59,7 +63,7 @@ IDS = (1, 2, 3)
 VISITS = TableId("public", "visits")
 MANY = 150_000
 """Rows whose file is sent in parts."""
-REQUESTS_OF_A_COMMIT = {"obstore": 2, "deltalake": 11}
+REQUESTS_OF_A_COMMIT = {"obstore": 2, "deltalake": 13}
 REQUESTS_OF_A_READ = {"obstore": 1, "deltalake": 2}
 
 
@@ -448,3 +452,54 @@ def _run_for(seconds: float) -> None:
     """Let the daemon run until a random instant."""
     end = time.monotonic() + seconds
     await_until(lambda: time.monotonic() >= end, seconds + 5, poll_s=0.01)
+
+
+HUGE = b'{"commitInfo":{"x":"' + b"a" * MOST_COMMIT_BYTES + b'"}}\n'
+LINE = b'{"commitInfo":{}}\n'
+POINTERS: dict[str, bytes | None] = {
+    "none": None,
+    "no checkpoint there": b'{"version":1000}',
+    "not JSON": b"{",
+    "not a version": b'{"version":"7","version":1000,"size":1}',
+    "too many values": b"[" + b"[]," * 300_000 + b"1]",
+}
+
+
+@pytest.mark.attack("lake writer")
+@pytest.mark.parametrize("pointer", POINTERS)
+def test_a_commit_in_a_store_is_refused_by_its_size(store: ObjectStoreServer, pointer: str) -> None:
+    files = open_store(store.uri, store.options)
+    log = "shop/public/t/_delta_log"
+    schema = DeltaSchema.from_arrow(pa.schema([("a", pa.int64())]))
+    DeltaTable.create(files.uri("shop/public/t"), schema, storage_options=files.storage_options)
+    put(files, f"{log}/{1:020}.json", LINE)
+    if (content := POINTERS[pointer]) is not None:
+        put(files, f"{log}/_last_checkpoint", content)
+    ensure_plain_log(files, "shop/public/t")
+    put(files, f"{log}/{2:020}.json", HUGE)
+    with pytest.raises(OddFileError, match="more than 33554432"):
+        open_table(files, "shop/public/t")
+    with pytest.raises(OddFileError, match="more than 33554432"):
+        ensure_plain_log(files, "shop/public/t", above=1)
+    ensure_plain_log(files, "shop/public/t", above=2)
+
+
+@pytest.mark.thorough
+def test_a_log_in_a_store_is_checked_from_its_checkpoint(store: ObjectStoreServer) -> None:
+    files = open_store(store.uri, store.options)
+    schema = DeltaSchema.from_arrow(pa.schema([("a", pa.int64())]))
+    DeltaTable.create(files.uri("t"), schema, storage_options=files.storage_options)
+    put(files, f"t/_delta_log/{1:020}.json", LINE)
+    open_table(files, "t").create_checkpoint()
+    put(files, f"t/_delta_log/{0:020}.json", HUGE)  # deltalake no longer reads it
+    store.requests()
+    ensure_plain_log(files, "t")
+    assert store.requests().total() <= 6
+    put(files, f"t/_delta_log/{2:020}.json", HUGE)
+    with pytest.raises(OddFileError):
+        ensure_plain_log(files, "t")
+
+
+def put(files: Store, path: str, content: bytes) -> None:
+    with files.create(path) as file:
+        file.write(content)

@@ -14,8 +14,10 @@ import pytest
 from deltalake import DeltaTable as RustTable
 from deltalake import write_deltalake
 
+from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES
 from ingestd.model.errors import FolderError
 from spark_jobs.delta_log.checked_tables import CheckedTables, name_within
+from spark_jobs.delta_log.commits import Signature, log_entries
 from spark_jobs.delta_log.deletion_vectors import rows_gone, vector_files_of
 from spark_jobs.engine.epoch_query import EpochQuery
 from spark_jobs.epochs import latest
@@ -317,3 +319,24 @@ def test_jobs_stop_tables_whose_folder_became_a_foreign_link(
     os.lchown(folder, os.getuid(), -1)  # as the remedy says
     assert {run() for run in runs.values()} == {0}
     assert CANARY in [row[0] for row in mirror.rows(every["raw"])]
+
+
+def test_a_commit_that_is_too_large_is_not_read_into_the_driver(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "t")
+    write_deltalake(folder, pa.table({"id": [1]}))
+    path = tmp_path / "t/_delta_log" / f"{1:020}.json"
+    for content, why in (
+        (b'{"commitInfo":{"x":"' + b"a" * MOST_COMMIT_BYTES + b'"}}', "bytes, more than"),
+        (b'{"add":{"path":7,"dataChange":true}}', "wrong type"),
+        (b"[" * 100_000, "JSON"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(FolderError, match=why):
+            log_entries(spark, folder, 1)
+    assert log_entries(spark, folder, 2) is None
+    found = log_entries(spark, folder, 0)
+    assert found is not None
+    assert any("metaData" in entry for entry in found)
+    assert Signature.parse("[" * 100_000) is Signature.parse('{"epoch":1e999}') is None

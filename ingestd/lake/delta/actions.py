@@ -23,6 +23,17 @@ FENCE = "ingestdFence"
 HOLDS = "ingestdHolds"
 """Key for the number of files and app transactions in the commit: detects a truncated commit."""
 
+CONTENT = "ingestdContent"
+"""Key for the digest of all rows of that version, of a reference table."""
+COMPACTION = "ingestdCompaction"
+"""Key for the token of a commit of maintenance."""
+OPERATION, USER_METADATA = "operation", "userMetadata"
+"""Keys of other writers, which the Spark jobs read."""
+STAMPS = frozenset(
+    {TOKEN, RESUME, WRITER, FENCE, HOLDS, CONTENT, COMPACTION, OPERATION, USER_METADATA}
+)
+"""The keys of commitInfo that are kept of a commit."""
+
 
 def commit_text(
     fragments: Sequence[Fragment], stamps: Mapping[str, str], carried: Sequence[tuple[str, int]]

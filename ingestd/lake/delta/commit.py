@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from ingestd.lake.delta.actions import FENCE, HOLDS, RESUME, TOKEN, WRITER
+from ingestd.lake.delta.actions import FENCE, HOLDS, RESUME, STAMPS, TOKEN, WRITER
 from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES
 from ingestd.lake.store.paths import OddFileError
 from ingestd.lake.store.store import Store
@@ -103,8 +103,9 @@ class FileAction:
 class Commit:
     """The parts of a commit that ingestd uses.
 
-    `stamps`: the texts in its commitInfo, by key; `app_ids`: those of its app transactions;
-    `schema_json`: from its metaData, or None; `alters`: it has a metaData or protocol action.
+    `stamps`: the texts in its commitInfo whose keys are in STAMPS; `app_ids`: those of its app
+    transactions; `schema_json`: from its metaData, or None; `alters`: it has a metaData or
+    protocol action.
     """
 
     files: tuple[FileAction, ...]
@@ -196,6 +197,15 @@ def is_whole(content: bytes, path: str, *, makes_table: bool = False) -> bool:
     return parsed.is_complete(makes_table=makes_table)
 
 
+def actions_in(content: bytes, path: str) -> list[dict[str, dict[str, Any]]]:
+    """Return the actions of a commit, each by its kind, in order. Raise OddFileError.
+
+    For readers that pass actions on, whose fields are more than `Commit` keeps.
+    """
+    lines = enumerate(_lines(content, path), 1)
+    return [{k: action} for number, line in lines for k, action in _actions(line, number, path)]
+
+
 def sidecars_in(content: bytes, path: str) -> Iterator[str]:
     """Yield the paths of the sidecars that a JSON checkpoint names. Raise OddFileError."""
     for number, line in enumerate(_lines(content, path), 1):
@@ -225,7 +235,7 @@ def checked_statistics(found: object) -> dict[str, Any]:
     rows = found.get("numRecords")
     if isinstance(rows, int) and rows >= 0:
         kept["numRecords"] = rows
-    for name in ("minValues", "maxValues"):
+    for name in ("minValues", "maxValues", "nullCount"):
         bounds = found.get(name)
         if isinstance(bounds, dict):
             kept[name] = {k: v for k, v in bounds.items() if k not in _NUMBERS or _is_number(v)}
@@ -264,7 +274,7 @@ class _Parsed:
             elif kind == "txn":
                 self._app_ids.append(action["appId"])
             elif kind == "commitInfo":
-                self._stamps |= {k: v for k, v in action.items() if isinstance(v, str)}
+                self._stamps |= {k: v for k in STAMPS if isinstance(v := action.get(k), str)}
             elif kind == "metaData":
                 self._schema_json = action["schemaString"]
 

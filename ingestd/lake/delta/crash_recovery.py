@@ -11,20 +11,24 @@ commit at that path.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from typing import Protocol
 
 from ingestd.lake.delta.commit import is_whole
-from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES
+from ingestd.lake.delta.log_files import (
+    MOST_COMMIT_BYTES,
+    MOST_POINTER_BYTES,
+    MOST_POINTER_VALUES,
+    POINTER,
+)
 from ingestd.lake.store.errors import cut_short, storage_faults
 from ingestd.lake.store.store import Store
 from ingestd.model.errors import TransientError
+from ingestd.model.recorded import RecordError, TruncatedRecordError, read_json
 
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"\d{20}\.checkpoint.*\.parquet")
-_POINTER = "_last_checkpoint"
 _PARQUET = b"PAR1"
 
 
@@ -97,8 +101,8 @@ def _torn_checkpoint(log: Log, path: str, names: list[str]) -> list[str]:
     """Return the newest checkpoint if it is incomplete, and the pointer to it."""
     checkpoints = sorted(name for name in names if _CHECKPOINT.fullmatch(name))
     found = [name for name in checkpoints[-1:] if not _is_parquet(log.store, f"{path}/{name}")]
-    if _POINTER in names and (found or not _is_json(log.store, f"{path}/{_POINTER}")):
-        found.append(_POINTER)
+    if POINTER in names and (found or not _is_json(log.store, f"{path}/{POINTER}")):
+        found.append(POINTER)
     return found
 
 
@@ -114,9 +118,9 @@ def _is_parquet(store: Store, path: str) -> bool:
 
 def _is_json(store: Store, path: str) -> bool:
     try:
-        json.loads(_content(store, path))
-    except ValueError:
+        read_json(_content(store, path), MOST_POINTER_BYTES, MOST_POINTER_VALUES)
+    except TruncatedRecordError:
         return False
-    except RecursionError:  # not caused by a power failure
+    except RecordError:  # not caused by a power failure
         return True
     return True

@@ -32,7 +32,7 @@ from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from ingestd.failpoints import lost, reach
-from ingestd.lake.delta.actions import rewrite_text
+from ingestd.lake.delta.actions import COMPACTION, rewrite_text
 from ingestd.lake.delta.appender import AppendLog
 from ingestd.lake.delta.commit import commit_path, read_commit
 from ingestd.lake.delta.log_files import open_table
@@ -49,7 +49,6 @@ from ingestd.ports import Fragment
 
 ATTEMPTS = 50
 """How often a commit is tried when appends come first; then it is left to the next run."""
-_TOKEN = "ingestdCompaction"  # noqa: S105 - a key in commitInfo, not AppendLog's
 _TOMBSTONES = "delta.deletedFileRetentionDuration"
 _TOMBSTONES_DEFAULT_S = 7 * 86400.0
 _RETENTION = "ingestd.retention"
@@ -261,7 +260,7 @@ class TableMaintenance:
     ) -> Exception | None:
         try:
             if self._store.supports_conditional_put:
-                text = rewrite_text(fragments, removed, {_TOKEN: token})
+                text = rewrite_text(fragments, removed, {COMPACTION: token})
                 self._store.put_if_absent(commit_path(self._folder, at + 1), text)
             else:
                 self._commit_by_handle(fragments, removed, token, at)
@@ -283,7 +282,7 @@ class TableMaintenance:
             "append",
             handle.schema(),
             commit_properties=CommitProperties(
-                custom_metadata={_TOKEN: token}, max_commit_retries=0
+                custom_metadata={COMPACTION: token}, max_commit_retries=0
             ),
             post_commithook_properties=_NO_HOOKS,
         )
@@ -295,7 +294,7 @@ class TableMaintenance:
             while not is_ours and self._store.size(commit_path(self._folder, at + 1)) is not None:
                 at += 1
                 commit = read_commit(self._store, self._folder, at)
-                is_ours = commit.stamps.get(_TOKEN) == token
+                is_ours = commit.stamps.get(COMPACTION) == token
                 if is_ours:
                     self._store.sync(f"{self._folder}/_delta_log", [f"{at:020}.json"])
                 else:

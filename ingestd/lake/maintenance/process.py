@@ -232,6 +232,8 @@ def _remedy(error: IngestdError, layout: Layout, folder: str, uri: str) -> str |
     if not isinstance(error, FolderError) or len(parts) < len(("source", "schema", "table")):
         return error.remedy  # a fault of the lake, or of `_epochs` or `_tables`
     found = layout.table_of(*parts[-2:])
+    if found is None:
+        return error.remedy
     if folder == layout.reference(found):
         return reference_fault(error, found, uri).remedy
     return table_fault(error, layout.source, found, uri).remedy

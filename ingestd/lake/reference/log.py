@@ -16,6 +16,7 @@ import pyarrow as pa
 from deltalake import CommitProperties, Schema, TableFeatures
 from deltalake.transaction import AddAction, RemoveAction
 
+from ingestd.lake.delta.actions import CONTENT
 from ingestd.lake.delta.appender import CHECKPOINT_INTERVAL, AppendLog, Creation
 from ingestd.lake.delta.log_paths import OWN_FILE
 from ingestd.lake.store.errors import storage_faults
@@ -23,8 +24,6 @@ from ingestd.model.errors import TransientError
 from ingestd.model.schema import TIMESTAMP_NTZ
 from ingestd.ports import Fragment
 
-CONTENT = "ingestdContent"
-"""Key in commitInfo: the digest of all rows of that version."""
 RETENTION = "interval 1 days"
 """How long removed files are kept for readers of earlier versions."""
 LOOK_BACK = 50

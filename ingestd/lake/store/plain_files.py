@@ -71,7 +71,8 @@ def table_depth(parts: Sequence[str]) -> int:
     folders = parts[:-1]
     depth = len(folders)
     if len(folders) > 1:
-        is_own = folders[1].startswith("_")
+        # A schema's segment has a leading `_` only where it is mapped, as `_x00DC_n_x00EF_`.
+        is_own = folders[1].startswith("_") and not folders[1].startswith("_x")
         depth = min(depth, 4 if folders[1] == _REFERENCES else 2 if is_own else 3)
     return folders.index(LOG) if LOG in folders[:depth] else depth
 

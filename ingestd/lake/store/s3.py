@@ -72,6 +72,8 @@ _PATH = re.compile(r"(?:/[\w-][\w.-]*)*/?", re.ASCII)
 _ENDPOINT = re.compile(r"https?://[\w.:\[\]-]+(?:/[\w./-]*)?", re.ASCII)
 _VALUE = re.compile(r"[ -~]+")
 _NO_UPLOAD = "NoSuchUpload"
+_LISTED = 1000
+"""Objects that S3 lists per request."""
 _DETAILS = "\n\nDebug source:"
 """Beginning of the part of an error's text that is meant for obstore's developers."""
 
@@ -212,6 +214,13 @@ class S3Objects:
         ensure(found.meta["size"])
         with _as_os_error():
             return bytes(found.bytes())
+
+    def sizes(self, path: str, above: str) -> list[tuple[str, int]]:
+        """Return path and size of the objects below a prefix whose names sort above `above`."""
+        offset = f"{path}/{above}" if above else None
+        with _as_os_error():
+            pages = obstore.list(self._store, path, offset=offset, chunk_size=_LISTED)
+            return [(found["path"], found["size"]) for page in pages for found in page]
 
     def size(self, path: str) -> int | None:
         """Return the size of an object, None if it does not exist."""

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 
 from psycopg import sql
 
+from ingestd.model.recorded import read_json
+
 
 @dataclass(frozen=True, slots=True)
 class BlockRange:
@@ -32,8 +34,19 @@ class BlockRange:
 
     @classmethod
     def parse(cls, text: str) -> BlockRange:
-        """Parse `Split.where`."""
-        return cls(**json.loads(text))
+        """Parse `Split.where`, which a backfill's plan records in the lake. Raises RecordError."""
+        found = read_json(text)
+        end = found.field("end")
+        return cls(
+            found.field("schema").text(),
+            found.field("name").text(),
+            found.field("start").integer(),
+            None if end.is_null else end.integer(),
+            is_whole=found.field("is_whole").flag(),
+            is_packed=found.field("is_packed").flag(),
+            oid=found.field("oid").integer(),
+            file=found.field("file").integer(),
+        )
 
     @property
     def is_all(self) -> bool:

@@ -17,6 +17,8 @@ from typing import Any, LiteralString
 
 from psycopg import AsyncConnection
 
+from ingestd.model.recorded import LONG, integer_of
+
 FIRST_USER_OID = 16384
 """Source: PostgreSQL, src/include/access/transam.h, FirstNormalObjectId."""
 _ALL = 1 << 32
@@ -109,7 +111,9 @@ class TypeParts:
     def parse(cls, text: str) -> TypeParts:
         """Parse what `str` returned. Raises ValueError."""
         oid, last, digest, *marks = text.split(":")
-        return cls(int(oid), int(last), digest, marks[0] if marks else "")
+        return cls(
+            integer_of(oid, -LONG), integer_of(last, -LONG), digest, marks[0] if marks else ""
+        )
 
     def has_changed_since(self, then: TypeParts) -> bool:
         """Return whether parts that existed `then` may have been altered; `self` was just read.

@@ -47,8 +47,6 @@ from ingestd.postgres.connection.session import connect
 from ingestd.postgres.connection.wal_position import (
     await_flushed,
     current_position,
-    flush_position,
-    insert_position,
 )
 from ingestd.postgres.polling.discovery import PolledTables
 from ingestd.postgres.polling.lag import seconds_behind
@@ -163,27 +161,23 @@ class PollingCapture:
         with self._control.errors("continuity"):
             server = await self._checked_server(control)
             current = await current_position(control)
-            # A standby has received more than it shows.
-            at = flush_position if server.in_recovery else insert_position
-            shown = await at(control)
-            seen = await current_snapshot(control)
         reached = max(committed.position or ZERO, committed.floor or ZERO)
         self._positions.begin_at(reached)
         self._progress = _progress_of(committed)
-        lacks = any(p.lsn > shown or p.below > seen.xmax for p in self._progress.values())
         if committed.has_nothing and committed.removed is not None:
             return LakeLost(f"{committed.removed}. The source has no record of it")
-        verdict = self._judge(committed, server, current, lacks=lacks)
+        verdict = self._judge(committed, server, current)
         if not isinstance(verdict, Resumed):
             self._progress = {}
         return verdict
 
-    def _judge(
-        self, committed: LakeState, server: PolledServer, current: Lsn, *, lacks: bool
-    ) -> Continuity:
-        """Return the result. `lacks`: the server lacks some of what was seen."""
+    def _judge(self, committed: LakeState, server: PolledServer, current: Lsn) -> Continuity:
+        """Return the result.
+
+        What the lake records of one table alone does not count: see `PolledTables.discover`.
+        """
         reached = max(committed.position or ZERO, committed.floor or ZERO)
-        is_behind = lacks or current + SLACK_BYTES < reached
+        is_behind = current + SLACK_BYTES < reached
         if is_behind and server.in_recovery:
             raise TransientError(
                 f"{self._where}: the standby has not replayed all that the lake has ({reached})",
@@ -229,7 +223,9 @@ class PollingCapture:
             self._polls.use_tables([], {})
         polled = [replace(self._tables.polled(t.id), table=t) for t in tables]
         # The lake's progress at the start does not apply to a table that comes back later.
-        progress, self._progress = self._progress, {}
+        ahead = self._tables.ahead
+        progress = {name: p for name, p in self._progress.items() if name not in ahead}
+        self._progress = {}
         self._polls.use_tables(polled, progress)
         return Prepared()
 

@@ -10,6 +10,7 @@ from psycopg import AsyncConnection
 
 from ingestd.model.errors import TableError
 from ingestd.model.lake_state import RegisteredTable, TableState
+from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import Discovery, Refused
 from ingestd.postgres.captured.definition import Catalog, TableDefinitions, read_catalog
@@ -17,6 +18,7 @@ from ingestd.postgres.captured.selection import is_left_out, missing_tables, unm
 from ingestd.postgres.catalog.tables import TableRow, refusal
 from ingestd.postgres.catalog.user_types import FIRST_USER_OID
 from ingestd.postgres.connection.errors import identifier
+from ingestd.postgres.connection.wal_position import flush_position
 from ingestd.postgres.polling.cursors import at, cursor_of, named
 from ingestd.postgres.polling.keys.unique_keys import key_of
 from ingestd.postgres.polling.polled_table import PolledTable
@@ -32,7 +34,8 @@ class PolledTables:
     """The tables that the config asks for, as of the last discovery.
 
     Used on the event loop only. Needs no privileges except CONNECT and SELECT on the tables; works
-    on a standby. Raises psycopg.Error.
+    on a standby. Raises psycopg.Error. `ahead`: the tables of which the lake records more than the
+    server shows; what it records of them is void.
     """
 
     def __init__(self, settings: PollingSettings) -> None:
@@ -41,6 +44,7 @@ class PolledTables:
         self._catalog = Catalog()
         self._looks = FingerprintTracker(settings.dsn.get_secret_value())
         self._polled: dict[TableId, PolledTable] = {}
+        self.ahead: dict[TableId, PollProgress] = {}
         self.texts = StreamedTexts()
 
     async def discover(
@@ -50,11 +54,16 @@ class PolledTables:
 
         Interrupted are tables that are live in the lake without a record of where polling stood,
         and tables with another key, or with columns that were not captured before. A TRUNCATE,
-        which no poll detects, counts as a rewrite.
+        which no poll detects, counts as a rewrite. A table of which the lake records more than the
+        server shows is interrupted, or refused while a standby may still replay that.
         """
         known = dict(known)
         server = await inspect_polled_server(connection)
         catalog = await read_catalog(self._settings)
+        # A standby has received more than it shows.
+        shown = await flush_position(connection) if server.in_recovery else catalog.lsn
+        listed = {row.id for row in catalog.rows} if server.in_recovery else set()
+        self.ahead = {name: p for name, p in self.ahead.items() if name in listed}
         await self._definitions.use_catalog(connection, catalog, known)
         polled: dict[TableId, PolledTable] = {}
         refused = missing_tables(self._settings, catalog.present, catalog.others)
@@ -68,13 +77,17 @@ class PolledTables:
                     refused.append(found)
                     continue
                 was = known.get(row.id)
+                recorded = self._recorded(row, was)
+                if self._is_ahead(row.id, recorded, catalog, shown) and server.in_recovery:
+                    refused.append(Refused(found.table, _not_replayed(row.id)))
+                    continue
                 then, now = self._looks.last(row.oid, was), catalog.storage(row)
                 now = seen[row.oid] = now if then is None else now.after(then)
                 reason = await comparison.difference(row.oid, then, now)
                 reason = reason or self.texts.difference(row.oid, now.texts, catalog.seen)
                 if reason is not None:
                     rewritten[row.id] = reason
-                gap = self._gap(found, catalog, was)
+                gap = self._gap(found, catalog, was, recorded)
                 if gap is not None:
                     interrupted[row.id] = gap
                 storage = to_record(now, row.oid, was, files=True)
@@ -96,23 +109,55 @@ class PolledTables:
         )
 
     async def have_changed(self) -> bool:
-        """Return whether the catalog differs from the last discovery."""
+        """Return whether the catalog differs from the last discovery, or a standby may by now."""
+        if any(name not in self._polled for name in self.ahead):
+            return True
         return await read_catalog(self._settings) != self._catalog
 
     def polled(self, table: TableId) -> PolledTable:
         """Return a table of the last discovery. Raises KeyError if it was not accepted."""
         return self._polled[table]
 
+    def _recorded(self, row: TableRow, known: RegisteredTable | None) -> PollProgress | None:
+        """Return how far an earlier run polled a table that is live, as the lake records it."""
+        is_earlier = known is not None and self._is_of_earlier_run(row.oid, known)
+        return PollProgress.parse(known.resume) if known is not None and is_earlier else None
+
+    def _is_ahead(
+        self, name: TableId, recorded: PollProgress | None, catalog: Catalog, shown: Lsn
+    ) -> bool:
+        """Return whether the lake records more of a table than the server shows.
+
+        Where the record is not that of this server, it says nothing about other tables.
+        """
+        awaited = self.ahead.pop(name, None)
+        progress = recorded or awaited
+        if progress is None or (progress.lsn <= shown and progress.end <= catalog.seen.xmax):
+            return False
+        self.ahead[name] = progress
+        return True
+
+    def _is_of_earlier_run(self, oid: int, known: RegisteredTable) -> bool:
+        """Return whether the lake's record of a live table is from before this run.
+
+        Once in a run: what this run records has not been read from the lake.
+        """
+        is_live = known.state is TableState.LIVE and known.oid == oid
+        return is_live and not self._looks.has_seen(oid)
+
     def _gap(
-        self, polled: PolledTable, catalog: Catalog, known: RegisteredTable | None
+        self,
+        polled: PolledTable,
+        catalog: Catalog,
+        known: RegisteredTable | None,
+        progress: PollProgress | None,
     ) -> str | None:
         """Return why polling would miss something that the lake lacks; None if it would not."""
         table = polled.table
         if known is None or known.oid != table.oid:
             return None
-        # Once in a run: what this run records has not been read from the lake.
-        if known.state is TableState.LIVE and not self._looks.has_seen(table.oid):
-            gap = self._gap_before(polled, known)
+        if self._is_of_earlier_run(table.oid, known):
+            gap = self._gap_before(polled, known, progress)
             if gap is not None:
                 return gap
         key = {c.source_name for c in known.columns if c.identity}
@@ -122,9 +167,12 @@ class PolledTables:
             return "columns were not captured before"
         return None
 
-    def _gap_before(self, polled: PolledTable, known: RegisteredTable) -> str | None:
+    def _gap_before(
+        self, polled: PolledTable, known: RegisteredTable, progress: PollProgress | None
+    ) -> str | None:
         """Return why the progress of an earlier run can't be used; None if it can."""
-        progress = PollProgress.parse(known.resume)
+        if polled.table.id in self.ahead:
+            return "more of it was polled than the server has, or its record is another server's"
         if progress is not None and progress.deleted != polled.deleted:
             return "`deleted` names another column than before"
         stored = TableFingerprint.parse(known.storage)
@@ -186,6 +234,15 @@ def _of_users_type(table: TableId, name: str) -> TableError:
         f"column {name!r} has a user-defined type: its values can't be compared with false",
         remedy=f"name a column of a built-in type, such as boolean or timestamptz, in "
         f"{at(table, 'deleted')}",
+    )
+
+
+def _not_replayed(table: TableId) -> TableError:
+    return TableError(
+        table,
+        "the standby has not replayed all that the lake has of it",
+        remedy="wait, or find out what delays its replay: it is then re-read. If other tables are "
+        "polled, its record in the lake may be another server's: restart ingestd to re-read it now",
     )
 
 

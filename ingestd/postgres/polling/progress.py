@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 from psycopg import sql
 
+from ingestd.model.recorded import Recorded, RecordError, read_json
 from ingestd.postgres.polling.keys.lake_keys import WHOLE, KeyPartition
 from ingestd.postgres.polling.polled_table import PolledTable
 
@@ -45,6 +46,15 @@ MAX_AGE = (1 << 31) - 1
 """The maximum age of a transaction id: Postgres can't distinguish older ones."""
 MAX_SEEN = 1_000_000
 """The maximum number of transactions kept apart, of those above the oldest running one."""
+MOST_TEXT_BYTES = 3 << 20
+"""The maximum size of the text: it must fit into a line of a commit (`MOST_LINE_BYTES` there)."""
+_SHORT = 250_000
+"""A text of so few transactions is below that size, whatever their ids."""
+_MOST_PARTS = 1 << 32
+_XID_BYTES = 8
+_MOST_STEP = 1 << 41
+_MOST_XID = 1 << 61
+"""Of the lowest id: with MAX_SEEN steps above it, no sum overflows."""
 _FORMAT = 1
 
 
@@ -131,13 +141,23 @@ class PollProgress:
 
     @property
     def is_too_long(self) -> bool:
-        """True if the ids are too many to be sent with each query."""
-        return max(len(self.whole.xids), len(self.last.xids)) > MAX_SEEN
+        """True if the ids are too many to be sent with each query, or to be recorded."""
+        count = max(len(self.whole.xids), len(self.last.xids))
+        if count <= _SHORT:
+            return False
+        packed = sum(len(zlib.compress(_steps(s).tobytes(), 1)) for s in (self.whole, self.last))
+        return count > MAX_SEEN or packed * 5 // 4 > MOST_TEXT_BYTES - (1 << 19)
 
     @property
     def below(self) -> int:
         """The id below which transactions are irrelevant."""
         return self.whole.below
+
+    @property
+    def end(self) -> int:
+        """An id that the server has reached: nothing here belongs to a later transaction."""
+        newest = (int(x) for seen in (self.whole, self.last) for x in seen.xids[-1:])
+        return max(self.whole.below, self.last.below, self.ahead_end, *newest)
 
     def is_current(self, moment: PollPosition) -> bool:
         """Return whether nothing can have been written since the last full scan."""
@@ -211,31 +231,61 @@ class PollProgress:
     def parse(cls, text: str) -> PollProgress | None:
         """Return the progress in a text of `to_text`; None for any other, as of another version."""
         try:
-            said: dict[str, Any] = json.loads(text)
-            if said["v"] != _FORMAT:
-                return None
-            whole = _seen(said["whole"])
-            last = whole if said["last"] is None else _seen(said["last"])
-            names = ("floor", "ahead", "ahead_end", "cursor", "deleted", "lsn")
-            known = {name: said[name] for name in names}
-            number, count = said.get("part", (0, 1))
-            part = KeyPartition(number, count) if 0 <= number < count else WHOLE
-            return cls(whole, last, **known, swept_at=said.get("swept_at", 0.0), part=part)
-        except (ValueError, KeyError, TypeError, zlib.error):
+            return cls._parsed(read_json(text, MOST_TEXT_BYTES))
+        except RecordError:
             return None
+
+    @classmethod
+    def _parsed(cls, said: Recorded) -> PollProgress:
+        said.field("v").integer(_FORMAT, _FORMAT)
+        whole = _seen(said.field("whole"))
+        last = whole if said.field("last").is_null else _seen(said.field("last"))
+        if last.below < whole.below:
+            raise RecordError("its last scan precedes its last full one")
+        swept_at, part = said.field("swept_at"), said.field("part")  # not in texts of old versions
+        return cls(
+            whole,
+            last,
+            said.field("floor").optional_text(),
+            said.field("ahead").optional_text(),
+            said.field("ahead_end").integer(),
+            said.field("cursor").optional_text(),
+            said.field("deleted").optional_text(),
+            said.field("lsn").integer(),
+            0.0 if swept_at.is_null else swept_at.seconds(),
+            WHOLE if part.is_null else _part(part),
+        )
 
 
 def _seen_text(seen: SeenXids) -> list[Any]:
     """Return the ids as differences, compressed: most ids are consecutive."""
     if not len(seen.xids):
         return [seen.below, ""]
-    steps = np.diff(seen.xids, prepend=seen.below)
-    return [seen.below, base64.b85encode(zlib.compress(steps.tobytes())).decode()]
+    return [seen.below, base64.b85encode(zlib.compress(_steps(seen).tobytes())).decode()]
 
 
-def _seen(said: list[Any]) -> SeenXids:
-    below, packed = said
-    if not packed:
+def _steps(seen: SeenXids) -> Xids:
+    return np.diff(seen.xids, prepend=seen.below)
+
+
+def _seen(said: Recorded) -> SeenXids:
+    """Return the transactions; their ids ascend, from `below` on. Raises RecordError."""
+    first, packed = said.items(2)
+    below = first.integer(0, _MOST_XID)
+    if not packed.text():
         return SeenXids(below)
-    steps = np.frombuffer(zlib.decompress(base64.b85decode(packed)), np.int64)
+    content = packed.packed(MAX_SEEN * _XID_BYTES)
+    if len(content) % _XID_BYTES:
+        raise RecordError("an id is cut off")
+    steps = np.frombuffer(content, np.int64)
+    if not len(steps) or steps[0] < 0 or (steps[1:] <= 0).any() or steps.max() > _MOST_STEP:
+        raise RecordError("its ids do not ascend")
     return SeenXids(below, below + np.cumsum(steps))
+
+
+def _part(said: Recorded) -> KeyPartition:
+    number, count = said.items(2)
+    parts = count.integer(1, _MOST_PARTS)
+    if parts & (parts - 1):
+        raise RecordError("its parts are not a power of two")
+    return KeyPartition(number.integer(0, parts - 1), parts)

@@ -20,10 +20,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ingestd.model.errors import TableError
+from ingestd.model.recorded import integer_of
 from ingestd.model.schema import Table
 
 _BUCKETS = 64
 _DIGITS = 6
+_MOST_OID = (1 << 32) - 1
 """Hexadecimal digits of a bucket's digest."""
 PREFIX = "texts="
 """Prefix of the part of a serialized fingerprint that contains these digests."""
@@ -80,7 +82,7 @@ class TypeTexts:
     def parse(cls, text: str) -> TypeTexts:
         """Parse what `str` returned. Raises ValueError."""
         type_, last, buckets = text.split(":")
-        return cls(type_, int(last), buckets)
+        return cls(type_, integer_of(last, 0, _MOST_OID), buckets)
 
 
 def _digests(objects: Mapping[int, str], last: int) -> str:

@@ -9,11 +9,14 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from ingestd.model.recorded import LONG, integer_of
 from ingestd.postgres.catalog.user_types import TypeParts
 from ingestd.postgres.rewrites.dependent_texts import NO_TEXTS, TableTexts
 
 COMPARABLE_XIDS = 2_000_000_000
 """Transaction ids further apart can't be compared by age, which has 32 bits."""
+MOST_TEXT_BYTES = 64 << 20
+"""Maximum size of the text: a partition takes about 60 bytes, a type with texts 5 kB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +60,21 @@ class KeyMark:
         """Parse what `str` returned. Raises ValueError."""
         replica_identity, key, key_by, identity, identity_by = text.split(":")
         return cls(
-            replica_identity, _numbers(key), int(key_by), _numbers(identity), int(identity_by)
+            replica_identity,
+            _numbers(key),
+            integer_of(key_by),
+            _numbers(identity),
+            integer_of(identity_by),
         )
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(n) for n in text.split(".") if n)
+    return tuple(integer_of(n) for n in text.split(".") if n)
 
 
 def _pairs(text: str) -> dict[int, int]:
-    return {int(oid): int(value) for oid, value in (x.split(":") for x in text.split(",") if x)}
+    pairs = (x.split(":") for x in text.split(",") if x)
+    return {integer_of(oid): integer_of(value) for oid, value in pairs}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +148,8 @@ class TableFingerprint:
     @classmethod
     def parse(cls, text: str) -> TableFingerprint | None:
         """Parse what `str` returned; None for anything else, such as an older lake's format."""
+        if len(text) > MOST_TEXT_BYTES:
+            return None
         try:
             columns, files, row_filter, former, membership, types, *more = text.split("|")
             ended, places, publication, numbered = (*more, "", "", "", "")[:4]
@@ -149,18 +159,18 @@ class TableFingerprint:
                 _pairs(files),
                 row_filter,
                 frozenset(f for f in former.split(",") if f),
-                int(membership),
+                integer_of(membership),
                 tuple(TypeParts.parse(t) for t in types.split(",") if t),
-                int(ended or 0),
-                {int(o): p for o, p in (x.split(":") for x in places.split(",") if x)},
+                integer_of(ended or "0"),
+                {integer_of(o): p for o, p in (x.split(":") for x in places.split(",") if x)},
                 publication,
-                int(numbered or 0),
+                integer_of(numbered or "0"),
                 key=KeyMark.parse(named["key"]) if "key" in named else None,
                 home=named.get("home", ""),
                 toast=_pairs(named.get("toast", "")),
                 empty=frozenset(_numbers(named.get("empty", ""))),
                 is_doubted="doubted" in named,
-                is_streamed=named.get("streamed", "0") == "1" or not int(ended or 0),
+                is_streamed=named.get("streamed", "0") == "1" or not integer_of(ended or "0"),
                 texts=TableTexts.parse(named.get("texts", "")),
             )
         except ValueError:
@@ -194,9 +204,9 @@ class TableFingerprint:
 
 def _column(text: str) -> StoredColumn:
     *numbers, name, default_oid = text.removesuffix(":m").split(":")
-    number, type_oid, typmod, xmin = map(int, numbers)
+    number, type_oid, typmod, xmin = (integer_of(n, -LONG) for n in numbers)
     has_missing = text.endswith(":m")
-    return StoredColumn(number, type_oid, typmod, xmin, has_missing, name, int(default_oid))
+    return StoredColumn(number, type_oid, typmod, xmin, has_missing, name, integer_of(default_oid))
 
 
 def digest(text: str | None) -> str:

@@ -21,6 +21,7 @@ from ingestd.model.keys import Key
 from ingestd.model.lsn import Lsn
 from ingestd.model.memory_shares import SNAPSHOT_PAGES, bytes_of
 from ingestd.model.pg_snapshot import PgSnapshot, is_before
+from ingestd.model.recorded import RecordError
 from ingestd.model.row_limit import row_limit_bytes
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import SnapshotItem, SnapshotPage, Split
@@ -367,7 +368,7 @@ def _parse(left: str, table: Table) -> SnapshotRemainder:
     """Return the remainder of a table. Raises TableReplacedError if it can't be continued."""
     try:
         found = SnapshotRemainder.parse(left)
-    except (ValueError, KeyError, TypeError) as error:
+    except RecordError as error:
         raise TableReplacedError(table.id, "has no readable record of its snapshot") from error
     if found.key != table.identifying or not can_be_chunked(table):
         raise TableReplacedError(table.id, "has another replica identity than before")

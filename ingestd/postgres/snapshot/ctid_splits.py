@@ -77,8 +77,11 @@ def ranges_of(leaf: Leaf, target_bytes: int) -> list[tuple[BlockRange, int]]:
 
 
 def cut(leaf: Leaf, first: int, end: int | None, target_bytes: int) -> list[tuple[BlockRange, int]]:
-    """Cut the blocks of a leaf from `first` to `end` (None: to the last one, and any later)."""
-    blocks = max(0, (leaf.blocks if end is None else end) - first)
+    """Cut the blocks of a leaf from `first` to `end` (None: to the last one, and any later).
+
+    Only blocks that exist are cut: `end` may be from a record in the lake.
+    """
+    blocks = max(0, min(leaf.blocks, leaf.blocks if end is None else end) - first)
     nbytes = leaf.nbytes * blocks // max(1, leaf.blocks)
     count = max(1, min(blocks, -(-nbytes // target_bytes)))
     bounds = [first + blocks * i // count for i in range(count)]

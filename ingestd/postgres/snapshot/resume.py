@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ingestd.model.errors import TableReplacedError
 from ingestd.model.lsn import Lsn
+from ingestd.model.recorded import Recorded, RecordError, integer_of, read_json
 from ingestd.model.schema import Table
 from ingestd.ports import Split
 from ingestd.postgres.catalog.block_range import BlockRange
@@ -16,6 +17,12 @@ from ingestd.postgres.snapshot.ctid_splits import cut
 
 Blocks = tuple[int, int | None]
 """First block, and the one after the last; None: up to the end."""
+MOST_TEXT_BYTES = 16 << 20
+"""The maximum size of the text, many times that of 50,000 partitions."""
+_MOST_VALUES = 500_000
+_MOST_BLOCKS = 1 << 32
+"""InvalidBlockNumber is the last one (src/include/storage/block.h)."""
+_MOST_OID = (1 << 32) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +52,15 @@ class SnapshotRemainder:
 
     @classmethod
     def parse(cls, text: str) -> SnapshotRemainder:
-        """Return the remainder in a text of `str`. Raises ValueError, KeyError or TypeError."""
-        found = json.loads(text)
-        left = {
-            int(oid): (int(file), tuple((first, end) for first, end in blocks))
-            for oid, (file, blocks) in found["left"].items()
-        }
-        return cls(Lsn.parse(found["point"]), tuple(found["key"]), found["bytes"], left)
+        """Return the remainder in a text of `str`. Raises RecordError."""
+        found = read_json(text, MOST_TEXT_BYTES, _MOST_VALUES)
+        left = {}
+        for oid, parts in found.field("left").fields().items():
+            file, blocks = parts.items(2)
+            left[integer_of(oid, 1, _MOST_OID)] = file.integer(1, _MOST_OID), _ranges(blocks)
+        key = tuple(name.text() for name in found.field("key").items())
+        nbytes = found.field("bytes").integer()
+        return cls(found.field("point").position(), key, nbytes, left)
 
     def splits(self, table: Table, leaves: Sequence[Leaf], target_bytes: int) -> list[Split]:
         """Cut the remainder. Raises TableReplacedError if the relations have changed."""
@@ -84,3 +93,21 @@ def unread(
             ranges.append((blocks.start, blocks.end))
     left = {oid: (file, tuple(ranges)) for oid, (file, ranges) in found.items()}
     return str(SnapshotRemainder(point, table.identifying, nbytes, left))
+
+
+def _ranges(said: Recorded) -> tuple[Blocks, ...]:
+    """Return ranges that ascend and do not overlap; only the last may be open, an only one empty.
+
+    So there are not more of them than blocks, however often they are cut.
+    """
+    found: list[Blocks] = []
+    every = said.items()
+    least: int | None = 0
+    for blocks in every:
+        first, end = blocks.items(2)
+        if least is None:
+            raise RecordError("a range follows an open one")
+        start = first.integer(least, _MOST_BLOCKS)
+        least = None if end.is_null else end.integer(start + (len(every) > 1), _MOST_BLOCKS)
+        found.append((start, least))
+    return tuple(found)

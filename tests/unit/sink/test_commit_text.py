@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from ingestd.lake.delta.actions import CONTENT, STAMPS
 from ingestd.lake.delta.commit import commit_path, is_whole, parse_commit
 from ingestd.lake.delta.tail import CommitTail
-from ingestd.lake.reference.log import CONTENT, ReferenceLog
+from ingestd.lake.reference.log import ReferenceLog
 from ingestd.lake.store.paths import OddFileError
 from ingestd.lake.store.store import open_store
 
@@ -73,3 +74,11 @@ def test_no_commit_is_split_by_other_separators_of_lines() -> None:
     assert found == []
     commits = (root / "spark_jobs/delta_log/commits.py").read_text()
     assert ".splitlines(" not in commits
+
+
+@pytest.mark.attack("lake writer")
+def test_only_the_keys_that_are_used_are_kept() -> None:
+    info = {f"k{n}": "x" for n in range(1000)} | dict.fromkeys(STAMPS, "y")
+    lines = [json.dumps({"commitInfo": info}), json.dumps({"commitInfo": {"ingestdCommit": 5}})]
+    found = parse_commit("\n".join(lines).encode(), "x.json")
+    assert found.stamps == dict.fromkeys(STAMPS, "y")

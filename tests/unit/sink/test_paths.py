@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingestd.lake.layout import Layout, name_of, segment
+from ingestd.lake.store.plain_files import table_depth
 from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
 
@@ -42,6 +43,35 @@ def test_a_segment_gives_back_its_name_and_is_safe(name: str) -> None:
     assert name_of(mapped) == name
     assert re.fullmatch(r"[A-Za-z0-9_.-]+", mapped)
     assert mapped not in {".", "..", "_epochs", "_tables", "_ref"}
+
+
+ANY_TEXT = st.text(st.characters(categories=["L", "N", "P", "Cs", "Cc"])) | st.text("_xX0159AFDé.8")
+
+
+@given(ANY_TEXT | st.from_regex(r"_x[0-9A-F]{4,6}_", fullmatch=True))
+@pytest.mark.attack("lake writer")
+def test_any_folder_is_that_of_one_name_or_of_none(path_segment: str) -> None:
+    name = name_of(path_segment)
+    assert name is None or segment(name) == path_segment
+    assert name is None or name.encode()
+    table = Layout("shop").table_of("public", path_segment)
+    assert (table is None) == (name is None)
+
+
+@pytest.mark.parametrize(
+    "path_segment",
+    ["", "_x110000_", "_xFFFFFF_", "_xD800_", "_x0000_", "_x0041_", "_x000041_", "_a", "ü", "a b"],
+)
+def test_a_folder_that_no_name_has_is_of_none(path_segment: str) -> None:
+    assert name_of(path_segment) is None
+
+
+@given(names)
+def test_links_lead_to_a_table_whatever_its_name(name: str) -> None:
+    for folders in (["shop", segment(name), "t"], ["shop", "_ref", segment(name), "t"]):
+        assert table_depth([*folders, "_delta_log", "0.json"]) == len(folders)
+        assert table_depth([*folders, "part-0.parquet"]) == len(folders)
+    assert table_depth([segment(name), "_epochs", "_delta_log", "0.json"]) == 2
 
 
 def test_an_empty_name_is_refused() -> None:
