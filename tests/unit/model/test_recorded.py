@@ -119,8 +119,9 @@ def read_pause(folder: Path, text: str) -> object:
 
 
 def read_pointer(folder: Path, text: str) -> object:
-    store = placed(folder / "_last_checkpoint", text)
-    return _is_json(store, "_last_checkpoint"), _checkpoint(store, ".")
+    placed(folder / "t" / "_last_checkpoint", text)
+    store = open_store(str(folder), None)
+    return _is_json(store, "t/_last_checkpoint"), _checkpoint(store, "t")
 
 
 READERS: dict[str, tuple[str, Any]] = {
