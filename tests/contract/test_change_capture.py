@@ -216,7 +216,7 @@ async def test_continuity_without_a_slot_goes_by_the_server(polled_world: Change
     assert await capture.continuity(LakeState(position=position, origin=found.origin)) == Fresh()
     system, timeline, kind = found.origin.split("/")
     origins = {
-        f"{int(system) + 1}/{timeline}/{kind}": "another server",
+        f"{int(system) + 1}/{timeline}/{kind}": "is not the one that",
         f"{system}/{timeline}": "another kind of capture",
         f"{system}/{int(timeline) + 1}/{kind}": "promoted or restored",
     }

@@ -248,7 +248,7 @@ async def test_every_connection_to_a_source_is_made_in_one_place() -> None:
 
     root = Path(__file__).parents[2]
     made = re.compile(
-        r"\b(?:psycopg|AsyncConnection|Connection|LivenessCheckedConnection)\.connect\("
+        r"\b(?:psycopg|AsyncConnection|Connection|LivenessCheckedConnection|LimitedConnection)\.connect\("
     )
     found = {
         str(path.relative_to(root))
