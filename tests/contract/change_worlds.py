@@ -16,7 +16,7 @@ from ingestd.postgres.settings import PollingSettings, WalSettings
 from ingestd.postgres.wal.connector import WalFactory
 from ingestd.testing.fakes.capture import FakeChange, FakeDatabase
 from ingestd.testing.fakes.connector import FakeFactory, FakeSettings
-from tests.unit.run.fixtures import A, B, table
+from tests.unit.pipeline.fixtures import A, B, table
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence

@@ -25,7 +25,7 @@ from ingestd.model.schema import Column, Table, TableId
 from ingestd.ports import Sink
 from ingestd.postgres.polling.keys.key_set import KeySet
 from ingestd.testing.fakes.sink import MemoryDisk, MemoryLake
-from tests.unit.sink.rows import AT, inserts, make_batch, make_table, summary
+from tests.unit.lake.rows import AT, inserts, make_batch, make_table, summary
 
 A = make_table("a", oid=1)
 B = make_table("b", oid=2)

@@ -24,7 +24,7 @@ from tests.faults.test_kill import (
 from tests.harness.compare import assert_change_log_is_sound, assert_lake_equals_source, epochs
 from tests.harness.config import wal_config
 from tests.harness.workload import Workload
-from tests.unit.run.fixtures import watch
+from tests.unit.pipeline.fixtures import watch
 
 if TYPE_CHECKING:
     from pathlib import Path

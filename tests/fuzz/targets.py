@@ -38,7 +38,7 @@ from tests.fuzz.plain import (
 )
 from tests.unit.decode.plain import Plain, Refused, typed
 from tests.unit.decode.test_stream_equals_plain import rows_of
-from tests.unit.decode.test_streamed import MemorySpool
+from tests.unit.decode.test_streamed_transactions import MemorySpool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from tests.unit.sink.rows import AT
+from tests.unit.lake.rows import AT
 
 Row = dict[str, Any]
 

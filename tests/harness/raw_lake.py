@@ -13,7 +13,7 @@ from ingestd.model.changes import EpochSummary, TableBatch
 from ingestd.model.lake_state import TableEvent, TableState
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Table
-from tests.unit.sink.rows import make_batch
+from tests.unit.lake.rows import make_batch
 
 Change = dict[str, Any]
 START = datetime(2026, 1, 2, tzinfo=UTC)

@@ -36,7 +36,7 @@ from tests.harness.compare import assert_change_log_is_sound, raw_rows
 from tests.harness.databases import lineage_of
 from tests.harness.open_transactions import given_in_segments
 from tests.harness.waiting import await_until
-from tests.unit.run.fixtures import watch
+from tests.unit.pipeline.fixtures import watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable

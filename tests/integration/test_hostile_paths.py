@@ -1,7 +1,8 @@
 """No operation of a store leaves the lake, whatever path it is called with.
 
-Here for the files of any lake; what names these paths: tests/unit/sink/test_hostile_log.py for
-Delta logs, tests/unit/spark_jobs/test_backfill_record.py for backfills.
+Here for the files of any lake. What names these paths is attacked for Delta logs in
+tests/unit/lake/delta/test_hostile_log.py, for backfills in
+tests/unit/spark_jobs/test_backfill_record.py.
 """
 
 from __future__ import annotations

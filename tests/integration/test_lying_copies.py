@@ -25,7 +25,7 @@ from tests.harness import lying_messages as honest
 from tests.harness.databases import lineage_of
 from tests.harness.lies import lying_scripts, written
 from tests.harness.lying_server import COPY, STREAM, LyingServer, message
-from tests.unit.decode.test_streamed import MemorySpool
+from tests.unit.decode.test_streamed_transactions import MemorySpool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -44,7 +44,7 @@ from tests.harness.config import wal_config
 from tests.harness.object_store import ObjectStoreServer
 from tests.harness.waiting import await_until
 from tests.harness.workload import Workload
-from tests.unit.sink.rows import inserts, make_table, summary
+from tests.unit.lake.rows import inserts, make_table, summary
 
 if TYPE_CHECKING:
     from collections import Counter

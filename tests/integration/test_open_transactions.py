@@ -31,8 +31,8 @@ from tests.harness.open_transactions import (
     sent_while_open,
 )
 from tests.harness.waiting import await_until
-from tests.unit.decode.test_streamed import ordered
-from tests.unit.run.fixtures import watch
+from tests.unit.decode.test_streamed_transactions import ordered
+from tests.unit.pipeline.fixtures import watch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -19,7 +19,7 @@ from ingestd.postgres.wal.drain.drain import CatchUpPolicy
 from ingestd.testing.oracle.comparison import await_caught_up
 from tests.harness.config import wal_config
 from tests.integration.test_catch_up import run_until_rows
-from tests.unit.run.fixtures import watch
+from tests.unit.pipeline.fixtures import watch
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -51,7 +51,7 @@ from tests.harness.standbys import (
     start_on_standby,
 )
 from tests.harness.waiting import await_until
-from tests.unit.run.fixtures import watch
+from tests.unit.pipeline.fixtures import watch
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -38,7 +38,7 @@ from tests.harness.config import wal_config
 from tests.harness.databases import Database, fresh_database
 from tests.harness.waiting import await_until
 from tests.harness.workload import Workload, create_schema
-from tests.unit.run.fixtures import watch
+from tests.unit.pipeline.fixtures import watch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence

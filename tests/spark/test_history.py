@@ -25,7 +25,7 @@ from spark_jobs.history import as_of, as_of_lsn
 from spark_jobs.lake.source_lake import Epoch, SourceLake
 from tests.harness.history_logs import KeyedLog, KeylessLog, change
 from tests.harness.plain_history import keyed_history, keyless_history
-from tests.unit.sink.rows import AT, make_batch, make_table
+from tests.unit.lake.rows import AT, make_batch, make_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

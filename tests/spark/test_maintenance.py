@@ -13,7 +13,7 @@ from ingestd.lake.maintenance.compaction import MaintenancePolicy, TableMaintena
 from ingestd.lake.store.fsync import Fsync
 from ingestd.lake.store.store import LocalStore
 from tests.harness.waiting import await_until
-from tests.unit.sink.rows import inserts, make_table, summary
+from tests.unit.lake.rows import inserts, make_table, summary
 
 if TYPE_CHECKING:
     from pathlib import Path

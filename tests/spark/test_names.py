@@ -16,8 +16,8 @@ from ingestd.model.lake_state import TableEvent, TableState
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Column, Table, TableId
 from tests.integration.test_names import COLUMNS
-from tests.unit.sink.rows import AT, make_batch, make_table, summary
-from tests.unit.sink.test_registry import old_row, write_old_registry
+from tests.unit.lake.rows import AT, make_batch, make_table, summary
+from tests.unit.lake.test_registry_table import old_row, write_old_registry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

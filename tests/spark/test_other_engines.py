@@ -18,7 +18,7 @@ from ingestd.lake.store.store import LocalStore
 from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
 from tests.harness.other_engines import GO_ON, STOP
-from tests.unit.sink.rows import inserts, make_table, summary
+from tests.unit.lake.rows import inserts, make_table, summary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,7 +11,7 @@ from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.layout import Layout
 from ingestd.model.changes import TableBatch, change_schema
 from ingestd.model.schema import Column, Table, TableId
-from tests.unit.sink.rows import summary
+from tests.unit.lake.rows import summary
 
 if TYPE_CHECKING:
     from pathlib import Path

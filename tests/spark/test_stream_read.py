@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from ingestd.demo.spark import current_rows, stream_read
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.layout import Layout
-from tests.unit.sink.rows import inserts, make_batch, make_table, summary
+from tests.unit.lake.rows import inserts, make_batch, make_table, summary
 
 if TYPE_CHECKING:
     from pathlib import Path

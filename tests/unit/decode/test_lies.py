@@ -43,8 +43,8 @@ from tests.harness.lies import (
     text,
     written,
 )
-from tests.unit.decode.test_commits_ahead import told
-from tests.unit.decode.test_streamed import MemorySpool
+from tests.unit.decode.test_reordered_drain import told
+from tests.unit.decode.test_streamed_transactions import MemorySpool
 
 if TYPE_CHECKING:
     from ingestd.model.changes import Chunk

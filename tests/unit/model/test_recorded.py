@@ -37,7 +37,7 @@ from ingestd.postgres.rewrites.fingerprint import KeyMark, StoredColumn, TableFi
 from ingestd.postgres.snapshot.resume import SnapshotRemainder
 from spark_jobs.backfills.resume import are_there
 from spark_jobs.delta_log.commits import Signature
-from tests.unit.run.fixtures import table
+from tests.unit.pipeline.fixtures import table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

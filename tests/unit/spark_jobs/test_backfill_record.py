@@ -19,7 +19,7 @@ from ingestd.ports import Fragment
 from spark_jobs.backfills.record import Note, Plan, PlannedSplit, Record, definition_of, write_note
 from spark_jobs.backfills.runner import of_text, to_text
 from spark_jobs.backfills.task import Failure
-from tests.unit.sink.rows import AT, make_table
+from tests.unit.lake.rows import AT, make_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,7 @@ from ingestd.ports import Fragment
 from ingestd.postgres.catalog.block_range import BlockRange
 from spark_jobs.backfills.record import Plan, PlannedSplit
 from spark_jobs.backfills.resume import BackfillStanding, are_there, why_void
-from tests.unit.sink.rows import AT
+from tests.unit.lake.rows import AT
 
 TABLE = TableId("public", "a")
 P, L = Lsn(100), Lsn(200)

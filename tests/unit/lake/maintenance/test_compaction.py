@@ -1,0 +1,388 @@
+"""Compacting files and cleaning logs, alongside a daemon and killed at every step."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, Schema
+
+from ingestd.lake.delta.appender import CHECKPOINT_EVERY, AppendLog
+from ingestd.lake.delta.read import list_files, read_raw
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.lake.maintenance.compaction import (
+    MaintenancePolicy,
+    MaintenanceResult,
+    TableMaintenance,
+)
+from ingestd.lake.maintenance.log_cleanup import LogCleaner
+from ingestd.lake.store.fsync import Fsync
+from ingestd.lake.store.store import LocalStore
+from ingestd.model.lsn import Lsn
+from tests.harness.waiting import await_until
+from tests.unit.lake.rows import inserts, listed_live, make_table, summary
+
+A = make_table("a")
+FOLDER = "shop/public/a"
+DAY_S = 86400.0
+POLICY = MaintenancePolicy(target_bytes=1 << 20, retention_s=7 * DAY_S)
+STEPS = ["write", "commit", "committed", "clean"]
+
+
+class KilledError(Exception):
+    pass
+
+
+@pytest.fixture(params=[True, False], ids=["by put", "by handle"], autouse=True)
+def supports_conditional_put(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two ways to commit: of local file systems, and of object stores."""
+    monkeypatch.setattr(LocalStore, "supports_conditional_put", request.param)
+
+
+async def opened(root: Path) -> DeltaLake:
+    lake = DeltaLake(str(root), "shop")
+    await lake.open()
+    await lake.adopt("system-1")
+    await lake.record([listed_live(A)])
+    return lake
+
+
+async def commit(lake: DeltaLake, number: int, resume: str | None = None) -> None:
+    writer = lake.begin_epoch()
+    batch = inserts(A, 100 * number, 2 * number, 2 * number + 1)
+    await writer.append_batch(replace(batch, resume=resume))
+    await writer.commit(summary(100 * number, 100 * number + 5))
+
+
+async def filled(root: Path, epochs: int = 20) -> DeltaLake:
+    lake = await opened(root)
+    for number in range(1, epochs + 1):
+        await commit(lake, number)
+    return lake
+
+
+def maintain(
+    root: Path,
+    folder: str = FOLDER,
+    policy: MaintenancePolicy = POLICY,
+    *,
+    days: float = 0,
+    began_s: float = 0.0,
+    killed_at: str = "",
+) -> MaintenanceResult:
+    """Maintain a table some days from now."""
+
+    def step(name: str) -> None:
+        if name == killed_at:
+            raise KilledError(name)
+
+    store = LocalStore(root, Fsync())
+    now_s = time.time() + days * DAY_S
+    made = TableMaintenance(store, folder, policy, now_s=now_s, began_s=began_s, step=step)
+    return made.run()
+
+
+def ids(root: Path) -> list[int]:
+    return sorted(row["id"] for row in read_raw(str(root), "shop", A.id).to_pylist())
+
+
+def expected(epochs: int) -> list[int]:
+    return list(range(2, 2 * epochs + 2))
+
+
+def data_files(root: Path, folder: str = FOLDER) -> set[str]:
+    return {p.name for p in (root / folder).glob("part-*")}
+
+
+def live(root: Path, folder: str = FOLDER) -> set[str]:
+    return {Path(uri).name for uri in DeltaTable(root / folder).file_uris()}
+
+
+def commits(root: Path, folder: str = FOLDER) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    for path in sorted((root / folder / "_delta_log").glob("*.json")):
+        yield int(path.stem), [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+async def test_compacted_files_have_the_same_rows_order_and_bounds(
+    tmp_path: Path,
+) -> None:
+    await filled(tmp_path)
+    before = list_files(DeltaTable(tmp_path / FOLDER))
+    done = maintain(tmp_path)
+    assert (done.joined_files, done.written_files, done.small_files) == (20, 1, 1)
+    [(path, statistics, _)] = list_files(DeltaTable(tmp_path / FOLDER))
+    rows = pq.read_table(tmp_path / FOLDER / path)
+    assert rows["id"].to_pylist() == expected(20)
+    assert rows["_cdc_lsn"].to_pylist() == [100 * n for n in range(1, 21) for _ in range(2)]
+    assert statistics["numRecords"] == 40
+    names = set(before[0][1]["minValues"])
+    assert {"_cdc_lsn", "_cdc_seq", "_cdc_epoch", "_cdc_ts", "id"} <= names
+    for name in names:
+        assert statistics["minValues"][name] == min(s["minValues"][name] for _, s, _ in before)
+        assert statistics["maxValues"][name] == max(s["maxValues"][name] for _, s, _ in before)
+
+
+async def test_streaming_readers_pass_by_what_was_joined(tmp_path: Path) -> None:
+    await filled(tmp_path)
+    version = DeltaTable(tmp_path / FOLDER).version()
+    maintain(tmp_path)
+    [actions] = [found for number, found in commits(tmp_path) if number > version]
+    moved = [a[k] for a in actions for k in ("add", "remove") if k in a]
+    assert len(moved) == 21
+    assert not any(a["dataChange"] for a in moved)
+    assert not any("txn" in a for a in actions)
+
+
+async def test_one_writer_a_daemon_continues_on_compacted_tables(
+    tmp_path: Path,
+) -> None:
+    lake = await filled(tmp_path)
+    for folder in (FOLDER, "shop/_epochs", "shop/_tables"):
+        maintain(tmp_path, folder, days=8)
+    for number in range(21, 41):
+        await commit(lake, number)
+        if number % 5 == 0:
+            maintain(tmp_path)
+            maintain(tmp_path, "shop/_epochs")
+    await lake.close()
+    assert ids(tmp_path) == expected(40)
+    committed = await DeltaLake(str(tmp_path), "shop").open()
+    assert (committed.epoch, committed.position) == (40, Lsn(4005))
+    assert committed.watermarks == {A.id: Lsn(4005)}
+
+
+async def test_appends_that_come_between_are_no_conflict(tmp_path: Path) -> None:
+    lake = await filled(tmp_path)
+    other = AppendLog(LocalStore(tmp_path, Fsync()), FOLDER, lake.layout.app_id(A.id))
+    other.load()
+
+    def step(name: str) -> None:
+        if name == "commit":
+            other.commit_files([], 9000)
+            other.commit_files([], 9001)
+
+    store = LocalStore(tmp_path, Fsync())
+    made = TableMaintenance(store, FOLDER, POLICY, now_s=time.time(), began_s=0, step=step)
+    done = made.run()
+    assert (done.joined_files, done.gave_way) == (20, 0)
+    assert ids(tmp_path) == expected(20)
+    other.load()
+    assert other.app_version() == 9001
+
+
+async def test_files_that_another_joined_meanwhile_are_left_to_it(tmp_path: Path) -> None:
+    await filled(tmp_path)
+
+    def step(name: str) -> None:
+        if name == "commit":
+            maintain(tmp_path)
+
+    store = LocalStore(tmp_path, Fsync())
+    made = TableMaintenance(store, FOLDER, POLICY, now_s=time.time(), began_s=0, step=step)
+    done = made.run()
+    assert (done.joined_files, done.gave_way) == (0, 1)
+    assert ids(tmp_path) == expected(20)
+    assert len(live(tmp_path)) == 1
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("killed_at", STEPS)
+async def test_a_kill_at_any_step_loses_nothing_and_its_files_go_later(
+    tmp_path: Path, killed_at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = await filled(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("ingestd.lake.parquet_writer.FragmentWriter.abort", lambda _: None)
+        with pytest.raises(KilledError):
+            maintain(tmp_path, days=8, began_s=1e12, killed_at=killed_at)
+    assert ids(tmp_path) == expected(20)
+    await commit(lake, 21)
+    await lake.close()
+    done = maintain(tmp_path, days=16, began_s=1e12)
+    assert ids(tmp_path) == expected(21)
+    left = maintain(tmp_path, days=32, began_s=1e12)
+    assert ids(tmp_path) == expected(21)
+    if killed_at == "commit":
+        assert done.cleaned.data_files + left.cleaned.data_files >= 1
+    assert (await DeltaLake(str(tmp_path), "shop").open()).watermarks == {A.id: Lsn(2105)}
+
+
+async def test_versions_can_be_read_for_as_long_as_the_retention(tmp_path: Path) -> None:
+    lake = await filled(tmp_path)
+    maintain(tmp_path)
+    await commit(lake, 21)
+    maintain(tmp_path, days=6)
+    for version in range(1, DeltaTable(tmp_path / FOLDER).version() + 1):
+        handle = DeltaTable(tmp_path / FOLDER, version=version)
+        assert sum(pq.read_table(uri).num_rows for uri in handle.file_uris()) > 0
+    done = maintain(tmp_path, days=8)
+    assert done.cleaned.data_files == 0  # the commit that took them out is the last checkpoint's
+    await commit(lake, 22)
+    log = AppendLog(LocalStore(tmp_path, Fsync()), FOLDER, "")
+    log.load()
+    log.checkpoint()
+    assert maintain(tmp_path, days=8).cleaned.data_files == 20
+    assert data_files(tmp_path) == live(tmp_path)
+    assert ids(tmp_path) == expected(22)
+
+
+async def test_exactly_once_watermarks_and_resumes_outlive_the_log(tmp_path: Path) -> None:
+    lake = await opened(tmp_path)
+    for number in range(1, 31):
+        await commit(lake, number, f"resume {number}")
+        if number == 25:
+            DeltaTable(tmp_path / FOLDER).create_checkpoint()
+    maintain(tmp_path)
+    log = AppendLog(LocalStore(tmp_path, Fsync()), FOLDER, lake.layout.app_id(A.id))
+    for days in (8, 16, 24):
+        other = DeltaTable(tmp_path / FOLDER)
+        other.alter.set_table_properties({"delta.logRetentionDuration": f"interval {days} days"})
+        other.create_checkpoint()
+        own = lake.raw_table(A.id).log
+        own.set_properties({"test": str(days)})  # a commit of ours that says nothing of polling
+        own.checkpoint()
+        maintain(tmp_path, days=days)
+        log.load()
+        assert (log.app_version(), log.resume()) == (3005, "resume 30")
+    assert min(number for number, _ in commits(tmp_path)) > 1
+    await commit(lake, 31)
+    lake = await opened(tmp_path)
+    assert lake.raw_table(A.id).resume == "resume 30"
+    assert ids(tmp_path) == expected(31)
+
+
+async def test_files_written_by_a_long_run_are_no_orphans(
+    tmp_path: Path,
+) -> None:
+    lake = await filled(tmp_path, 3)
+    began_s = time.time() - 1
+    writer = lake.begin_epoch()
+    await writer.append_batch(inserts(A, 900, 1000))
+    for part in writer._parts.values():  # type: ignore[attr-defined]
+        await part.sink.spill()
+    assert maintain(tmp_path, days=30, began_s=began_s).cleaned.data_files == 0
+    await writer.commit(summary(900, 905))
+    assert 1000 in ids(tmp_path)
+
+
+async def test_a_table_that_another_keeps_a_record_of_is_left_alone(tmp_path: Path) -> None:
+    await filled(tmp_path)
+    (tmp_path / FOLDER / "_backfill").mkdir()
+    assert maintain(tmp_path, days=30, began_s=1e12) == MaintenanceResult()
+    assert len(live(tmp_path)) == 20
+
+
+async def test_rows_from_before_a_column_was_added_lack_it_still(tmp_path: Path) -> None:
+    await filled(tmp_path)
+    added = Schema.from_arrow(pa.schema([("x", pa.int64())])).fields
+    DeltaTable(tmp_path / FOLDER).alter.add_columns(added)
+    maintain(tmp_path)
+    [uri] = DeltaTable(tmp_path / FOLDER).file_uris()
+    assert pq.read_table(uri)["x"].null_count == 40
+
+
+async def test_what_is_off_joins_nothing(tmp_path: Path) -> None:
+    await filled(tmp_path)
+    maintain(tmp_path, policy=replace(POLICY, target_bytes=None))
+    assert len(live(tmp_path)) == 20
+
+
+async def test_removed_files_are_kept_for_a_retention_beyond_deltas(
+    tmp_path: Path,
+) -> None:
+    lake = await filled(tmp_path)
+    policy = replace(POLICY, retention_s=30 * DAY_S)
+    maintain(tmp_path, policy=policy)
+    maintain(tmp_path, policy=policy)
+    configuration = DeltaTable(tmp_path / FOLDER).metadata().configuration
+    assert configuration["delta.deletedFileRetentionDuration"] == "interval 2592000 seconds"
+    await commit(lake, 21)
+    assert ids(tmp_path) == expected(21)
+
+
+async def test_a_long_log_is_cleaned_up_to_its_last_old_checkpoint(tmp_path: Path) -> None:
+    lake = await opened(tmp_path)
+    epochs = lake._own_logs[0]
+    last = next(filter(epochs.is_due, count(CHECKPOINT_EVERY)))
+    for position in range(1, last + 12):
+        await lake.advance(Lsn(position))
+        if epochs._checkpointing is not None:
+            epochs._checkpointing.result(60)  # one that is due meanwhile is left out
+    log = tmp_path / "shop/_epochs/_delta_log"
+    found = partial(log.glob, "*.checkpoint.parquet")  # of the version that is newest by then
+    await_until(lambda: any(int(p.name[:20]) >= last for p in found()), 60, "the checkpoint")
+    await lake.close()
+    done = maintain(tmp_path, "shop/_epochs", days=8)
+    assert done.cleaned.log_files >= last - 39
+    committed = await DeltaLake(str(tmp_path), "shop").open()
+    assert committed.position == last + 11
+    assert committed.origin == "system-1"
+
+
+def clean(root: Path, files: frozenset[str], *, days: float) -> None:
+    """Clean a log some days from now; deltalake need not be able to open it."""
+    before_s = time.time() + days * DAY_S - (POLICY.retention_s or 0)
+    store = LocalStore(root, Fsync())
+    LogCleaner(store, FOLDER, written_before_s=before_s, began_s=0).clean(files)
+
+
+async def test_log_files_of_other_engines_go_with_their_commits(
+    tmp_path: Path,
+) -> None:
+    """Checkpoints in parts and with sidecars, checksums, joined commits: below the cut alone."""
+    lake = await filled(tmp_path)
+    log = AppendLog(LocalStore(tmp_path, Fsync()), FOLDER, "")
+    log.load()
+    log.checkpoint()
+    cut = log.version
+    await commit(lake, 21)
+    files = frozenset(live(tmp_path))
+    folder = tmp_path / FOLDER / "_delta_log"
+    (folder / "_sidecars").mkdir()
+    named = {3: "a.parquet", cut + 1: "b.parquet"}
+    for version, sidecar in named.items():
+        line = json.dumps({"sidecar": {"path": sidecar, "sizeInBytes": 1, "modificationTime": 1}})
+        (folder / f"{version:020}.checkpoint.{uuid4()}.json").write_text(f"{line}\n")
+        (folder / "_sidecars" / sidecar).touch()
+    structs = pa.array([{"path": "c.parquet"}, None], pa.struct([("path", pa.string())]))
+    pq.write_table(
+        pa.table({"sidecar": structs}), folder / f"{cut + 1:020}.checkpoint.{uuid4()}.parquet"
+    )
+    for sidecar in ("c.parquet", "unnamed.parquet"):
+        (folder / "_sidecars" / sidecar).touch()
+    for version in (4, cut + 1):
+        for rest in ("checkpoint.0000000001.0000000002.parquet", "crc"):
+            (folder / f"{version:020}.{rest}").touch()
+    (folder / f"{2:020}.{4:020}.compacted.json").touch()
+    clean(tmp_path, files, days=6)
+    assert len(list((folder / "_sidecars").iterdir())) == 4
+    clean(tmp_path, files, days=8)
+    left = {p.name for p in folder.iterdir() if p.name[:1].isdigit()}
+    assert {int(name[:20]) for name in left} == {cut, cut + 1}
+    assert sum(".checkpoint." in name for name in left) == 4
+    assert {p.name for p in (folder / "_sidecars").iterdir()} == {"b.parquet", "c.parquet"}
+
+
+async def test_a_log_with_checkpoints_of_other_engines_alone_is_kept(tmp_path: Path) -> None:
+    await filled(tmp_path)
+    files = frozenset(live(tmp_path))
+    folder = tmp_path / FOLDER / "_delta_log"
+    for checkpoint in folder.glob("*.checkpoint.parquet"):
+        checkpoint.unlink()
+    for version in (5, 9):
+        (folder / f"{version:020}.checkpoint.{uuid4()}.json").touch()
+    before = {p.name for p in folder.iterdir()}
+    clean(tmp_path, files, days=8)
+    assert {p.name for p in folder.iterdir()} == before
