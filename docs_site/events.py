@@ -40,7 +40,7 @@ MEANINGS: Mapping[str, str] = {
     "epoch.files_left": "An epoch was abandoned, and its files could not be removed. Nothing reads"
     " them; maintenance removes them later.",
     "failpoint.reached": "A failpoint acted. Only with `INGESTD_FAILPOINTS` set, in tests.",
-    "failpoints.on": "Failpoints are set: this daemon fails on purpose. Never in production.",
+    "failpoints.on": "Fault injection is enabled (failpoints). Do not use in production.",
     "http.bad_request": "Requests arrived that are not HTTP: `count` of them since the last such line,"
     " which is logged at most once a minute.",
     "http.commands_off": "There is no folder for the token of commands: `ingestd snapshot`, `pause` and"
@@ -57,7 +57,7 @@ MEANINGS: Mapping[str, str] = {
     " `pid` is its process. That daemon was frozen, disconnected or killed.",
     "lake.taken_over": "Another slot, or another polled database, wrote this lake last. Its daemon"
     " stops, if it runs; a slot retains WAL until it is dropped.",
-    "maintenance.done": "Small files were joined, old ones removed.",
+    "maintenance.done": "Small files were compacted; unreferenced files were removed.",
     "maintenance.failed": "Maintenance of the lake failed; it is retried. Logged once until one succeeds.",
     "object.failed": "An object's cleanup failed; its error. A fault of the program.",
     "page.failed": "The status page no longer receives updates; replication continues.",
@@ -115,7 +115,7 @@ MEANINGS: Mapping[str, str] = {
     " undetected, an unreachable server will not. Logged once.",
 }
 OF_JOBS: Mapping[str, str] = {
-    "JOB.moved": "The tables are at another epoch, all in step. `JOB` is `mirror` or `history`.",
+    "JOB.moved": "All tables were advanced to the same epoch. `JOB` is `mirror` or `history`.",
     "raw.files_gone": "Files that a raw table's log names are missing; the job continues without them.",
     "mirror.rebuilding": "A mirror is re-created, for the given `reason`.",
     "table.resumed": "A table that had stopped continues.",

@@ -43,7 +43,7 @@ class VerifyReport:
         return [*found, f"source {self.source}{at}: {totals or 'no tables'}"]
 
     def to_json(self) -> dict[str, Any]:
-        """Return it for JSON. Values are included only if requested."""
+        """Return the report as a JSON-serializable object, with values only if requested."""
         return {
             "source": self.source,
             "lsn": None if self.lsn is None else str(self.lsn),

@@ -145,7 +145,7 @@ def _shown(problem: Problem, document: object, resolver: Interpolator) -> str:
     for part in at:
         if not isinstance(value, dict | list):
             return ""
-        value = value[part]  # type: ignore[index] # a key path of this very document
+        value = value[part]  # type: ignore[index] # a key path of the same document
     if isinstance(value, str | int | float) and len(str(value)) <= _LONGEST_SHOWN:
         return f" (not {value!r})"
     return ""

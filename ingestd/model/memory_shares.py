@@ -14,8 +14,8 @@ Each source has the same share of it. Of a source's share:
 Of a connector's memory:
 
 =======================  ======  =============================================================
-`RECEIVED`               1/12    messages received while the decoder is busy. They are decoded
-                                 together, so an eighth takes 40 MB more at the peak
+`RECEIVED`               1/12    messages received while the decoder is busy; with 1/8
+                                 instead, peak memory is 40 MB higher
 `DECODED`                1/8     changes of small tables that wait to be cast together
 `OPEN_TRANSACTIONS`      1/8     messages of open transactions; more of them go to disk
 `POLLED`                 1/8     rows of a poll

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 async def warn_if_slow(work: Coroutine[Any, Any, T], tell: Callable[[], None]) -> T:
-    """Await the work, and call `tell` once if it is slow. The work has ended on return."""
+    """Await `work`; call `tell` once if it exceeds `WAITING_S`. The work has ended on return."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait([task], timeout=WAITING_S)

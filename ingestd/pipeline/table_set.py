@@ -83,7 +83,7 @@ class TableSet:
         return rewritten or self._discovery.interrupted.get(name)
 
     def _is_live(self, table: Table) -> bool:
-        """Return whether this very table is live in the lake, not an earlier one of its name."""
+        """Return whether the same table (same OID) is live in the lake."""
         known = self.known.get(table.id)
         return known is not None and known.oid == table.oid and known.state is TableState.LIVE
 
@@ -435,7 +435,7 @@ class TableSet:
         return name in self._gone if entry is None else not entry.is_stopped
 
     def takes(self, table: Table) -> bool:
-        """Return whether changes of this very table are accepted, even if it has departed."""
+        """Return whether changes of the same table are accepted, even if it has departed."""
         return self.has_departed(table) or self.is_captured(table.id)
 
     def has_departed(self, table: Table) -> bool:
@@ -572,7 +572,7 @@ class TableSet:
 
 
 def _definition(table: Table) -> tuple[object, ...]:
-    """Return the definition whose change may let a stopped table continue."""
+    """Return the properties whose change allows a stopped table to be retried."""
     return table.columns, table.replica_identity, table.key
 
 

@@ -201,7 +201,7 @@ class TrackedTable:
         self.phase = TRANSITIONS[trigger][self.phase]
 
     def resume(self, known: RegisteredTable | None) -> None:
-        """Continue a snapshot that an earlier run began, if it was of this very table."""
+        """Continue a snapshot that an earlier run began, if it was of the same table (same OID)."""
         marker, remainder = "", ""
         is_same = known is not None and known.oid == self.table.oid
         if known is not None and is_same and known.state is TableState.SNAPSHOTTING:

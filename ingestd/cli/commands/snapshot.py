@@ -37,7 +37,7 @@ def snapshot(
         ),
     ] = None,
     cancel: Annotated[
-        bool, typer.Option("--cancel", help="Cancel their snapshots instead; the old rows stay.")
+        bool, typer.Option("--cancel", help="Cancel snapshots of these tables; existing rows are kept.")
     ] = False,
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Show progress until the rows are in the lake.")
