@@ -122,7 +122,7 @@ def test_an_unprivileged_install_works_and_keeps_the_config(tmp_path: Path) -> N
             check=True,
         ).stdout
 
-    assert "Written" in install()
+    assert "Wrote" in install()
     assert config.stat().st_mode & 0o077 == 0
     secrets = dict(
         line.split("=", 1) for line in (config.parent / "environment").read_text().splitlines()
@@ -131,5 +131,5 @@ def test_an_unprivileged_install_works_and_keeps_the_config(tmp_path: Path) -> N
     assert list(loaded.sources) == ["shop"]
     assert (tmp_path / ".config/systemd/user/ingestd.service").is_file()
     config.write_text("# mine\n")
-    assert "Written" not in install()
+    assert "Wrote" not in install()
     assert config.read_text() == "# mine\n"
