@@ -73,8 +73,8 @@ class DeltaWorld:
         return [self.at(version) for version in range(newest + 1)]
 
     def at(self, version: int | None = None) -> Rows:
-        store = LocalStore(self.path, NotedFsync())
-        found: Rows = read_files(DeltaTable(self.path, version=version), store, ".").to_pylist()
+        store, handle = LocalStore(self.lake, NotedFsync()), DeltaTable(self.path, version=version)
+        found: Rows = read_files(handle, store, Layout("shop").reference(NAME)).to_pylist()
         return found
 
     def left(self) -> set[str]:

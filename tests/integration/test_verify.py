@@ -344,7 +344,7 @@ def test_types_shapes_and_changed_columns(database: Database, make_shop: Any) ->
     found = by_table(said)
     [country] = [found.pop(name) for name in list(found) if name == "public.country"]
     assert country["state"] == "not compared"
-    assert "current rows" in country["note"]
+    assert "reference table" in country["note"]
     assert {n: t["state"] for n, t in found.items()} == dict.fromkeys(found, "equal"), found
     assert len(found) == len(SHAPED) - 1
     assert found["public.typed"]["source_rows"] == 4
