@@ -37,7 +37,8 @@ def snapshot(
         ),
     ] = None,
     cancel: Annotated[
-        bool, typer.Option("--cancel", help="Cancel snapshots of these tables; existing rows are kept.")
+        bool,
+        typer.Option("--cancel", help="Cancel snapshots of these tables; existing rows are kept."),
     ] = False,
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Show progress until the rows are in the lake.")
