@@ -145,8 +145,9 @@ class PollProgress:
         count = max(len(self.whole.xids), len(self.last.xids))
         if count <= _SHORT:
             return False
-        packed = sum(len(zlib.compress(_steps(s).tobytes(), 1)) for s in (self.whole, self.last))
-        return count > MAX_SEEN or packed * 5 // 4 > MOST_TEXT_BYTES - (1 << 19)
+        written = (self.whole,) if self.last == self.whole else (self.whole, self.last)
+        packed = sum(len(zlib.compress(_steps(s).tobytes(), 1)) for s in written)
+        return count > MAX_SEEN or packed * 5 // 4 > MOST_TEXT_BYTES - (1 << 16)
 
     @property
     def below(self) -> int:

@@ -15,7 +15,7 @@ from tests.fuzz.native import build, run
 
 ROOT = Path(__file__).parents[3]
 CHECKS = "-fsanitize=address,undefined"
-TESTS = ("test_cast.py", "test_typed_tuples.py", "test_stream_equals_plain.py", "test_columns.py")
+TESTS = ("test_cast.py", "test_native_tuples.py", "test_stream_equals_plain.py", "test_columns.py")
 
 
 def _library(name: str) -> Path:
