@@ -180,7 +180,7 @@ def test_a_snapshot_ends_at_its_limit_though_it_is_read(driver: Driver) -> None:
 
 
 def test_strangers_take_neither_memory_nor_time() -> None:
-    """Whoever reaches the port can send anything, but is read only as far as nonce and greeting."""
+    """Any client can send anything; only a nonce and a greeting are read."""
     with standing_in() as process:
         keeper = keeper_of(process.pid, "127.0.0.1")
         [child] = [p for p in psutil.process_iter() if listens_at(p, keeper.port)]

@@ -1,4 +1,4 @@
-"""Maintenance in a process of its own: its reports, and that it ends."""
+"""The maintenance process: its reports, and that it ends."""
 
 from __future__ import annotations
 
