@@ -161,9 +161,8 @@ class EpochAppender:
             if self._table_set.has_successor(batch.table):
                 await self._append(epoch, batch)  # void once its successor has been read
                 continue
-            self.delivered.record_changes(
-                batch
-            )  # those of a stopped table too: it may be read soon
+            # Those of a stopped table too: it may be read soon.
+            self.delivered.record_changes(batch)
             if self._table_set.takes(batch.table):
                 await self._append_changes(epoch, batch)
         epoch.cover(chunk, self._monotonic())
