@@ -16,7 +16,7 @@ import pytest
 
 from ingestd.model.errors import OperatorError, TransientError
 from ingestd.testing.embedded.waiting import await_until
-from spark_jobs.source.keeper import KeeperServer, SnapshotKeeper
+from spark_jobs.source.keeper import AUTHENTICATION_LIMIT_S, KeeperServer, SnapshotKeeper
 from spark_jobs.source.keeper_process import keeper_of
 from spark_jobs.source.keeper_protocol import GREETING_BYTES, NONCE_BYTES, KeeperAddress
 from spark_jobs.source.lease import _LeaseConnection, is_there, leased, register
@@ -197,7 +197,11 @@ def test_strangers_take_neither_memory_nor_time() -> None:
                         pytest.fail("all was read")
             assert is_there(keeper)
             assert child.memory_info().rss - before < 16 << 20
-            assert len(child.net_connections()) == 1
+            await_until(
+                lambda: len(child.net_connections()) == 1,
+                AUTHENTICATION_LIMIT_S - 1,
+                "all connections to be closed",
+            )
 
 
 def listens_at(process: psutil.Process, port: int) -> bool:
