@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
@@ -48,7 +48,7 @@ from ingestd.model.lake_state import (
     TableState,
     UnlistedRows,
 )
-from ingestd.model.lsn import Lsn
+from ingestd.model.lsn import LAST, ZERO, Lsn
 from ingestd.model.schema import Table, TableId, delta_type
 from ingestd.ports import EpochWriter, Fragment
 from ingestd.process.memory import Trimming
@@ -129,6 +129,8 @@ class DeltaLake:
         self._raw: dict[TableId, RawTable] = {}
         self._damaged: dict[TableId, TableError] = {}
         self._held: dict[TableId, RowRange] = {}
+        self._ends: dict[TableId, Lsn] = {}
+        self._first_epoch = 1
         self._writers: list[DeltaEpochWriter] = []
         self._is_open = False
         self._lake: str | None = None
@@ -145,6 +147,18 @@ class DeltaLake:
         committed = await self.jobs.run(self._load)
         self._is_open = True
         return committed
+
+    def refuse_beyond(self, end: Lsn) -> Mapping[TableId, TableError]:
+        """Treat tables with a position above `end` as damaged until they are replaced."""
+        refused: dict[TableId, TableError] = {}
+        for table, raw in list(self._raw.items()):
+            held = self._held.get(table)
+            if _reach(raw, held) > end:
+                refused[table] = self.set_damaged(table, _beyond_server(raw, held))
+                self._ends[table] = end
+                self._held.pop(table, None)
+                del self._raw[table]
+        return refused
 
     async def mark(self, lake: str | None = None) -> str:
         """Write the marker if there is none. Return the lake's id."""
@@ -328,6 +342,7 @@ class DeltaLake:
                     await self.jobs.run(self._read_again, found)
                     self._raw[table] = found
                     del self._damaged[table]
+                    self._ends.pop(table, None)
         return self.raw_table(table)
 
     def set_damaged(self, table: TableId, fault: FolderError) -> TableError:
@@ -404,7 +419,7 @@ class DeltaLake:
         self._registry.load(self._do_without_registry if mends else None)
         for log in self._own_logs:
             log.ensure_writable()
-        self._damaged = {}
+        self._damaged, self._ends = {}, {}
         self._raw = {table: self._new_raw(table) for table in self._found()}
         self._each_usable(self._load_raw)
         with ThreadPoolExecutor(OPENING_WORKERS) as pool:
@@ -434,7 +449,7 @@ class DeltaLake:
                 for entry in self._registry.tables().values()
             },
             origin=self._epochs.origin,
-            unlisted=_unlisted(self._held.values()),
+            unlisted={t: UnlistedRows(r.first, r.reach, r.at) for t, r in self._held.items()},
             gone=gone,
             damaged=dict(self._damaged),
             notices=tuple(notices if taken is None else [taken, *notices]),
@@ -481,6 +496,9 @@ class DeltaLake:
                 self._load_raw(raw)
                 refuse_foreign(raw.log)  # a new snapshot does not override other programs' rows
                 if raw.log.exists:
+                    held = raw.held_of(self._first_epoch)
+                    if _reach(raw, held) > self._ends.get(raw.id, LAST):
+                        raise _beyond_server(raw, held)
                     raw.log.fence()
         except FolderError as error:
             raise self.set_damaged(raw.id, error) from error
@@ -571,11 +589,12 @@ class DeltaLake:
 
     def _beyond(self) -> dict[TableId, RowRange]:
         """Return rows of the next epoch, in tables that are complete up to the last one's end."""
-        end, number = self._epochs.end_lsn, self._epochs.last_epoch + 1
+        end = self._epochs.end_lsn
+        self._first_epoch = self._epochs.last_epoch + 1
 
         def held(raw: RawTable) -> RowRange | None:
             is_beyond = raw.watermark is not None and (end is None or raw.watermark >= end)
-            return raw.held_of(number) if is_beyond else None
+            return raw.held_of(self._first_epoch) if is_beyond else None
 
         return {t: found for t, found in self._each_usable(held).items() if found is not None}
 
@@ -618,11 +637,15 @@ class DeltaLake:
             ]
 
 
-def _unlisted(held: Collection[RowRange]) -> UnlistedRows | None:
-    if not held:
-        return None
-    return UnlistedRows(
-        min(h.first for h in held), max(h.reach for h in held), max(h.at for h in held)
+def _reach(raw: RawTable, held: RowRange | None) -> Lsn:
+    """Return the highest position that a raw table claims to have."""
+    return max(raw.watermark or ZERO, ZERO if held is None else held.reach)
+
+
+def _beyond_server(raw: RawTable, held: RowRange | None) -> FolderError:
+    return FolderError(
+        f"lake table {raw.log.uri}: it has changes up to {_reach(raw, held)}, which the server has"
+        " not reached: something else wrote there, or the server was restored from an older backup"
     )
 
 

@@ -50,6 +50,10 @@ def statistics_columns(table: Table) -> list[str]:
     return [*POSITION_COLUMNS, *chosen[:_MOST_BOUNDED]]
 
 
+_MOST_ROWS = 1 << 48
+"""Of one epoch. More are not believed: `_epochs` has their number as 64 bits."""
+
+
 @dataclass(frozen=True, slots=True)
 class RowRange:
     """Rows of one epoch: their number, lowest and highest `_cdc_lsn`, latest `_cdc_ts` (aware)."""
@@ -130,7 +134,11 @@ class RawTable:
                 found.append(RowRange(rows.num_rows, *lsns, pc.max(rows["_cdc_ts"]).as_py()))
         if not found:
             return None
-        return reduce(RowRange.with_more, found)
+        whole = reduce(RowRange.with_more, found)
+        if whole.rows > _MOST_ROWS:
+            msg = f"its files claim {whole.rows} rows in one epoch"
+            raise ValueError(msg)
+        return whole
 
     def files(self) -> frozenset[str]:
         """Return the paths of its data files. Blocks."""

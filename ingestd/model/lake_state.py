@@ -145,7 +145,7 @@ def registered(event: TableEvent, before: RegisteredTable | None) -> RegisteredT
 
 @dataclass(frozen=True, slots=True)
 class UnlistedRows:
-    """Rows in the lake beyond its last epoch: not listed in `_epochs` yet.
+    """Rows of one table beyond the last epoch: not listed in `_epochs` yet.
 
     `first`, `reach`: the lowest and the highest position (`_cdc_lsn`) among them; `at`: the latest
     time (`_cdc_ts`, aware), or up to a millisecond later.
@@ -177,7 +177,8 @@ class LakeState:
     of the last epoch or a later position with nothing captured between (`Sink.advance`); None in an
     empty lake. `watermarks`: per table, the position up to which its raw table is complete, which
     may be above `position` after a crash between two commits. `origin`: the server (its system
-    identifier) these rows come from. `gone`: tables that an epoch lists and whose raw table is
+    identifier) these rows come from. `unlisted`: per table, its rows beyond the last epoch. `gone`:
+    tables that an epoch lists and whose raw table is
     missing; `tables` has them as stopped. `damaged`: tables whose raw table can't be used, and why:
     only they stop (I8); they are in neither `watermarks` nor `unlisted`. `lake`: the id in the
     lake's marker, None without one. `removed`: if the lake has nothing of the source, the evidence
@@ -189,7 +190,7 @@ class LakeState:
     watermarks: Mapping[TableId, Lsn] = field(default_factory=dict)
     tables: Mapping[TableId, RegisteredTable] = field(default_factory=dict)
     origin: str | None = None
-    unlisted: UnlistedRows | None = None
+    unlisted: Mapping[TableId, UnlistedRows] = field(default_factory=dict)
     gone: frozenset[TableId] = frozenset()
     damaged: Mapping[TableId, TableError] = field(default_factory=dict)
     notices: tuple[Notice, ...] = ()
@@ -205,13 +206,34 @@ class LakeState:
     @property
     def floor(self) -> Lsn | None:
         """The first epoch does not close below this (I4)."""
-        reach = () if self.unlisted is None else (self.unlisted.reach,)
-        return max((*self.watermarks.values(), *reach), default=None)
+        return max(self.reaches.values(), default=None)
+
+    @property
+    def reaches(self) -> Mapping[TableId, Lsn]:
+        """Per table, the highest position that its raw table claims to have."""
+        found = dict(self.watermarks)
+        for table, rows in self.unlisted.items():
+            found[table] = max(rows.reach, found.get(table, rows.reach))
+        return found
 
     @property
     def needs_continuity(self) -> bool:
         """True if the lake has rows that stay correct only without a gap."""
-        return any(t.state is TableState.LIVE or t.progress for t in self.tables.values())
+        return any(map(self.is_active, self.tables))
+
+    def without(self, damaged: Mapping[TableId, TableError]) -> LakeState:
+        """Return the state with these tables damaged: no position of theirs counts (I8)."""
+        return replace(
+            self,
+            watermarks={t: lsn for t, lsn in self.watermarks.items() if t not in damaged},
+            unlisted={t: rows for t, rows in self.unlisted.items() if t not in damaged},
+            damaged={**self.damaged, **damaged},
+        )
+
+    def is_active(self, table: TableId) -> bool:
+        """Return whether the table's rows are correct only without a gap."""
+        found = self.tables.get(table)
+        return found is not None and (found.state is TableState.LIVE or bool(found.progress))
 
     def is_live(self, table: TableId) -> bool:
         """Return whether the table's snapshot is complete and its changes are applied."""

@@ -43,3 +43,5 @@ class Lsn(int):
 
 
 ZERO = Lsn(0)
+LAST = Lsn((1 << 63) - 1)
+"""The highest position that the lake's columns hold: 64 bits, signed."""

@@ -146,8 +146,8 @@ class FillingEpoch:
     def list_more(self, unlisted: UnlistedRows) -> None:
         """Record rows that the lake already has and that belong to this epoch."""
         self.lists_more = True
-        self.first_lsn = unlisted.first
-        self.last_commit = unlisted.at
+        self.first_lsn = min(unlisted.first, self.first_lsn or unlisted.first)
+        self.last_commit = max(unlisted.at, self.last_commit or unlisted.at)
 
     @property
     def has_rows(self) -> bool:

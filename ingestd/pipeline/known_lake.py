@@ -21,16 +21,18 @@ the slot. So a slot without the record is never a first start, even if that one 
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field, replace
 
 from ingestd.model.errors import LakeLostError
 from ingestd.model.lake_state import LakeState
-from ingestd.model.lsn import Lsn
+from ingestd.model.lsn import ZERO, Lsn
 from ingestd.ports import ChangeCapture, Continuity, LakeLost, Sink
 
 PATIENCE_S = 10.0
 """How long a source waits for the other sources' findings about a lake without a marker."""
 _LOOKS = 5
+_LOOK_S = 0.5
 
 
 @dataclass(slots=True)
@@ -134,23 +136,52 @@ class LakeRoot:
         return [name for name, why in self._said.items() if why is not None and name != source]
 
 
-async def read_lake(sink: Sink, capture: ChangeCapture) -> tuple[LakeState, Continuity]:
+async def read_lake(
+    sink: Sink, capture: ChangeCapture, patience_s: float = 0.0
+) -> tuple[LakeState, Continuity]:
     """Read the lake, and compare it with the source. Changes nothing; needs no claim.
+
+    The state and `patience_s`: see `open_lake`.
 
     Without a claim, or before the fence, another process may commit and confirm between the two
     steps: then the lake has grown since.
     """
-    committed = await sink.open()
+    committed = await open_lake(sink, capture, patience_s)
     for _ in range(_LOOKS):
         verdict = await capture.continuity(committed)
         if not isinstance(verdict, LakeLost):
             break
-        again = await sink.open()
+        again = await open_lake(sink, capture, patience_s)
         has_grown = again.position != committed.position
         committed = replace(again, notices=(*committed.notices, *again.notices))
         if not has_grown:
             break
     return committed, verdict
+
+
+async def open_lake(sink: Sink, capture: ChangeCapture, patience_s: float = 0.0) -> LakeState:
+    """Open the lake; the tables that the server has not reached are damaged in the result.
+
+    `LakeState.position` comes from `_epochs`; a position above it comes from one raw table's log.
+    It decides about that table alone: who can write to one table's folder can stop that table, but
+    no other (I8). `patience_s`: how long a standby may take to receive what a table has.
+    """
+    committed = await sink.open()
+    position = committed.position or ZERO
+    if (committed.floor or ZERO) <= position:
+        return committed
+    until = time.monotonic() + patience_s
+    while True:
+        end = await capture.server_end(committed)
+        is_awaited = any(
+            lsn > max(end.lsn, position) and committed.is_active(table)
+            for table, lsn in committed.reaches.items()
+        )
+        if not (is_awaited and end.in_recovery and time.monotonic() < until):
+            break
+        await asyncio.sleep(_LOOK_S)
+    refused = sink.refuse_beyond(max(end.lsn, position))
+    return committed.without(refused) if refused else committed
 
 
 def lake_lost(source: str, why: str) -> LakeLostError:

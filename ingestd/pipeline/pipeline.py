@@ -223,8 +223,8 @@ class Pipeline:
     def _first_epoch(self, committed: LakeState) -> FillingEpoch:
         epoch = FillingEpoch(self._sink.begin_epoch(), floor=committed.floor or ZERO)
         epoch.start = self._durable
-        if committed.unlisted is not None:
-            epoch.list_more(committed.unlisted)
+        for rows in committed.unlisted.values():
+            epoch.list_more(rows)
         return epoch
 
     async def _begin_reading(self, started: Started, epoch: FillingEpoch) -> TableSync:

@@ -35,7 +35,8 @@ class PipelinePolicy:
     delay, the next after twice that, and so on, because a client that waits for the lake to catch
     up has usually just written. `drain_limit_s`: how long a stop may take to finish the open epoch,
     and a fault to finish the one that is being committed. `monitor_interval_s`: how often lag and
-    health are measured.
+    health are measured. `standby_patience_s`: how long a standby may take to receive what a table
+    in the lake has, before that table is stopped.
     """
 
     epoch: EpochPolicy
@@ -46,6 +47,7 @@ class PipelinePolicy:
     idle_interval_s: float = 10.0
     drain_limit_s: float = 8.0
     monitor_interval_s: float = MONITOR_INTERVAL_S
+    standby_patience_s: float = 30.0
     snapshots: SnapshotPolicy = SnapshotPolicy()
 
     @property

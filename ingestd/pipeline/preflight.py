@@ -13,6 +13,7 @@ from ingestd.model.check import CheckLine, Level
 from ingestd.model.errors import IngestdError, TableError, TransientError
 from ingestd.model.lake_state import LakeState
 from ingestd.model.schema import TableId
+from ingestd.pipeline.known_lake import open_lake
 from ingestd.pipeline.policy import PipelinePolicy
 from ingestd.pipeline.startup import refuse_behind, refuse_gone, refuse_lost
 from ingestd.ports import ChangeCapture, Lost, Sink
@@ -55,7 +56,7 @@ class StartRehearsal:
 
     async def _start(self) -> None:
         policy = self._policy
-        committed = await self._sink.open()
+        committed = await open_lake(self._sink, self._capture)
         for notice in committed.notices:
             self._add("lake", "warn", notice.what, notice.remedy)
         for error in committed.damaged.values():

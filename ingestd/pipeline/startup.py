@@ -88,7 +88,8 @@ class Startup:
     async def run(self) -> Started:
         """Return the source, ready. Raises what refuses the start; nothing is half done then.
 
-        1. Open the lake, write its marker, and fence earlier writers (I5).
+        1. Open the lake, refuse tables that the server has not reached, write the lake's marker,
+           and fence earlier writers (I5).
         2. Refuse raw tables that are missing and may not be re-read.
         3. Discover the tables, and judge whether the source still has all changes (I2).
         4. Record tables whose changes were lost, before the server is adopted and the slot is
@@ -119,7 +120,8 @@ class Startup:
 
         Nothing is written if it is not the source's: see `ingestd.pipeline.known_lake`.
         """
-        committed, verdict = await read_lake(self._sink, self._capture)
+        patience_s = self._policy.standby_patience_s
+        committed, verdict = await read_lake(self._sink, self._capture, patience_s)
         self._telemetry.noticed(committed.notices)  # the fence drops them
         why = verdict.reason if isinstance(verdict, LakeLost) else None
         lost = self._known.difference(committed) or why

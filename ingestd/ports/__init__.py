@@ -5,8 +5,9 @@ in-memory fakes of `ingestd.testing.fakes` as well as the real ones.
 
 The order of calls in a source's life, and the component that advances each position::
 
-    capture.claim -> sink.open -> capture.discover -> capture.continuity -> sink.adopt
-      -> capture.prepare -> capture.snapshot -> capture.live ... capture.confirm -> close
+    capture.claim -> sink.open -> sink.refuse_beyond (capture.server_end) -> capture.discover
+      -> capture.continuity -> sink.adopt -> capture.prepare -> capture.snapshot -> capture.live
+      ... capture.confirm -> close
 
     received    the capture, as bytes arrive
     complete    the decoder, at a commit: Chunk.position
@@ -28,6 +29,7 @@ from ingestd.ports.capture import (
     Prepared,
     Refused,
     Resumed,
+    ServerEnd,
     Snapshot,
     SnapshotItem,
     SnapshotPage,
@@ -88,6 +90,7 @@ __all__ = [
     "Resumed",
     "ServerCapacity",
     "ServerDemand",
+    "ServerEnd",
     "Sink",
     "Snapshot",
     "SnapshotItem",

@@ -107,6 +107,17 @@ Continuity = Fresh | Resumed | Lost | LakeLost
 
 
 @dataclass(frozen=True, slots=True)
+class ServerEnd:
+    """A position beyond which the server can't have sent anything to this lake.
+
+    `in_recovery`: the server is a standby, which may receive more at any time.
+    """
+
+    lsn: Lsn
+    in_recovery: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class CaptureLag:
     """How far the source is ahead. Bytes of WAL; None where the server does not report it.
 
@@ -269,6 +280,13 @@ class ChangeCapture(Protocol):
 
     async def tables_changed(self) -> None:
         """Return when the result of `discover` may have changed. Safe to cancel."""
+        ...
+
+    async def server_end(self, committed: LakeState) -> ServerEnd:
+        """Return the end of what this server can have sent to this lake. Changes nothing.
+
+        On a server that was promoted, it is where its history left that of the lake.
+        """
         ...
 
     async def continuity(self, committed: LakeState) -> Continuity:

@@ -149,6 +149,15 @@ class Sink(ChangeLog, Protocol):
         """
         ...
 
+    def refuse_beyond(self, end: Lsn) -> Mapping[TableId, TableError]:
+        """Treat tables that hold a position above `end` as damaged; return their errors. No I/O.
+
+        Call it after `open`, with the end of what the server can have sent: such a position was not
+        written by ingestd, or the server lost it. The rest of the lake does not depend on these
+        tables (I8). They accept nothing until their raw table has no such position any more.
+        """
+        ...
+
     async def mark(self, lake: str | None = None) -> str:
         """Write the lake's marker if it has none, and return the marker's id. Idempotent.
 

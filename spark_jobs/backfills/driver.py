@@ -121,7 +121,7 @@ class Backfill:
             prepared = await capture.prepare(first.tables, read_to=read_to)
             self._reached("prepared")
             discovery = await capture.discover(committed.tables)  # as the publication has it now
-            tables, failed = self._begin(wanted, discovery, prepared.locked)
+            tables, failed = self._begin(wanted, committed, discovery, prepared.locked)
             await self._reading.take_up(capture, committed, (first, discovery), tables)
             await self._reading.read(capture, committed, discovery.origin, tables)
             failed += [table.error for table in tables if table.error is not None]
@@ -178,13 +178,19 @@ class Backfill:
         await asyncio.to_thread(record.discard, await self._lake.files_of(name))
 
     def _begin(
-        self, names: Sequence[TableId], discovery: Discovery, busy: Collection[TableId]
+        self,
+        names: Sequence[TableId],
+        committed: LakeState,
+        discovery: Discovery,
+        busy: Collection[TableId],
     ) -> tuple[list[TableBackfill], list[IngestdError]]:
         offered = {table.id: table for table in discovery.tables}
         tables: list[TableBackfill] = []
         failed: list[IngestdError] = []
         for name in names:
             try:
+                if name in committed.damaged:
+                    raise committed.damaged[name]
                 if name in busy:
                     raise _passing(name, "is locked: it can't be published", "lock_timeout")
                 if name not in offered:

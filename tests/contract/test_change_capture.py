@@ -202,6 +202,20 @@ async def test_continuity_tells_fresh_resumed_and_lost(stream_world: ChangeWorld
     assert verdict.reason
 
 
+async def test_no_position_is_above_the_servers_end(world: ChangeWorld) -> None:
+    capture = world.capture()
+    await capture.claim()
+    found = await capture.discover({})
+    await capture.prepare(found.tables)
+    before, state = await world.current(), await world.state()
+    for origin in (None, found.origin):
+        end = await capture.server_end(committed(found.tables, before, origin))
+        assert before <= end.lsn <= await world.current() + (1 << 20)
+        assert not end.in_recovery
+    assert await world.state() == state
+    await capture.close()
+
+
 async def test_continuity_without_a_slot_goes_by_the_server(polled_world: ChangeWorld) -> None:
     world = polled_world
     capture = world.capture()

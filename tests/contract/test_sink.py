@@ -299,6 +299,48 @@ async def test_exactly_once_lists_a_table_that_the_lake_held_before(lake: Lake) 
     assert ids(lake, A) == [1, 2]
 
 
+@pytest.mark.parametrize(("end", "refused"), [(105, {A.id, B.id}), (205, {B.id}), (300, set())])
+async def test_isolated_tables_beyond_the_servers_end_are_refused(
+    lake: Lake, end: int, refused: set[TableId]
+) -> None:
+    """B has a row above its watermark. What is refused is not listed and accepts nothing."""
+    c = make_table("c", oid=3)
+
+    def die(at: str) -> None:
+        if at == "_epochs":
+            raise KilledError
+
+    sink = await opened(lake)
+    await commit(sink, 100, a=(1,), b=(1,))
+    await sink.close()
+    sink = await opened(lake, die)
+    writer = sink.begin_epoch()
+    await writer.append_batch(inserts(A, 200, 2))
+    await writer.append_batch(inserts(B, 300, 2), from_snapshot=True)
+    with pytest.raises(KilledError):
+        await writer.commit(summary(200, 205))
+    await sink.close()
+    sink = lake.sink()
+    committed = await sink.open()
+    errors = sink.refuse_beyond(Lsn(end))
+    found = committed.without(errors)
+    assert errors.keys() == found.damaged.keys() == refused
+    assert found.watermarks.keys() == found.unlisted.keys() == {A.id, B.id} - refused
+    assert (found.floor or 0) <= end
+    await sink.fence()
+    writer = sink.begin_epoch()
+    for table in (A, B):
+        if table.id in refused:
+            with pytest.raises(TableError):
+                await writer.append_batch(inserts(table, 400, 3))
+        else:
+            await writer.append_batch(inserts(table, 400, 3))
+    await writer.append_batch(inserts(c, 400, 1))
+    await writer.commit(summary(400, 405))
+    listed = [row[0] for row in lake.epochs()[-1]["tables"]]
+    assert listed == sorted(str(table.id) for table in (A, B, c) if table.id not in refused)
+
+
 async def test_first_epoch_covers_unlisted_rows_without_more_rows(
     lake: Lake,
 ) -> None:
@@ -308,7 +350,7 @@ async def test_first_epoch_covers_unlisted_rows_without_more_rows(
 
     sink = await opened(lake)
     await commit(sink, 100, a=(1,))
-    assert (await lake.sink().open()).unlisted is None
+    assert (await lake.sink().open()).unlisted == {}
     await sink.close()
     sink = await opened(lake, die)
     writer = sink.begin_epoch()
@@ -321,16 +363,17 @@ async def test_first_epoch_covers_unlisted_rows_without_more_rows(
     sink = lake.sink()
     committed = await sink.open()
     assert committed.watermarks == {A.id: 205}
-    assert committed.unlisted is not None
-    assert (committed.unlisted.first, committed.unlisted.reach) == (300, 300)
-    assert timedelta(0) <= committed.unlisted.at - AT < timedelta(milliseconds=1)
+    assert committed.unlisted.keys() == {A.id}
+    rows = committed.unlisted[A.id]
+    assert (rows.first, rows.reach) == (300, 300)
+    assert timedelta(0) <= rows.at - AT < timedelta(milliseconds=1)
     assert committed.floor == 300
     await sink.begin_epoch().commit(summary(300, 305))
     assert [(e["epoch"], e["tables"]) for e in lake.epochs()] == [
         (1, [("public.a", 1, 1)]),
         (2, [("public.a", 2, 2)]),
     ]
-    assert (await lake.sink().open()).unlisted is None
+    assert (await lake.sink().open()).unlisted == {}
 
 
 async def test_exactly_once_skips_below_the_watermark_alone(lake: Lake) -> None:

@@ -40,6 +40,7 @@ from ingestd.ports import (
     Prepared,
     Refused,
     Resumed,
+    ServerEnd,
     Snapshot,
 )
 from ingestd.postgres.connection.claim import ControlConnection
@@ -154,6 +155,15 @@ class PollingCapture:
             ):
                 if await self._tables.have_changed():
                     return
+
+    async def server_end(self, committed: LakeState) -> ServerEnd:
+        """Return the end of the server's WAL, and how far positions may run ahead of it."""
+        del committed
+        control = await self._control.connection()
+        with self._control.errors("server_end"):
+            server = await self._checked_server(control)
+            current = await current_position(control)
+        return ServerEnd(Lsn(current + SLACK_BYTES), server.in_recovery)
 
     async def continuity(self, committed: LakeState) -> Continuity:
         """Compare the server with the one that the lake's rows came from."""

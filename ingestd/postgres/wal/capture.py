@@ -23,7 +23,16 @@ from ingestd.model.lsn import ZERO, Lsn
 from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.row_limit import row_limit_bytes
 from ingestd.model.schema import Table, TableId
-from ingestd.ports import CaptureLag, Continuity, Discovery, Fresh, Prepared, Resumed, Snapshot
+from ingestd.ports import (
+    CaptureLag,
+    Continuity,
+    Discovery,
+    Fresh,
+    Prepared,
+    Resumed,
+    ServerEnd,
+    Snapshot,
+)
 from ingestd.postgres.connection.claim import ControlConnection
 from ingestd.postgres.connection.errors import FREE_A_SENDER
 from ingestd.postgres.connection.session import connect
@@ -38,7 +47,7 @@ from ingestd.postgres.snapshot.chunked import (
 )
 from ingestd.postgres.snapshot.read_view import current_snapshot
 from ingestd.postgres.wal.change_stream import ChangeStream
-from ingestd.postgres.wal.continuity import continuity_of
+from ingestd.postgres.wal.continuity import continuity_of, server_end
 from ingestd.postgres.wal.discovery import SourceTables
 from ingestd.postgres.wal.drain.drain import CatchUpPolicy
 from ingestd.postgres.wal.publication import prepare_publication
@@ -165,6 +174,13 @@ class WalCapture:
                 loop.call_later(DDL_PATIENCE_S, self._relations.noticed.set)
             return has_changed
         return False  # a table that is locked for long is checked later
+
+    async def server_end(self, committed: LakeState) -> ServerEnd:
+        """Return the end of the server's WAL, or where its history left that of the lake."""
+        control = await self._control.connection()
+        with self._control.errors("server_end"):
+            server = await self._checked_server(control)
+            return await server_end(control, server, self._settings, committed)
 
     async def continuity(self, committed: LakeState) -> Continuity:
         """Compare slot and server with what the lake holds."""

@@ -44,7 +44,7 @@ from psycopg import AsyncConnection
 from ingestd.model.errors import OperatorError, TransientError
 from ingestd.model.lake_state import LakeState
 from ingestd.model.lsn import ZERO, Lsn
-from ingestd.ports import Continuity, Fresh, LakeLost, Lost, Resumed
+from ingestd.ports import Continuity, Fresh, LakeLost, Lost, Resumed, ServerEnd
 from ingestd.postgres.catalog.publication import find_publication
 from ingestd.postgres.connection.wal_position import current_position
 from ingestd.postgres.settings import WalSettings
@@ -105,6 +105,23 @@ async def continuity_of(
         switched = await switch_points(settings.dsn.get_secret_value(), server.timeline)
     found = SlotContinuity(server, current, slot, publication is not None, switched, past)
     return judge(found, settings, committed, where=where)
+
+
+async def server_end(
+    control: AsyncConnection[Any], server: WalServer, settings: WalSettings, committed: LakeState
+) -> ServerEnd:
+    """Return the end of what this server can have sent to this lake. Raises psycopg.Error."""
+    current = await current_position(control)
+    system, _, timeline = (committed.origin or server.origin).partition("/")
+    if "/" in timeline:
+        return ServerEnd(Lsn(current + POLLED_AHEAD_BYTES), server.in_recovery)
+    if system == server.system_identifier and timeline != str(server.timeline):
+        slot = await find_slot(control, settings.slot)
+        switched = await switch_points(settings.dsn.get_secret_value(), server.timeline)
+        left = switched.get(int(timeline)) if timeline.isdigit() else None
+        if left is not None and (slot is None or (slot.confirmed_lsn or ZERO) <= left):
+            return ServerEnd(min(left, current), server.in_recovery)
+    return ServerEnd(current, server.in_recovery)
 
 
 def judge(

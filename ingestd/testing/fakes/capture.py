@@ -21,6 +21,7 @@ from ingestd.ports import (
     Lost,
     Prepared,
     Resumed,
+    ServerEnd,
     Snapshot,
 )
 from ingestd.testing.fakes.database import RECORD_BYTES, FakeChange, FakeDatabase, FakeTransaction
@@ -89,6 +90,11 @@ class FakeCapture:
         """Return when the tables differ from those last discovered; check after every write."""
         while self._seen() == self._discovered:
             await self._database.growth.wait()
+
+    async def server_end(self, committed: LakeState) -> ServerEnd:
+        """Return the end of the log."""
+        del committed
+        return ServerEnd(self._database.current)
 
     async def continuity(self, committed: LakeState) -> Continuity:
         """Compare the slot with the lake."""

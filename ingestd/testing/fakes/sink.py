@@ -93,6 +93,8 @@ class MemoryLake:
         self.before_commit = before_commit
         self.watermarks: dict[TableId, Lsn] = {}
         self.held: dict[TableId, int] = {}
+        self._reaches: Mapping[TableId, Lsn] = {}
+        self._refused: set[TableId] = set()
         self._seen = 0
         self._fences = 0
         self._writers: list[MemoryEpochWriter] = []
@@ -104,7 +106,7 @@ class MemoryLake:
         disk = self.disk
         last = disk.epochs[-1] if disk.epochs else None
         epoch = last.epoch if last else 0
-        self._seen, self._fences = disk.commits, disk.fences
+        self._seen, self._fences, self._refused = disk.commits, disk.fences, set()
         self.watermarks = {
             t: m.watermark
             for t, m in disk.tables.items()
@@ -117,22 +119,24 @@ class MemoryLake:
         }
         self.held = {table: rows for table, rows in self.held.items() if rows}
         self._is_open = True
-        return LakeState(
+        found = LakeState(
             epoch,
             disk.position,
             dict(self.watermarks),
             {name: self._as_it_is(entry) for name, entry in disk.registered.items()},
             disk.origin,
-            _unlisted([disk.tables[table].rows() for table in self.held], epoch + 1),
+            {table: _unlisted(disk.tables[table].rows(), epoch + 1) for table in self.held},
             damaged={table: damaged_table(table) for table in disk.damage},
             lake=disk.lake,
         )
+        self._reaches = found.reaches
+        return found
 
     def require_usable(self, table: TableId) -> None:
         """Raise TableError if the raw table is damaged."""
-        if table in self.disk.damage:
-            raise damaged_table(table)
         held = self.disk.tables.get(table)
+        if table in self.disk.damage or (held is not None and table in self._refused):
+            raise damaged_table(table)
         if held is not None and held.watermark is not None and self._is_open:
             self.watermarks.setdefault(table, held.watermark)
 
@@ -140,6 +144,15 @@ class MemoryLake:
         held = self.disk.tables.get(entry.table)
         is_usable = held is not None and entry.table not in self.disk.damage
         return replace(entry, resume=held.resume) if held is not None and is_usable else entry
+
+    def refuse_beyond(self, end: Lsn) -> Mapping[TableId, TableError]:
+        """Treat tables with a position above `end` as damaged."""
+        beyond = [table for table, lsn in self._reaches.items() if lsn > end]
+        for table in beyond:
+            self._refused.add(table)
+            del self.watermarks[table]
+            self.held.pop(table, None)
+        return {table: damaged_table(table) for table in beyond}
 
     async def mark(self, lake: str | None = None) -> str:
         """Assign the disk an id, unless it has one."""
@@ -426,15 +439,10 @@ def _fragment(index: int, run: Sequence[pa.RecordBatch]) -> Fragment:
     return Fragment(f"part-{index}.parquet", size, rows, f'{{"numRecords":{rows}}}', 0)
 
 
-def _unlisted(tables: Sequence[pa.Table], epoch: int) -> UnlistedRows | None:
-    found = [t.filter(pc.equal(t[EPOCH_FIELD.name], epoch)) for t in tables]
-    if not found:
-        return None
-    first = min(pc.min(rows["_cdc_lsn"]).as_py() for rows in found)
-    reach = max(pc.max(rows["_cdc_lsn"]).as_py() for rows in found)
-    return UnlistedRows(
-        Lsn(first), Lsn(reach), max(pc.max(rows["_cdc_ts"]).as_py() for rows in found)
-    )
+def _unlisted(rows: pa.Table, epoch: int) -> UnlistedRows:
+    found = rows.filter(pc.equal(rows[EPOCH_FIELD.name], epoch))
+    first, reach = (Lsn(end(found["_cdc_lsn"]).as_py()) for end in (pc.min, pc.max))
+    return UnlistedRows(first, reach, pc.max(found["_cdc_ts"]).as_py())
 
 
 def _rows_of(rows: pa.Table, epoch: int) -> int:

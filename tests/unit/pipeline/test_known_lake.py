@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from datetime import UTC, datetime
 
+import pyarrow as pa
 import pytest
 
+from ingestd.model.changes import EPOCH_FIELD
 from ingestd.model.errors import LakeLostError
-from ingestd.model.lake_state import LakeState
-from ingestd.model.lsn import Lsn
+from ingestd.model.lake_state import LakeState, TableEvent, TableState, registered
+from ingestd.model.lsn import LAST, Lsn
 from ingestd.pipeline import known_lake
 from ingestd.pipeline.known_lake import KnownLake, LakeRoot, read_lake
-from ingestd.ports import Continuity, LakeLost, Resumed
+from ingestd.ports import Continuity, LakeLost, Resumed, ServerEnd
 from ingestd.testing.fakes.capture import FakeCapture, FakeDatabase
-from ingestd.testing.fakes.sink import MemoryLake
+from ingestd.testing.fakes.sink import MemoryLake, MemoryTable
+from tests.unit.lake.rows import make_table
 
+TABLE = make_table("t")
 HERE = LakeState(3, Lsn(500), origin="7/1", lake="a")
 
 
@@ -104,3 +109,77 @@ async def test_a_lake_that_grows_meanwhile_is_read_again(*, grows: bool) -> None
         Lsn(200 if grows else 100),
         grows,
     )
+
+
+@pytest.mark.parametrize(
+    ("reached", "position", "refused"),
+    [
+        (Lsn(150), Lsn(100), False),  # a crash came between a table's commit and the epoch's
+        (Lsn(151), Lsn(100), True),
+        (LAST, Lsn(100), True),
+        (LAST, None, True),
+        (Lsn(150), Lsn(200), False),  # the server is behind the whole lake
+    ],
+)
+async def test_a_table_that_the_server_has_not_reached_is_damaged(
+    reached: Lsn, position: Lsn | None, *, refused: bool
+) -> None:
+    lake = lake_with(reached, position)
+    committed, _ = await read_lake(lake, Server(150))
+    assert committed.damaged.keys() == ({TABLE.id} if refused else set())
+    assert committed.watermarks.keys() == (set() if refused else {TABLE.id})
+    assert committed.position == position
+
+
+@pytest.mark.parametrize(
+    ("patience_s", "ends", "refused", "asked"),
+    [
+        (60.0, (150, 150, 300), False, 3),
+        (0.0, (150, 300), True, 1),
+        (0.01, (150, 150), True, 2),
+    ],
+)
+async def test_a_standby_may_receive_what_a_table_has(
+    monkeypatch: pytest.MonkeyPatch,
+    patience_s: float,
+    ends: tuple[int, ...],
+    asked: int,
+    *,
+    refused: bool,
+) -> None:
+    monkeypatch.setattr(known_lake, "_LOOK_S", 0.01)
+    server = Server(*ends, in_recovery=True)
+    lake = lake_with(Lsn(200), Lsn(100))
+    committed, _ = await read_lake(lake, server, patience_s)
+    assert bool(committed.damaged) is refused
+    assert server.asked == asked
+
+
+class Server(FakeCapture):
+    """A server that ends at each of these positions in turn, then at the last one."""
+
+    def __init__(self, *ends: int, in_recovery: bool = False) -> None:
+        super().__init__(FakeDatabase([]))
+        self._ends = ends
+        self._in_recovery = in_recovery
+        self.asked = 0
+
+    async def server_end(self, committed: LakeState) -> ServerEnd:
+        del committed
+        self.asked += 1
+        return ServerEnd(Lsn(self._ends[min(self.asked, len(self._ends)) - 1]), self._in_recovery)
+
+    async def continuity(self, committed: LakeState) -> Continuity:
+        del committed
+        return Resumed()
+
+
+def lake_with(reached: Lsn, position: Lsn | None) -> MemoryLake:
+    """A lake with a live table up to `reached`."""
+    lake = MemoryLake()
+    lake.disk.position = position
+    nothing = pa.table({EPOCH_FIELD.name: pa.array([], pa.int64())})
+    lake.disk.tables[TABLE.id] = MemoryTable([nothing], reached)
+    event = TableEvent(TABLE, TableState.LIVE, datetime(2026, 1, 1, tzinfo=UTC), Lsn(1))
+    lake.disk.registered[TABLE.id] = registered(event, None)
+    return lake
