@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.attack("server")
 ENDLESS = {
-    "rows": "SELECT repeat('x', 500) FROM generate_series(1, 1000000)",
-    "empty rows": "SELECT NULL FROM generate_series(1, 20000000)",
-    "one row": "SELECT repeat('x', 100000000)",
-    "columns": "SELECT {}".format(", ".join(["repeat('x', 100000)"] * 1500)),
+    "rows": "SELECT pg_catalog.repeat('x', 500) FROM pg_catalog.generate_series(1, 1000000)",
+    "empty rows": "SELECT NULL FROM pg_catalog.generate_series(1, 20000000)",
+    "one row": "SELECT pg_catalog.repeat('x', 100000000)",
+    "columns": "SELECT {}".format(", ".join(["pg_catalog.repeat('x', 100000)"] * 1500)),
 }
 
 
