@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from ingestd.config import SourceSettings
 from ingestd.model.errors import ConfigError, IngestdError, resnapshot_command
 from ingestd.model.lake_state import RegisteredTable, TableState
-from ingestd.model.schema import Column, Table, TableId, delta_type
+from ingestd.model.schema import Column, Table, TableId, lake_type_name
 from ingestd.ports import ColumnInfo, Connector, Coverage, Sink, TableInfo
 from ingestd.postgres.captured.selection import why_left_out
 
@@ -244,6 +244,6 @@ def _column_to_json(info: ColumnInfo, column: Column | None) -> dict[str, Any]:
         "null_fraction": info.null_fraction,
         "distinct": info.distinct,
         "lake_name": None if column is None else column.lake_name,
-        "lake_type": None if column is None else delta_type(column.type),
+        "lake_type": None if column is None else lake_type_name(column.type),
         "mask": None if column is None or column.mask is None else column.mask.kind,
     }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from ingestd.model.changes import RESERVED_PREFIX
-from ingestd.model.schema import delta_type
+from ingestd.model.schema import lake_type_name
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -64,7 +64,7 @@ def allocate(
     """
     own: dict[str, dict[str, str]] = {}
     for name, entry in known.items():
-        own.setdefault(entry.source_name, {})[entry.delta_type] = name
+        own.setdefault(entry.source_name, {})[entry.lake_type] = name
     settled = {c.name: _kept(c, own.get(c.name, {})) for c in columns}
     waiting = [c for c in columns if settled[c.name] is None]
     taken = {folded(name) for name in known}
@@ -83,7 +83,7 @@ def allocate(
 
 def _kept(column: Column, own: Mapping[str, str]) -> Column | None:
     """Return the column assigned to one of its `own` lake columns (by Delta type), if one fits."""
-    wanted = delta_type(column.type)
+    wanted = lake_type_name(column.type)
     if wanted in own:
         return _stored(column, own[wanted])
     if wanted in _INTEGERS:

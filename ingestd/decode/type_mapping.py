@@ -15,7 +15,7 @@ from typing import Literal
 import pyarrow as pa
 
 from ingestd.decode.lake_column_names import folded
-from ingestd.model.schema import TIMESTAMP, TIMESTAMP_NTZ, delta_type
+from ingestd.model.schema import TIMESTAMP, TIMESTAMP_NTZ, lake_type_name
 
 NUMERIC_OID = 1700
 MAX_DECIMAL_PRECISION = 38
@@ -270,7 +270,7 @@ def _scalar_override(name: str, type_oid: int, typmod: int) -> pa.DataType:
         can_be = "decimal(p,s), an integer type or string" if whole else "decimal(p,s) or string"
         fits = decimal is not None or (whole and name in _INTEGERS)
     else:
-        can_be = "string" if own == pa.string() else f"{delta_type(own)} or string"
+        can_be = "string" if own == pa.string() else f"{lake_type_name(own)} or string"
         fits = False
     if not fits:
         raise ValueError(f"{name} can't hold the column's values exactly; it can be {can_be}")

@@ -49,7 +49,7 @@ from ingestd.model.lake_state import (
     UnlistedRows,
 )
 from ingestd.model.lsn import LAST, ZERO, Lsn
-from ingestd.model.schema import Table, TableId, delta_type
+from ingestd.model.schema import Table, TableId, lake_type_name
 from ingestd.ports import EpochWriter, Fragment
 from ingestd.process.memory import Trimming
 
@@ -610,12 +610,12 @@ class DeltaLake:
         columns = dict(entry.lake_columns)
         for field in raw.plan:
             if not field.name.startswith(RESERVED_PREFIX):
-                type_ = delta_type(field.type)
+                type_ = lake_type_name(field.type)
                 known = columns.get(field.name)
                 columns[field.name] = (
                     RegisteredColumn(field.name, field.name, 0, -1, type_)
                     if known is None
-                    else replace(known, delta_type=type_)
+                    else replace(known, lake_type=type_)
                 )
         return replace(entry, lake_columns=columns, resume=raw.resume)
 

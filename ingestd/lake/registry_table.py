@@ -16,7 +16,7 @@ from ingestd.lake.parquet_writer import FragmentWriter
 from ingestd.lake.schema_evolution import additions
 from ingestd.model.lake_state import RegisteredColumn, RegisteredTable, TableEvent, TableState
 from ingestd.model.lsn import Lsn
-from ingestd.model.schema import TIMESTAMP, Column, TableId, delta_type
+from ingestd.model.schema import TIMESTAMP, Column, TableId, lake_type_name
 
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -163,7 +163,7 @@ def _column(column: Column, *, is_key: bool) -> dict[str, Any]:
         "pg_type": column.pg_type,
         "type_oid": column.type_oid,
         "typmod": column.typmod,
-        "delta_type": delta_type(column.type),
+        "delta_type": lake_type_name(column.type),
         "identity": column.identity,
         "nullable": column.nullable,
         "comment": column.comment,
@@ -187,7 +187,7 @@ def _registered(row: dict[str, Any]) -> RegisteredTable:
                 source_name=c["source_name"],
                 type_oid=c["type_oid"],
                 typmod=c["typmod"],
-                delta_type=c["delta_type"],
+                lake_type=c["delta_type"],
                 missing=c["missing"],
                 identity=c["identity"],
                 key=bool(c["key"]),

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
-from ingestd.model.schema import delta_type
+from ingestd.model.schema import lake_type_name
 
 
 class SchemaConflictError(ValueError):
@@ -25,8 +25,8 @@ def evolved(lake: pa.Schema | None, rows: pa.Schema) -> pa.Schema:
 
 def additions(lake: pa.Schema, wanted: pa.Schema) -> list[pa.Field]:
     """Return the top-level fields of `wanted` that the lake lacks, or has with fewer fields."""
-    known = {f.name: delta_type(f.type) for f in lake}
-    return [f for f in wanted if known.get(f.name) != delta_type(f.type)]
+    known = {f.name: lake_type_name(f.type) for f in lake}
+    return [f for f in wanted if known.get(f.name) != lake_type_name(f.type)]
 
 
 def lost_fields(before: pa.Schema, after: pa.Schema) -> list[str]:
@@ -57,8 +57,8 @@ def _changed(before: pa.DataType, now: pa.DataType, name: str) -> Iterator[str]:
         yield from _lost(before, now, f"{name}.")
     elif pa.types.is_list(before) and pa.types.is_list(now):
         yield from _changed(before.value_type, now.value_type, f"{name}.element")
-    elif delta_type(before) != delta_type(now):
-        yield f"column {name} was {delta_type(before)} and is {delta_type(now)}"
+    elif lake_type_name(before) != lake_type_name(now):
+        yield f"column {name} was {lake_type_name(before)} and is {lake_type_name(now)}"
 
 
 def _merged(lake: list[pa.Field], rows: list[pa.Field], path: str) -> list[pa.Field]:
@@ -76,7 +76,7 @@ def _together(lake: pa.Field, rows: pa.Field, path: str) -> pa.Field:
     if pa.types.is_struct(lake.type) and pa.types.is_struct(rows.type):
         inner = _merged(list(lake.type), list(rows.type), f"{path}{lake.name}.")
         return pa.field(lake.name, pa.struct(inner))
-    have, come = delta_type(lake.type), delta_type(_checked(rows, path).type)
+    have, come = lake_type_name(lake.type), lake_type_name(_checked(rows, path).type)
     if have != come:
         msg = f"column {path}{lake.name} is {have} in the lake, but its rows are now {come}"
         raise SchemaConflictError(msg)
@@ -85,7 +85,7 @@ def _together(lake: pa.Field, rows: pa.Field, path: str) -> pa.Field:
 
 def _checked(field: pa.Field, path: str) -> pa.Field:
     try:
-        delta_type(field.type)
+        lake_type_name(field.type)
     except TypeError as error:
         msg = f"column {path}{field.name}: {error}"
         raise SchemaConflictError(msg) from error

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from ingestd.model.schema import ReplicaIdentity, delta_type
+from ingestd.model.schema import ReplicaIdentity, lake_type_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,7 +54,7 @@ class RegisteredColumn:
     source_name: str
     type_oid: int
     typmod: int
-    delta_type: str
+    lake_type: str
     missing: str | None = None
     identity: bool = False
     key: bool = False
@@ -69,7 +69,7 @@ def registered_columns(table: Table) -> tuple[RegisteredColumn, ...]:
             source_name=c.name,
             type_oid=c.type_oid,
             typmod=c.typmod,
-            delta_type=delta_type(c.type),
+            lake_type=lake_type_name(c.type),
             missing=c.missing,
             identity=c.identity,
             key=c.name in key,

@@ -1,6 +1,6 @@
-"""Tables, columns and the Delta types that hold them.
+"""Tables, columns and the lake types that hold them.
 
-Source of the Delta type names: Delta transaction log protocol, "Schema Serialization Format".
+Source of the names of lake types: Delta transaction log protocol, "Schema Serialization Format".
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ ReplicaIdentity = Literal["d", "n", "f", "i"]
 """pg_class.relreplident: default (primary key), nothing, full, index."""
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
-"""timestamptz: Delta `timestamp`."""
+"""timestamptz: lake type `timestamp`."""
 TIMESTAMP_NTZ = pa.timestamp("us")
-"""timestamp without time zone: Delta `timestamp_ntz`."""
+"""timestamp without time zone: lake type `timestamp_ntz`."""
 
 _TABLE_TEXT = re.compile(r'(?:"((?:[^"]|"")+)"|([^".][^.]*))\.(.+)', re.DOTALL)
 
@@ -168,24 +168,24 @@ def in_name_order(arrow: pa.DataType) -> pa.DataType:
     return arrow
 
 
-def delta_type(arrow: pa.DataType) -> str:
-    """Return the name of the Delta type for an Arrow type of a raw table. Raises TypeError."""
-    simple = _DELTA_NAMES.get(arrow)
+def lake_type_name(arrow: pa.DataType) -> str:
+    """Return the name of the lake type for an Arrow type of a raw table. Raises TypeError."""
+    simple = _TYPE_NAMES.get(arrow)
     if simple is not None:
         return simple
     if pa.types.is_decimal128(arrow):
         return f"decimal({arrow.precision},{arrow.scale})"
     if pa.types.is_list(arrow):
-        return f"array<{delta_type(arrow.value_type)}>"
+        return f"array<{lake_type_name(arrow.value_type)}>"
     if pa.types.is_map(arrow):
-        return f"map<{delta_type(arrow.key_type)},{delta_type(arrow.item_type)}>"
+        return f"map<{lake_type_name(arrow.key_type)},{lake_type_name(arrow.item_type)}>"
     if pa.types.is_struct(arrow):
-        return "struct<" + ",".join(f"{f.name}:{delta_type(f.type)}" for f in arrow) + ">"
+        return "struct<" + ",".join(f"{f.name}:{lake_type_name(f.type)}" for f in arrow) + ">"
     msg = f"no Delta type for {arrow}"
     raise TypeError(msg)
 
 
-_DELTA_NAMES = {
+_TYPE_NAMES = {
     pa.bool_(): "boolean",
     pa.int8(): "byte",
     pa.int16(): "short",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ingestd.model.check import CheckLine, Level
 from ingestd.model.errors import IngestdError
 from ingestd.model.lake_state import Notice
-from ingestd.model.schema import Table, delta_type
+from ingestd.model.schema import Table, lake_type_name
 
 
 class CheckFindings:
@@ -45,7 +45,7 @@ def column_notes(plain: Table, table: Table) -> Sequence[str]:
     """Describe how the captured columns differ from the catalog's: one part per kind."""
     unkept = left_out(plain, table)
     masked = [f"{c.name} ({c.mask.kind})" for c in table.columns if c.mask is not None]
-    typed = [f"{c.name} ({delta_type(c.type)})" for c in table.columns if c.is_override]
+    typed = [f"{c.name} ({lake_type_name(c.type)})" for c in table.columns if c.is_override]
     return [
         *([f"left out: {', '.join(unkept)}"] if unkept else []),
         *([f"masked: {', '.join(masked)}"] if masked else []),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ingestd.lake.delta.read import read_raw
-from ingestd.model.schema import TableId, delta_type
+from ingestd.model.schema import TableId, lake_type_name
 from ingestd.testing.embedded.daemon import Daemon
 from ingestd.testing.oracle.comparison import await_caught_up
 from tests.harness.chosen_types import (
@@ -182,8 +182,8 @@ def test_every_type_has_its_lake_type(trip: Trip, table: str) -> None:
         for c in wide.columns
         if (
             there := {
-                delta_type(schema.field(c.name).type),
-                delta_type(before.field(c.name).type),
+                lake_type_name(schema.field(c.name).type),
+                lake_type_name(before.field(c.name).type),
                 recorded[c.name],
             }
         )
@@ -237,7 +237,7 @@ def test_only_odd_values_are_kept_as_text(trip: Trip, table: str, op: str) -> No
 def test_lossless_values_outside_a_chosen_type_are_kept_as_text(
     trip: Trip, name: str, wanted: str, values: dict[str, Any], op: str
 ) -> None:
-    assert delta_type(trip.raw[NARROWED].schema.field(name).type) == wanted
+    assert lake_type_name(trip.raw[NARROWED].schema.field(name).type) == wanted
     rows = trip.rows(NARROWED, op)
     shift = 0 if op == "r" else STREAMED
     found = {

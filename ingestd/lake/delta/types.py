@@ -1,4 +1,4 @@
-"""Conversion of Delta type names to Arrow, the inverse of `ingestd.model.schema.delta_type`."""
+"""Conversion of Delta type names to Arrow, the inverse of `ingestd.model.schema.lake_type_name`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)\Z")
 
 
 def arrow_type(name: str) -> pa.DataType:
-    """Return the Arrow type with this name in `delta_type`. Raise ValueError."""
+    """Return the Arrow type with this name in `lake_type_name`. Raise ValueError."""
     if name in _SIMPLE:
         return _SIMPLE[name]
     if found := _DECIMAL.match(name):

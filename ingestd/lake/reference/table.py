@@ -27,7 +27,7 @@ from ingestd.lake.store.store import open_store
 from ingestd.lake.threads import WorkerThreads
 from ingestd.model.changes import RESERVED_PREFIX
 from ingestd.model.errors import DamagedError, FolderError
-from ingestd.model.schema import TableId, delta_type, in_name_order
+from ingestd.model.schema import TableId, in_name_order, lake_type_name
 from ingestd.ports import Fragment, ReferenceState
 
 FILE_BYTES = 16 << 20
@@ -309,7 +309,7 @@ def _nullable(schema: pa.Schema) -> pa.Schema:
 def _same(one: pa.Schema, other: pa.Schema) -> bool:
     """Return whether the columns are the same; a different order alone causes no commit."""
     columns, others = (
-        {f.name: delta_type(in_name_order(f.type)) for f in schema} for schema in (one, other)
+        {f.name: lake_type_name(in_name_order(f.type)) for f in schema} for schema in (one, other)
     )
     return columns == others
 

@@ -17,7 +17,7 @@ from ingestd.digests.row_digests import ComparedColumn, DigestedText, Value
 from ingestd.lake.fold.older_types import as_newest
 from ingestd.model.errors import FolderError, TableChangedError, TableError, resnapshot_command
 from ingestd.model.lake_state import TableState
-from ingestd.model.schema import Column, Table, delta_type
+from ingestd.model.schema import Column, Table, lake_type_name
 
 Event = Mapping[str, Any]
 """A row of `_tables`."""
@@ -70,7 +70,7 @@ def ensure_own_types(uri: str, schema: pa.Schema, events: Sequence[Event]) -> No
 
 def _delta_type(kind: pa.DataType) -> str:
     try:
-        return delta_type(kind)
+        return lake_type_name(kind)
     except TypeError:  # a type that no raw table has
         return str(kind)
 

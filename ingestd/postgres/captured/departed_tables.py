@@ -92,7 +92,7 @@ def with_dropped_types(
 
 def _lake_type(entry: RegisteredColumn, column: Column) -> pa.DataType:
     """Return the Arrow type of a lake column; text for a struct, as its attributes are unknown."""
-    text, depth = entry.delta_type, 0
+    text, depth = entry.lake_type, 0
     while (array := _ARRAY.fullmatch(text)) is not None:
         text, depth = array[1], depth + 1
     try:

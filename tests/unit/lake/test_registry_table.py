@@ -157,8 +157,8 @@ async def test_the_lakes_types_count_where_the_registry_is_ahead(
 
     known = (await sink.open()).tables[T.id]
     await sink.close()
-    assert [c.delta_type for c in known.columns] == ["long"]
-    assert {n: c.delta_type for n, c in known.lake_columns.items()} == {
+    assert [c.lake_type for c in known.columns] == ["long"]
+    assert {n: c.lake_type for n, c in known.lake_columns.items()} == {
         "id": "integer",
         "note": "string",
     }

@@ -12,7 +12,7 @@ from deltalake import DeltaTable, Schema
 
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.model.errors import FolderError, TableError
-from ingestd.model.schema import _DELTA_NAMES, TIMESTAMP, TIMESTAMP_NTZ, Column
+from ingestd.model.schema import _TYPE_NAMES, TIMESTAMP, TIMESTAMP_NTZ, Column
 from tests.harness.damages import ALTERED, HARMLESS, newest
 from tests.unit.lake.rows import make_batch, make_table, summary
 
@@ -118,7 +118,7 @@ async def test_the_sources_own_tables_are_not_written_over(
     assert "put the folder back from a copy" in (caught.value.remedy or "")
 
 
-OWN = [*_DELTA_NAMES, pa.decimal128(38, 9), pa.list_(TIMESTAMP_NTZ), pa.struct({"a": TIMESTAMP})]
+OWN = [*_TYPE_NAMES, pa.decimal128(38, 9), pa.list_(TIMESTAMP_NTZ), pa.struct({"a": TIMESTAMP})]
 
 
 @pytest.mark.parametrize("supports_conditional_put", [True, False], ids=["by put", "by handle"])
