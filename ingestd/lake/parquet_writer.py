@@ -188,7 +188,7 @@ class FragmentWriter:
                 path=file.name,
                 size_bytes=size,
                 rows=metadata.num_rows,
-                stats_json=file_statistics(metadata, file.statistics),
+                statistics=file_statistics(metadata, file.statistics),
                 modification_time_ms=time.time_ns() // 1_000_000,
             )
         )

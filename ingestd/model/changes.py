@@ -158,7 +158,7 @@ class EpochSummary:
 
 @dataclass(frozen=True, slots=True)
 class TableInEpoch:
-    """A table's part of an epoch: its raw table's Delta version and rows."""
+    """A table's part of an epoch: its raw table's version and rows."""
 
     table: TableId
     version: int

@@ -85,7 +85,7 @@ class ReferenceTableSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReferenceState:
-    """What the lake has of a reference table: its Delta version, rows and columns.
+    """What the lake has of a reference table: its version, rows and columns.
 
     `position`: the source position up to which its rows are (`ReferenceTableSource.position`), None
     if never reported. `is_new`: the call that returned this has created a version.

@@ -21,12 +21,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """A data file that is written but not committed: path inside the table, and contents."""
+    """A data file that is written but not committed: path inside the table, and contents.
+
+    `statistics`: a text that only the lake that wrote the file interprets.
+    """
 
     path: str
     size_bytes: int
     rows: int
-    stats_json: str
+    statistics: str
     modification_time_ms: int
 
 

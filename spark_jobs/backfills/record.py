@@ -55,7 +55,11 @@ class Note:
 
     def to_json(self) -> dict[str, Any]:
         """Return the note as a JSON object."""
-        return asdict(self) | {"point": str(self.point), "at": self.at.isoformat()}
+        return asdict(self) | {
+            "point": str(self.point),
+            "at": self.at.isoformat(),
+            "fragments": [_fragment_to_json(fragment) for fragment in self.fragments],
+        }
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Note:
@@ -125,6 +129,7 @@ class Plan:
             "watermark": _text_of(self.watermark),
             "point": str(self.point),
             "at": self.at.isoformat(),
+            "marker": _fragment_to_json(self.marker),
             "taken": [note.to_json() for note in self.taken],
         }
         return json.dumps(found, ensure_ascii=False)
@@ -186,6 +191,17 @@ def _time(value: object) -> datetime:
     found = datetime.fromisoformat(_text(value))
     _ensure(found.tzinfo is not None, "a time has no zone")
     return found
+
+
+def _fragment_to_json(fragment: Fragment) -> dict[str, Any]:
+    """Return the fragment that `_fragment` reads."""
+    return {
+        "path": fragment.path,
+        "size_bytes": fragment.size_bytes,
+        "rows": fragment.rows,
+        "stats_json": fragment.statistics,
+        "modification_time_ms": fragment.modification_time_ms,
+    }
 
 
 def _fragment(found: Mapping[str, Any]) -> Fragment:

@@ -121,7 +121,7 @@ async def test_finish_gives_every_row_once_with_its_values(world: SinkWorld) -> 
         await sink.append_rows(each)
     fragments = await sink.finish()
     assert sum(f.rows for f in fragments) == 1013
-    assert sum(json.loads(f.stats_json)["numRecords"] for f in fragments) == 1013
+    assert sum(json.loads(f.statistics)["numRecords"] for f in fragments) == 1013
     assert all(f.size_bytes > 0 for f in fragments)
     assert world.rows(fragments) == [row for each in pages for row in each.to_pylist()]
 
@@ -241,7 +241,7 @@ async def test_a_splits_fragments_go_into_one_delta_commit(parquet: ParquetWorld
             {},
             modification_time=f.modification_time_ms,
             data_change=True,
-            stats=f.stats_json,
+            stats=f.statistics,
         )
         for f in fragments
     ]

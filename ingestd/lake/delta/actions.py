@@ -92,7 +92,7 @@ def _add(fragment: Fragment, *, is_change: bool) -> dict[str, Any]:
             "size": fragment.size_bytes,
             "modificationTime": fragment.modification_time_ms,
             "dataChange": is_change,
-            "stats": fragment.stats_json,
+            "stats": fragment.statistics,
         }
     }
 

@@ -511,5 +511,5 @@ def _add(fragment: Fragment) -> AddAction:
         partition_values={},
         modification_time=fragment.modification_time_ms,
         data_change=True,
-        stats=fragment.stats_json,
+        stats=fragment.statistics,
     )

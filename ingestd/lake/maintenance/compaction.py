@@ -343,7 +343,7 @@ def _moved(fragment: Fragment) -> AddAction:
         partition_values={},
         modification_time=fragment.modification_time_ms,
         data_change=False,
-        stats=fragment.stats_json,
+        stats=fragment.statistics,
     )
 
 

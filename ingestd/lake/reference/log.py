@@ -153,5 +153,5 @@ def _added(fragment: Fragment) -> AddAction:
         partition_values={},
         modification_time=fragment.modification_time_ms,
         data_change=True,
-        stats=fragment.stats_json,
+        stats=fragment.statistics,
     )

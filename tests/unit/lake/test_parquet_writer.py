@@ -184,7 +184,7 @@ def test_only_a_whole_file_that_is_tiny_is_not_compressed(
     assert written.read() == pa.concat_tables(tables)
     groups = [written.metadata.row_group(n) for n in range(written.metadata.num_row_groups)]
     assert {g.column(n).compression for g in groups for n in range(2)} == {compression}
-    assert json.loads(fragment.stats_json)["maxValues"] == {"id": max([*before, last]) - 1}
+    assert json.loads(fragment.statistics)["maxValues"] == {"id": max([*before, last]) - 1}
 
 
 def test_a_few_rows_are_joined_and_large_ones_are_not_copied() -> None:

@@ -84,6 +84,12 @@ def test_the_last_plan_with_its_own_and_earlier_notes(store: Store) -> None:
     assert notes[0] == note(0, "zero")
 
 
+def test_the_names_in_a_record_stay() -> None:
+    names = ["path", "size_bytes", "rows", "stats_json", "modification_time_ms"]
+    plan = json.loads(replace(PLAN, taken=(note(1, "one"),)).to_text())
+    assert list(plan["marker"]) == list(plan["taken"][0]["fragments"][0]) == names
+
+
 def test_half_written_plans_and_notes_are_none(store: Store, tmp_path: Path) -> None:
     record = Record(store, FOLDER)
     record.write_plan(PLAN)

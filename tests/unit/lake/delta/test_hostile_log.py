@@ -531,10 +531,10 @@ def test_the_widest_commits_of_ours_are_far_below_the_limits(tmp_path: Path) -> 
     log.create(Creation(raw_schema(wide), {}))
     names, most = statistics_columns(wide), "ü" * MAX_TEXT
     stats = {"minValues": dict.fromkeys(names, most), "maxValues": dict.fromkeys(names, most)}
-    stats_json = json.dumps({**stats, "nullCount": dict.fromkeys(names, 1)}, ensure_ascii=False)
+    statistics = json.dumps({**stats, "nullCount": dict.fromkeys(names, 1)}, ensure_ascii=False)
     count = 100
     version = log.commit_files(
-        [Fragment(f"part-{n}.parquet", 1, 1, stats_json, 1) for n in range(count)]
+        [Fragment(f"part-{n}.parquet", 1, 1, statistics, 1) for n in range(count)]
     )
     first, later = (
         (tmp_path / "shop/public/wide/_delta_log" / f"{number:020}.json").stat().st_size
