@@ -95,12 +95,15 @@ def look_into(wheel: Path) -> None:
     said(f"{wheel.name}: {wheel.stat().st_size // 1024} kB, {len(names)} files, {tops}")
 
 
+DAEMON = "import ingestd.app.daemon, ingestd.lake.factory"
+
+
 def look_at_start(program: Path) -> None:
     """Exit if an installed ingestd lacks something, has too much, or starts slowly."""
     python = program.parent / "python"
     run(program, "--version")
     # -I: of the wheel, not of this checkout
-    run(python, "-I", "-c", "import ingestd.app.daemon, ingestd.demo")
+    run(python, "-I", "-c", f"{DAEMON}, ingestd.demo")
     asked = "from ingestd.decode.native import compiled; print(compiled is not None)"
     answer = subprocess.run([python, "-I", "-c", asked], check=True, capture_output=True)  # noqa: S603
     is_compiled = answer.stdout.strip() == b"True"
@@ -121,7 +124,7 @@ def look_at_start(program: Path) -> None:
     for what, limit_s, words in (
         ("import ingestd", IMPORT_S, (python, "-c", "import ingestd")),
         ("ingestd --help", HELP_S, (program, "--help")),
-        ("import ingestd.app.daemon", None, (python, "-c", "import ingestd.app.daemon")),
+        ("import the daemon", None, (python, "-c", DAEMON)),
     ):
         least_s = cpu_s(*words)
         said(f"{what}: {least_s:.2f} s of CPU" + (f" (at most {limit_s})" if limit_s else ""))

@@ -10,23 +10,9 @@ from functools import partial
 
 import structlog
 
-from ingestd.app.factories import (
-    connector_bytes,
-    connector_of,
-    lake_of,
-    pause_mark_of,
-    policy_of,
-    raw_source_of,
-    reference_table_of,
-    storage_options,
-)
+from ingestd.app.factories import connector_bytes, connector_of, policy_of, share_bytes
 from ingestd.config import UNSTREAMED, Config, SourceSettings
 from ingestd.config.redaction import Redactor
-from ingestd.lake.delta_lake import DeltaLake
-from ingestd.lake.fencing import WriterIdentity
-from ingestd.lake.maintenance.compaction import MaintenancePolicy
-from ingestd.lake.maintenance.process import MaintenanceProcess
-from ingestd.lake.store.pending_calls import StorageCalls
 from ingestd.model.errors import OperatorError
 from ingestd.model.row_limit import row_limit_bytes
 from ingestd.model.schema import TableId
@@ -48,11 +34,11 @@ from ingestd.pipeline.supervisor import Supervisor
 from ingestd.pipeline.telemetry.maintenance import MaintenanceTelemetry
 from ingestd.pipeline.telemetry.reference import ReferenceTelemetry
 from ingestd.pipeline.telemetry.source import SourceTelemetry
+from ingestd.ports import LakeFactory
 from ingestd.postgres.connection.claim_names import claim_of, signature_of
 from ingestd.postgres.connection.session import transport_of
 from ingestd.postgres.connection.tls import REMEDY, weakness
 from ingestd.postgres.reference_copy import CopiedReferenceSource
-from ingestd.process.memory import Trimming
 
 
 class SourceBuilder:
@@ -60,6 +46,7 @@ class SourceBuilder:
 
     def __init__(
         self,
+        lake: LakeFactory,
         metrics: Metrics,
         status: DaemonStatus,
         redactor: Redactor,
@@ -70,10 +57,8 @@ class SourceBuilder:
         self._status = status
         self._redactor = redactor
         self._turn = asyncio.Semaphore(1)
-        self._trimming = Trimming()
-        self._writers: dict[str, WriterIdentity] = {}
+        self._lake = lake  # a reload keeps [lake] and [limits]
         self._root = LakeRoot()
-        self._calls: dict[str, StorageCalls] = {}
         self._known = {name: KnownLake(is_accepted=True) for name in accepted}
 
     def log(self, config: Config) -> None:
@@ -88,16 +73,10 @@ class SourceBuilder:
         known = self._status.sources.get(name)
         if known is None:
             known = self._status.sources[name] = SourceStatus(name, since=datetime.now(UTC))
-        calls = self._calls.setdefault(name, StorageCalls())
-        known.storage = calls.waiting
+        known.storage = partial(self._lake.waiting, name)
         known.references.clear()
         known.claim = claim_of(settings)
-        writer = self._writers.get(name)
-        signature = signature_of(settings)
-        if writer is None or writer.claim != signature:
-            writer = self._writers[name] = WriterIdentity(signature)
-        self._trimming.limit_bytes = config.limits.memory
-        lake = self._known.setdefault(name, KnownLake())
+        known_lake = self._known.setdefault(name, KnownLake())
         self._root.expect(name)
         built = _supervised(
             config,
@@ -106,11 +85,9 @@ class SourceBuilder:
             self._metrics,
             known,
             self._turn,
-            writer,
-            self._trimming,
-            lake,
+            self._lake,
+            known_lake,
             self._root,
-            calls,
         )
         self.supervisor.start_source(name, built)
 
@@ -122,15 +99,14 @@ class SourceBuilder:
             for name, source in sources
             if source.state is not SourceState.CLOSED
         ]
-        waits = [calls.waiting(0.0) for calls in list(self._calls.values())]
+        waits = [self._lake.waiting(name, 0.0) for name, _ in sources]
         return found + [str(wait) for wait in waits if wait is not None]
 
     def drop_source(self, name: str) -> None:
         """Remove a source from the status and the metrics."""
         self._status.sources.pop(name, None)
-        self._writers.pop(name, None)
         self._known.pop(name, None)
-        self._calls.pop(name, None)
+        self._lake.forget(name)
         self._root.drop_source(name)
         self._metrics.forget_source(name)
 
@@ -159,51 +135,45 @@ def _supervised(  # noqa: PLR0917 - of one source
     metrics: Metrics,
     source_status: SourceStatus,
     turn: asyncio.Semaphore,
-    writer: WriterIdentity,
-    trimming: Trimming,
+    lake: LakeFactory,
     known: KnownLake,
     root: LakeRoot,
-    calls: StorageCalls,
 ) -> SourceSpec:
     log = structlog.get_logger("ingestd")
     telemetry = SourceTelemetry(source_status, metrics, log)
     policy = policy_of(config, settings)
     connector = connector_of(config, name, settings)
 
+    claim = signature_of(settings)
+
     def make_pipeline() -> Pipeline:
-        lake = lake_of(config, name, writer, trimming, calls=calls)
-        return Pipeline(connector.capture(lake), lake, policy, telemetry, known=known, root=root)
+        sink = lake.sink(name, claim, memory_bytes=share_bytes(config))
+        return Pipeline(connector.capture(sink), sink, policy, telemetry, known=known, root=root)
 
     def make_paused() -> Paused:
-        def make_lake() -> DeltaLake:
-            return lake_of(config, name, is_claimed=False, calls=calls)
-
-        return Paused(connector.capture, make_lake, telemetry)
+        return Paused(connector.capture, partial(lake.sink, name), telemetry)
 
     return SourceSpec(
         make_pipeline,
         telemetry,
-        _references(config, name, settings, source_status, metrics, telemetry, calls),
-        _maintainer(config, name, MaintenanceTelemetry(metrics, log, telemetry), turn),
-        pause_mark_of(config, name, calls),
+        _references(config, name, settings, source_status, metrics, telemetry, lake),
+        _maintainer(config, name, lake, MaintenanceTelemetry(metrics, log, telemetry), turn),
+        lake.pause_mark(name),
         make_paused,
         known,
     )
 
 
 def _maintainer(
-    config: Config, name: str, telemetry: MaintenanceTelemetry, turn: asyncio.Semaphore
+    config: Config,
+    name: str,
+    lake: LakeFactory,
+    telemetry: MaintenanceTelemetry,
+    turn: asyncio.Semaphore,
 ) -> Maintainer:
     settings = config.maintenance
-    policy = MaintenancePolicy(settings.target_bytes, settings.retention)
-    lake = MaintenanceProcess(
-        config.lake.uri,
-        name,
-        policy,
-        storage_options=storage_options(config),
-        references=[str(table) for table in config.sources[name].references()],
-    )
-    return Maintainer(lake, MaintenanceSchedule(settings.compact), telemetry, turn)
+    maintenance = lake.maintenance(name, settings, config.sources[name].references())
+    return Maintainer(maintenance, MaintenanceSchedule(settings.compact), telemetry, turn)
 
 
 def _references(  # noqa: PLR0917 - of one source
@@ -213,18 +183,19 @@ def _references(  # noqa: PLR0917 - of one source
     status: SourceStatus,
     metrics: Metrics,
     telemetry: SourceTelemetry,
-    calls: StorageCalls,
+    lake: LakeFactory,
 ) -> References | None:
     tables = settings.references()
     if not tables:
         return None
     kinds = {table: found.reference for table, found in tables.items()}
     limit_bytes = row_limit_bytes(connector_bytes(config))
+    memory_bytes = share_bytes(config)
     log = structlog.get_logger("ingestd")
     told = ReferenceTelemetry(status, metrics, log, telemetry, kinds)
     keepers: dict[TableId, ReferenceJob] = {}
     for table, found in tables.items():
-        sink = reference_table_of(config, name, table, calls=calls)
+        sink = lake.reference_table(name, table, memory_bytes=memory_bytes)
         if found.reference in UNSTREAMED:
             refresh_s = found.refresh_s if found.reference == "snapshot_only" else None
             copied = partial(
@@ -236,7 +207,7 @@ def _references(  # noqa: PLR0917 - of one source
             )
             keepers[table] = FullRefresh(table, copied, sink, told, refresh_s)
         else:
-            folded = partial(raw_source_of, config, name, table, calls)
+            folded = partial(lake.reference_source, name, table, memory_bytes)
             keepers[table] = IncrementalRefresh(table, folded, sink, told)
     asked = frozenset(t for t, kind in kinds.items() if kind in UNSTREAMED)
     return References(keepers, told, asked)

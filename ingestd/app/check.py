@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
-from ingestd.app.factories import connector_of, lake_of, load, policy_of, storage_options
-from ingestd.app.lake_check import check_lakes, check_marker
-from ingestd.config import Config, SourceSettings
+from ingestd.app.factories import connector_of, lake_of, load, policy_of
+from ingestd.app.lake_check import check_lakes
+from ingestd.config import Config
 from ingestd.http.auth import check_http
-from ingestd.lake.check import probe
-from ingestd.lake.fencing import SEPARATE, WriterIdentity, drop_of
-from ingestd.lake.layout import Layout
 from ingestd.model.check import CheckLine
 from ingestd.model.errors import IngestdError
 from ingestd.pipeline.preflight import StartRehearsal
@@ -26,36 +24,19 @@ from ingestd.postgres.server_capacity import room_lines
 def check(config_path: Path) -> list[CheckLine]:
     """Return everything that would make a run fail, and warnings. Raises ConfigError."""
     config = load(config_path)
-    lake = probe(config.lake.uri, storage_options(config))
-    marker = None if lake.level == "fail" else check_marker(config)
-    has_lake = lake.level != "fail" and marker is None
-    of_lake: list[CheckLine | None] = [lake, marker]
+    of_lake: list[CheckLine | None] = [*lake_of(config).check()]
+    has_lake = all(line.level != "fail" for line in of_lake if line is not None)
     if has_lake:
-        lost = asyncio.run(check_lakes(config))
-        of_lake = [lake, *lost, *asyncio.run(_check_writers(config))]
+        of_lake += asyncio.run(check_lakes(config))
+        of_lake += asyncio.run(_check_writers(config))
     lines = [*of_lake, check_http(config.http, os.environ)]
     return [*filter(None, lines), *asyncio.run(_check_sources(config, has_lake=has_lake))]
 
 
 async def _check_writers(config: Config) -> list[CheckLine | None]:
-    return await asyncio.gather(*(_check_writer(config, n, s) for n, s in config.sources.items()))
-
-
-async def _check_writer(config: Config, name: str, settings: SourceSettings) -> CheckLine | None:
-    """Return a warning if another ingestd, which may still run, wrote the source's lake last."""
-    subject = f"lake {config.lake.uri}"
-    lake = lake_of(config, name, WriterIdentity(signature_of(settings)), is_claimed=False)
-    try:
-        other = await lake.last_claim()
-    except IngestdError as error:
-        return CheckLine(name, subject, "warn", error.what, error.remedy)
-    finally:
-        await lake.close()
-    if other is None:
-        return None
-    detail = f"last written by {other}, not by this config; `ingestd run` takes over"
-    remedy = f"if both must run, {SEPARATE}{drop_of(other)}"
-    return CheckLine(name, subject, "warn", detail, remedy)
+    lake = lake_of(config)
+    claims = {name: signature_of(settings) for name, settings in config.sources.items()}
+    return await asyncio.gather(*(lake.check_writer(name, c) for name, c in claims.items()))
 
 
 async def _check_sources(config: Config, *, has_lake: bool) -> list[CheckLine]:
@@ -92,24 +73,25 @@ async def _check_source(
 
 async def _rehearsed(config: Config, name: str, connector: Connector) -> list[CheckLine]:
     """Return what would make a start fail, from a rehearsal of its steps."""
-    lake = lake_of(config, name, is_claimed=False)
-    capture = connector.capture(lake)
+    lake = lake_of(config)
+    sink = lake.sink(name)
+    capture = connector.capture(sink)
     try:
         demand = await connector.demand()
         policy = policy_of(config, config.sources[name])
         start = StartRehearsal(
             name,
             capture,
-            lake,
+            sink,
             policy,
             claimed_by=demand.claimed_by,
-            placed=Layout(name).raw,
+            placed=partial(lake.place, name),
         )
         return await start.lines()
     except IngestdError as error:
         return [CheckLine(name, "start", "fail", error.what, error.remedy)]
     finally:
-        await lake.close()
+        await sink.close()
         await capture.close()
 
 

@@ -17,7 +17,7 @@ import structlog
 
 from ingestd import __version__, failpoints
 from ingestd.app.build import SourceBuilder
-from ingestd.app.factories import load, require_source
+from ingestd.app.factories import lake_of, load, require_source
 from ingestd.app.reload import ConfigReload
 from ingestd.config import Config
 from ingestd.decode import native
@@ -29,6 +29,8 @@ from ingestd.observe.metrics import Metrics
 from ingestd.observe.status import DaemonStatus, paused, ready
 from ingestd.observe.systemd import telling_service_manager
 from ingestd.pipeline.telemetry.storage import StorageTelemetry
+from ingestd.ports import LakeFactory
+from ingestd.process.memory import gc_frozen
 
 EXIT_WITHIN_S = 9.5
 """Limit of a stop. Then the process exits; what is not committed is re-read at the next start."""
@@ -48,7 +50,9 @@ def run(config_path: Path, accepted: Collection[str] = ()) -> int:
     logs.configure(config.log, config.redactor, sys.stderr)
     logs.take_what_is_uncaught()
     _arm_failpoints()
-    asyncio.run(_run(config, partial(load, config_path), accepted))
+    with gc_frozen():  # the modules of this kind of lake
+        lake = lake_of(config)
+    asyncio.run(_run(config, lake, partial(load, config_path), accepted))
     return 0
 
 
@@ -62,13 +66,15 @@ def _arm_failpoints() -> None:
         log.warning("failpoints.on", entries=text, remedy=f"unset {failpoints.VARIABLE}")
 
 
-async def _run(config: Config, load: Callable[[], Config], accepted: Collection[str]) -> None:
+async def _run(
+    config: Config, lake: LakeFactory, load: Callable[[], Config], accepted: Collection[str]
+) -> None:
     log = structlog.get_logger("ingestd")
     asyncio.get_running_loop().set_exception_handler(logs.tell_of_loop)
     stop, hangups = asyncio.Event(), asyncio.Event()
     metrics = Metrics()
     status = DaemonStatus(__version__, datetime.now(UTC), lake=config.lake.uri)
-    building = SourceBuilder(metrics, status, config.redactor, accepted)
+    building = SourceBuilder(lake, metrics, status, config.redactor, accepted)
     _react_to_signals(stop, hangups, building.under_way)
     supervisor = building.supervisor
     for name in config.sources:

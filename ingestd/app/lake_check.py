@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from ingestd.app.factories import connector_of, lake_of, storage_options
+from ingestd.app.factories import connector_of, lake_of
 from ingestd.config import Config, SourceSettings
-from ingestd.lake.marker import read_marker
-from ingestd.lake.store.store import open_store
 from ingestd.model.check import CheckLine
 from ingestd.model.errors import IngestdError
 from ingestd.pipeline.known_lake import lake_lost, read_lake
 from ingestd.ports import LakeLost
-
-
-def check_marker(config: Config) -> CheckLine | None:
-    """Return a failure if the lake's marker can't be read or has a newer version. Blocks."""
-    try:
-        read_marker(open_store(config.lake.uri, storage_options(config)))
-    except IngestdError as error:
-        return CheckLine("", f"lake {config.lake.uri}", "fail", error.what, error.remedy)
-    return None
 
 
 async def check_lakes(config: Config) -> list[CheckLine | None]:
@@ -30,7 +19,7 @@ async def check_lakes(config: Config) -> list[CheckLine | None]:
 
 async def _check(config: Config, name: str, settings: SourceSettings) -> CheckLine | None:
     connector = connector_of(config, name, settings)
-    lake = lake_of(config, name, is_claimed=False)
+    lake = lake_of(config).sink(name)
     capture = connector.capture(lake)
     try:
         _, verdict = await read_lake(lake, capture)

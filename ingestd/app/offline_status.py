@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ingestd import __version__
-from ingestd.app.factories import connector_of, lake_of, load, pause_mark_of, reference_table_of
+from ingestd.app.factories import connector_of, lake_of, load
 from ingestd.config import UNSTREAMED, Config, SourceSettings
 from ingestd.model.errors import IngestdError, OperatorError, TableError
 from ingestd.model.lake_state import TableState
@@ -20,7 +20,7 @@ from ingestd.observe.status import (
 )
 from ingestd.observe.status_json import to_json
 from ingestd.pipeline.known_lake import lake_lost, read_lake
-from ingestd.ports import LakeLost
+from ingestd.ports import LakeFactory, LakeLost
 from ingestd.postgres.connection.claim_names import claim_of
 
 
@@ -48,11 +48,12 @@ async def _offline(
 ) -> SourceStatus:
     found = SourceStatus(name, now, SourceState.CLOSED, claim=claim_of(settings))
     capture = connector_of(config, name, settings).capture()
-    lake = lake_of(config, name, is_claimed=False)
+    lake = lake_of(config)
+    sink = lake.sink(name)
     try:
-        if (since := await pause_mark_of(config, name).since()) is not None:
+        if (since := await lake.pause_mark(name).since()) is not None:
             found.pause(since)
-        committed, verdict = await read_lake(lake, capture)
+        committed, verdict = await read_lake(sink, capture)
         found.resumed(epoch=committed.epoch, end_lsn=committed.position)
         for table in committed.tables.values():
             why = None if table.reason is None else OperatorError(table.reason)
@@ -66,7 +67,7 @@ async def _offline(
         found.measured(lag, None)
         if lag.confirmed_lsn is not None:
             found.confirmed(lag.confirmed_lsn)
-        await _offline_references(config, name, settings, found)
+        await _offline_references(lake, name, settings, found)
         if isinstance(verdict, LakeLost):
             found.lake_lost = True
             raise lake_lost(name, verdict.reason)
@@ -76,18 +77,18 @@ async def _offline(
         else:
             found.enter(SourceState.CLOSED, now, error)
     finally:
-        await lake.close()
+        await sink.close()
         await capture.close()
     return found
 
 
 async def _offline_references(
-    config: Config, name: str, settings: SourceSettings, found: SourceStatus
+    lake: LakeFactory, name: str, settings: SourceSettings, found: SourceStatus
 ) -> None:
     for table, controls in settings.references().items():
         told, kind = str(table), controls.reference
         try:
-            state = await reference_table_of(config, name, table, is_claimed=False).open()
+            state = await lake.reference_table(name, table, is_claimed=False).open()
         except TableError as error:
             stopped = ReferenceStatus(told, kind, TableState.STOPPED, found.since)
             stopped.reason, stopped.remedy = error.reason, error.remedy

@@ -12,18 +12,14 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
+from ingestd.app.factories import lake_of
 from ingestd.config import Config, TableSettings
 from ingestd.config.redaction import MASK
-from ingestd.lake.delta.newest_rows import newest_rows
-from ingestd.lake.layout import Layout
-from ingestd.lake.marker import read_marker
-from ingestd.lake.store.errors import table_fault
-from ingestd.lake.store.store import Store, open_store
-from ingestd.lake.table_folders import raw_tables
 from ingestd.model.changes import RESERVED_PREFIX
-from ingestd.model.errors import ConfigError, FolderError, OperatorError, did_you_mean_table
+from ingestd.model.errors import ConfigError, OperatorError, did_you_mean_table
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import TableId
+from ingestd.ports import LakeFactory
 
 _HASH = re.compile(r"[0-9a-f]{64}\Z")
 _VERSION = re.compile(r"__v\d+\Z")
@@ -36,8 +32,8 @@ def last_epochs(config: Config, source: str, limit: int) -> dict[str, Any]:
     ``{"source", "epochs": [{"epoch", "first_lsn", "end_lsn", "last_commit_ts", "committed_at",
     "transactions", "rows", "bytes", "tables": [{"table", "version", "rows"}]}]}``.
     """
-    rows = newest_rows(_store(config), Layout(source).epochs, ("epoch", "end_lsn"), limit)
-    return {"source": source, "epochs": [_epoch(row) for row in rows or ()]}
+    rows = lake_of(config).last_epochs(source, limit)
+    return {"source": source, "epochs": [_epoch(row) for row in rows]}
 
 
 def _epoch(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,14 +53,10 @@ def last_changes(config: Config, source: str, table: str, limit: int) -> dict[st
         name = TableId.parse(table)
     except ValueError as error:
         raise ConfigError(f"{table}: write it as schema.table, like public.orders") from error
-    store, layout = _store(config), Layout(source)
-    folder = layout.raw(name)
-    try:
-        rows = newest_rows(store, folder, ("_cdc_lsn", "_cdc_seq"), limit)
-    except FolderError as error:
-        raise table_fault(error, source, name, store.uri(folder)) from error
+    lake = lake_of(config)
+    rows = lake.last_changes(source, name, limit)
     if rows is None:
-        raise _unknown(store, layout, name, config.lake.uri)
+        raise _unknown(lake, source, name, config.lake.uri)
     controls = config.sources[source].controls(name)
     changes = [_change(row, controls) for row in rows]
     return {"source": source, "table": str(name), "changes": changes}
@@ -100,22 +92,17 @@ def hidden(name: str, value: object, controls: TableSettings) -> object:
     return value if is_masked else MASK
 
 
-def _unknown(store: Store, layout: Layout, table: TableId, uri: str) -> ConfigError | OperatorError:
-    there = sorted(raw_tables(store, layout))
+def _unknown(
+    lake: LakeFactory, source: str, table: TableId, uri: str
+) -> ConfigError | OperatorError:
+    there = sorted(lake.tables(source))
     if not there:
         return OperatorError(
-            f"the lake {uri} has no changes of source {layout.source} yet",
+            f"the lake {uri} has no changes of source {source} yet",
             remedy="ingestd run reads its tables; ingestd status shows the progress",
         )
     hint = did_you_mean_table(table, there) or f"there is {', '.join(map(str, there[:5]))}"
     return ConfigError(f"{table}: the lake has no changes of it; {hint.rstrip()}")
-
-
-def _store(config: Config) -> Store:
-    options = {k: v.get_secret_value() for k, v in config.lake.storage_options.items()}
-    store = open_store(config.lake.uri, options or None)
-    read_marker(store)
-    return store
 
 
 def _plain(value: object) -> object:

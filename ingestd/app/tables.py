@@ -49,7 +49,7 @@ async def _tables(
         settings = config.sources[name]
         connector, lake = (
             connector_of(config, name, settings),
-            lake_of(config, name, is_claimed=False),
+            lake_of(config).sink(name),
         )
         told = None
         if running is not None:

@@ -10,14 +10,12 @@ from pathlib import Path
 from ingestd.app.factories import (
     connector_bytes,
     connector_of,
+    lake_of,
     load,
-    pause_mark_of,
     require_source,
-    storage_options,
 )
 from ingestd.app.verify_report import VerifyReport, asked_for
 from ingestd.config import Config
-from ingestd.lake.verify.lake import DeltaVerifiedLake
 from ingestd.model.errors import OperatorError
 from ingestd.model.row_limit import row_limit_bytes
 from ingestd.model.schema import Table, TableId
@@ -77,13 +75,12 @@ async def _verify(  # noqa: PLR0917 - of one source
 ) -> VerifyReport:
 
     where = f"source {name}"
-    if (since := await pause_mark_of(config, name).since()) is not None:
+    if (since := await lake_of(config).pause_mark(name).since()) is not None:
         raise OperatorError(
             f"{where} has been paused since {since:%Y-%m-%d %H:%M:%S} UTC: the lake lags behind it",
             remedy=f"ingestd resume {name}, then verify",
         )
     connector = connector_of(config, name, settings)
-    options = storage_options(config)
 
     @asynccontextmanager
     async def open_point(tables: Sequence[Table]) -> AsyncIterator[VerifiedSource]:
@@ -96,7 +93,7 @@ async def _verify(  # noqa: PLR0917 - of one source
 
     async with AsyncExitStack() as stack:
         stack.push_async_callback(connector.close)
-        lake = DeltaVerifiedLake(config.lake.uri, name, storage_options=options)
+        lake = lake_of(config).verified(name)
         stack.push_async_callback(lake.close)
         # Privileges that capture lacks (`coverage.faults`) don't prevent reading the tables.
         coverage = await connector.coverage(await lake.known(), LOOK_LIMIT_S)

@@ -55,15 +55,8 @@ def _in_lake(uri: str, source: str) -> set[str]:
     """Return the tables of a source in a local lake."""
     if not uri or "://" in uri:
         return set()
-    from ingestd.lake.layout import OWN_FOLDERS, Layout  # noqa: PLC0415
+    from ingestd.app.lakes import local_tables  # noqa: PLC0415 - slow
 
-    layout = Layout(source)
     with suppress(OSError):
-        return {
-            str(found)
-            for schema in (Path(uri) / layout.root).iterdir()
-            if schema.name not in OWN_FOLDERS and schema.is_dir()
-            for table in schema.iterdir()
-            if table.is_dir() and (found := layout.table_of(schema.name, table.name)) is not None
-        }
+        return {str(table) for table in local_tables(uri, source)}
     return set()

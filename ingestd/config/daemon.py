@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -45,6 +45,9 @@ PemPath = Annotated[str, AfterValidator(_pem_path)]
 
 class LakeSettings(Section):
     """`uri`: a local path, or a URI that deltalake supports. `storage_options`: passed to it."""
+
+    kind: ClassVar[str] = "delta"
+    """The lake's name in `ingestd.app.lakes`; not a key of the file while there is one kind."""
 
     uri: str
     """Where the Delta tables are stored: a folder, or a URI such as `s3://`, `gs://`, `az://` or

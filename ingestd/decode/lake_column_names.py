@@ -82,7 +82,7 @@ def allocate(
 
 
 def _kept(column: Column, own: Mapping[str, str]) -> Column | None:
-    """Return the column assigned to one of its `own` lake columns (by Delta type), if one fits."""
+    """Return the column assigned to one of its `own` lake columns (by lake type), if one fits."""
     wanted = lake_type_name(column.type)
     if wanted in own:
         return _stored(column, own[wanted])

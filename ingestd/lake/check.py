@@ -1,5 +1,7 @@
 """`ingestd check` for the lake: whether commits succeed, and conflicting commits are refused.
 
+Also whether this version may write there, and who wrote last.
+
 The probe removes everything that it creates, including the lake's own folder.
 """
 
@@ -17,6 +19,9 @@ from deltalake import DeltaTable, Field, Schema
 from deltalake.exceptions import DeltaError
 from deltalake.schema import PrimitiveType
 
+from ingestd.lake.delta_lake import DeltaLake
+from ingestd.lake.fencing import SEPARATE, drop_of
+from ingestd.lake.marker import read_marker
 from ingestd.lake.store.errors import storage_faults
 from ingestd.lake.store.store import LocalStore, Store, open_store
 from ingestd.model.check import CheckLine
@@ -57,6 +62,31 @@ def probe(uri: str, storage_options: Mapping[str, str] | None = None) -> CheckLi
         return CheckLine("", subject, "warn", detail, "run it again; see docs/object-stores.md")
     detail = f"writable; {store.remark}" if store.remark else "writable"
     return CheckLine("", subject, "ok", detail)
+
+
+def check_marker(uri: str, storage_options: Mapping[str, str] | None = None) -> CheckLine | None:
+    """Return a failure if the lake's marker can't be read or has a newer version. Blocks."""
+    try:
+        read_marker(open_store(uri, storage_options))
+    except IngestdError as error:
+        return CheckLine("", f"lake {uri}", "fail", error.what, error.remedy)
+    return None
+
+
+async def check_writer(lake: DeltaLake, source: str) -> CheckLine | None:
+    """Return a warning if another ingestd, which may still run, wrote the source's lake last."""
+    subject = f"lake {lake.uri}"
+    try:
+        other = await lake.last_claim()
+    except IngestdError as error:
+        return CheckLine(source, subject, "warn", error.what, error.remedy)
+    finally:
+        await lake.close()
+    if other is None:
+        return None
+    detail = f"last written by {other}, not by this config; `ingestd run` takes over"
+    remedy = f"if both must run, {SEPARATE}{drop_of(other)}"
+    return CheckLine(source, subject, "warn", detail, remedy)
 
 
 @contextmanager

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
@@ -110,3 +112,16 @@ class Layout:
     def reference_app_id(self, table: TableId) -> str:
         """Return the name of the Delta app transaction of a reference table."""
         return f"ingestd/{self.source}/_ref/{table}"
+
+
+def local_tables(root: Path, source: str) -> Iterator[TableId]:
+    """Yield the tables of a source in a folder, for shell completion: no store is opened.
+
+    `ingestd.lake.table_folders` lists those of any store. Raise OSError.
+    """
+    layout = Layout(source)
+    for schema in (root / layout.root).iterdir():
+        if schema.name not in OWN_FOLDERS and schema.is_dir():
+            for table in schema.iterdir():
+                if table.is_dir() and (found := layout.table_of(schema.name, table.name)):
+                    yield found

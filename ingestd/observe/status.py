@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import deque
 from dataclasses import dataclass, field, replace
 from datetime import UTC, timedelta
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from ingestd.model.errors import IngestdError
     from ingestd.model.lake_state import Notice
     from ingestd.model.lsn import Lsn
-    from ingestd.ports import CaptureLag
+    from ingestd.ports import CaptureLag, StorageWait
 
 
 DROPPED_SHOWN_FOR = timedelta(days=1)
@@ -67,25 +66,6 @@ class LastSnapshot:
     outcome: SnapshotOutcome
     reason: str | None = None
     remedy: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StorageWait:
-    """A call to the lake's storage that has not returned for this many seconds."""
-
-    path: str
-    seconds: float
-
-    def __str__(self) -> str:
-        return f"the lake's storage has not answered for {self.seconds:.0f} s: {self.path}"
-
-    @property
-    def remedy(self) -> str:
-        """What to do."""
-        what = "check whether it answers from another host"
-        if "://" not in self.path:
-            what = f"check whether it answers: timeout 10 stat {shlex.quote(self.path)}"
-        return f"{what}; nothing is lost, and ingestd continues as soon as it does"
 
 
 def _no_wait() -> StorageWait | None:

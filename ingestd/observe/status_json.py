@@ -18,9 +18,9 @@ if TYPE_CHECKING:
         LastSnapshot,
         ReferenceStatus,
         SourceStatus,
-        StorageWait,
         TableStatus,
     )
+    from ingestd.ports import StorageWait
 
 
 def to_json(status: DaemonStatus) -> dict[str, Any]:

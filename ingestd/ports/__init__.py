@@ -3,6 +3,8 @@
 Their docstrings are the contract. `tests/contract/` checks every implementation against it: the
 in-memory fakes of `ingestd.testing.fakes` as well as the real ones.
 
+A kind of capture is found by its `ConnectorFactory`, a kind of lake by its `LakeFactory`.
+
 The order of calls in a source's life, and the component that advances each position::
 
     capture.claim -> sink.open -> sink.refuse_beyond (capture.server_end) -> capture.discover
@@ -49,6 +51,7 @@ from ingestd.ports.connector import (
     TableInfo,
 )
 from ingestd.ports.demand import ServerCapacity, ServerDemand
+from ingestd.ports.lake import LakeFactory, StorageWait
 from ingestd.ports.pause import PauseMark
 from ingestd.ports.reference import ReferenceSink, ReferenceState, ReferenceTableSource
 from ingestd.ports.sink import (
@@ -74,6 +77,7 @@ __all__ = [
     "EpochWriter",
     "Fragment",
     "Fresh",
+    "LakeFactory",
     "LakeLost",
     "LakeMaintenance",
     "Lost",
@@ -99,6 +103,7 @@ __all__ = [
     "SplitManager",
     "SplitRead",
     "StoppedTables",
+    "StorageWait",
     "TableInfo",
     "TableRead",
 ]

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from ingestd.digests.row_digests import ComparedColumn, Value
     from ingestd.digests.value_hashes import Hashes
     from ingestd.model.errors import IngestdError
+    from ingestd.model.lake_state import RegisteredTable
     from ingestd.model.pg_snapshot import PgSnapshot
-    from ingestd.model.schema import Table
+    from ingestd.model.schema import Table, TableId
     from ingestd.ports import Split
 
 from ingestd.model.changes import SNAPSHOT_SEQ
@@ -132,6 +133,10 @@ class VerifiedSource(Protocol):
 class VerifiedLake(Protocol):
     """The lake, opened read-only."""
 
+    async def known(self) -> Mapping[TableId, RegisteredTable]:
+        """Return the recorded state of the tables."""
+        ...
+
     async def position(self) -> Lsn | None:
         """Return the position up to which the lake is complete; None for an empty lake."""
         ...
@@ -162,6 +167,10 @@ class VerifiedLake(Protocol):
 
     async def ensure_whole(self, table: Table) -> None:
         """Raise TableChangedError if the table has been re-read or is no longer live."""
+        ...
+
+    async def close(self) -> None:
+        """Return when no read is in flight any more."""
         ...
 
 

@@ -48,7 +48,7 @@ class Outcome:
 
 AS_ANOTHER_USER = """
 import os, sys
-import ingestd.app.check, ingestd.app.daemon, ingestd.cli
+import ingestd.app.check, ingestd.app.daemon, ingestd.cli, ingestd.lake.check, ingestd.lake.factory
 user, group = map(int, sys.argv[1:3])
 os.setgroups([]), os.setgid(group), os.setuid(user)
 sys.argv[:3] = ["ingestd"]

@@ -152,12 +152,13 @@ def test_sigterm_ends_a_start_that_waits_for_a_transaction(
 
 STUCK = """
 import functools, pathlib, sys, time
-from ingestd.app import daemon, factories
+from ingestd.app import daemon
+from ingestd.lake import factory
 def stick(step):
     if step == "public.orders":
         pathlib.Path("stuck").touch()
         time.sleep(600)
-factories.DeltaLake = functools.partial(factories.DeltaLake, before_commit=stick)
+factory.DeltaLake = functools.partial(factory.DeltaLake, before_commit=stick)
 sys.exit(daemon.run(pathlib.Path("ingestd.toml")))
 """
 """A daemon whose commits to `orders` hang, as those to a dead network disk would."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ingestd.lake.layout import Layout
+from ingestd.app.factories import lake_of
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal.slots.drop import claimed_belongings
 
@@ -82,5 +82,5 @@ class DropCommand:
             typer.echo(f"`ingestd run` with this config {after}.")
 
     def _tell_of_the_lake(self) -> None:
-        folder = f"{self.config.lake.uri.rstrip('/')}/{Layout(self.source).root}"
-        typer.echo(f"  the lake is not changed: {folder}")
+        place = lake_of(self.config).place(self.source)
+        typer.echo(f"  the lake is not changed: {place}")

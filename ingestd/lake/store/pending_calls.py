@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from ingestd.observe.status import StorageWait
+from ingestd.ports import StorageWait
 
 PATIENCE_S = 15.0
 """A call that takes longer is reported. A slow object store takes seconds at most: the libraries

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from structlog.typing import FilteringBoundLogger
 
-from ingestd.observe.status import DaemonStatus, StorageWait
+from ingestd.observe.status import DaemonStatus
+from ingestd.ports import StorageWait
 
 LOOK_INTERVAL_S = 1.0
 

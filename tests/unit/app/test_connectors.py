@@ -14,6 +14,8 @@ UNASKED = (
     "ingestd.postgres.polling.connector",
     "ingestd.pipeline.verify.run",
     "ingestd.app.table_report",
+    "ingestd.lake.verify.lake",
+    "ingestd.lake.check",
 )
 """What a daemon with sources of kind `wal` does not need."""
 
@@ -33,6 +35,8 @@ def test_there_is_none_for_another_kind() -> None:
 
 def test_a_daemon_imports_what_it_needs_only() -> None:
     asked = "import sys, ingestd.app.daemon, ingestd.app.connectors as r; r.FACTORIES['wal']"
+    asked += "; from ingestd.app.lakes import LAKES; from ingestd.config import LakeSettings"
+    asked += "; LAKES['delta'](LakeSettings(uri='/lake'), 1)"
     program = f"{asked}; print([m for m in {UNASKED!r} if m in sys.modules])"
     run = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

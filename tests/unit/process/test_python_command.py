@@ -39,7 +39,8 @@ def test_the_plants_are_found_where_nothing_keeps_python_from_it(planted: Path) 
 
 
 @pytest.mark.parametrize(
-    "words", [["-m", "ingestd", "--help"], ["-c", "import ingestd.app.daemon"]]
+    "words",
+    [["-m", "ingestd", "--help"], ["-c", "import ingestd.app.daemon, ingestd.lake.factory"]],
 )
 def test_a_child_imports_nothing_from_the_working_directory(
     planted: Path, words: list[str]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from ingestd.model.lake_state import RegisteredTable
     from ingestd.model.schema import Table, TableId
     from ingestd.ports.verify import Matrix, Rows, VerifiedSource
 
@@ -76,6 +77,9 @@ class Lake:
         self._changes = rows(*changes)
         self._positions = list(positions)
 
+    async def known(self) -> dict[TableId, RegisteredTable]:
+        return {}
+
     async def position(self) -> Lsn | None:
         at = self._positions.pop(0) if len(self._positions) > 1 else self._positions[0]
         return None if at is None else Lsn(at)
@@ -101,6 +105,9 @@ class Lake:
 
     async def ensure_whole(self, table: Table) -> None:
         assert table is TABLE
+
+    async def close(self) -> None:
+        """Release nothing."""
 
 
 def verification(
