@@ -197,7 +197,9 @@ def test_strangers_take_neither_memory_nor_time() -> None:
                         pytest.fail("all was read")
             assert is_there(keeper)
             assert child.memory_info().rss - before < 16 << 20
-            assert len(child.net_connections()) == 1
+            await_until(
+                lambda: len(child.net_connections()) == 1, LIMIT_S, "all connections to be closed"
+            )
 
 
 def listens_at(process: psutil.Process, port: int) -> bool:
