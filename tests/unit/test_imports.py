@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 ROOT = Path(ingestd.__file__).parent.parent
-PACKAGES = ("ingestd", "spark_jobs")
+PACKAGES = ("ingestd", "spark_jobs", "benchmarks")
 
 LAYERS = (
     "__init__",
@@ -46,6 +46,7 @@ KEPT_OUT = {
 """Libraries that a folder does not know of."""
 
 LOOSE = {
+    "benchmarks": {"__init__", "__main__", "plots", "reach", "wider"},
     "ingestd": {"__init__", "__main__", "failpoints"},
     "spark_jobs": {
         "__init__",

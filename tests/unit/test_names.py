@@ -16,7 +16,7 @@ VAGUE = re.compile(
 
 def test_a_class_name_exists_once() -> None:
     found: defaultdict[str, list[str]] = defaultdict(list)
-    for package in ("ingestd", "spark_jobs"):
+    for package in ("ingestd", "spark_jobs", "benchmarks"):
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
                 if isinstance(node, ast.ClassDef):
