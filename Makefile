@@ -76,7 +76,7 @@ bench-quick: $(VENV)/.dev ## Measure less, in under 90 s
 	@$(BIN)/python -m benchmarks --quick $(ARGS)
 
 profile: $(VENV)/.dev ## Rows per second and core of each stage, and a flame graph
-	@$(BIN)/python -m benchmarks.stages $(ARGS)
+	@$(BIN)/python -m benchmarks.daemon.stages $(ARGS)
 
 audit: $(VENV)/.dev ## Look what ingestd needs to run up among known vulnerabilities
 	@.ci/packages audit

@@ -222,8 +222,7 @@ def rows_of(chunks: list[Chunk]) -> dict[Any, list[dict[str, Any]]]:
 CUTS = st.lists(st.integers(0, 60), max_size=6)
 
 
-@settings(max_examples=250, deadline=None)
-@given(
+STREAMS_DECODED = given(
     streams(),
     CUTS,
     st.sampled_from([0, 60, 300, 1 << 20]),
@@ -233,7 +232,26 @@ CUTS = st.lists(st.integers(0, 60), max_size=6)
         [(0, 1), (2, 10), (SMALL_ROWS, 1), (SMALL_ROWS, 10), (SMALL_ROWS, JOINT_VALUES)]
     ),
 )
+
+
+@settings(max_examples=100, deadline=None)
+@STREAMS_DECODED
 def test_decoder_equals_plain_one(
+    messages: list[bytes], cuts: list[int], hold: int, sparse: int, together: tuple[int, int]
+) -> None:
+    assert_equals_plain_one(messages, cuts, hold, sparse, together)
+
+
+@pytest.mark.thorough
+@settings(max_examples=1000, deadline=None)
+@STREAMS_DECODED
+def test_decoder_equals_plain_one_in_many_streams(
+    messages: list[bytes], cuts: list[int], hold: int, sparse: int, together: tuple[int, int]
+) -> None:
+    assert_equals_plain_one(messages, cuts, hold, sparse, together)
+
+
+def assert_equals_plain_one(
     messages: list[bytes], cuts: list[int], hold: int, sparse: int, together: tuple[int, int]
 ) -> None:
     plain = Plain(resolve)

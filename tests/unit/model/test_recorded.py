@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import ingestd
 from ingestd.lake.delta.crash_recovery import _is_json
 from ingestd.lake.delta.log_files import _checkpoint
 from ingestd.lake.layout import Layout
@@ -37,6 +36,7 @@ from ingestd.postgres.rewrites.fingerprint import KeyMark, StoredColumn, TableFi
 from ingestd.postgres.snapshot.resume import SnapshotRemainder
 from spark_jobs.backfills.resume import are_there
 from spark_jobs.delta_log.commits import Signature
+from tests.harness.source_code import READS_CODE, modules, name_of, nodes, text_of
 from tests.unit.pipeline.fixtures import table
 
 if TYPE_CHECKING:
@@ -85,20 +85,15 @@ OTHERWISE = {
 
 def parses(source: str) -> bool:
     """Return whether a module has its own call of a parser or decompressor."""
-    calls = (node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
-    names = {ast.unparse(call) for call in calls}
+    calls = (node.func for node in nodes(source) if isinstance(node, ast.Call))
+    names = {ast.unparse(call) for call in calls if isinstance(call, ast.Attribute)}
     return bool(names & {"json.loads", "json.load", "zlib.decompress", "zlib.decompressobj"})
 
 
+@READS_CODE
 def test_recorded_texts_are_read_one_way() -> None:
-    root = Path(ingestd.__file__).parent.parent
     folders = [f"ingestd/{part}" for part in ("app", "lake", "model", "pipeline", "postgres")]
-    found = {
-        path.relative_to(root).as_posix()
-        for folder in (*folders, "spark_jobs")
-        for path in (root / folder).rglob("*.py")
-        if parses(path.read_text())
-    }
+    found = {name_of(path) for path in modules(*folders, "spark_jobs") if parses(text_of(path))}
     assert found == OTHERWISE.keys()
 
 

@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 from psycopg import pq
 
-import ingestd
 from ingestd.postgres.connection import tls
 from ingestd.postgres.connection.dsn import read_dsn
 from ingestd.postgres.connection.session import parameters_of
 from ingestd.postgres.connection.tls import check_line, secured, system_roots, transport
+from tests.harness.source_code import READS_CODE, modules, name_of, nodes, text_of
 
-ROOT = Path(ingestd.__file__).parent.parent
 _MAKES = re.compile(r"([\w.]*\.)?(psycopg|\w*Connection|PGconn)\.connect")
 
 
@@ -184,15 +183,16 @@ MAKERS = {
 """Where connections are made, and how many calls do it."""
 
 
+@READS_CODE
 def test_every_connection_is_made_in_one_way() -> None:
     found: dict[str, int] = {}
-    for package in ("ingestd", "spark_jobs"):
-        for path in (ROOT / package).rglob("*.py"):
-            name = path.relative_to(ROOT).as_posix()
-            if not name.startswith(
-                ("ingestd/demo/", "ingestd/testing/")
-            ):  # on servers of its own, on loopback
-                for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-                    if isinstance(node, ast.Call) and _MAKES.fullmatch(ast.unparse(node.func)):
-                        found[name] = found.get(name, 0) + 1
+    for path in modules("ingestd", "spark_jobs"):
+        name = name_of(path)
+        if name.startswith(("ingestd/demo/", "ingestd/testing/")):
+            continue  # on servers of its own, on loopback
+        for node in nodes(text_of(path)):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            if node.func.attr == "connect" and _MAKES.fullmatch(ast.unparse(node.func)):
+                found[name] = found.get(name, 0) + 1
     assert found == MAKERS

@@ -6,8 +6,8 @@ import random
 import time
 from statistics import median
 
-from benchmarks import snapshot
-from benchmarks.rig import LIMIT_S, Meter, Rig, config
+from benchmarks.daemon import snapshot
+from benchmarks.harness.rig import LIMIT_S, Meter, Rig, config
 from ingestd.testing.embedded.daemon import Daemon
 from ingestd.testing.embedded.waiting import await_until
 

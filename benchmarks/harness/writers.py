@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import psycopg
 
-from benchmarks.rig import Rig
+from benchmarks.harness.rig import Rig
 
 Write = Callable[[psycopg.Connection[tuple[Any, ...]], random.Random], None]
 

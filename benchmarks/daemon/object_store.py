@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from benchmarks import drain
-from benchmarks.rig import Rig
+from benchmarks.daemon import drain
+from benchmarks.harness.rig import Rig
 from ingestd.lake.delta.read import read_raw
 from ingestd.model.schema import TableId
 from tests.harness.object_store import ObjectStoreServer

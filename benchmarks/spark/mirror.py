@@ -1,4 +1,4 @@
-"""The mirror job against the plain one (`benchmarks.mirror_baseline`), on the same changes.
+"""The mirror job against the plain one (`benchmarks.spark.mirror_baseline`), on the same changes.
 
 Each has a separate lake, written with the same seed. Times of a running job are from the commit of
 the epoch to the commit of the mirror (or of the last of the mirrors).
@@ -13,8 +13,8 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.mirror_lake import COLUMNS, UNSENT, Changes, MadeLake, MadeTable
-from benchmarks.spark_process import CommitLog, SparkProcess
+from benchmarks.spark.mirror_lake import COLUMNS, UNSENT, Changes, MadeLake, MadeTable
+from benchmarks.spark.spark_process import CommitLog, SparkProcess
 
 ROWS, UPDATES, FEW = 1_000_000, 500_000, 1_000
 ROUNDS, WARM_UP = 7, 3
@@ -48,7 +48,7 @@ class Side:
             return SparkProcess("spark_jobs.mirror", [*where, *more], log)
         names = [str(made.table.id) for made in tables]
         arguments = [*where, "--key", "id", *more, *names]
-        return SparkProcess("benchmarks.mirror_baseline", arguments, log)
+        return SparkProcess("benchmarks.spark.mirror_baseline", arguments, log)
 
     def path(self, made: MadeTable) -> Path:
         """Return the path of a table's mirror."""
@@ -84,7 +84,7 @@ def _one_table(side: Side) -> dict[str, float]:
     load_s = side.job([made]).timed("--once")
     running = _running(side)
     with side.job([made], *running) as job:
-        changes = _Changes(side, lake, job, side.logs([made]))
+        changes = _MirroredChanges(side, lake, job, side.logs([made]))
         few = [
             changes.timed([(made, made.mixed(rng, FEW, UNSENT_SHARE))])
             for _ in range(WARM_UP + ROUNDS)
@@ -111,7 +111,7 @@ def _many_tables(side: Side) -> float:
     logs = side.logs(tables)
     with side.job(tables, *more) as job:
         job.await_commits(logs)
-        changes = _Changes(side, lake, job, logs)
+        changes = _MirroredChanges(side, lake, job, logs)
 
         def epoch() -> list[tuple[MadeTable, Changes]]:
             return [(made, made.mixed(rng, TABLE_CHANGES, UNSENT_SHARE)) for made in tables]
@@ -121,7 +121,7 @@ def _many_tables(side: Side) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Changes:
+class _MirroredChanges:
     """Epochs committed while a job runs; each is awaited."""
 
     side: Side

@@ -16,8 +16,8 @@ import pyarrow.csv
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from benchmarks.rig import COLUMNS, LIMIT_S, ROW, Rig, config, source
-from benchmarks.writers import Writers
+from benchmarks.harness.rig import COLUMNS, LIMIT_S, ROW, Rig, config, source
+from benchmarks.harness.writers import Writers
 from ingestd.http.client import request_snapshot
 from ingestd.lake.delta.read import read_files
 from ingestd.lake.layout import Layout

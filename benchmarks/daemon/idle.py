@@ -6,7 +6,7 @@ import time
 
 import psutil
 
-from benchmarks.rig import Rig, config, source
+from benchmarks.harness.rig import Rig, config, source
 
 SOURCES, SECONDS = (1, 10), 30
 

@@ -22,8 +22,8 @@ import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from benchmarks.rig import Rig, timed
-from benchmarks.snapshot import fill
+from benchmarks.daemon.snapshot import fill
+from benchmarks.harness.rig import Rig, timed
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.layout import Layout
 from ingestd.lake.reference.source import RawReferenceSource
@@ -73,7 +73,7 @@ def measure(rig: Rig, *, rows: int = ROWS, changes: int = CHANGES) -> dict[str, 
 
 def _child(step: str, *arguments: str) -> dict[str, float]:
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.reference", step, *arguments],
+        [sys.executable, "-m", "benchmarks.daemon.reference", step, *arguments],
         check=True,
         capture_output=True,
         text=True,

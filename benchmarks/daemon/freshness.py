@@ -10,7 +10,7 @@ from datetime import datetime
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.rig import Rig, config, source
+from benchmarks.harness.rig import Rig, config, source
 from ingestd.lake.delta.read import read_raw
 from ingestd.model.schema import TableId
 from ingestd.testing.embedded.daemon import Daemon

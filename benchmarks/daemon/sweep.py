@@ -1,4 +1,4 @@
-"""A sweep of 10M keys against psql's COPY; quicker with 1M: `python -m benchmarks.sweep`.
+"""A sweep of 10M keys against psql's COPY; quicker with 1M: `python -m benchmarks.daemon.sweep`.
 
 The sweep runs alone in a separate process: it loads the lake's keys, reads the source's keys, and
 looks up the missing ones in both.
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from benchmarks.rig import Rig, rig, timed
+from benchmarks.harness.rig import Rig, rig, timed
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.model.changes import EpochSummary, TableBatch, change_schema
 from ingestd.model.lsn import Lsn
@@ -59,7 +59,7 @@ def _measure(rig: Rig, kind: str, rows: int) -> dict[str, float]:
     rig.psql("VACUUM ANALYZE swept")
     psql: list[str | Path] = [rig.server.program("psql"), "--no-psqlrc", rig.server.dsn()]
     reference_s = timed([*psql, "-c", "\\copy (select id from swept) to /dev/null"])
-    command = [sys.executable, "-m", "benchmarks.sweep", kind, rig.server.dsn(), str(lake)]
+    command = [sys.executable, "-m", "benchmarks.daemon.sweep", kind, rig.server.dsn(), str(lake)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found: dict[str, float] = json.loads(done.stdout)
     rig.psql("DROP TABLE swept")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from benchmarks.rig import COLUMNS, ROW, Rig, config, source, timed
+from benchmarks.harness.rig import COLUMNS, ROW, Rig, config, source, timed
 from ingestd.model.lsn import Lsn
 from ingestd.testing.embedded.daemon import Daemon
 

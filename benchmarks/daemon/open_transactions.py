@@ -1,6 +1,6 @@
 """One large transaction among small ones: sent before it commits, or after.
 
-`python -m benchmarks.open_transactions [ROWS [TIMES]]`.
+`python -m benchmarks.daemon.open_transactions [ROWS [TIMES]]`.
 Transactions that are rolled back are measured too, as they cost work without any use.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from benchmarks.rig import COLUMNS, ROW, Rig, config, rig, source
+from benchmarks.harness.rig import COLUMNS, ROW, Rig, config, rig, source
 from ingestd.lake.delta.read import read_raw
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import TableId
@@ -30,7 +30,7 @@ LIMIT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class LargeTransactionRun:
     """`delay_s`: from the large COMMIT to durable; `ages_s`: of the small ones, from before it.
 
     `left_cpu_s`: CPU of walsender and daemon after the COMMIT, which other load does not affect.
@@ -76,7 +76,9 @@ class SmallWriter:
                 connection.execute("INSERT INTO open_small (at) VALUES (clock_timestamp())")
 
 
-def measure(rig: Rig, rows: int, spool: str, *, commits: bool = True, is_slow: bool = False) -> Run:
+def measure(
+    rig: Rig, rows: int, spool: str, *, commits: bool = True, is_slow: bool = False
+) -> LargeTransactionRun:
     """Run one daemon through one large transaction.
 
     `is_slow`: the transaction is so long that the server has decoded all of it before its end.
@@ -119,7 +121,7 @@ def measure(rig: Rig, rows: int, spool: str, *, commits: bool = True, is_slow: b
     daemon_s = meter.process_cpu_s() - before_s
     meter.stop()
     ages_s = _ages_s(daemon, name, "open_small")
-    found = Run(
+    found = LargeTransactionRun(
         float(_ages_s(daemon, name, "open_large").max()) if commits else 0.0,
         ages_s,
         write_s,

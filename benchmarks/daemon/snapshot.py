@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from statistics import median
 
-from benchmarks.rig import COLUMNS, LIMIT_S, ROW, Rig, config, source, timed
+from benchmarks.harness.rig import COLUMNS, LIMIT_S, ROW, Rig, config, source, timed
 from ingestd.testing.embedded.daemon import Daemon
 from ingestd.testing.embedded.waiting import await_until
 

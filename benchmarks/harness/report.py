@@ -10,10 +10,11 @@ import deltalake
 import psutil
 import pyarrow as pa
 
-from benchmarks.figure import Figure
+from benchmarks.harness.figure import Figure
 
-RESULTS = Path(__file__).with_name("RESULTS.md")
-PLOTS = Path(__file__).with_name("plots")
+_FOLDER = Path(__file__).parents[1]
+RESULTS = _FOLDER / "RESULTS.md"
+PLOTS = _FOLDER / "plots"
 _PICTURES = {
     "drain": "Changes durable while a backlog is drained",
     "memory": "Resident memory over time",

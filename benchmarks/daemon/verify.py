@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.rig import LIMIT_S, Rig, config, source, timed
-from benchmarks.snapshot import fill
+from benchmarks.daemon.snapshot import fill
+from benchmarks.harness.rig import LIMIT_S, Rig, config, source, timed
 from ingestd.testing.embedded.waiting import await_until
 
 ROWS, CHANGED = 1_000_000, 100_000

@@ -1,7 +1,7 @@
 """A straightforward job to mirror raw tables: foreachBatch, row_number, MERGE.
 
-It has one streaming query a table: `python -m benchmarks.mirror_baseline --lake URI --source NAME
---target URI --key id [--once] TABLE ...`. It is kept as a baseline for `spark_jobs.mirror`. It
+It has one streaming query a table: `python -m benchmarks.spark.mirror_baseline --lake URI --source
+NAME --target URI --key id [--once] TABLE ...`. It is kept as a baseline for `spark_jobs.mirror`. It
 loses values that the server did not send (TOASTed), and ignores truncates, key changes and epochs.
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str]) -> int:
     """Mirror these tables: the current rows (`--once`), or continuously."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.mirror_baseline")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark.mirror_baseline")
     for name in ("--lake", "--source", "--target", "--key"):
         parser.add_argument(name, required=True)
     parser.add_argument("--once", action="store_true", help="apply what exists, then end")

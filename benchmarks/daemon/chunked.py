@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from benchmarks.rig import COLUMNS, LIMIT_S, ROW, Meter, Rig, config, source
-from benchmarks.writers import Writers
+from benchmarks.harness.rig import COLUMNS, LIMIT_S, ROW, Meter, Rig, config, source
+from benchmarks.harness.writers import Writers
 from ingestd.http.client import request_snapshot
 from ingestd.lake.delta.read import read_files
 from ingestd.lake.layout import Layout

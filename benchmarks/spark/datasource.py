@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from benchmarks.rig import COLUMNS, LIMIT_S, ROW, Rig, config, source
+from benchmarks.harness.rig import COLUMNS, LIMIT_S, ROW, Rig, config, source
 from ingestd.testing.embedded.passwords import random_password
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def measure(rig: Rig) -> dict[int, dict[str, float]]:
     rig.psql("CHECKPOINT")
     path = rig.folder / "datasource.toml"
     path.write_text(config(source("shop", rig.server.dsn(), "public.wide")))
-    command = [sys.executable, "-m", "benchmarks.datasource", rig.server.dsn(), str(path)]
+    command = [sys.executable, "-m", "benchmarks.spark.datasource", rig.server.dsn(), str(path)]
     password = random_password()  # the driver reads no passfile, and refuses quick verifiers
     with rig.server.connect() as connection:
         connection.execute(sql.SQL("CREATE ROLE jdbc LOGIN PASSWORD {}").format(password))

@@ -22,8 +22,8 @@ import psutil
 import psycopg
 import pyarrow as pa
 
-from benchmarks.rig import Rig, config, source
-from benchmarks.writers import Writers
+from benchmarks.harness.rig import Rig, config, source
+from benchmarks.harness.writers import Writers
 from ingestd.config import DEFAULT_TARGET_BYTES
 from ingestd.demo.lake_view import view_lake
 from ingestd.lake.delta_lake import DeltaLake
@@ -195,7 +195,13 @@ async def commits(folder: Path, *, epochs: int = EPOCHS, maintains: bool = True)
 def measure_commits(rig: Rig, *, epochs: int = EPOCHS) -> Commits:
     """Run `commits` in a separate process, configured like a daemon, to measure its memory."""
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.long_life", str(rig.folder / "commits"), str(epochs)],
+        [
+            sys.executable,
+            "-m",
+            "benchmarks.daemon.long_life",
+            str(rig.folder / "commits"),
+            str(epochs),
+        ],
         check=True,
         capture_output=True,
         text=True,

@@ -1,8 +1,9 @@
-"""The speed of decoding pgoutput to typed Arrow batches on one core: `python -m benchmarks.decode`.
+"""The speed of decoding pgoutput to typed Arrow batches on one core.
 
-The messages have the shape of the drain benchmark's workload: ten mixed columns, 1M inserts in 100
-transactions, then 500k updates in one. Two more measurements: a table of sixty mixed columns, and,
-for each type with values that no column can hold, the cost of one such value in a hundred.
+`python -m benchmarks.daemon.decode`. The messages have the shape of the drain benchmark's workload:
+ten mixed columns, 1M inserts in 100 transactions, then 500k updates in one. Two more measurements:
+a table of sixty mixed columns, and, for each type with values that no column can hold, the cost of
+one such value in a hundred.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ AS_DAEMON = """
 from ingestd.process.memory import configure_allocators
 configure_allocators()
 import sys
-from benchmarks import decode
+from benchmarks.daemon import decode
 from ingestd.decode import native
 if sys.argv[2] == "numpy":
     native.compiled = None

@@ -1,4 +1,4 @@
-"""A daemon that measures its stages: `python -m benchmarks.staged CONFIG FILE`.
+"""A daemon that measures its stages: `python -m benchmarks.daemon.staged CONFIG FILE`.
 
 It is `ingestd run`, in which the functions of each stage are timed by the CPU time of their thread;
 a stage inside another is counted separately. At its end FILE contains, as JSON, CPU and wall

@@ -10,8 +10,8 @@ from typing import Any
 
 import psycopg
 
-from benchmarks.rig import LIMIT_S, Meter, Rig, config, source
-from benchmarks.writers import Writers
+from benchmarks.harness.rig import LIMIT_S, Meter, Rig, config, source
+from benchmarks.harness.writers import Writers
 from ingestd.demo.lake_view import view_lake
 from ingestd.testing.embedded.waiting import await_until
 

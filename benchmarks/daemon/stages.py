@@ -1,9 +1,9 @@
 """`make profile`: the cost of each stage of the daemon, in rows a second and core; flame graphs.
 
-A backlog of 1.5M changes is drained by a daemon whose stages are timed (`benchmarks.staged`), once
-by SQL functions and once streamed. It is then drained by a plain daemon under py-spy, which draws
-benchmarks/.data/flame-*.svg. If `perf` is available, it lists the hot native functions. `--rows N`
-makes the backlog smaller.
+A backlog of 1.5M changes is drained by a daemon whose stages are timed
+(`benchmarks.daemon.staged`), once by SQL functions and once streamed. It is then drained by a plain
+daemon under py-spy, which draws benchmarks/.data/flame-*.svg. If `perf` is available, it lists the
+hot native functions. `--rows N` makes the backlog smaller.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import drain, staged
-from benchmarks.rig import Rig, rig
+from benchmarks.daemon import drain, staged
+from benchmarks.harness.rig import Rig, rig
 from ingestd.model.lsn import Lsn
 from ingestd.testing.embedded.daemon import Daemon, module_environment
 
-RESULTS = Path(__file__).with_name("PROFILE.md")
-FLAMES = Path(__file__).with_name(".data")
+_FOLDER = Path(__file__).parents[1]
+RESULTS = _FOLDER / "PROFILE.md"
+FLAMES = _FOLDER / ".data"
 RUNS = (drain.Run(), drain.Run(streaming=True))
 FLAMED = tuple(drain.Run(streaming=run.streaming, tag="flame") for run in RUNS)
 START, RECEIVE = "start", "receive and hand over"
@@ -76,7 +77,7 @@ def _load() -> float:
 def _staged(server: Rig, run: drain.Run, daemon: Daemon, target: Lsn) -> dict[str, staged.Spent]:
     """Drain the backlog with a daemon that times its stages."""
     report = daemon.folder / "stages.json"
-    command = ["-m", "benchmarks.staged", daemon.config_path.name, report.name]
+    command = ["-m", "benchmarks.daemon.staged", daemon.config_path.name, report.name]
     with _running(command, daemon) as process:
         server.await_confirmed(run.slot, target)
         process.terminate()
@@ -155,6 +156,6 @@ def _markdown(lines: Sequence[Sequence[str]]) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.stages")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.daemon.stages")
     parser.add_argument("--rows", type=int, default=drain.ROWS)
     main(parser.parse_args().rows)

@@ -1,6 +1,7 @@
 """The peak memory of a daemon: under steady load, with huge transactions, with many tables.
 
-`python -m benchmarks.memory [MILLIONS [NAME...]]` runs some of them, with that many million rows.
+`python -m benchmarks.daemon.memory [MILLIONS [NAME...]]` runs some of them, with that many million
+rows.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import Any, Self
 
 import psycopg
 
-from benchmarks.figure import Figure, memory_figure
-from benchmarks.rig import COLUMNS, ROW, Rig, config, rig, source
-from benchmarks.writers import Writers
+from benchmarks.harness.figure import Figure, memory_figure
+from benchmarks.harness.rig import COLUMNS, ROW, Rig, config, rig, source
+from benchmarks.harness.writers import Writers
 from ingestd.model.lsn import Lsn
 from ingestd.testing.embedded.daemon import Daemon
 from ingestd.testing.embedded.waiting import await_until

@@ -10,8 +10,8 @@ from typing import Any
 import psutil
 import psycopg
 
-from benchmarks.rig import LIMIT_S, Rig, config, source
-from benchmarks.writers import Writers
+from benchmarks.harness.rig import LIMIT_S, Rig, config, source
+from benchmarks.harness.writers import Writers
 from ingestd.testing.embedded.daemon import Daemon
 from ingestd.testing.embedded.waiting import await_until
 
