@@ -20,14 +20,13 @@ from ingestd.lake.marker import read_marker
 from ingestd.lake.store.errors import table_fault
 from ingestd.lake.store.store import Store, open_store
 from ingestd.lake.table_folders import raw_tables
-from ingestd.model.changes import RESERVED_PREFIX
+from ingestd.model.changes import OF_BEFORE, RESERVED_PREFIX
 from ingestd.model.errors import ConfigError, FolderError, OperatorError, did_you_mean_table
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import TableId
 
 _HASH = re.compile(r"[0-9a-f]{64}\Z")
 _VERSION = re.compile(r"__v\d+\Z")
-_BEFORE = "_cdc_before."
 
 
 def last_epochs(config: Config, source: str, limit: int) -> dict[str, Any]:
@@ -91,7 +90,7 @@ def _change(row: Mapping[str, Any], controls: TableSettings) -> dict[str, Any]:
 
 def hidden(name: str, value: object, controls: TableSettings) -> object:
     """Return a lake column's value, hidden if the config masks it: rows may predate the mask."""
-    plain = _VERSION.sub("", name.removeprefix(_BEFORE)).casefold()
+    plain = _VERSION.sub("", name.removeprefix(OF_BEFORE)).casefold()
     kinds = {column.casefold(): kind for column, kind in controls.mask_columns.items()}
     kinds |= dict.fromkeys(map(str.casefold, controls.exclude_columns), "null")
     if value is None or plain not in kinds:
