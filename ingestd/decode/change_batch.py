@@ -12,14 +12,12 @@ from numpy.typing import NDArray
 from ingestd.decode.values.cast import cast, raw_texts
 from ingestd.decode.values.masks import masked
 from ingestd.decode.values.text_column import Field, TextColumn
-from ingestd.model.changes import TableBatch, change_schema
+from ingestd.model.changes import OF_BEFORE, TableBatch, change_schema
 from ingestd.model.schema import TIMESTAMP, Column, Table
 
 Rows = NDArray[np.int64]
 Fields = Mapping[str, Field]
 """Walked columns by name."""
-
-_BEFORE = "_cdc_before."
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +150,7 @@ def _before(
 ) -> pa.Array:
     if old is None or not table.before:
         return pa.nulls(count, kind)
-    columns = [_column(c, old, count, raw, _BEFORE) for c in table.before_columns]
+    columns = [_column(c, old, count, raw, OF_BEFORE) for c in table.before_columns]
     absent = np.zeros(count, np.bool_)
     if old.rows is not None:
         absent[:] = True

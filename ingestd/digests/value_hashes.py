@@ -58,6 +58,13 @@ def combined(columns: Iterable[Hashes], rows: int) -> Hashes:
     return np.zeros(rows, np.uint64) if found is None else found
 
 
+def with_one_zero(hashes: Hashes, kind: pa.DataType) -> Hashes:
+    """Return hashes of values of a type as those of a key's, where -0 equals 0 as in Postgres."""
+    if pa.types.is_floating(kind):
+        return np.where(hashes == _MINUS_ZERO, _ZERO, hashes)
+    return hashes.copy()
+
+
 def text_hash(text: str) -> np.uint64:
     """Return the hash of a text in a column."""
     data = np.frombuffer(text.encode(), np.uint8)
@@ -196,3 +203,4 @@ def _of_long_runs(data: NDArray[np.uint8], starts: Places, lengths: Places) -> H
 
 _LOW_BYTES = np.array([(1 << 8 * n) - 1 for n in range(_WORD + 1)], np.uint64)
 """Masks of a word's first bytes, by count."""
+_MINUS_ZERO, _ZERO = column_hashes(pa.array([-0.0, 0.0]))

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import functions as f
 
-from spark_jobs.fold.plain import FoldedKey, SourceText, keys_of
+from ingestd.lake.fold.outcomes import FoldedKey, SourceText, keys_of
 from spark_jobs.lake.columns import RAW, col, same_key
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from spark_jobs.fold.plain import Key
+    from ingestd.lake.fold.outcomes import Key
     from spark_jobs.lake.tables import LakeColumn
 
 

@@ -31,13 +31,13 @@ from pyspark.sql.types import StructType
 
 from ingestd.lake.delta.commit import statistics_of
 from ingestd.lake.delta.log_paths import file_of
+from ingestd.lake.fold.outcomes import KEPT
+from ingestd.lake.fold.row_keys import are_compared
 from spark_jobs.delta_log.commits import Signature, snapshot_of
 from spark_jobs.delta_log.deletion_vectors import Rows, rows_gone, write_vectors
 from spark_jobs.delta_log.driver_commit import Work, commit, is_plain, new_file, removed
 from spark_jobs.delta_log.driver_files import TooLargeError, read_parquet
-from spark_jobs.fold.arrow_keys import are_compared
 from spark_jobs.fold.arrow_merge import MAX_HASHED, Merge, merge, shaped
-from spark_jobs.fold.plain import KEPT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

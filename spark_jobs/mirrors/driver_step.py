@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import DataType
 
-from spark_jobs.fold.arrow import above_truncate, fold, unfolded
+from ingestd.lake.fold.vectorized import above_truncate, fold, unfolded
 from spark_jobs.fold.arrow_merge import shaped
 from spark_jobs.fold.carried_values import borrow
 from spark_jobs.lake.raw_files import has_unsent, read_newest

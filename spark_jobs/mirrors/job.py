@@ -30,12 +30,12 @@ from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 
+from ingestd.lake.fold.outcomes import DELETED, fold_changes
+from ingestd.lake.fold.vectorized import fold
 from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
 from spark_jobs.delta_log.file_cache import MirrorFiles
-from spark_jobs.fold.arrow import fold
 from spark_jobs.fold.carried_values import borrow
-from spark_jobs.fold.plain import DELETED, fold_changes
 from spark_jobs.fold.spark_sql import (
     Survey,
     fold_in_spark,

@@ -15,6 +15,7 @@ from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 
+from ingestd.lake.fold.outcomes import DELETED, KEPT
 from spark_jobs.delta_log.checked_tables import CheckedTables
 from spark_jobs.delta_log.commits import (
     TABLE_PROPERTIES,
@@ -24,7 +25,6 @@ from spark_jobs.delta_log.commits import (
     table_property,
 )
 from spark_jobs.delta_log.file_cache import MirrorFiles
-from spark_jobs.fold.plain import DELETED, KEPT
 from spark_jobs.lake.columns import (
     RAW,
     RAW_TYPE,
@@ -71,7 +71,7 @@ take a third of the time of writing.
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """The outcomes of keys: one row each (see `spark_jobs.fold.plain`).
+    """The outcomes of keys: one row each (see `ingestd.lake.fold.outcomes`).
 
     `columns`: the source's; `key` is among them. `unsent`: columns that may be in KEPT. `near`: a
     condition that all affected mirror rows ("t") meet; the fewer rows meet it, the less is read.

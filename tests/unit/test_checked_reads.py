@@ -16,7 +16,6 @@ READ_OTHERWISE = {
     "delta_log/checked_tables.py": "it is the way",
     "engine/epoch_query.py": "a stream, whose rows say which file they are of",
     "source/split_frame.py": "rows of the source, by a data source of its own",
-    "warm_up.py": "tables that it has just made",
 }
 
 

@@ -68,9 +68,7 @@ LOOSE = {
         "mirror",
         "reconcile",
         "session",
-        "session_cache",
         "spark_errors",
-        "warm_up",
     },
 }
 """The modules beside the folders: entry points, and what all of them need."""

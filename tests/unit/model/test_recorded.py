@@ -71,7 +71,6 @@ OTHERWISE = {
     "ingestd/model/recorded.py": "it is the way",
     "ingestd/postgres/rewrites/ddl_log.py": "the database's event trigger",
     "ingestd/postgres/snapshot/key_range.py": "a split on its way to an executor",
-    "spark_jobs/backfills/record.py": "plans and notes, attacked in test_backfill_record",
     "spark_jobs/backfills/runner.py": "the outcome of a task",
     "spark_jobs/delta_log/file_cache.py": "rows that Delta has typed",
     "spark_jobs/mirrors/driver_merge.py": "a schema that Delta has typed",

@@ -14,6 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ingestd.digests.row_digests import key_digests
+from ingestd.digests.value_hashes import column_hashes
 from ingestd.model.changes import TableBatch
 from ingestd.model.schema import TIMESTAMP, Column, Table, TableId
 from ingestd.postgres.polling.keys import key_set, lake_keys, sorted_hashes
@@ -80,6 +82,17 @@ def test_what_postgres_calls_equal_has_one_hash(kind: pa.DataType) -> None:
     assert first == second
     assert len({zero, first, *others}) == 4
     assert hashes_of_keys(values.dictionary_encode()) == hashes_of_keys(values)
+
+
+@given(
+    st.lists(st.floats() | st.none(), min_size=1),
+    st.lists(st.integers(-3, 3) | st.none(), min_size=1),
+)
+def test_polling_and_verify_hash_keys_alike(floats: list[Any], integers: list[Any]) -> None:
+    rows = min(len(floats), len(integers))
+    columns = [pa.array(floats[:rows], pa.float64()), pa.array(integers[:rows], pa.int32())]
+    digests = key_digests(((column_hashes(c), c.type) for c in columns), rows)
+    assert hashes_of_keys(*columns) == digests.tolist()
 
 
 def test_nested_keys_hash_by_their_texts() -> None:

@@ -1,12 +1,12 @@
-"""A fold of keyed changes to one outcome per key, in memory, for batches that fit there.
+"""A fold of some changes to one outcome per key: what they make of a row that they don't have.
 
-Only keys become Python values: the fold decides which change each value is taken from, and Arrow
-takes it. `spark_jobs.fold.spark_sql` does the same in Spark.
+Row by row, for the few rows that `ingestd.lake.fold.vectorized` can't fold. Only keys become Python
+values: the fold decides which change each value is taken from, and Arrow takes it.
+`spark_jobs.fold.spark_sql` does the same in Spark.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,17 +15,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ingestd.model.changes import DELETE, UPDATE
+from ingestd.lake.fold.plain import hashable
+from ingestd.model.changes import DELETE, OF_BEFORE, UPDATE, field_of
 
 DELETED = "_cdc_deleted"
 """Column of an outcome: whether the key's row no longer exists."""
 KEPT = "_cdc_kept"
 """Column of an outcome: the columns that keep the value from before the changes."""
-CARRIED = ("_cdc_lsn", "_cdc_seq", "_cdc_ts")
-"""Columns of an outcome that are taken from the key's newest change."""
-BEFORE_RAW = "_cdc_before."
 
 Key = tuple[Hashable, ...]
+_CARRIED = ("_cdc_lsn", "_cdc_seq", "_cdc_ts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +57,9 @@ class _Gone:
 class FoldedKey:
     """One row per key that the changes affect.
 
-    `outcomes`: the source columns, `_cdc_raw`, CARRIED, DELETED, KEPT. `borrowed`: values that the
-    row of another key had before the changes, because the key changed: (number of the outcome,
-    column, other key).
+    `outcomes`: the source columns, `_cdc_raw`, those of `carried`, DELETED, KEPT. `borrowed`:
+    values that the row of another key had before the changes, because the key changed: (number of
+    the outcome, column, other key).
     """
 
     outcomes: pa.Table
@@ -75,6 +74,11 @@ def fold_changes(changes: pa.Table, columns: Sequence[str], key: Sequence[str]) 
     changes = changes.combine_chunks()
     rows = _fold(changes, columns, key)
     return _outcomes(changes, rows, columns, key)
+
+
+def carried(changes: pa.Table) -> list[str]:
+    """Return the columns of an outcome that are taken from the key's newest change."""
+    return [name for name in _CARRIED if name in changes.column_names]
 
 
 def keys_of(changes: pa.Table, key: Sequence[str]) -> list[Key]:
@@ -96,7 +100,7 @@ def old_keys_of(changes: pa.Table, key: Sequence[str]) -> dict[int, Key]:
         return {}
     for i, old in enumerate(before.to_pylist()):
         if old is not None and ops[i] == UPDATE:
-            found[i] = _key(tuple(old[k] for k in key), raws.get(i), BEFORE_RAW, key)
+            found[i] = _key(tuple(old[k] for k in key), raws.get(i), OF_BEFORE, key)
     return found
 
 
@@ -116,20 +120,9 @@ def _key(
 ) -> Key:
     texts = [None if raw is None else raw.get(prefix + name) for name in names]
     return tuple(
-        _hashable(value) if text is None else SourceText(text)
+        hashable(value) if text is None else SourceText(text)
         for value, text in zip(values, texts, strict=True)
     )
-
-
-def _hashable(value: Any) -> Hashable:  # noqa: ANN401 - whatever Arrow gives
-    if isinstance(value, list):
-        return tuple(map(_hashable, value))
-    if isinstance(value, dict):
-        return tuple((name, _hashable(item)) for name, item in value.items())
-    if isinstance(value, float) and value != value:  # noqa: PLR0124 - NaN equals NaN in a key
-        return math.nan  # this one object equals itself
-    hashable: Hashable = value
-    return hashable
 
 
 def _fold(changes: pa.Table, columns: Sequence[str], key: Sequence[str]) -> dict[Key, _Row | _Gone]:
@@ -179,16 +172,12 @@ class _Before:
             self._there[name] = (
                 before_column(self._changes, name).is_valid().to_numpy(zero_copy_only=False)
             )
-        return bool(self._there[name][i]) or BEFORE_RAW + name in self._raws.get(i, {})
+        return bool(self._there[name][i]) or OF_BEFORE + name in self._raws.get(i, {})
 
 
 def before_column(changes: pa.Table, name: str) -> pa.Array:
     """Return the old rows' values of a column; null where there is no old row."""
-    before = changes["_cdc_before"].combine_chunks()
-    if isinstance(before, pa.ChunkedArray):
-        before = pa.concat_arrays(before.chunks)
-    index = before.type.get_field_index(name)
-    return before.flatten()[index]
+    return field_of(changes["_cdc_before"], name).combine_chunks()
 
 
 def _outcomes(
@@ -232,7 +221,7 @@ def _outcomes(
         {
             **dict(zip(columns, arrays, strict=True)),
             "_cdc_raw": raws,
-            **{name: changes[name].take(newest) for name in CARRIED},
+            **{name: changes[name].take(newest) for name in carried(changes)},
             DELETED: pa.array(deleted, pa.bool_()),
             KEPT: pa.array(kept, pa.list_(pa.string())),
         }
@@ -250,8 +239,6 @@ def _newest_values(
     if not places:
         return column.take(newest)
     values = column.combine_chunks()
-    if isinstance(values, pa.ChunkedArray):
-        values = pa.concat_arrays(values.chunks)
     count = len(values)
     if any(i is not None and i < 0 for i in places.values()):
         values = pa.concat_arrays([values, before_column(changes, name).cast(values.type)])
@@ -280,7 +267,7 @@ def _outcome_raws(
                 texts = _old_texts(raws.get(row.at, {}))
             else:
                 own = raws.get(row.at, {})
-                texts = {k: v for k, v in own.items() if not k.startswith(BEFORE_RAW)}
+                texts = {k: v for k, v in own.items() if not k.startswith(OF_BEFORE)}
             for name, places in taken.items():
                 if number in places:
                     texts.pop(name, None)
@@ -292,10 +279,10 @@ def _outcome_raws(
 
 
 def _old_texts(raw: Mapping[str, str]) -> dict[str, str]:
-    return {k.removeprefix(BEFORE_RAW): v for k, v in raw.items() if k.startswith(BEFORE_RAW)}
+    return {k.removeprefix(OF_BEFORE): v for k, v in raw.items() if k.startswith(OF_BEFORE)}
 
 
 def _text(raws: Mapping[int, Mapping[str, str]], i: int | None, name: str) -> str | None:
     if i is None:
         return None
-    return raws.get(i, {}).get(name) if i >= 0 else raws.get(-1 - i, {}).get(BEFORE_RAW + name)
+    return raws.get(i, {}).get(name) if i >= 0 else raws.get(-1 - i, {}).get(OF_BEFORE + name)
