@@ -12,8 +12,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ingestd.decode.batched_cast import Wanted, cast_batched
-from ingestd.decode.change_batch import CdcColumns, Fields, Tuples, table_batch
+from ingestd.decode.change_batch import (
+    CdcColumns,
+    Fields,
+    Tuples,
+    Wanted,
+    cast_batched,
+    table_batch,
+)
 from ingestd.decode.pgoutput.messages import (
     DELETE,
     INSERT,
@@ -23,9 +29,8 @@ from ingestd.decode.pgoutput.messages import (
     Messages,
     Transactions,
 )
-from ingestd.decode.pgoutput.native_tuples import walk_typed
 from ingestd.decode.pgoutput.relation import Relation
-from ingestd.decode.pgoutput.tuples import TupleRange, walk_tuples
+from ingestd.decode.pgoutput.tuples import TupleRange, walk_tuples, walk_typed
 from ingestd.decode.values.text_column import ByteBuffer, Field
 from ingestd.model.changes import TableBatch
 from ingestd.model.errors import ProtocolError
@@ -187,7 +192,7 @@ def _walk_main(source: ByteBuffer, starts: Sequence[_TupleStarts]) -> list[tuple
     if len(starts) == 1:
         typed = walk_typed(source, parts[0], starts[0].wanted(starts[0].table.columns))
         if typed is not None:
-            return [(Tuples(typed.fields, values=typed.values), typed.stops)]
+            return [typed]
     walked = zip(starts, walk_tuples(source, parts), strict=True)
     return [(Tuples(_named(s.relation, fields)), stops) for s, (fields, stops) in walked]
 
@@ -199,12 +204,14 @@ def _walk_old(source: ByteBuffer, starts: Sequence[_TupleStarts]) -> None:
         [start], [part] = starts, parts
         whole = walk_typed(source, part, start.wanted(()))
         if whole is not None:
-            sent = start.take_stops(whole.stops)
+            _, stops = whole
+            sent = start.take_stops(stops)
             if len(sent):
                 part = TupleRange(part.at[sent], part.ends[sent], part.columns)
                 typed = walk_typed(source, part, start.wanted(start.table.before_columns))
                 assert typed is not None  # it has been walked before
-                start.before = Tuples(typed.fields, start.old[sent], typed.values)
+                before, _ = typed
+                start.before = replace(before, rows=start.old[sent])
             return
     for start, (fields, stops) in zip(starts, walk_tuples(source, parts), strict=True):
         sent = start.take_stops(stops)
