@@ -49,8 +49,7 @@ from ingestd.postgres.wal.replication_stream import (
     StreamLimits,
     open_stream,
 )
-from ingestd.postgres.wal.server import WalServer
-from ingestd.postgres.wal.server_position import AskPosition, ServerPosition
+from ingestd.postgres.wal.server import AskPosition, ServerPosition, WalServer
 from ingestd.postgres.wal.slot_confirmation import SlotConfirmation
 from ingestd.postgres.wal.slots.advance import ADVANCE_BYTES, SlotAdvance
 from ingestd.postgres.wal.slots.slot import SlotDecodeGap, moved_slot, older_slot, skipped
