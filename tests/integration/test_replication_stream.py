@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ingestd.decode.pgoutput.frames import split_frames
+from ingestd.decode.pgoutput.messages import split_frames
 from ingestd.model.errors import OperatorError, TransientError
 from ingestd.model.lsn import ZERO, Lsn
 from ingestd.postgres.connection.session import connect

@@ -19,7 +19,6 @@ from ingestd.decode.pgoutput.changes import (
     change_batch,
     change_batches,
 )
-from ingestd.decode.pgoutput.logical_messages import TellMessage, tell_messages
 from ingestd.decode.pgoutput.messages import (
     BEGIN,
     COMMIT,
@@ -29,11 +28,13 @@ from ingestd.decode.pgoutput.messages import (
     TRUNCATE,
     Ints,
     Messages,
+    TellMessage,
     Transaction,
     Transactions,
     oids_of,
     read_messages,
     read_transactions,
+    tell_messages,
 )
 from ingestd.decode.pgoutput.relation import Relation, Resolve, TellPartition, parse_relation
 from ingestd.decode.pgoutput.shortening import LEFT_OUT, columns_left_out

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
-from ingestd.decode.pgoutput.frames import standby_status
+from ingestd.decode.pgoutput.messages import standby_status
 from ingestd.decode.pgoutput.shortening import StreamedChange
 from ingestd.decode.values.encodings import Encoding
 from ingestd.failpoints import reach_async
