@@ -42,7 +42,7 @@ from ingestd.decode.values.encodings import Encoding
 from ingestd.model.changes import Chunk, TableBatch, idle_chunk
 from ingestd.model.errors import ProtocolError, TableError
 from ingestd.model.lsn import ZERO, Lsn
-from ingestd.model.row_limit import UNLIMITED_BYTES, kept_bytes, row_too_large
+from ingestd.model.row_checks import UNLIMITED_BYTES, kept_bytes, row_too_large
 from ingestd.model.schema import Table, TableId
 
 _MAX_FEED_BYTES = 1 << 31

@@ -1,6 +1,6 @@
 """Tables in which an UPDATE into a row filter may send a row with missing values.
 
-See `ingestd.model.incomplete_rows`.
+See `ingestd.model.row_checks`.
 """
 
 from __future__ import annotations

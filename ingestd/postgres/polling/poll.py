@@ -15,7 +15,7 @@ from ingestd.decode.copy.rows import CopyRows
 from ingestd.model.errors import TableChangedError, TableError
 from ingestd.model.lsn import Lsn
 from ingestd.model.pg_snapshot import PgSnapshot
-from ingestd.model.row_limit import refuse_too_large
+from ingestd.model.row_checks import refuse_too_large
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.partitions import leaves_of
 from ingestd.postgres.catalog.relation_lock import lock_table

@@ -32,7 +32,7 @@ from ingestd.model.changes import Chunk, idle_chunk
 from ingestd.model.errors import IngestdError, OperatorError, ProtocolError, TransientError
 from ingestd.model.lsn import ZERO, Lsn
 from ingestd.model.memory_shares import DECODED, OPEN_TRANSACTIONS, RECEIVED, bytes_of
-from ingestd.model.row_limit import row_limit_bytes
+from ingestd.model.row_checks import row_limit_bytes
 from ingestd.postgres.connection.errors import FULL, classify, is_unsendable
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal.block_decoder import BlockDecoder

@@ -27,7 +27,7 @@ from ingestd.decode.pgoutput.streamed_transactions import Stretch
 from ingestd.failpoints import reach_async
 from ingestd.model.errors import ProtocolError
 from ingestd.model.lsn import Lsn
-from ingestd.model.row_limit import UNLIMITED_BYTES, change_limit_bytes, kept_bytes
+from ingestd.model.row_checks import UNLIMITED_BYTES, change_limit_bytes, kept_bytes
 from ingestd.postgres.connection.liveness import LivenessCheckedConnection
 from ingestd.postgres.connection.session import connect, end_without_client
 from ingestd.postgres.transport.copy_out import Block, CopyOut
