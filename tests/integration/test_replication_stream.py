@@ -165,7 +165,7 @@ async def test_reading_stops_at_the_limit_and_status_continues(
     async with streaming(dsn, database.name, limit_bytes=1 << 16) as stream:
         found = await asyncio.wait_for(stream.receive(), LIMIT_S)
         assert len(found.block().buffer) < 5 << 20  # a turn or two, not all
-        await stream.confirm(now)
+        await stream.report_durable(now)
 
         def confirmed() -> bool:
             text = database.value(

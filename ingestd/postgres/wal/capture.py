@@ -295,7 +295,7 @@ class WalCapture:
                     raise
                 reason = "no_free_slot"
                 raise TransientError(error.what, reason=reason, remedy=error.remedy) from error
-        self._stream.confirmation.record_delivered(exported.point)
+        self._stream.confirmation.record_received(exported.point)
         limit_bytes = row_limit_bytes(self._memory_bytes)
         return TableSnapshot(self._settings, exported, tables, row_limit_bytes=limit_bytes)
 

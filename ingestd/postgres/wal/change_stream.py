@@ -180,7 +180,7 @@ class ChangeStream:
             decoding = BlockDecoder(decoder, order, collected)
             while not decoding.is_done:
                 found = await asyncio.to_thread(decoding.some)
-                if decoding.reply_requested:  # until confirmed: the pipeline polls it
+                if decoding.reply_requested:  # the reply may wait until an epoch is durable
                     self.confirmation.request_reply(decoder.position)
                 await self._server_at.ensure_reached(decoder.position, self._lineage)
                 stream.set_received(decoder.position)
@@ -394,7 +394,7 @@ class ChangeStream:
         )
 
     def _deliver(self, chunk: Chunk) -> Chunk:
-        self.confirmation.record_delivered(chunk.position)
+        self.confirmation.record_received(chunk.position)
         left_out = self._relations.take_left_out()
         return replace(chunk, left_out=left_out) if left_out else chunk
 

@@ -156,7 +156,7 @@ class ReplicationStream:
         """Record how far the stream has been read, for the next status update."""
         self._received = max(self._received, position)
 
-    async def confirm(self, position: Lsn) -> None:
+    async def report_durable(self, position: Lsn) -> None:
         """Report to the server that everything below `position` is durable."""
         self._confirmed = max(self._confirmed, position)
         self.set_received(position)
