@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from ingestd.lake.delta.appender import AppendLog
+from ingestd.lake.delta.append_log import AppendLog
 from ingestd.lake.delta.read import read_batches
 from ingestd.lake.epoch_writer import DeltaEpochWriter
 from ingestd.lake.epochs_table import EpochTable

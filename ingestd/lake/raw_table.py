@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingestd.failpoints import lost, reach
-from ingestd.lake.delta.appender import (
+from ingestd.lake.delta.append_log import (
     CHECKPOINT_INTERVAL,
     AppendedByAnotherError,
     AppendLog,

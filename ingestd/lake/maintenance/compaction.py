@@ -33,7 +33,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from ingestd.failpoints import lost, reach
 from ingestd.lake.delta.actions import COMPACTION, rewrite_text
-from ingestd.lake.delta.appender import AppendLog
+from ingestd.lake.delta.append_log import AppendLog
 from ingestd.lake.delta.commit import commit_path, read_commit
 from ingestd.lake.delta.log_files import open_table
 from ingestd.lake.delta.log_paths import OWN_FILE

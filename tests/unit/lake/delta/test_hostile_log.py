@@ -20,7 +20,7 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd.lake.delta.appender import AppendLog, Creation
+from ingestd.lake.delta.append_log import AppendLog, Creation
 from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES
 from ingestd.lake.delta.log_paths import OWN_FILE, file_of
 from ingestd.lake.delta.newest_rows import newest_rows

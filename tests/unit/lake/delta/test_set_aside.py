@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from ingestd.lake.delta.appender import AppendLog, Creation
+from ingestd.lake.delta.append_log import AppendLog, Creation
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.layout import Layout
 from ingestd.lake.maintenance.log_cleanup import LogCleaner

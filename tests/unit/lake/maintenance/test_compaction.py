@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Schema
 
-from ingestd.lake.delta.appender import CHECKPOINT_EVERY, AppendLog
+from ingestd.lake.delta.append_log import CHECKPOINT_EVERY, AppendLog
 from ingestd.lake.delta.read import list_files, read_raw
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.maintenance.compaction import (
