@@ -25,10 +25,10 @@ from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES
 from ingestd.lake.delta.log_paths import OWN_FILE, file_of
 from ingestd.lake.delta.newest_rows import newest_rows
 from ingestd.lake.delta.read import read_raw
-from ingestd.lake.delta.statistics import MAX_TEXT
 from ingestd.lake.delta.tail import CommitTail
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.maintenance.process import maintain
+from ingestd.lake.parquet_writer import MAX_TEXT
 from ingestd.lake.raw_table import raw_schema, statistics_columns
 from ingestd.lake.reference.log import ReferenceLog
 from ingestd.lake.reference.source import RawReferenceSource
