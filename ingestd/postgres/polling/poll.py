@@ -40,7 +40,7 @@ from ingestd.postgres.polling.queries import (
     xids_query,
 )
 from ingestd.postgres.polling.rows import FoundRows
-from ingestd.postgres.snapshot.staleness import ensure_described
+from ingestd.postgres.snapshot.read_view import ensure_described
 from ingestd.postgres.transport.copy_out import copying
 
 PAGE_BLOCKS = 16_384
