@@ -54,9 +54,13 @@ from ingestd.postgres.wal.publication import prepare_publication
 from ingestd.postgres.wal.publication_sql import is_locked
 from ingestd.postgres.wal.relation_cache import Relations
 from ingestd.postgres.wal.server import WalServer, inspect_server, position_of, server_notices
-from ingestd.postgres.wal.slots.create import prepare_slot, temporary_point, without_walsender
-from ingestd.postgres.wal.slots.slot import (
+from ingestd.postgres.wal.slots.create import (
     ExportedPoint,
+    prepare_slot,
+    temporary_point,
+    without_walsender,
+)
+from ingestd.postgres.wal.slots.slot import (
     SlotDecodeGap,
     find_slot,
     missing_slot,

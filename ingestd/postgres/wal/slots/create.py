@@ -2,6 +2,7 @@
 
 A slot is moved or dropped here only if nothing was read from it that the lake has, or if it is
 lost. It is moved to the point at which all tables are read, so that snapshot has all it skips (I1).
+Source: PostgreSQL documentation, "Streaming Replication Protocol" (CREATE_REPLICATION_SLOT).
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -28,12 +30,12 @@ from ingestd.postgres.snapshot.ctid_splits import enter_snapshot
 from ingestd.postgres.wal.errors import cut_off
 from ingestd.postgres.wal.server import lineage_of, refuse_other
 from ingestd.postgres.wal.slots.slot import (
-    ExportedPoint,
+    FIRST_WITH_FAILOVER,
+    PLUGIN,
     Slot,
     advance_slot,
     busy_slot,
     drop_slot,
-    export_point,
     find_slot,
     moved_slot,
     slot_fault,
@@ -70,6 +72,25 @@ _DECODED_BY_FROM_15 = (*_DECODED_BY, "pg_publication_namespace")
 UNWAITED_BYTES = 128
 """A slot created without waiting is this close to its restart_lsn: one record of running
 transactions that lists none, 56 bytes, perhaps with a page header. After a wait, at least 150."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedPoint:
+    """A consistent point and the snapshot that shows it.
+
+    Other sessions can import `snapshot` while `connection` stays open, which must run nothing
+    else. It is the replication connection that created the slot, or an ordinary one in its place
+    (`without_walsender`). Closing the former also drops a temporary slot.
+    """
+
+    connection: AsyncConnection[Any]
+    point: Lsn
+    snapshot: str
+    at: datetime
+
+    async def close(self) -> None:
+        """Release the snapshot."""
+        await self.connection.close()
 
 
 async def prepare_slot(
@@ -302,7 +323,7 @@ async def _export(
     try:
         follows = await is_standby(connection)
         await reach_async(f"{step}.before", cut_off)
-        making = asyncio.create_task(export_point(connection, slot, temporary=temporary))
+        making = asyncio.create_task(_export_point(connection, slot, temporary=temporary))
         try:
             if follows:
                 await _while_it_replays(dsn, making, slot)
@@ -315,6 +336,37 @@ async def _export(
         await connection.close()
         raise
     return exported
+
+
+async def _export_point(
+    connection: AsyncConnection[Any], slot: str, *, temporary: bool
+) -> ExportedPoint:
+    """Create the slot and export its consistent point.
+
+    `connection` is a replication connection and belongs to the result. The server waits until all
+    transactions now running have ended. A permanent slot is a failover slot, of which standbys
+    keep a copy, where the server has them (17+); but not on a standby, which can't create one.
+    """
+    cursor = await connection.execute(
+        "SELECT pg_catalog.clock_timestamp(), pg_catalog.pg_is_in_recovery()"
+    )
+    row = await cursor.fetchone()
+    assert row is not None
+    at, in_recovery = row
+    fails_over = not (temporary or in_recovery)
+    kind = "TEMPORARY LOGICAL" if temporary else "LOGICAL"
+    # Exporting is the default in all versions; the option's syntax changed in 15.
+    options = ""
+    if fails_over and connection.info.server_version >= FIRST_WITH_FAILOVER:
+        options = " (SNAPSHOT 'export', FAILOVER true)"
+    create = sql.SQL("CREATE_REPLICATION_SLOT {} {} {}{}").format(
+        sql.Identifier(slot), sql.SQL(kind), sql.Identifier(PLUGIN), sql.SQL(options)
+    )
+    cursor = await connection.execute(create)
+    created = await cursor.fetchone()
+    assert created is not None
+    _, point, snapshot, _ = created
+    return ExportedPoint(connection, Lsn.parse(point), snapshot, at)
 
 
 async def _while_it_replays(dsn: str, making: asyncio.Task[ExportedPoint], slot: str) -> None:

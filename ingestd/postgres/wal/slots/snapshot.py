@@ -14,7 +14,7 @@ from ingestd.postgres.snapshot.chunked import advance_wal, can_be_chunked
 from ingestd.postgres.snapshot.point import PointSnapshot
 from ingestd.postgres.snapshot.read_view import RowOrigin
 from ingestd.postgres.snapshot.resume import unread
-from ingestd.postgres.wal.slots.slot import ExportedPoint
+from ingestd.postgres.wal.slots.create import ExportedPoint
 
 
 class TableSnapshot(PointSnapshot):
