@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -10,12 +10,13 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import DataType
 
+from spark_jobs.delta_log.newest_files import NewestFiles
 from spark_jobs.fold.arrow import above_truncate, fold, unfolded
 from spark_jobs.fold.arrow_merge import shaped
 from spark_jobs.fold.carried_values import borrow
-from spark_jobs.lake.raw_files import has_unsent, read_newest
 from spark_jobs.mirrors.step import MirrorStep
 
+_EPOCH = "_cdc_epoch"
 HERE_ROWS, HERE_BYTES = 2_000_000, 256 << 20
 """Steps up to this many raw rows, and bytes as the source sent them, are tried in the driver."""
 
@@ -34,11 +35,8 @@ class DriverStep(MirrorStep):
 
     def newest(self) -> pa.Table | None:
         """Return the raw rows of the step, with the present columns."""
-        step = self.step
-        read = read_newest(
-            self.lake, step.table, above=step.above, through=step.through.number, rows=step.rows
-        )
-        if read is None or has_unsent(read, [k.name for k in self.key]):
+        read = self._read_newest()
+        if read is None or _has_unsent(read, [k.name for k in self.key]):
             return None
         since = max((c.since_lsn or 0 for c in self.added), default=0)
         if read.num_rows and pc.min(read["_cdc_lsn"]).as_py() < since:
@@ -50,6 +48,20 @@ class DriverStep(MirrorStep):
             return shaped(read, pa.schema([*own, *cdc]))
         except pa.ArrowException:
             return None
+
+    def _read_newest(self) -> pa.Table | None:
+        """Return the raw rows of the step, from the files that the log added last.
+
+        None if more than a few log entries are needed, or if the number of rows is not that of
+        `_epochs`: so neither the order of the entries nor a compaction can make the result wrong.
+        """
+        files = NewestFiles(self.lake.session, self.lake.raw_path(self.step.table))
+        through = self.step.through.number
+        found = files.rows_above(_EPOCH, self.step.above, through)
+        if found is None:
+            return None
+        found = found.filter(pc.less_equal(found[_EPOCH], through))
+        return found if found.num_rows == self.step.rows else None
 
     def _within_limits(self, way: Callable[[], bool]) -> bool:
         """Run `way`, for large steps one at a time; return False if the driver can't."""
@@ -96,3 +108,9 @@ class DriverStep(MirrorStep):
         self.evolve()
         outcomes = borrow(folded, self.mirror.rows, self.key)
         return in_driver.apply(outcomes, key, self.step.signature)
+
+
+def _has_unsent(changes: pa.Table, names: Sequence[str]) -> bool:
+    """Return whether some change did not send one of these columns."""
+    unsent = pc.unique(pc.list_flatten(changes["_cdc_unchanged"]))
+    return not set(names).isdisjoint(unsent.to_pylist())
