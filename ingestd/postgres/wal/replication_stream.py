@@ -127,11 +127,11 @@ class ReplicationStream:
 
     async def receive(self) -> ReceivedBytes:
         """Return what has been collected; wait for the first. Raises what ended the stream."""
-        while (collected := await self._receive_nowait()) is None:
+        while (collected := await self._receive_next()) is None:
             pass
         return collected
 
-    async def _receive_nowait(self) -> ReceivedBytes | None:
+    async def _receive_next(self) -> ReceivedBytes | None:
         waiter = asyncio.create_task(self._ready.wait())
         try:
             await asyncio.wait([waiter, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
