@@ -20,8 +20,8 @@ from ingestd.lake.reference.changes import ReferenceChanges
 from ingestd.lake.reference.digest import ContentDigest
 from ingestd.lake.reference.log import ReferenceLog
 from ingestd.lake.store.errors import reference_fault, storage_faults, unreadable
-from ingestd.lake.store.fsync import Durability
 from ingestd.lake.store.pending_calls import StorageCalls
+from ingestd.lake.store.plain_files import Durability
 from ingestd.lake.store.store import open_store
 from ingestd.lake.threads import WorkerThreads
 from ingestd.model.changes import RESERVED_PREFIX

@@ -33,7 +33,7 @@ from ingestd.lake.raw_table import raw_schema, statistics_columns
 from ingestd.lake.reference.log import ReferenceLog
 from ingestd.lake.reference.source import RawReferenceSource
 from ingestd.lake.store import plain_files
-from ingestd.lake.store.fsync import Fsync
+from ingestd.lake.store.plain_files import Fsync
 from ingestd.lake.store.store import LocalStore
 from ingestd.lake.verify.lake import DeltaVerifiedLake
 from ingestd.model.errors import FolderError, IngestdError, OperatorError, TableError

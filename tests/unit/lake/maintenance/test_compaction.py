@@ -26,7 +26,7 @@ from ingestd.lake.maintenance.compaction import (
     TableMaintenance,
 )
 from ingestd.lake.maintenance.log_cleanup import LogCleaner
-from ingestd.lake.store.fsync import Fsync
+from ingestd.lake.store.plain_files import Fsync
 from ingestd.lake.store.store import LocalStore
 from ingestd.model.lsn import Lsn
 from tests.harness.waiting import await_until
