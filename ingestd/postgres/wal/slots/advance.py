@@ -19,9 +19,8 @@ from psycopg import AsyncConnection
 from ingestd.failpoints import reach_async
 from ingestd.model.errors import TransientError
 from ingestd.model.lsn import ZERO, Lsn
-from ingestd.postgres.connection.errors import FULL, classify
+from ingestd.postgres.connection.errors import FULL, classify, cut_off
 from ingestd.postgres.connection.session import connect, end_without_client
-from ingestd.postgres.wal.errors import cut_off
 from ingestd.postgres.wal.server import refuse_other
 from ingestd.postgres.wal.slots.slot import advance_slot
 

@@ -22,12 +22,11 @@ from ingestd.model.errors import IngestdError, OperatorError, TransientError
 from ingestd.model.lsn import ZERO, Lsn
 from ingestd.postgres.catalog.publication import FIRST_WITH_PARTS
 from ingestd.postgres.connection.claim_session import take_claim
-from ingestd.postgres.connection.errors import FREE_A_SLOT
+from ingestd.postgres.connection.errors import FREE_A_SLOT, cut_off
 from ingestd.postgres.connection.session import connect, end_without_client
 from ingestd.postgres.connection.wal_position import flush_position, is_standby
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.snapshot.ctid_splits import enter_snapshot
-from ingestd.postgres.wal.errors import cut_off
 from ingestd.postgres.wal.server import lineage_of, refuse_other
 from ingestd.postgres.wal.slots.slot import (
     FIRST_WITH_FAILOVER,
