@@ -56,6 +56,7 @@ from ingestd.postgres.wal.relation_cache import Relations
 from ingestd.postgres.wal.server import WalServer, inspect_server, position_of, server_notices
 from ingestd.postgres.wal.slots.create import (
     ExportedPoint,
+    TableSnapshot,
     prepare_slot,
     temporary_point,
     without_walsender,
@@ -68,7 +69,6 @@ from ingestd.postgres.wal.slots.slot import (
     skipped,
     vanished_slot,
 )
-from ingestd.postgres.wal.slots.snapshot import TableSnapshot
 from ingestd.postgres.wal.spool import SpoolPolicy
 
 DDL_PATIENCE_S = 0.2

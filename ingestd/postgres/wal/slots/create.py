@@ -1,4 +1,4 @@
-"""Creating the slot to stream from, and points at which tables can be read.
+"""Creating the slot to stream from, and points at which tables are read (design section 8.9, a).
 
 A slot is moved or dropped here only if nothing was read from it that the lake has, or if it is
 lost. It is moved to the point at which all tables are read, so that snapshot has all it skips (I1).
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -20,13 +21,18 @@ from psycopg import AsyncConnection, sql
 from ingestd.failpoints import reach_async
 from ingestd.model.errors import IngestdError, OperatorError, TransientError
 from ingestd.model.lsn import ZERO, Lsn
+from ingestd.model.schema import Table, TableId
 from ingestd.postgres.catalog.publication import FIRST_WITH_PARTS
 from ingestd.postgres.connection.claim_session import take_claim
-from ingestd.postgres.connection.errors import FREE_A_SLOT, cut_off
+from ingestd.postgres.connection.errors import FREE_A_SLOT, classify, cut_off
 from ingestd.postgres.connection.session import connect, end_without_client
 from ingestd.postgres.connection.wal_position import flush_position, is_standby
 from ingestd.postgres.settings import WalSettings
+from ingestd.postgres.snapshot.chunked import advance_wal, can_be_chunked
 from ingestd.postgres.snapshot.ctid_splits import enter_snapshot
+from ingestd.postgres.snapshot.point import PointSnapshot
+from ingestd.postgres.snapshot.read_view import RowOrigin
+from ingestd.postgres.snapshot.resume import unread
 from ingestd.postgres.wal.server import lineage_of, refuse_other
 from ingestd.postgres.wal.slots.slot import (
     FIRST_WITH_FAILOVER,
@@ -389,3 +395,51 @@ async def _while_it_replays(dsn: str, making: asyncio.Task[ExportedPoint], slot:
                     "attempt waits",
                 )
             await asyncio.wait([making], timeout=_LOOK_S)
+
+
+class TableSnapshot(PointSnapshot):
+    """A snapshot at the consistent point of a slot."""
+
+    def __init__(
+        self,
+        settings: WalSettings,
+        exported: ExportedPoint,
+        tables: Sequence[Table],
+        *,
+        row_limit_bytes: int,
+    ) -> None:
+        super().__init__(
+            settings,
+            exported.snapshot,
+            RowOrigin(exported.point, exported.at),
+            tables,
+            row_limit_bytes=row_limit_bytes,
+        )
+        self._held = exported
+        self._tables = {t.id: t for t in tables}
+
+    def remainder(self, table: TableId, done: Collection[str]) -> str:
+        """See the port: the remainder is read in chunks, or the table is read again."""
+        described = self._tables[table]
+        if not can_be_chunked(described):
+            return ""
+        nbytes, splits = self._readers.nbytes(table), self._readers.splits(table)
+        return unread(described, self.point, nbytes, splits, done)
+
+    async def advance_source(self) -> None:
+        """Write a message to the WAL; pgoutput skips it, but the position passes it."""
+        try:
+            async with await connect(self._dsn) as connection:
+                await advance_wal(connection)
+        except psycopg.Error as error:
+            raise classify(error, "snapshot", self._dsn) from error
+
+    @property
+    def is_closed(self) -> bool:
+        """True if it can no longer be read."""
+        return self._held.connection.closed
+
+    async def close(self) -> None:
+        """Release the snapshot, and drop a temporary slot."""
+        await self._close_cutter()
+        await self._held.close()
