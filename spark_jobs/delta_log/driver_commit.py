@@ -123,6 +123,8 @@ def commit(
     return True
 
 
+# --- statistics of a new file --------------------------------------------------------------------
+
 _MAX_STATS = 32
 _DAY_US = 86_400_000_000
 _FIRST_DAY, _LAST_DAY = -354_285, 2_932_896

@@ -213,7 +213,10 @@ class SourceLake:
 
 
 class EpochMemory:
-    """Epochs by number. Safe to use from several threads."""
+    """The most recent epochs of a lake, by number; earlier ones are re-read.
+
+    Safe to use from several threads.
+    """
 
     def __init__(self, lake: SourceLake) -> None:
         self._lake = lake
