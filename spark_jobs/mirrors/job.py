@@ -34,7 +34,7 @@ from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
 from spark_jobs.delta_log.file_cache import MirrorFiles
 from spark_jobs.fold.arrow import fold
-from spark_jobs.fold.carried_values import borrow
+from spark_jobs.fold.borrowed_values import borrow
 from spark_jobs.fold.plain import DELETED, fold_changes
 from spark_jobs.fold.spark_sql import (
     Survey,

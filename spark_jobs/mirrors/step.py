@@ -19,7 +19,7 @@ from ingestd.model.schema import TableId
 from spark_jobs.delta_log.newest_files import NewestFiles
 from spark_jobs.fold.arrow import above_truncate, fold, unfolded
 from spark_jobs.fold.arrow_merge import shaped
-from spark_jobs.fold.carried_values import borrow
+from spark_jobs.fold.borrowed_values import borrow
 from spark_jobs.mirrors.table import DELETED_AT, MirrorTable
 
 if TYPE_CHECKING:
