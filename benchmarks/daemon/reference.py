@@ -31,7 +31,7 @@ from ingestd.lake.reference.table import DeltaReferenceTable
 from ingestd.model.changes import EpochSummary, TableBatch, change_schema, marker_batch
 from ingestd.model.lake_state import TableEvent, TableState
 from ingestd.model.lsn import Lsn
-from ingestd.model.row_limit import UNLIMITED_BYTES
+from ingestd.model.row_checks import UNLIMITED_BYTES
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import ReferenceTableSource
 from ingestd.postgres.connection.session import connect

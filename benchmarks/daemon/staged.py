@@ -24,7 +24,7 @@ from ingestd.decode.pgoutput.decoder import PgoutputDecoder
 from ingestd.lake.epochs_table import EpochTable
 from ingestd.lake.parquet_writer import FragmentWriter
 from ingestd.lake.raw_table import RawTable
-from ingestd.lake.store import fsync as durable
+from ingestd.lake.store import plain_files as durable
 
 DECODE, CAST, PARQUET = "decode", "Arrow cast", "Parquet"
 COMMIT, FSYNC = "Delta commit", "fsync"

@@ -22,7 +22,7 @@ from benchmarks.harness.rig import Rig, rig, timed
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.model.changes import EpochSummary, TableBatch, change_schema
 from ingestd.model.lsn import Lsn
-from ingestd.model.row_limit import UNLIMITED_BYTES
+from ingestd.model.row_checks import UNLIMITED_BYTES
 from ingestd.model.schema import Column, Table, TableId
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.polling.keys.delete_sweep import Sweep, absent

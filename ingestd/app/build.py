@@ -14,7 +14,7 @@ from ingestd.app.factories import connector_bytes, connector_of, policy_of, shar
 from ingestd.config import UNSTREAMED, Config, SourceSettings
 from ingestd.config.redaction import Redactor
 from ingestd.model.errors import OperatorError
-from ingestd.model.row_limit import row_limit_bytes
+from ingestd.model.row_checks import row_limit_bytes
 from ingestd.model.schema import TableId
 from ingestd.observe import logs
 from ingestd.observe.metrics import Metrics

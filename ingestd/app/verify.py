@@ -17,7 +17,7 @@ from ingestd.app.factories import (
 from ingestd.app.verify_report import VerifyReport, asked_for
 from ingestd.config import Config
 from ingestd.model.errors import OperatorError
-from ingestd.model.row_limit import row_limit_bytes
+from ingestd.model.row_checks import row_limit_bytes
 from ingestd.model.schema import Table, TableId
 from ingestd.pipeline.verify.run import PollingTolerance, Verification
 from ingestd.pipeline.verify.table import VerifySettings

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from ingestd.lake.delta.appender import AppendLog
+from ingestd.lake.delta.append_log import AppendLog
 from ingestd.lake.delta.read import read_batches
 from ingestd.lake.epoch_writer import DeltaEpochWriter
 from ingestd.lake.epochs_table import EpochTable
@@ -31,8 +31,8 @@ from ingestd.lake.opening import (
 from ingestd.lake.raw_table import RawTable, RowRange, raw_schema
 from ingestd.lake.registry_table import RegistryTable
 from ingestd.lake.store.errors import storage_faults, table_fault, unreadable
-from ingestd.lake.store.fsync import Durability
 from ingestd.lake.store.pending_calls import StorageCalls
+from ingestd.lake.store.plain_files import Durability
 from ingestd.lake.store.store import linked, open_store
 from ingestd.lake.table_folders import raw_tables
 from ingestd.lake.threads import WorkerThreads, ahead

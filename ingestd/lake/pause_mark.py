@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from ingestd.lake.layout import Layout
 from ingestd.lake.marker import read_marker
 from ingestd.lake.store.errors import storage_faults
-from ingestd.lake.store.fsync import Durability
 from ingestd.lake.store.pending_calls import StorageCalls
+from ingestd.lake.store.plain_files import Durability
 from ingestd.lake.store.store import Store, open_store
 from ingestd.model.errors import LakeLostError
 from ingestd.model.recorded import RecordError, read_json

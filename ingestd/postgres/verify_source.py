@@ -43,8 +43,7 @@ from ingestd.postgres.snapshot.ctid_splits import (
 )
 from ingestd.postgres.snapshot.page_reader import TablePages
 from ingestd.postgres.snapshot.read_view import ExportedView, RowOrigin
-from ingestd.postgres.wal.slots.create import temporary_point
-from ingestd.postgres.wal.slots.slot import ExportedPoint
+from ingestd.postgres.wal.slots.create import ExportedPoint, temporary_point
 
 SLOT_LIMIT_S = 120.0
 """How long a standby's slot may wait for transactions that began before it."""

@@ -7,6 +7,8 @@ version needs to be kept for readers.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -17,7 +19,7 @@ from pyspark.sql import functions as f
 from ingestd.lake.layout import Layout
 from ingestd.lake.registry_table import SCHEMA as TABLES_SCHEMA
 from ingestd.lake.store.errors import storage_faults
-from ingestd.lake.store.fsync import Fsync
+from ingestd.lake.store.plain_files import Fsync
 from ingestd.lake.store.store import LocalStore, ensure_own_links
 from ingestd.model.errors import OperatorError
 from ingestd.model.schema import TableId
@@ -208,3 +210,40 @@ class SourceLake:
 
     def _load(self, path: str) -> DataFrame:
         return self.checked.rows(self.session, path)
+
+
+class EpochMemory:
+    """The most recent epochs of a lake, by number; earlier ones are re-read.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self, lake: SourceLake) -> None:
+        self._lake = lake
+        self._known: dict[int, Epoch] = {}
+        self._lock = threading.Lock()
+
+    def add_epochs(self, epochs: Sequence[Epoch]) -> None:
+        """Add a batch, and drop all earlier epochs except the one before it."""
+        if epochs:
+            last = self._known.get(epochs[0].number - 1)
+            self._known = {e.number: e for e in epochs}
+            if last is not None:
+                self._known[last.number] = last
+
+    def between(self, above: int, through: int) -> list[Epoch]:
+        """Return the epochs above `above`, up to and including `through`."""
+        self._ensure(above + 1, through)
+        return [self._known[n] for n in range(above + 1, through + 1)]
+
+    def end_lsn(self, number: int) -> int:
+        """Return the end position of an epoch; 0 for epoch 0."""
+        if number == 0:
+            return 0
+        self._ensure(number, number)
+        return self._known[number].end_lsn
+
+    def _ensure(self, first: int, last: int) -> None:
+        with self._lock:
+            if not all(n in self._known for n in range(first, last + 1)):
+                self._known |= {e.number: e for e in self._lake.epochs(first - 1)}

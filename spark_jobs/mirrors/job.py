@@ -3,7 +3,7 @@
 ======================================  ==========================================================
 the raw rows of the step                action
 ======================================  ==========================================================
-only changes, and at most about 100 MB  folded and merged by the driver (`driver_step.py`,
+only changes, and at most about 100 MB  folded and merged by the driver (`step.py`,
 of the mirror may change                `driver_merge.py`), which also creates such mirrors; else:
 no mirror yet                           created from the fold of all rows above the newest `t`
 a `t`                                   the same: rows below it are void, whenever they came
@@ -35,7 +35,7 @@ from ingestd.lake.fold.vectorized import fold
 from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
 from spark_jobs.delta_log.file_cache import MirrorFiles
-from spark_jobs.fold.carried_values import borrow
+from spark_jobs.fold.borrowed_values import borrow
 from spark_jobs.fold.spark_sql import (
     Survey,
     fold_in_spark,
@@ -46,9 +46,8 @@ from spark_jobs.fold.spark_sql import (
 )
 from spark_jobs.lake.columns import col, later, same_key, selected
 from spark_jobs.lake.missing_values import with_missing
-from spark_jobs.mirrors.driver_step import DriverStep
 from spark_jobs.mirrors.keyless import apply_whole_rows, whole_rows
-from spark_jobs.mirrors.step import MirrorStep
+from spark_jobs.mirrors.step import DriverStep, MirrorStep
 from spark_jobs.mirrors.table import DELETED_AT, MirrorTable, Outcomes
 
 if TYPE_CHECKING:

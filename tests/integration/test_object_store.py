@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake import Schema as DeltaSchema
 
-from ingestd.lake.delta import appender as append_log
+from ingestd.lake.delta import append_log
 from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES, ensure_plain_log, open_table
 from ingestd.lake.delta.read import read_files, read_raw
 from ingestd.lake.delta_lake import DeltaLake

@@ -15,7 +15,7 @@ import pytest
 from ingestd.model.changes import change_schema
 from ingestd.model.errors import TableChangedError, TableError, TableReplacedError, TransientError
 from ingestd.model.lsn import Lsn
-from ingestd.model.row_limit import UNLIMITED_BYTES
+from ingestd.model.row_checks import UNLIMITED_BYTES
 from ingestd.model.schema import Column, Table, TableId
 from ingestd.ports import Split
 from ingestd.postgres.catalog.block_range import BlockRange

@@ -18,7 +18,7 @@ from psycopg import AsyncCursor
 
 from ingestd.model.changes import TableBatch
 from ingestd.model.errors import TableChangedError, TransientError
-from ingestd.model.row_limit import UNLIMITED_BYTES
+from ingestd.model.row_checks import UNLIMITED_BYTES
 from ingestd.model.schema import Mask
 from ingestd.ports import Split
 from ingestd.postgres.catalog.block_range import BlockRange

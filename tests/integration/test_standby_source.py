@@ -56,7 +56,7 @@ from tests.unit.pipeline.fixtures import watch
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ingestd.postgres.wal.slots.slot import ExportedPoint
+    from ingestd.postgres.wal.slots.create import ExportedPoint
     from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database

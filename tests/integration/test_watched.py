@@ -15,7 +15,7 @@ import structlog
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from ingestd.decode.pgoutput.frames import split_frames
+from ingestd.decode.pgoutput.messages import split_frames
 from ingestd.model.errors import TransientError
 from ingestd.model.lsn import ZERO
 from ingestd.postgres.connection import liveness as watched

@@ -20,7 +20,7 @@ from spark_jobs.delta_log import file_cache as mirror_files
 from spark_jobs.delta_log.commits import snapshot_of
 from spark_jobs.epochs import latest
 from spark_jobs.mirror import main
-from spark_jobs.mirrors import driver_merge, driver_step
+from spark_jobs.mirrors import driver_merge, step
 from spark_jobs.mirrors import job as mirroring
 from spark_jobs.mirrors import table as mirror_table
 from tests.harness.raw_lake import Change, RawLake
@@ -114,7 +114,7 @@ def test_values_of_all_kinds_stay_what_they_are(
 ) -> None:
     rows = [{"_cdc_op": "r", "_cdc_seq": 0, "id": n, **v} for n, v in enumerate(VALUES)]
     with monkeypatch.context() as by_spark_only:
-        by_spark_only.setattr(driver_step, "HERE_ROWS", -1)
+        by_spark_only.setattr(step, "HERE_ROWS", -1)
         mirror.run(*rows, {"_cdc_op": "r", "_cdc_seq": 0, "id": 7, "note": "to be gone"})
     by_spark = mirror.rows()
     changed = [{"_cdc_op": "c", "_cdc_seq": 1, "id": 10 + n, **v} for n, v in enumerate(VALUES)]

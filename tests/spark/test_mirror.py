@@ -156,7 +156,7 @@ class Simulated:
 
 
 SPARK_MERGES = {"mirrors.driver_merge.MAX_BYTES": -1, "mirrors.table.SMALL_BYTES": 0}
-SPARK_FOLDS = {"mirrors.job.FEW_ROWS": -1, "mirrors.driver_step.HERE_ROWS": -1}
+SPARK_FOLDS = {"mirrors.job.FEW_ROWS": -1, "mirrors.step.HERE_ROWS": -1}
 WAYS: tuple[dict[str, int], ...] = (
     {},  # all in the driver, files rewritten
     SPARK_MERGES | {"mirrors.table.CHANGED_SHARE": 0},  # folded in the driver, then a MERGE

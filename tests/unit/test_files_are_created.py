@@ -16,14 +16,13 @@ MEANT = {
     (
         "ingestd/lake/store/plain_files.py",
         "os.open",
-    ): "below the table's folder, O_EXCL, O_NOFOLLOW",
+    ): "below the table's folder, O_EXCL, O_NOFOLLOW; or for reading, to sync it",
     ("ingestd/http/command_token.py", "os.open"): "O_EXCL, O_NOFOLLOW below its folder; renamed",
     ("spark_jobs/session.py", "open"): "a lock in the user's own cache folder; nothing is written",
     (
         "spark_jobs/source/keeper_process.py",
         "os.open",
     ): "a lock in a private folder; nothing is written",
-    ("ingestd/lake/store/fsync.py", "os.open"): "for reading, to sync it",
 }
 _OPENS = {"open", "write_text", "write_bytes", "touch"}
 _WRITES = tuple(quote + mode for quote in "'\"" for mode in "wxa")

@@ -19,7 +19,6 @@ from ingestd.decode.pgoutput.changes import (
     change_batch,
     change_batches,
 )
-from ingestd.decode.pgoutput.logical_messages import TellMessage, tell_messages
 from ingestd.decode.pgoutput.messages import (
     BEGIN,
     COMMIT,
@@ -29,11 +28,13 @@ from ingestd.decode.pgoutput.messages import (
     TRUNCATE,
     Ints,
     Messages,
+    TellMessage,
     Transaction,
     Transactions,
     oids_of,
     read_messages,
     read_transactions,
+    tell_messages,
 )
 from ingestd.decode.pgoutput.relation import Relation, Resolve, TellPartition, parse_relation
 from ingestd.decode.pgoutput.shortening import LEFT_OUT, columns_left_out
@@ -41,7 +42,7 @@ from ingestd.decode.values.encodings import Encoding
 from ingestd.model.changes import Chunk, TableBatch, idle_chunk
 from ingestd.model.errors import ProtocolError, TableError
 from ingestd.model.lsn import ZERO, Lsn
-from ingestd.model.row_limit import UNLIMITED_BYTES, kept_bytes, row_too_large
+from ingestd.model.row_checks import UNLIMITED_BYTES, kept_bytes, row_too_large
 from ingestd.model.schema import Table, TableId
 
 _MAX_FEED_BYTES = 1 << 31
@@ -60,19 +61,6 @@ class _Known:
     relation: Relation
     table: Table | None
     since: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class _FoundChanges:
-    """One table's changes in a range of messages with one definition of its relation.
-
-    `rank`: position among the captured relations of its message (0 except for truncates).
-    """
-
-    relation: Relation
-    table: Table
-    messages: Ints
-    rank: Ints
 
 
 class PgoutputDecoder:
@@ -233,7 +221,8 @@ class PgoutputDecoder:
         # the count before each transaction began; negative for the open one
         carried = 0 if self._open is None else self._open.changes
         bases = np.append([-carried], total[transactions.begun])
-        batches = _batches(messages, transactions, found, counts, total - bases[transactions.of])
+        first_seq = total - bases[transactions.of] - counts + 1
+        batches = _batches(messages, transactions, first_seq, found)
         captured = np.diff(np.append(bases, total[-1]))
         return self._close(transactions, batches, captured)
 
@@ -274,7 +263,7 @@ class PgoutputDecoder:
 
     def _find(
         self, messages: Messages, transactions: Transactions, counts: Ints
-    ) -> Iterator[_FoundChanges]:
+    ) -> Iterator[TableChanges]:
         """Locate the captured changes; set `counts` to the number in each message."""
         if self._is_stale:
             self._is_stale = False
@@ -335,7 +324,7 @@ class PgoutputDecoder:
         start: int,
         end: int,
         counts: Ints,
-    ) -> Iterator[_FoundChanges]:
+    ) -> Iterator[TableChanges]:
         types = messages.types[start:end]
         truncated = self._find_truncates(
             messages, (np.flatnonzero(types == TRUNCATE) + start).tolist(), counts
@@ -441,40 +430,34 @@ def _left_out(messages: Messages, message: int, is_captured: Sequence[bool]) -> 
 
 def _with_truncates(
     relation: Relation, table: Table, rows: Ints, truncates: list[tuple[int, int]]
-) -> _FoundChanges:
+) -> TableChanges:
     """Merge a table's truncates (message, rank) into its row changes, in message order."""
     ranks = np.zeros(len(rows), np.int64)
     if not truncates:
-        return _FoundChanges(relation, table, rows, ranks)
+        return TableChanges(relation, table, rows, ranks)
     places = np.array(truncates, np.int64)
     messages, ranks = np.append(rows, places[:, 0]), np.append(ranks, places[:, 1])
     order = np.argsort(messages, kind="stable")
-    return _FoundChanges(relation, table, messages[order], ranks[order])
+    return TableChanges(relation, table, messages[order], ranks[order])
 
 
 def _batches(
-    messages: Messages,
-    transactions: Transactions,
-    found: Sequence[_FoundChanges],
-    counts: Ints,
-    reached: Ints,
+    messages: Messages, transactions: Transactions, first_seq: Ints, found: Sequence[TableChanges]
 ) -> tuple[TableBatch, ...]:
-    """Decode each table's changes. `reached`: the last `_cdc_seq` assigned in each message."""
+    """Decode each table's changes; small ones together."""
     batches: list[TableBatch | None] = []
     small: list[TableChanges] = []
-    for part in found:
-        at = part.messages
-        seq = reached[at] - counts[at] + part.rank + 1
-        changes = TableChanges(part.relation, part.table, at, seq)
+    for changes in found:
+        at = changes.messages
         if len(at) <= SMALL_ROWS and messages.nbytes(at) <= _SMALL_BYTES:
             small.append(changes)
             batches.append(None)
         else:
-            batches.append(change_batch(messages, transactions, changes))
+            batches.append(change_batch(messages, transactions, first_seq, changes))
     together = (
         batch
         for group in _groups(messages, small)
-        for batch in change_batches(messages, transactions, group)
+        for batch in change_batches(messages, transactions, first_seq, group)
     )
     return tuple(next(together) if batch is None else batch for batch in batches)
 

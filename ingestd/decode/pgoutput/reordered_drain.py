@@ -3,7 +3,7 @@
 With `streaming 'on'` (`decode/pgoutput/streamed_transactions.py`) a call returns large transactions
 in segments, interleaved with others, so the server need not write them to disk while it decodes. It
 has the complete result before the first row is sent, so a query can scan the result several times
-(`wal/drain_queries.py`). First it returns, in their original order, all messages about segments and
+(`wal/drain/queries.py`). First it returns, in their original order, all messages about segments and
 relations: the announcement. Then follow the ordinary transactions up to the first Stream Commit,
 that transaction's messages, and so on. So the reader knows each transaction's commit and its undone
 parts before its first message, and buffers nothing. States::

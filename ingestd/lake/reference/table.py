@@ -12,17 +12,16 @@ import pyarrow as pa
 
 from ingestd.lake.delta.arrow_types import conformed
 from ingestd.lake.delta.read import conform, list_files, open_parquet
-from ingestd.lake.delta.statistics import has_statistics
 from ingestd.lake.layout import Layout
 from ingestd.lake.marker import read_marker
 from ingestd.lake.opening import never_refuse, refuse_foreign
-from ingestd.lake.parquet_writer import FragmentSink, FragmentWriter
+from ingestd.lake.parquet_writer import FragmentSink, FragmentWriter, has_statistics
 from ingestd.lake.reference.changes import ReferenceChanges
 from ingestd.lake.reference.digest import ContentDigest
 from ingestd.lake.reference.log import ReferenceLog
 from ingestd.lake.store.errors import reference_fault, storage_faults, unreadable
-from ingestd.lake.store.fsync import Durability
 from ingestd.lake.store.pending_calls import StorageCalls
+from ingestd.lake.store.plain_files import Durability
 from ingestd.lake.store.store import open_store
 from ingestd.lake.threads import WorkerThreads
 from ingestd.model.changes import RESERVED_PREFIX

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ingestd.digests.value_hashes import Hashes
-from ingestd.lake.delta.appender import AppendLog
+from ingestd.lake.delta.append_log import AppendLog
 from ingestd.lake.delta.log import TableLog
 from ingestd.lake.delta.read import list_files, read_files
 from ingestd.lake.delta.tail import File

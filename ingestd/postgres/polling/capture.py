@@ -27,7 +27,7 @@ from ingestd.model.errors import OperatorError, TransientError
 from ingestd.model.lake_state import LakeState, RegisteredTable
 from ingestd.model.lsn import ZERO, Lsn
 from ingestd.model.pg_snapshot import PgSnapshot
-from ingestd.model.row_limit import row_limit_bytes
+from ingestd.model.row_checks import row_limit_bytes
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import (
     CaptureLag,

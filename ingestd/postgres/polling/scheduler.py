@@ -17,7 +17,7 @@ from ingestd.model.changes import Chunk, TableBatch, idle_chunk
 from ingestd.model.errors import ProtocolError, TableChangedError, TableError, TransientError
 from ingestd.model.lsn import ZERO
 from ingestd.model.memory_shares import POLLED, POLLED_KEYS, bytes_of
-from ingestd.model.row_limit import row_limit_bytes
+from ingestd.model.row_checks import row_limit_bytes
 from ingestd.model.schema import TableId
 from ingestd.ports import ChangeLog
 from ingestd.postgres.connection.errors import classify

@@ -26,7 +26,7 @@ from ingestd.decode.values.encodings import Encoding
 from ingestd.model.changes import TableBatch, change_schema
 from ingestd.model.errors import IngestdError, ProtocolError, TableError
 from ingestd.model.keys import Key
-from ingestd.model.row_limit import refuse_too_large
+from ingestd.model.row_checks import refuse_too_large
 from ingestd.ports import SnapshotPage, Split
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.connection.session import connect

@@ -21,7 +21,7 @@ from ingestd.ports import Discovery, Refused
 from ingestd.postgres.captured.definition import Catalog, TableDefinitions, read_catalog
 from ingestd.postgres.captured.departed_tables import Departed, find_departed
 from ingestd.postgres.captured.selection import is_left_out, missing_tables, unmatched_notices
-from ingestd.postgres.catalog.publication import Publication, was_altered
+from ingestd.postgres.catalog.publication import Publication
 from ingestd.postgres.catalog.replica_identity import incomplete
 from ingestd.postgres.catalog.tables import TableRow, refusal, table_of
 from ingestd.postgres.connection.quoting import printed
@@ -424,7 +424,7 @@ class SourceTables:
         is_another &= now.membership not in self._replaced
         if is_another or (was_sent is not None and was_sent.entry != sent.entry):
             return "the publication lacked it for a time"
-        is_altered = then is not None and was_altered(then.publication, now.publication)
+        is_altered = then is not None and _was_altered(then.publication, now.publication)
         if is_altered and now.publication != self._mended:
             return "the publication or its owner was changed"
         if sent.columns is not None and not sent.columns.issuperset(c.name for c in table.columns):
@@ -432,6 +432,15 @@ class SourceTables:
         if is_wider(table, catalog.columns.get(table.oid, ()), known):
             return "columns were not captured before"
         return None
+
+
+def _was_altered(then: str, now: str) -> bool:
+    """Return whether a publication was altered between two marks: it may have sent less.
+
+    Each mark is its `altered`, which earlier releases recorded with the owner, or "" if unknown. A
+    new owner counts, too: it may not be the only change between two catalog polls.
+    """
+    return bool(then and now) and then.partition(":")[0] != now
 
 
 def _enums_of(

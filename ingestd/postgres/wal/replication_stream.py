@@ -24,13 +24,13 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
-from ingestd.decode.pgoutput.frames import standby_status
+from ingestd.decode.pgoutput.messages import standby_status
 from ingestd.decode.pgoutput.shortening import StreamedChange
 from ingestd.decode.values.encodings import Encoding
 from ingestd.failpoints import reach_async
 from ingestd.model.errors import IngestdError, OperatorError, TransientError
 from ingestd.model.lsn import ZERO, Lsn
-from ingestd.model.row_limit import UNLIMITED_BYTES, change_limit_bytes, kept_bytes
+from ingestd.model.row_checks import UNLIMITED_BYTES, change_limit_bytes, kept_bytes
 from ingestd.postgres.connection.errors import classify, lost
 from ingestd.postgres.connection.liveness import LivenessCheckedConnection
 from ingestd.postgres.connection.session import (
@@ -39,8 +39,7 @@ from ingestd.postgres.connection.session import (
     read_bytes_as_they_are,
     sent_encoding,
 )
-from ingestd.postgres.transport.channels.opening import Channels
-from ingestd.postgres.transport.copy_reader import CopyReader, ReceivedBytes
+from ingestd.postgres.transport.copy_reader import Channels, CopyReader, ReceivedBytes
 from ingestd.postgres.wal.decoding_memory import raise_decoding_memory
 from ingestd.postgres.wal.server import refuse_other
 from ingestd.postgres.wal.slots.slot import vanished_slot
@@ -128,11 +127,11 @@ class ReplicationStream:
 
     async def receive(self) -> ReceivedBytes:
         """Return what has been collected; wait for the first. Raises what ended the stream."""
-        while (collected := await self._receive_nowait()) is None:
+        while (collected := await self._receive_next()) is None:
             pass
         return collected
 
-    async def _receive_nowait(self) -> ReceivedBytes | None:
+    async def _receive_next(self) -> ReceivedBytes | None:
         waiter = asyncio.create_task(self._ready.wait())
         try:
             await asyncio.wait([waiter, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -156,7 +155,7 @@ class ReplicationStream:
         """Record how far the stream has been read, for the next status update."""
         self._received = max(self._received, position)
 
-    async def confirm(self, position: Lsn) -> None:
+    async def report_durable(self, position: Lsn) -> None:
         """Report to the server that everything below `position` is durable."""
         self._confirmed = max(self._confirmed, position)
         self.set_received(position)

@@ -49,9 +49,11 @@ def test_so_much_is_decoded_at_a_time(limit: str, of_table: int) -> None:
     """Its peak memory is many times its size (I9)."""
     at_a_time: list[int] = []
 
-    def decoded(messages: Messages, transactions: Transactions, group: Any) -> list[TableBatch]:
+    def decoded(
+        messages: Messages, transactions: Transactions, first_seq: Any, group: Any
+    ) -> list[TableBatch]:
         at_a_time.append(len(group))
-        return change_batches(messages, transactions, group)
+        return change_batches(messages, transactions, first_seq, group)
 
     with (
         mock.patch("ingestd.decode.pgoutput.decoder.change_batches", decoded),

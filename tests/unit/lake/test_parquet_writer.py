@@ -22,7 +22,7 @@ from ingestd.lake.delta.read import read_raw
 from ingestd.lake.delta_lake import FILE_WORKERS, DeltaLake
 from ingestd.lake.epoch_writer import DeltaEpochWriter
 from ingestd.lake.parquet_writer import FragmentWriter, in_one_piece
-from ingestd.lake.store.fsync import Fsync
+from ingestd.lake.store.plain_files import Fsync
 from ingestd.lake.store.store import LocalStore
 from ingestd.model.errors import OperatorError
 from tests.unit.lake.rows import inserts, make_table, summary
@@ -31,7 +31,7 @@ from tests.unit.pipeline.fixtures import until
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-    from ingestd.lake.store.fsync import Durability
+    from ingestd.lake.store.plain_files import Durability
     from ingestd.ports import EpochWriter
 
 NAMES = ("a", "b", "c")

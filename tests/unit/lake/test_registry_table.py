@@ -11,7 +11,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
 from ingestd.decode.lake_column_names import allocate
-from ingestd.lake.delta.appender import AppendLog, Creation
+from ingestd.lake.delta.append_log import AppendLog, Creation
 from ingestd.lake.delta.read import conform
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.epochs_table import EpochTable

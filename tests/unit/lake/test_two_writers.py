@@ -19,7 +19,7 @@ import pytest
 
 from ingestd.lake.delta.read import read_raw
 from ingestd.lake.delta_lake import DeltaLake
-from ingestd.lake.store.fsync import Durability
+from ingestd.lake.store.plain_files import Durability
 from ingestd.lake.store.store import LocalStore
 from ingestd.model.errors import IngestdError, TransientError
 from tests.harness.compare import epochs

@@ -39,7 +39,7 @@ from ingestd.postgres.polling.keys.lake_keys import WHOLE, KeyPartition, parts_h
 from ingestd.postgres.polling.keys.sorted_hashes import find
 from ingestd.postgres.settings import PollingSettings
 from ingestd.postgres.snapshot.ctid_splits import read_error
-from ingestd.postgres.snapshot.staleness import ensure_described
+from ingestd.postgres.snapshot.read_view import ensure_described
 
 BATCH_ROWS = 10_000
 """The most candidates yielded at a time."""

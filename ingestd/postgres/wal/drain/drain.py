@@ -30,7 +30,7 @@ from ingestd.decode.pgoutput.decoder import PgoutputDecoder
 from ingestd.model.changes import Chunk
 from ingestd.model.errors import ProtocolError
 from ingestd.model.lsn import Lsn
-from ingestd.model.row_limit import UNLIMITED_BYTES
+from ingestd.model.row_checks import UNLIMITED_BYTES
 from ingestd.postgres.connection.errors import is_unsendable
 from ingestd.postgres.connection.server_messages import loggable_message
 from ingestd.postgres.transport.copy_out import LARGE_BLOCK_BYTES, Block

@@ -27,7 +27,8 @@ from ingestd.decode.pgoutput.streamed_transactions import Stretch
 from ingestd.failpoints import reach_async
 from ingestd.model.errors import ProtocolError
 from ingestd.model.lsn import Lsn
-from ingestd.model.row_limit import UNLIMITED_BYTES, change_limit_bytes, kept_bytes
+from ingestd.model.row_checks import UNLIMITED_BYTES, change_limit_bytes, kept_bytes
+from ingestd.postgres.connection.errors import cut_off
 from ingestd.postgres.connection.liveness import LivenessCheckedConnection
 from ingestd.postgres.connection.session import connect, end_without_client
 from ingestd.postgres.transport.copy_out import Block, CopyOut
@@ -42,7 +43,6 @@ from ingestd.postgres.wal.drain.queries import (
     SINGLE,
     WITH_MESSAGES,
 )
-from ingestd.postgres.wal.errors import cut_off
 from ingestd.postgres.wal.server import refuse_other
 from ingestd.postgres.wal.slots.slot import temporary_name
 

@@ -1,7 +1,8 @@
-"""Creating the slot to stream from, and points at which tables can be read.
+"""Creating the slot to stream from, and points at which tables are read (design section 8.9, a).
 
 A slot is moved or dropped here only if nothing was read from it that the lake has, or if it is
 lost. It is moved to the point at which all tables are read, so that snapshot has all it skips (I1).
+Source: PostgreSQL documentation, "Streaming Replication Protocol" (CREATE_REPLICATION_SLOT).
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -18,22 +21,26 @@ from psycopg import AsyncConnection, sql
 from ingestd.failpoints import reach_async
 from ingestd.model.errors import IngestdError, OperatorError, TransientError
 from ingestd.model.lsn import ZERO, Lsn
+from ingestd.model.schema import Table, TableId
 from ingestd.postgres.catalog.publication import FIRST_WITH_PARTS
 from ingestd.postgres.connection.claim_session import take_claim
-from ingestd.postgres.connection.errors import FREE_A_SLOT
+from ingestd.postgres.connection.errors import FREE_A_SLOT, classify, cut_off
 from ingestd.postgres.connection.session import connect, end_without_client
 from ingestd.postgres.connection.wal_position import flush_position, is_standby
 from ingestd.postgres.settings import WalSettings
+from ingestd.postgres.snapshot.chunked import advance_wal, can_be_chunked
 from ingestd.postgres.snapshot.ctid_splits import enter_snapshot
-from ingestd.postgres.wal.errors import cut_off
+from ingestd.postgres.snapshot.point import PointSnapshot
+from ingestd.postgres.snapshot.read_view import RowOrigin
+from ingestd.postgres.snapshot.resume import unread
 from ingestd.postgres.wal.server import lineage_of, refuse_other
 from ingestd.postgres.wal.slots.slot import (
-    ExportedPoint,
+    FIRST_WITH_FAILOVER,
+    PLUGIN,
     Slot,
     advance_slot,
     busy_slot,
     drop_slot,
-    export_point,
     find_slot,
     moved_slot,
     slot_fault,
@@ -70,6 +77,25 @@ _DECODED_BY_FROM_15 = (*_DECODED_BY, "pg_publication_namespace")
 UNWAITED_BYTES = 128
 """A slot created without waiting is this close to its restart_lsn: one record of running
 transactions that lists none, 56 bytes, perhaps with a page header. After a wait, at least 150."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedPoint:
+    """A consistent point and the snapshot that shows it.
+
+    Other sessions can import `snapshot` while `connection` stays open, which must run nothing
+    else. It is the replication connection that created the slot, or an ordinary one in its place
+    (`without_walsender`). Closing the former also drops a temporary slot.
+    """
+
+    connection: AsyncConnection[Any]
+    point: Lsn
+    snapshot: str
+    at: datetime
+
+    async def close(self) -> None:
+        """Release the snapshot."""
+        await self.connection.close()
 
 
 async def prepare_slot(
@@ -302,7 +328,7 @@ async def _export(
     try:
         follows = await is_standby(connection)
         await reach_async(f"{step}.before", cut_off)
-        making = asyncio.create_task(export_point(connection, slot, temporary=temporary))
+        making = asyncio.create_task(_export_point(connection, slot, temporary=temporary))
         try:
             if follows:
                 await _while_it_replays(dsn, making, slot)
@@ -315,6 +341,37 @@ async def _export(
         await connection.close()
         raise
     return exported
+
+
+async def _export_point(
+    connection: AsyncConnection[Any], slot: str, *, temporary: bool
+) -> ExportedPoint:
+    """Create the slot and export its consistent point.
+
+    `connection` is a replication connection and belongs to the result. The server waits until all
+    transactions now running have ended. A permanent slot is a failover slot, of which standbys
+    keep a copy, where the server has them (17+); but not on a standby, which can't create one.
+    """
+    cursor = await connection.execute(
+        "SELECT pg_catalog.clock_timestamp(), pg_catalog.pg_is_in_recovery()"
+    )
+    row = await cursor.fetchone()
+    assert row is not None
+    at, in_recovery = row
+    fails_over = not (temporary or in_recovery)
+    kind = "TEMPORARY LOGICAL" if temporary else "LOGICAL"
+    # Exporting is the default in all versions; the option's syntax changed in 15.
+    options = ""
+    if fails_over and connection.info.server_version >= FIRST_WITH_FAILOVER:
+        options = " (SNAPSHOT 'export', FAILOVER true)"
+    create = sql.SQL("CREATE_REPLICATION_SLOT {} {} {}{}").format(
+        sql.Identifier(slot), sql.SQL(kind), sql.Identifier(PLUGIN), sql.SQL(options)
+    )
+    cursor = await connection.execute(create)
+    created = await cursor.fetchone()
+    assert created is not None
+    _, point, snapshot, _ = created
+    return ExportedPoint(connection, Lsn.parse(point), snapshot, at)
 
 
 async def _while_it_replays(dsn: str, making: asyncio.Task[ExportedPoint], slot: str) -> None:
@@ -338,3 +395,51 @@ async def _while_it_replays(dsn: str, making: asyncio.Task[ExportedPoint], slot:
                     "attempt waits",
                 )
             await asyncio.wait([making], timeout=_LOOK_S)
+
+
+class TableSnapshot(PointSnapshot):
+    """A snapshot at the consistent point of a slot."""
+
+    def __init__(
+        self,
+        settings: WalSettings,
+        exported: ExportedPoint,
+        tables: Sequence[Table],
+        *,
+        row_limit_bytes: int,
+    ) -> None:
+        super().__init__(
+            settings,
+            exported.snapshot,
+            RowOrigin(exported.point, exported.at),
+            tables,
+            row_limit_bytes=row_limit_bytes,
+        )
+        self._held = exported
+        self._tables = {t.id: t for t in tables}
+
+    def remainder(self, table: TableId, done: Collection[str]) -> str:
+        """See the port: the remainder is read in chunks, or the table is read again."""
+        described = self._tables[table]
+        if not can_be_chunked(described):
+            return ""
+        nbytes, splits = self._readers.nbytes(table), self._readers.splits(table)
+        return unread(described, self.point, nbytes, splits, done)
+
+    async def advance_source(self) -> None:
+        """Write a message to the WAL; pgoutput skips it, but the position passes it."""
+        try:
+            async with await connect(self._dsn) as connection:
+                await advance_wal(connection)
+        except psycopg.Error as error:
+            raise classify(error, "snapshot", self._dsn) from error
+
+    @property
+    def is_closed(self) -> bool:
+        """True if it can no longer be read."""
+        return self._held.connection.closed
+
+    async def close(self) -> None:
+        """Release the snapshot, and drop a temporary slot."""
+        await self._close_cutter()
+        await self._held.close()

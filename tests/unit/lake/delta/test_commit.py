@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ingestd.lake.delta.actions import CONTENT, STAMPS
-from ingestd.lake.delta.commit import commit_path, is_whole, parse_commit
+from ingestd.lake.delta.commit import CONTENT, STAMPS, commit_path, is_whole, parse_commit
 from ingestd.lake.delta.tail import CommitTail
 from ingestd.lake.reference.log import ReferenceLog
 from ingestd.lake.store.paths import OddFileError

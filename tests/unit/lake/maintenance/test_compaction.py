@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Schema
 
-from ingestd.lake.delta.appender import CHECKPOINT_EVERY, AppendLog
+from ingestd.lake.delta.append_log import CHECKPOINT_EVERY, AppendLog
 from ingestd.lake.delta.read import list_files, read_raw
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.maintenance.compaction import (
@@ -26,7 +26,7 @@ from ingestd.lake.maintenance.compaction import (
     TableMaintenance,
 )
 from ingestd.lake.maintenance.log_cleanup import LogCleaner
-from ingestd.lake.store.fsync import Fsync
+from ingestd.lake.store.plain_files import Fsync
 from ingestd.lake.store.store import LocalStore
 from ingestd.model.lsn import Lsn
 from tests.harness.waiting import await_until

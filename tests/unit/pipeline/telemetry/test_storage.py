@@ -9,8 +9,8 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from ingestd.lake.store.fsync import Fsync
 from ingestd.lake.store.pending_calls import PATIENCE_S, StorageCalls
+from ingestd.lake.store.plain_files import Fsync
 from ingestd.lake.store.store import LocalStore
 from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus, ready
 from ingestd.observe.status_json import to_json

@@ -1,4 +1,4 @@
-"""Values that a row keeps when its key changes: the mirror has them under the old key."""
+"""Values that a row borrows from another key, its own before the key changed: from the mirror."""
 
 from __future__ import annotations
 

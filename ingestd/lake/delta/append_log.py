@@ -28,8 +28,17 @@ from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from ingestd.failpoints import reach
-from ingestd.lake.delta.actions import FENCE, HOLDS, RESUME, TOKEN, WRITER, commit_text
-from ingestd.lake.delta.commit import Commit, Interposed, commit_path
+from ingestd.lake.delta.commit import (
+    FENCE,
+    HOLDS,
+    RESUME,
+    TOKEN,
+    WRITER,
+    Commit,
+    Interposed,
+    commit_path,
+    commit_text,
+)
 from ingestd.lake.delta.log import RESUMES, GiveUp, TableLog, arrow_schema
 from ingestd.lake.delta.log_files import ensure_plain_log
 from ingestd.lake.fencing import WriterIdentity

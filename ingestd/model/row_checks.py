@@ -1,20 +1,23 @@
-"""Rows that exceed the size limit, and their table's error.
+"""Rows that stop their table: too large, or without values that exist nowhere else.
 
 The size of a row is that of its text form: a bytea has two characters per byte. It is limited by
 its source's share of `limits.memory`, because a row is decoded as a whole. A larger one is received
 in parts (`decode/pgoutput/shortening.py`); the contents of its columns that are not captured are
 then unknown.
+
+A row that an UPDATE moves into a publication's row filter is sent as an INSERT. It lacks TOASTed
+values that did not change, unless the complete old row was sent. Source: PostgreSQL,
+src/backend/replication/pgoutput/pgoutput.c (pgoutput_row_filter).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import pyarrow.compute as pc
 
+from ingestd.model.changes import INSERT, TableBatch
 from ingestd.model.errors import TableError
 from ingestd.model.memory_shares import CONNECTOR
-
-if TYPE_CHECKING:
-    from ingestd.model.schema import TableId
+from ingestd.model.schema import TableId
 
 UNLIMITED_BYTES = 1 << 31
 """No server sends more in one message."""
@@ -80,3 +83,23 @@ def refuse_too_large(table: TableId, row_bytes: int, limit_bytes: int, where: st
 
 def _megabytes(nbytes: int) -> str:
     return f"{nbytes / 1e6:.0f}"
+
+
+def has_incomplete(batch: TableBatch) -> bool:
+    """Return whether a new row lacks values that were not sent."""
+    unchanged = batch.rows.column("_cdc_unchanged")
+    if unchanged.null_count == len(unchanged):
+        return False
+    are_new = pc.equal(batch.rows.column("_cdc_op"), INSERT)
+    return bool(pc.any(pc.and_(are_new, unchanged.is_valid())).as_py())
+
+
+def incomplete_row(table: TableId) -> TableError:
+    """Return the error of a table with such a row."""
+    return TableError(
+        table,
+        "an UPDATE moved a row into the publication's row filter, and the server did not send its"
+        " large (TOASTed) values: without them the row would be wrong",
+        remedy="make the server send complete old rows (ALTER TABLE ... REPLICA IDENTITY FULL), or"
+        " publish the table without the row filter; then re-read it with `ingestd snapshot`",
+    )

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from ingestd.lake.delta.appender import CHECKPOINT_EVERY, REOPEN_EVERY, AppendLog, Creation
+from ingestd.lake.delta.append_log import CHECKPOINT_EVERY, REOPEN_EVERY, AppendLog, Creation
 from ingestd.lake.delta.read import read_raw
 from ingestd.lake.delta_lake import DeltaLake
-from ingestd.lake.store.fsync import Fsync
+from ingestd.lake.store.plain_files import Fsync
 from ingestd.lake.store.store import LocalStore
 from ingestd.model.errors import IngestdError, OperatorError, TableError, TransientError
 from ingestd.model.lsn import Lsn
