@@ -26,16 +26,18 @@ _Ints = NDArray[np.int64]
 _Mask = NDArray[np.bool_]
 
 
-def fold(changes: pa.Table, columns: Sequence[str], key: Sequence[str]) -> FoldedKey | None:
+def fold(
+    changes: pa.Table, columns: Sequence[str], key: Sequence[str], *, max_singly: int = MAX_SINGLY
+) -> FoldedKey | None:
     """Fold as `fold_changes`, in any order of outcomes; None: too many rows to fold here."""
     changes = changes.combine_chunks()
     if not changes.num_rows or not are_compared(changes, key):
-        return fold_changes(changes, columns, key) if changes.num_rows <= MAX_SINGLY else None
+        return fold_changes(changes, columns, key) if changes.num_rows <= max_singly else None
     numbers, is_single = _keys(changes, key)
     if not is_single.any():
         return FoldedKey(_by_arrow(changes, numbers, columns), [])
     singles = changes.filter(pa.array(is_single))
-    if singles.num_rows > MAX_SINGLY:
+    if singles.num_rows > max_singly:
         return None
     folded = fold_changes(singles, columns, key)
     if is_single.all():

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.fold import arrow as quick_folding
 from spark_jobs.fold.arrow import above_truncate, fold
 from spark_jobs.fold.plain import fold_changes
 
@@ -88,15 +87,14 @@ def test_it_is_the_fold_of_one_after_another(
     )
 
 
-def test_too_many_rows_to_be_folded_singly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quick_folding, "MAX_SINGLY", 1)
+def test_too_many_rows_to_be_folded_singly() -> None:
     rows = [
         {"id": n, "_cdc_op": "u", "_cdc_lsn": n, "_cdc_seq": 0, "_cdc_raw": [("a", "NaN")]}
         for n in range(2)
     ]
-    assert fold(pa.Table.from_pylist(rows, SCHEMA), COLUMNS, ("id",)) is None
+    assert fold(pa.Table.from_pylist(rows, SCHEMA), COLUMNS, ("id",), max_singly=1) is None
     plain = [row | {"_cdc_raw": None} for row in rows]
-    assert fold(pa.Table.from_pylist(plain, SCHEMA), COLUMNS, ("id",)) is not None
+    assert fold(pa.Table.from_pylist(plain, SCHEMA), COLUMNS, ("id",), max_singly=1) is not None
 
 
 def test_what_a_truncate_voids_goes_by_position() -> None:
