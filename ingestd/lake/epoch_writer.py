@@ -78,6 +78,11 @@ class DeltaEpochWriter:
         return sum(self._taken.values())
 
     @property
+    def tables(self) -> frozenset[TableId]:
+        """The tables that have rows in the epoch."""
+        return frozenset(self._parts)
+
+    @property
     def is_over(self) -> bool:
         """Return whether it is committed, failed or aborted."""
         return self._over.is_set()

@@ -226,13 +226,16 @@ def definition_of(table: Table) -> str:
 class Record:
     """The plans and notes of one table. `folder`: of its raw table. All calls block.
 
+    `most_bytes`: of a plan, and of all notes of a run together.
+
     Every writer of the lake can write these files. So all are checked before the first file that
     they name is opened or removed. A truncated file does not count: its writer was killed. For any
     other that this module can't have written, raises OperatorError, and removes nothing. Otherwise
     raises the errors that `storage_faults` maps to.
     """
 
-    def __init__(self, store: Store, folder: str) -> None:
+    def __init__(self, store: Store, folder: str, *, most_bytes: int = MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
         self._store = store
         self.table_folder = folder
         self._folder = f"{folder}/{FOLDER}"
@@ -290,7 +293,7 @@ class Record:
         if self._store.size(path) is None:
             return None
         with self._sense_of(path):
-            found = _parsed(self._store.read(path, MOST_BYTES))
+            found = _parsed(self._store.read(path, self._most_bytes))
             if found is None:
                 return None
             plan = Plan.parse(found)
@@ -301,7 +304,7 @@ class Record:
         """Return all notes of a plan; a split may have several."""
         found = list(plan.taken)
         folder = self.run_folder(plan.run)
-        left = MOST_BYTES
+        left = self._most_bytes
         with self._faults():
             for name in self._store.files(folder):
                 if not name.startswith(_NOTE):

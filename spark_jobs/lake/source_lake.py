@@ -26,7 +26,7 @@ from ingestd.model.schema import TableId
 from spark_jobs.delta_log.checked_tables import CheckedTables, is_connect
 from spark_jobs.delta_log.commits import current_version
 from spark_jobs.delta_log.driver_files import local_folder
-from spark_jobs.delta_log.newest_files import NewestFiles
+from spark_jobs.delta_log.newest_files import MOST_ENTRIES, NewestFiles
 from spark_jobs.lake.tables import Registry
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ class SourceLake:
     """One source's tables in a lake. `uri`: as Spark names it (`cli.arguments.spark_uri`).
 
     `unread_lsn`: raw rows up to this position are skipped because files of them are missing.
-    `checked`: reads the lake's tables, and those of a job's target.
+    `checked`: reads the lake's tables, and those of a job's target. `most_entries`: see
+    `NewestFiles`.
     """
 
     def __init__(
@@ -90,7 +91,9 @@ class SourceLake:
         *,
         unread_lsn: int = -1,
         checked: CheckedTables | None = None,
+        most_entries: int = MOST_ENTRIES,
     ) -> None:
+        self._most_entries = most_entries
         self.unread_lsn = unread_lsn
         self.checked = checked or CheckedTables()
         self.session = session
@@ -149,7 +152,12 @@ class SourceLake:
 
     def _but(self, session: SparkSession, unread_lsn: int) -> SourceLake:
         return SourceLake(
-            session, self.uri, self.source, unread_lsn=unread_lsn, checked=self.checked
+            session,
+            self.uri,
+            self.source,
+            unread_lsn=unread_lsn,
+            checked=self.checked,
+            most_entries=self._most_entries,
         )
 
     def require(self) -> None:
@@ -162,7 +170,9 @@ class SourceLake:
 
     def epochs(self, above: int = 0) -> list[Epoch]:
         """Return the epochs with higher numbers, in order. Spark job, unless they are few."""
-        few = NewestFiles(self.session, self.epochs_path).rows_above("epoch", above)
+        few = NewestFiles(self.session, self.epochs_path, self._most_entries).rows_above(
+            "epoch", above
+        )
         if few is not None and set(EPOCH_COLUMNS).issubset(few.column_names):
             found = sorted((Epoch.of_arrow(row) for row in few.to_pylist()), key=_number)
             if [epoch.number for epoch in found] == list(range(above + 1, above + 1 + len(found))):
@@ -172,7 +182,7 @@ class SourceLake:
 
     def registry(self) -> Registry:
         """Return the contents of `_tables`. Spark job, unless it is short."""
-        few = NewestFiles(self.session, self.tables_path).all_rows()
+        few = NewestFiles(self.session, self.tables_path, self._most_entries).all_rows()
         if few is not None:
             absent = dict.fromkeys(TABLES_SCHEMA.names)  # for files without a column
             return Registry(absent | row for row in few.to_pylist())

@@ -95,8 +95,6 @@ class MirrorStep:
 
 
 _EPOCH = "_cdc_epoch"
-HERE_ROWS, HERE_BYTES = 2_000_000, 256 << 20
-"""Steps up to this many raw rows, and bytes as the source sent them, are tried in the driver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +141,8 @@ class DriverStep(MirrorStep):
 
     def _within_limits(self, way: Callable[[], bool]) -> bool:
         """Run `way`, for large steps one at a time; return False if the driver can't."""
-        if self.step.rows > HERE_ROWS or self.step.nbytes > HERE_BYTES:
+        policy = self.mirror.policy
+        if self.step.rows > policy.driver_rows or self.step.nbytes > policy.driver_bytes:
             return False
         with self.mirror.files.room_for(self.step.nbytes):
             return way()

@@ -36,6 +36,7 @@ from spark_jobs.lake.columns import (
 )
 from spark_jobs.lake.missing_values import lacks, missing_value, with_text
 from spark_jobs.mirrors.driver_merge import DriverMerge
+from spark_jobs.mirrors.policy import MIRRORS, MirrorPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,10 +53,6 @@ POSITION = ("_cdc_lsn", "_cdc_seq")
 _CLUSTERED = frozenset({"byte", "short", "integer", "long", "date", "timestamp", "string"})
 """Delta types by which a mirror is clustered."""
 _MAX_CLUSTERING = 4
-SMALL_BYTES = 4 << 20
-"""A smaller mirror is rewritten: that is faster than to find the rows that change."""
-CHANGED_SHARE = 3
-"""Changes above 1/n of a mirror's size count as most of its rows, since a mirror is compressed."""
 _MERGE_VECTORS = "spark.databricks.delta.merge.deletionVectors.persistent"
 _PARTITIONS = "spark.sql.shuffle.partitions"
 _INDEXED = 32
@@ -96,6 +93,7 @@ class MirrorTable:
     soft_deletes: bool = False
     files: MirrorFiles = field(default_factory=MirrorFiles)
     checked: CheckedTables = field(default_factory=CheckedTables)
+    policy: MirrorPolicy = MIRRORS
 
     @property
     def is_there(self) -> bool:
@@ -202,8 +200,8 @@ class MirrorTable:
     def apply(self, outcomes: Outcomes, signature: Signature) -> None:
         """Change the rows of these outcomes: one commit, which is skipped if it already exists."""
         size = size_bytes(self.session, self.path)
-        is_small = size is not None and size < SMALL_BYTES
-        is_mostly_changed = size is not None and outcomes.nbytes * CHANGED_SHARE > size
+        is_small = size is not None and size < self.policy.small_bytes
+        is_mostly_changed = size is not None and outcomes.nbytes * self.policy.changed_share > size
         if (is_small or is_mostly_changed) and not self.soft_deletes:
             self._rewrite(outcomes, signature, is_small=is_small)
         else:
@@ -218,7 +216,7 @@ class MirrorTable:
         """
         if self.soft_deletes:
             return None
-        return DriverMerge(self.session, self.path, self.app_id, above, self.files)
+        return DriverMerge(self.session, self.path, self.app_id, above, self.files, self.policy)
 
     def _merge(self, outcomes: Outcomes, signature: Signature) -> None:
         columns, unsent = outcomes.columns, outcomes.unsent
@@ -276,7 +274,7 @@ class MirrorTable:
                 for field in old.schema
             ]
         )
-        is_small = is_small and outcomes.nbytes < SMALL_BYTES
+        is_small = is_small and outcomes.nbytes < self.policy.small_bytes
         partitions = {_PARTITIONS: "1"} if is_small else {}
         with signed(self.session, signature, self.app_id), settings(self.session, partitions):
             rows.write.format("delta").mode("overwrite").save(self.path)

@@ -25,6 +25,7 @@ from ingestd.decode.pgoutput.messages import (
     IS_CHANGE,
     LENGTHS,
     RELATION,
+    SPARSE,
     TRUNCATE,
     Ints,
     Messages,
@@ -48,10 +49,25 @@ from ingestd.model.schema import Table, TableId
 _MAX_FEED_BYTES = 1 << 31
 """Arrow binary arrays have 32-bit offsets."""
 _TRUNCATED = struct.Struct(">iB")
-SMALL_ROWS, _SMALL_BYTES = 512, 1 << 20
-"""A table with at most this many changes in a feed is decoded together with others."""
-JOINT_VALUES, JOINT_BYTES = 50_000, 4 << 20
-"""Limits per group: a value takes up to 100 bytes until its column is cast, its text twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPolicy:
+    """Which tables of a feed are decoded together.
+
+    `small_rows`, `small_bytes`: a table with at most this many changes is decoded together with
+    others. `values`, `nbytes`: limits per group; a value takes up to 100 bytes until its column is
+    cast, its text twice. `sparse`: see `Messages`.
+    """
+
+    small_rows: int = 512
+    small_bytes: int = 1 << 20
+    values: int = 50_000
+    nbytes: int = 4 << 20
+    sparse: int = SPARSE
+
+
+GROUPS = GroupPolicy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +87,7 @@ class PgoutputDecoder:
     what precedes a buffer of that size. A change with more than `row_limit_bytes` in captured
     columns is dropped, and its table is reported in `Chunk.refused`. `tell_partition` is called
     repeatedly, `tell_message` before the chunk is returned. `encoding`: of texts and names, None
-    for UTF-8. Not thread-safe.
+    for UTF-8. `groups`: which tables are decoded together. Not thread-safe.
     """
 
     def __init__(
@@ -83,7 +99,9 @@ class PgoutputDecoder:
         hold_bytes: int = 8 << 20,
         row_limit_bytes: int = UNLIMITED_BYTES,
         encoding: Encoding | None = None,
+        groups: GroupPolicy = GROUPS,
     ) -> None:
+        self._groups = groups
         self._encoding = encoding
         self._resolve = resolve
         self._tell_partition = tell_partition
@@ -202,7 +220,9 @@ class PgoutputDecoder:
         if len(buffer) >= _MAX_FEED_BYTES:
             msg = f"{len(buffer)} bytes of messages at once: more than can be decoded"
             raise ProtocolError(msg)
-        chunk = self._decode(read_messages(buffer, starts, ends, self._encoding))
+        chunk = self._decode(
+            read_messages(buffer, starts, ends, self._encoding, sparse=self._groups.sparse)
+        )
         return [] if chunk is None else [chunk]
 
     def _decode(self, messages: Messages) -> Chunk | None:
@@ -222,7 +242,7 @@ class PgoutputDecoder:
         carried = 0 if self._open is None else self._open.changes
         bases = np.append([-carried], total[transactions.begun])
         first_seq = total - bases[transactions.of] - counts + 1
-        batches = _batches(messages, transactions, first_seq, found)
+        batches = _batches(messages, transactions, first_seq, found, self._groups)
         captured = np.diff(np.append(bases, total[-1]))
         return self._close(transactions, batches, captured)
 
@@ -442,27 +462,33 @@ def _with_truncates(
 
 
 def _batches(
-    messages: Messages, transactions: Transactions, first_seq: Ints, found: Sequence[TableChanges]
+    messages: Messages,
+    transactions: Transactions,
+    first_seq: Ints,
+    found: Sequence[TableChanges],
+    policy: GroupPolicy,
 ) -> tuple[TableBatch, ...]:
     """Decode each table's changes; small ones together."""
     batches: list[TableBatch | None] = []
     small: list[TableChanges] = []
     for changes in found:
         at = changes.messages
-        if len(at) <= SMALL_ROWS and messages.nbytes(at) <= _SMALL_BYTES:
+        if len(at) <= policy.small_rows and messages.nbytes(at) <= policy.small_bytes:
             small.append(changes)
             batches.append(None)
         else:
             batches.append(change_batch(messages, transactions, first_seq, changes))
     together = (
         batch
-        for group in _groups(messages, small)
+        for group in table_groups(messages, small, policy)
         for batch in change_batches(messages, transactions, first_seq, group)
     )
     return tuple(next(together) if batch is None else batch for batch in batches)
 
 
-def _groups(messages: Messages, small: Sequence[TableChanges]) -> Iterator[list[TableChanges]]:
+def table_groups(
+    messages: Messages, small: Sequence[TableChanges], policy: GroupPolicy
+) -> Iterator[list[TableChanges]]:
     """Group the tables; a group is full with the table that reaches a limit."""
     group: list[TableChanges] = []
     values = nbytes = 0
@@ -470,7 +496,7 @@ def _groups(messages: Messages, small: Sequence[TableChanges]) -> Iterator[list[
         group.append(changes)
         values += len(changes.messages) * len(changes.relation.columns)
         nbytes += messages.nbytes(changes.messages)
-        if values >= JOINT_VALUES or nbytes >= JOINT_BYTES:
+        if values >= policy.values or nbytes >= policy.nbytes:
             yield group
             group, values, nbytes = [], 0, 0
     if group:

@@ -116,7 +116,6 @@ for _type, _length in _LEAST_LENGTHS.items():
     _least[_type] = _length
 
 SPARSE = 4
-"""Messages that take less than 1/SPARSE of their buffer are better copied together."""
 
 IS_CHANGE = np.zeros(256, np.bool_)
 """By type byte: whether the message is a change of one row."""
@@ -131,7 +130,8 @@ _END_US = 253_402_300_800_000_000
 class Messages:
     """Complete messages in one buffer: `starts` to `ends`, with `types` (the first byte of each).
 
-    `heads`: the first eight bytes of each as a number.
+    `heads`: the first eight bytes of each as a number. `sparse`: messages that take less than one
+    part in so many of their buffer are better copied together.
     """
 
     source: ByteBuffer
@@ -139,6 +139,7 @@ class Messages:
     ends: Ints
     types: NDArray[np.uint8]
     heads: Ints
+    sparse: int = SPARSE
 
     @property
     def oids(self) -> Ints:
@@ -157,12 +158,12 @@ class Messages:
         """
         starts, ends = self.starts[at], self.ends[at]
         source, lengths = self.source, ends - starts
-        if may_copy and 0 < SPARSE * int(lengths.sum()) < len(source.buffer):
+        if may_copy and 0 < self.sparse * int(lengths.sum()) < len(source.buffer):
             content = TextColumn(source, starts, lengths).gather().buffers()[2].to_pybytes()
             source = ByteBuffer(content, source.encoding)
             ends = np.cumsum(lengths)
             starts = ends - lengths
-        return Messages(source, starts, ends, self.types[at], self.heads[at])
+        return Messages(source, starts, ends, self.types[at], self.heads[at], self.sparse)
 
     def nbytes(self, at: Ints) -> int:
         """Return the total size of these messages in bytes."""
@@ -179,7 +180,12 @@ def oids_of(heads: Ints) -> Ints:
 
 
 def read_messages(
-    buffer: bytes, starts: Ints, ends: Ints, encoding: Encoding | None = None
+    buffer: bytes,
+    starts: Ints,
+    ends: Ints,
+    encoding: Encoding | None = None,
+    *,
+    sparse: int = SPARSE,
 ) -> Messages:
     """Check that these are messages of known types. Raises ProtocolError."""
     source = ByteBuffer(buffer, encoding)
@@ -192,7 +198,7 @@ def read_messages(
         i = int(short.argmax())
         msg = f"unknown or malformed message {bytes(types[i : i + 1])!r} of {lengths[i]} bytes"
         raise ProtocolError(msg)
-    return Messages(source, starts, ends, types, heads)
+    return Messages(source, starts, ends, types, heads, sparse)
 
 
 @dataclass(frozen=True, slots=True)

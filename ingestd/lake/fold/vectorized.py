@@ -36,13 +36,9 @@ _Mask = NDArray[np.bool_]
 
 
 def fold(
-    changes: pa.Table, columns: Sequence[str], key: Sequence[str], max_singly: int | None = None
+    changes: pa.Table, columns: Sequence[str], key: Sequence[str], max_singly: int = MAX_SINGLY
 ) -> FoldedKey | None:
-    """Fold as `fold_changes`, in any order of outcomes; None: too many rows to fold here.
-
-    `max_singly`: replaces MAX_SINGLY.
-    """
-    max_singly = MAX_SINGLY if max_singly is None else max_singly
+    """Fold as `fold_changes`, in any order of outcomes; None: too many rows to fold here."""
     changes = changes.combine_chunks()
     if not changes.num_rows or not are_compared(changes, key):
         return fold_changes(changes, columns, key) if changes.num_rows <= max_singly else None

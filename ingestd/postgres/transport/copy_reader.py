@@ -87,7 +87,7 @@ class CopyReader:
         self._pieces: list[bytes] = []
         self._early_bytes = 0
         self._cutter = Cutter(limit_bytes, shortener)
-        self._is_busy = self._has_read_on = False
+        self._is_busy = self.has_read_on = False
         self._closed: asyncio.Future[None] | None = None
         self.heard_s = time.monotonic()
 
@@ -135,7 +135,7 @@ class CopyReader:
         """
         if self._is_busy:
             loop = asyncio.get_running_loop()
-            self._has_read_on = True
+            self.has_read_on = True
             pieces = await loop.run_in_executor(self._thread, self._channel.read_turn, linger_s)
             nbytes = sum(map(self._keep, pieces))
             self._is_busy = nbytes >= PAUSE_BYTES
@@ -189,7 +189,7 @@ class CopyReader:
         """Release the connection; its owner closes it. May be called at any time, and twice."""
         if self._closed is None:
             self._channel.release()
-            if self._has_read_on:  # the thread reads for at most a moment
+            if self.has_read_on:  # the thread reads for at most a moment
                 self._closed = asyncio.wrap_future(self._thread.submit(self._channel.close))
                 self._thread.shutdown(wait=False)
             else:

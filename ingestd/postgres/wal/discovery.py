@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -64,8 +64,15 @@ class SourceTables:
     earlier captures, which may have ended before a discovery.
     """
 
-    def __init__(self, settings: WalSettings, told: StreamEvidence | None = None) -> None:
+    def __init__(
+        self,
+        settings: WalSettings,
+        told: StreamEvidence | None = None,
+        *,
+        read: Callable[[WalSettings], Awaitable[Catalog]] = read_catalog,
+    ) -> None:
         self._settings = settings
+        self._read_catalog = read
         self._definitions = TableDefinitions(settings)
         self._catalog = Catalog()
         self._looks = FingerprintTracker(settings.dsn.get_secret_value())
@@ -96,7 +103,7 @@ class SourceTables:
         # Copied before the catalog is read: the stream continues, and what it reports meanwhile
         # would look as if the catalog had restored what it lacks.
         known = dict(known)
-        catalog = await read_catalog(self._settings)
+        catalog = await self._read_catalog(self._settings)
         types = await self._definitions.use_catalog(connection, catalog, known)
         departed = await find_departed(connection, known.values(), self._settings.streams)
         self._definitions.take_departed(departed)
@@ -174,7 +181,7 @@ class SourceTables:
             return True
         if self._kept_out and time.monotonic() - self._tried_at_s >= TRY_AGAIN_S:
             return True
-        catalog = await read_catalog(self._settings)
+        catalog = await self._read_catalog(self._settings)
         told = self.told.by(catalog.seen)
         if self.told.ddl.by(catalog.seen).keys() & {row.oid for row in catalog.rows}:
             return True
@@ -225,7 +232,7 @@ class SourceTables:
         tables that were not published before, from their first row in it on: the next start must
         know by which entry they were published.
         """
-        catalog = await read_catalog(self._settings)
+        catalog = await self._read_catalog(self._settings)
         ours = dict(self._catalog.published)
         storages: dict[TableId, str] = {}
         rows = {row.id: row for row in catalog.rows}
@@ -263,7 +270,9 @@ class SourceTables:
     ) -> Table:
         """Describe the table `name` with the columns of a RELATION message. Raises TableError."""
         if not self._catalog.rows:  # another capture discovered them
-            await self._definitions.use_catalog(connection, await read_catalog(self._settings), {})
+            await self._definitions.use_catalog(
+                connection, await self._read_catalog(self._settings), {}
+            )
         self.told.columns(relation, self._looks.last(relation.oid, None))
         return await self._definitions.of_relation(connection, relation, name)
 

@@ -32,7 +32,7 @@ from ingestd.model.errors import IngestdError, OperatorError, TransientError
 from ingestd.model.lsn import ZERO, Lsn
 from ingestd.model.row_checks import UNLIMITED_BYTES, change_limit_bytes, kept_bytes
 from ingestd.postgres.connection.errors import classify, lost
-from ingestd.postgres.connection.liveness import LivenessCheckedConnection
+from ingestd.postgres.connection.liveness import LivenessCheckedConnection, LivenessPolicy
 from ingestd.postgres.connection.session import (
     connect,
     query_bytes,
@@ -45,8 +45,6 @@ from ingestd.postgres.wal.server import refuse_other
 from ingestd.postgres.wal.slots.slot import vanished_slot
 
 STATUS_INTERVAL_S = 10.0
-ASK_AFTER_S = 5.0
-"""The silence after which the server is asked for a reply."""
 _GLANCE_S = 0.2
 """The interval at which to check whether the reply has arrived."""
 
@@ -56,12 +54,14 @@ class StreamLimits:
     """How long to wait for more input once some has arrived, and at how much reading stops.
 
     A change of more than `row_limit_bytes` arrives shortened (`decode.pgoutput.shortening`).
+    `liveness`: another policy than the default.
     """
 
     limit_bytes: int
     linger_s: float = 0.05
     status_interval_s: float = STATUS_INTERVAL_S
     row_limit_bytes: int = UNLIMITED_BYTES
+    liveness: LivenessPolicy | None = None
 
 
 class ReplicationStream:
@@ -203,13 +203,14 @@ class ReplicationStream:
             await asyncio.sleep(self._limits.status_interval_s)
 
     async def _watch(self) -> None:
+        ask_after_s = self._connection.liveness.ask_after_s
         while True:
-            await asyncio.sleep(max(_GLANCE_S, ASK_AFTER_S - self._silent_s()))
-            if self._silent_s() < ASK_AFTER_S:
+            await asyncio.sleep(max(_GLANCE_S, ask_after_s - self._silent_s()))
+            if self._silent_s() < ask_after_s:
                 continue
             await self.send_status(reply=True)
             with self._errors(), self._connection.expecting():
-                while self._silent_s() >= ASK_AFTER_S and not self._connection.why_lost:  # noqa: ASYNC110
+                while self._silent_s() >= ask_after_s and not self._connection.why_lost:  # noqa: ASYNC110
                     await asyncio.sleep(_GLANCE_S)
 
     def _silent_s(self) -> float:
@@ -250,7 +251,7 @@ async def open_stream(
     """
     await reach_async("capture.stream_begin.before")
     try:
-        connection = await connect(dsn, replication=True, claim=slot)
+        connection = await connect(dsn, replication=True, claim=slot, liveness=limits.liveness)
     except psycopg.Error as error:
         raise classify(error, where, dsn) from error
     try:

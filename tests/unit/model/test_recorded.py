@@ -109,7 +109,7 @@ def placed(path: Path, text: str) -> LocalStore:
 def read_pause(folder: Path, text: str) -> object:
     root = Layout("shop").root
     placed(folder / root / "_paused", text)
-    return LakePauseMark(str(folder), "shop")._since()
+    return LakePauseMark(str(folder), "shop").read_since()
 
 
 def read_pointer(folder: Path, text: str) -> object:

@@ -25,6 +25,7 @@ from ingestd.model.schema import Table, TableId
 from ingestd.postgres.catalog.publication import FIRST_WITH_PARTS
 from ingestd.postgres.connection.claim_session import take_claim
 from ingestd.postgres.connection.errors import FREE_A_SLOT, classify, cut_off
+from ingestd.postgres.connection.liveness import LivenessPolicy
 from ingestd.postgres.connection.session import connect, end_without_client
 from ingestd.postgres.connection.wal_position import flush_position, is_standby
 from ingestd.postgres.settings import WalSettings
@@ -48,9 +49,6 @@ from ingestd.postgres.wal.slots.slot import (
     vanished_slot,
 )
 
-STANDBY_PATIENCE_S = 20.0
-"""How long a standby may replay nothing while a slot is created there. A primary that is not idle
-logs the record that the slot needs every 15 s."""
 _DROP_WITHIN_S = 5.0
 _LOOK_S = 0.5
 _MOVES = 3
@@ -98,6 +96,22 @@ class ExportedPoint:
         await self.connection.close()
 
 
+@dataclass(frozen=True, slots=True)
+class SlotCreationPolicy:
+    """How long to wait for a slot.
+
+    `standby_patience_s`: how long a standby may replay nothing while a slot is created there. A
+    primary that is not idle logs the record that the slot needs every 15 s. `liveness`: another
+    policy than the default.
+    """
+
+    standby_patience_s: float = 20.0
+    liveness: LivenessPolicy | None = None
+
+
+_DEFAULT = SlotCreationPolicy()
+
+
 async def prepare_slot(
     control: AsyncConnection[Any],
     settings: WalSettings,
@@ -105,6 +119,7 @@ async def prepare_slot(
     renew: bool,
     unread_above: Lsn | None = None,
     where: str,
+    policy: SlotCreationPolicy = _DEFAULT,
 ) -> ExportedPoint | None:
     """Use the existing slot, or create one: then return its point, with the snapshot.
 
@@ -127,21 +142,25 @@ async def prepare_slot(
         is_unread = unread_above is not None and (slot.confirmed_lsn or ZERO) > unread_above
         if not (settings.manage and is_unread and slot.reread_bytes > UNWAITED_BYTES):
             return None
-        if (later := await _move_past_those_waited_for(control, settings, slot)) is not None:
+        if (
+            later := await _move_past_those_waited_for(control, settings, slot, policy)
+        ) is not None:
             return later
     await drop_slot(control, name)
-    return await _make_slot(control, settings)
+    return await _make_slot(control, settings, policy)
 
 
-async def _make_slot(control: AsyncConnection[Any], settings: WalSettings) -> ExportedPoint:
+async def _make_slot(
+    control: AsyncConnection[Any], settings: WalSettings, policy: SlotCreationPolicy
+) -> ExportedPoint:
     lineage = await lineage_of(control)
     before = await _versions(control)
-    made = await _export(settings, settings.slot, temporary=False)
+    made = await _export(settings, settings.slot, policy, temporary=False)
     try:
         slot = await find_slot(control, settings.slot)
         if slot is None or slot.reread_bytes <= UNWAITED_BYTES:
             return made
-        later = await _move_past_those_waited_for(control, settings, slot)
+        later = await _move_past_those_waited_for(control, settings, slot, policy)
         if later is None:
             await _refuse_altered(control, settings.slot, before)
     except BaseException:
@@ -209,7 +228,7 @@ def _no_free_slot(why: str, remedy: str) -> TransientError:
 
 
 async def _move_past_those_waited_for(
-    control: AsyncConnection[Any], settings: WalSettings, slot: Slot
+    control: AsyncConnection[Any], settings: WalSettings, slot: Slot, policy: SlotCreationPolicy
 ) -> ExportedPoint | None:
     """Move a slot past all that ran while the server waited to create it; return its new point.
 
@@ -225,7 +244,7 @@ async def _move_past_those_waited_for(
     name, moved = settings.slot, slot
     for attempt in range(_MOVES):
         try:
-            later = await temporary_point(settings, is_claimed=True)
+            later = await temporary_point(settings, policy, is_claimed=True)
         except psycopg.errors.ConfigurationLimitExceeded:
             if attempt:  # the slot has passed its snapshot
                 why = f"slot {name!r} must be moved once more"
@@ -308,30 +327,37 @@ async def _await_walsenders_end(connection: AsyncConnection[Any], pid: int) -> N
                 await asyncio.sleep(_ENDING_S)
 
 
-async def temporary_point(settings: WalSettings, *, is_claimed: bool = False) -> ExportedPoint:
+async def temporary_point(
+    settings: WalSettings, policy: SlotCreationPolicy = _DEFAULT, *, is_claimed: bool = False
+) -> ExportedPoint:
     """Export a point, with a slot that is dropped with the snapshot.
 
     `is_claimed`: for the holder of the claim; the next holder terminates it. Raises psycopg.Error,
     TransientError (``standby_waits``).
     """
     slot = temporary_name(settings.slot, "snapshot")
-    return await _export(settings, slot, temporary=True, is_claimed=is_claimed)
+    return await _export(settings, slot, policy, temporary=True, is_claimed=is_claimed)
 
 
 async def _export(
-    settings: WalSettings, slot: str, *, temporary: bool, is_claimed: bool = True
+    settings: WalSettings,
+    slot: str,
+    policy: SlotCreationPolicy,
+    *,
+    temporary: bool,
+    is_claimed: bool = True,
 ) -> ExportedPoint:
     dsn = settings.dsn.get_secret_value()
     step = "capture.point" if temporary else "capture.slot"
     claim = settings.slot if is_claimed else None
-    connection = await connect(dsn, replication=True, claim=claim)
+    connection = await connect(dsn, replication=True, claim=claim, liveness=policy.liveness)
     try:
         follows = await is_standby(connection)
         await reach_async(f"{step}.before", cut_off)
         making = asyncio.create_task(_export_point(connection, slot, temporary=temporary))
         try:
             if follows:
-                await _while_it_replays(dsn, making, slot)
+                await _while_it_replays(dsn, making, slot, policy)
             exported = await making
         finally:
             making.cancel()
@@ -374,20 +400,22 @@ async def _export_point(
     return ExportedPoint(connection, Lsn.parse(point), snapshot, at)
 
 
-async def _while_it_replays(dsn: str, making: asyncio.Task[ExportedPoint], slot: str) -> None:
+async def _while_it_replays(
+    dsn: str, making: asyncio.Task[ExportedPoint], slot: str, policy: SlotCreationPolicy
+) -> None:
     """Wait for a slot that is being created on a standby.
 
     It begins at a record of running transactions, which only a primary can write; an idle one does
     not. Raises TransientError when none arrives. Source: PostgreSQL documentation, "Logical
     Decoding Concepts".
     """
-    async with await connect(dsn) as connection:
+    async with await connect(dsn, liveness=policy.liveness) as connection:
         replayed, since = ZERO, time.monotonic()
         while not making.done():
             now = await flush_position(connection)
             if now != replayed:
                 replayed, since = now, time.monotonic()
-            elif time.monotonic() - since > STANDBY_PATIENCE_S:
+            elif time.monotonic() - since > policy.standby_patience_s:
                 raise TransientError(
                     f"slot {slot!r} can't be created on this standby while the primary is idle",
                     reason="standby_waits",

@@ -25,6 +25,7 @@ from ingestd.model.lsn import Lsn
 from ingestd.model.schema import TableId
 from tests.harness.waiting import await_until
 from tests.unit.lake.rows import inserts, make_table, summary
+from tests.unit.lake.stores import StoreWithoutPut
 
 A, B = make_table("a"), make_table("b")
 
@@ -78,36 +79,42 @@ async def test_one_writer_data_in_between_stops_the_table(tmp_path: Path) -> Non
 async def test_exactly_once_a_commit_that_reports_an_error_counts_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, by_put: bool
 ) -> None:
-    lake = await opened(tmp_path)
+    msg = "connection reset after the commit"
+
+    class LyingStore(LocalStore):
+        supports_conditional_put = by_put
+        lies = False
+
+        def put_if_absent(self, path: str, content: bytes) -> bool:
+            is_new = super().put_if_absent(path, content)
+            if self.lies:
+                raise OSError(msg)
+            return is_new
+
+    store = LyingStore(tmp_path, Fsync())
+    lake = await opened(tmp_path, store=store)
     await commit(lake, 100, 1)
     whole = DeltaTable.create_write_transaction
-    msg = "connection reset after the commit"
 
     def lies(self: DeltaTable, *args: object, **options: object) -> None:
         whole(self, *args, **options)  # type: ignore[arg-type]
         raise OSError(msg)
 
-    put = LocalStore.put_if_absent
-
-    def lies_of_a_file(self: LocalStore, path: str, content: bytes) -> bool:
-        put(self, path, content)
-        raise OSError(msg)
-
-    monkeypatch.setattr(LocalStore, "supports_conditional_put", by_put)
+    store.lies = True
     monkeypatch.setattr(DeltaTable, "create_write_transaction", lies)
-    monkeypatch.setattr(LocalStore, "put_if_absent", lies_of_a_file)
     await commit(lake, 200, 2)
     monkeypatch.undo()
+    store.lies = False
     await commit(lake, 300, 3)
     assert sorted(r["id"] for r in read_raw(str(tmp_path), "shop", A.id).to_pylist()) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("by_put", [True, False])
 async def test_a_log_continues_past_reopening_and_checkpoints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, by_put: bool
+    tmp_path: Path, *, by_put: bool
 ) -> None:
-    monkeypatch.setattr(LocalStore, "supports_conditional_put", by_put)
-    lake = await opened(tmp_path)
+    kind = LocalStore if by_put else StoreWithoutPut
+    lake = await opened(tmp_path, store=kind(tmp_path, Fsync()))
     last = CHECKPOINT_EVERY + 10 if by_put else 2 * REOPEN_EVERY
     for position in range(1, last + 1):
         await lake.advance(Lsn(position))

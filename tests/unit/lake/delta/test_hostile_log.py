@@ -237,7 +237,7 @@ async def test_nothing_outside_the_table_is_read_or_removed(
         hostile = commit(attacked, action(named.replace("/OUT", str(out))))
         for days, reader in product((0.0, DAYS_30), READERS):
             now_s = time.time() + days
-            monkeypatch.setattr("ingestd.lake.maintenance.process.time.time", lambda: now_s)  # noqa: B023
+            monkeypatch.setattr(time, "time", lambda: now_s)  # noqa: B023
             try:
                 told = str(await reader(lake))
             except IngestdError as error:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd.lake.fold import vectorized
 from ingestd.lake.fold.outcomes import fold_changes
 from ingestd.lake.fold.vectorized import above_truncate, fold
 
@@ -88,26 +87,24 @@ def test_it_is_the_fold_of_one_after_another(
     )
 
 
-def test_too_many_rows_to_be_folded_singly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vectorized, "MAX_SINGLY", 1)
+def test_too_many_rows_to_be_folded_singly() -> None:
     rows = [
         {"id": n, "_cdc_op": "u", "_cdc_lsn": n, "_cdc_seq": 0, "_cdc_raw": [("a", "NaN")]}
         for n in range(2)
     ]
-    assert fold(pa.Table.from_pylist(rows, SCHEMA), COLUMNS, ("id",)) is None
+    assert fold(pa.Table.from_pylist(rows, SCHEMA), COLUMNS, ("id",), max_singly=1) is None
     plain = [row | {"_cdc_raw": None} for row in rows]
-    assert fold(pa.Table.from_pylist(plain, SCHEMA), COLUMNS, ("id",)) is not None
+    assert fold(pa.Table.from_pylist(plain, SCHEMA), COLUMNS, ("id",), max_singly=1) is not None
 
 
-def test_too_many_values_to_be_borrowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_values_to_be_borrowed() -> None:
     row = {"_cdc_op": "u", "_cdc_seq": 0, "_cdc_unchanged": ["b"]}
     rows = [{**row, "id": n, "_cdc_lsn": n, "_cdc_before": {"id": n + 5}} for n in range(2)]
     changes = pa.Table.from_pylist(rows, SCHEMA)
     found = fold(changes, COLUMNS, ("id",))
     assert found is not None
     assert sorted(found.borrowed) == [(0, "b", (5,)), (1, "b", (6,))]
-    monkeypatch.setattr(vectorized, "MAX_SINGLY", 1)
-    assert fold(changes, COLUMNS, ("id",)) is None
+    assert fold(changes, COLUMNS, ("id",), max_singly=1) is None
 
 
 def test_what_a_truncate_voids_goes_by_position() -> None:

@@ -31,7 +31,7 @@ class Clock:
 
 def test_the_oldest_call_is_reported_once_it_takes_too_long(tmp_path: Path) -> None:
     clock = Clock()
-    calls = StorageCalls(clock)
+    calls = StorageCalls(monotonic=clock)
     store = LocalStore(tmp_path, Fsync())
     store.calls = calls
     shop = SourceStatus("shop", T0, SourceState.STREAMING)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from psycopg import pq
 
-from ingestd.postgres.connection import tls
 from ingestd.postgres.connection.dsn import read_dsn
 from ingestd.postgres.connection.session import parameters_of
 from ingestd.postgres.connection.tls import check_line, secured, system_roots, transport
@@ -27,7 +26,6 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(tls, "_BUNDLES", (str(tmp_path / "none.pem"),))
 
 
 def mode(dsn: str) -> str | None:
@@ -134,13 +132,14 @@ def test_nothing_to_say_about_the_default(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_whose_certificates_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = tmp_path / "bundle.pem"
+    bundles = (str(tmp_path / "none.pem"), str(bundle))
+
     def roots(dsn: str = "host=db.example") -> str | None:
-        return secured(read_dsn(dsn)).get("sslrootcert")
+        return secured(read_dsn(dsn), bundles=bundles).get("sslrootcert")
 
     assert roots() == "system"
-    bundle = tmp_path / "bundle.pem"
     bundle.touch()
-    monkeypatch.setattr(tls, "_BUNDLES", (str(tmp_path / "none.pem"), str(bundle)))
     monkeypatch.setattr(pq, "__impl__", "binary")  # whose OpenSSL has no certificates
     assert roots() == str(bundle)
     monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
@@ -161,7 +160,7 @@ def test_whose_certificates_are_taken(tmp_path: Path, monkeypatch: pytest.Monkey
     assert roots() is None
     bundle.unlink()
     (tmp_path / ".postgresql/root.crt").unlink()
-    assert system_roots() is None
+    assert system_roots(bundles) is None
 
 
 def test_what_every_connection_is_made_with() -> None:
