@@ -9,7 +9,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from ingestd.model.errors import TableError
+from ingestd.model.errors import TableError, TableReplacedError
 from ingestd.model.row_limit import UNLIMITED_BYTES
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.planner_functions import ensure_plannable
@@ -17,6 +17,7 @@ from ingestd.postgres.catalog.relation_lock import lock_table
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.polling.keys.key_order import key_order
 from ingestd.postgres.polling.keys.key_pages import KeyPages
+from ingestd.postgres.snapshot.ctid_splits import enter_snapshot
 from ingestd.postgres.snapshot.key_lookup import KeyedRelation, KeyList
 from ingestd.postgres.snapshot.key_range import KeyRange
 from ingestd.postgres.snapshot.key_splits import KeySplits
@@ -185,6 +186,93 @@ async def test_a_partition_key_with_an_inlined_function_has_a_remedy(
         remedy, _, _ = (told.value.remedy or "").partition("--")
         database.execute(remedy)
         await ensure_plannable(connection, table.id, oid, with_partitions=True)
+    assert not calls_of(database, stranger)
+
+
+KEYS = ("m.evil('') + id", "m.inlined(id)", "id::m.theirs", "id::m.checked_by_them")
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("levels", [1, 2])
+async def test_the_key_of_a_tables_parent_is_not_evaluated(
+    database: Database, owner: str, stranger: str, key: str, levels: int
+) -> None:
+    database.execute(
+        "CREATE DOMAIN m.checked_by_them AS int CHECK (m.plain(3) = 3 OR m.evil('') = 1)"
+    )
+    hand_over(database, owner)
+    database.execute(
+        "CREATE TABLE m.t (id int) PARTITION BY RANGE (id)",
+        "CREATE TABLE m.t1 PARTITION OF m.t FOR VALUES FROM (0) TO (100)",
+        "INSERT INTO m.t SELECT i FROM generate_series(1, 9) i",
+        "GRANT SELECT ON ALL TABLES IN SCHEMA m TO PUBLIC",
+    )
+    table = await table_named(database, "t")
+    blocks = BlockRange("m", "t", is_whole=True, oid=table.oid)
+    below, above = "m.t", "m.over0"
+    for level in range(levels):
+        is_last = level == levels - 1
+        database.execute(
+            f"CREATE TABLE m.over{level} (id int) PARTITION BY RANGE"
+            f" (({key if is_last else 'id'}))",
+            f"ALTER TABLE m.over{level} ATTACH PARTITION {below}"
+            " FOR VALUES FROM (MINVALUE) TO (MAXVALUE)",
+        )
+        below = f"m.over{level}"
+    async with await connect(
+        make_conninfo(database.dsn, user=stranger), autocommit=False
+    ) as connection:
+        with pytest.raises(TableError, match=r"parent's key, .* m\.") as found:
+            await lock_table(connection, table, blocks)
+            # What a poll, a sweep, a probe and the snapshot of a whole table do next.
+            query = sql.SQL("SELECT id FROM {} WHERE id > 3").format(blocks.relation)
+            await connection.execute(query)
+    assert f"ALTER TABLE {above} DETACH PARTITION m.t;" in (found.value.remedy or "")
+    assert not calls_of(database, stranger)
+
+
+async def test_a_leaf_is_read_whatever_keys_are_above_it(
+    database: Database, owner: str, stranger: str
+) -> None:
+    """The planner does not use them: `constraint_exclusion` is off."""
+    hand_over(database, owner)
+    database.execute(
+        "CREATE TABLE m.over (id int) PARTITION BY RANGE ((m.evil('') + id))",
+        "CREATE TABLE m.t PARTITION OF m.over FOR VALUES FROM (0) TO (100)",
+        "INSERT INTO m.t SELECT i FROM generate_series(1, 9) i",
+        "GRANT SELECT ON m.t TO PUBLIC",
+    )
+    table = await table_named(database, "over")
+    oid = int(database.value("SELECT 'm.t'::regclass::int8"))
+    async with await connect(
+        make_conninfo(database.dsn, user=stranger), autocommit=False
+    ) as connection:
+        await lock_table(connection, table, BlockRange("m", "t", oid=oid))
+        await connection.execute("SELECT FROM ONLY m.t WHERE id > 3")
+        await connection.execute("SELECT FROM m.t WHERE id > 3")
+    assert not calls_of(database, stranger)
+
+
+async def test_a_parent_that_the_snapshot_does_not_see_is_noticed(
+    database: Database, owner: str, stranger: str
+) -> None:
+    hand_over(database, owner)
+    database.execute(
+        "CREATE TABLE m.t (id int) PARTITION BY RANGE (id)",
+        "GRANT SELECT ON m.t TO PUBLIC",
+    )
+    table = await table_named(database, "t")
+    async with (
+        exported(database) as snapshot,
+        await connect(make_conninfo(database.dsn, user=stranger), autocommit=False) as connection,
+    ):
+        await enter_snapshot(connection, snapshot)
+        database.execute(
+            "CREATE TABLE m.over (id int) PARTITION BY RANGE ((m.evil('') + id))",
+            "ALTER TABLE m.over ATTACH PARTITION m.t FOR VALUES FROM (MINVALUE) TO (MAXVALUE)",
+        )
+        with pytest.raises(TableReplacedError, match="became a partition"):
+            await lock_table(connection, table, BlockRange("m", "t", is_whole=True, oid=table.oid))
     assert not calls_of(database, stranger)
 
 
