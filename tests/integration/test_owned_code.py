@@ -222,7 +222,7 @@ async def test_the_key_of_a_tables_parent_is_not_evaluated(
     async with await connect(
         make_conninfo(database.dsn, user=stranger), autocommit=False
     ) as connection:
-        with pytest.raises(TableError, match=r"parent's key, .* m\.") as found:
+        with pytest.raises(TableError, match=r"parent's key, .* m\.") as found:  # noqa: PT012 - what is called is the point
             await lock_table(connection, table, blocks)
             # What a poll, a sweep, a probe and the snapshot of a whole table do next.
             query = sql.SQL("SELECT id FROM {} WHERE id > 3").format(blocks.relation)

@@ -33,7 +33,8 @@ from psycopg import AsyncConnection
 
 from ingestd.model.errors import TableError, TableReplacedError
 from ingestd.model.schema import TableId
-from ingestd.postgres.catalog.user_types import FIRST_USER_OID, is_trusted
+from ingestd.postgres.catalog.trusted_types import EACH_TRUSTED_PART, is_trusted, is_type_trusted
+from ingestd.postgres.catalog.user_types import FIRST_USER_OID
 
 # `above`: the function sees the present, the catalog's tables the transaction's snapshot. What they
 # contain of a detached partition differs, too.
@@ -72,13 +73,13 @@ UNION ALL
 SELECT NULL, NULL FROM above
  WHERE oid NOT IN (SELECT partrelid FROM pg_catalog.pg_partitioned_table)
 """
-# A domain also checks what the domains below it demand.
+# A domain also checks what the domains below it demand, and those that its checks cast to.
 _OTHERS = f"""
 WITH RECURSIVE domains AS (
   SELECT o AS cast_to, o AS oid FROM unnest(%(domains)s::oid[]) o
   UNION
-  SELECT d.cast_to, t.typbasetype FROM domains d
-    JOIN pg_catalog.pg_type t ON t.oid = d.oid AND t.typtype = 'd')
+  SELECT d.cast_to, x.oid FROM domains d JOIN pg_catalog.pg_type t ON t.oid = d.oid
+{EACH_TRUSTED_PART})
 SELECT false, p.oid::int8, p.oid::pg_catalog.regprocedure::text,
        l.lanname = 'sql' AND NOT p.prosecdef AND p.proconfig IS NULL
   FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_language l ON l.oid = p.prolang
@@ -86,7 +87,7 @@ SELECT false, p.oid::int8, p.oid::pg_catalog.regprocedure::text,
 UNION ALL
 SELECT true, d.cast_to::int8, t.oid::pg_catalog.regtype::text, false
   FROM domains d JOIN pg_catalog.pg_type t ON t.oid = d.oid AND t.typtype = 'd'
- WHERE t.oid >= {FIRST_USER_OID} AND NOT {is_trusted("t.typowner")}
+ WHERE t.oid >= {FIRST_USER_OID} AND NOT {is_type_trusted("t")}
 """  # noqa: S608 - constants
 _TOKEN = re.compile(r"[(){}]|\[[^]]*\]|(?:\\.|[^\s(){}\\])+", re.DOTALL)
 _CALLED = ("funcid", "opfuncid", "hashfuncid", "negfuncid")
