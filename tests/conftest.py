@@ -55,6 +55,7 @@ from ingestd.testing.embedded.postgres import PostgresServer
 from tests.harness.attacks import mark_attacks, report_lines
 from tests.harness.databases import Database, fresh_database
 from tests.harness.hostile import hostile_calls, make_hostile_schema, set_hostile_path
+from tests.harness.owned_code import TYPES
 from tests.harness.servers import running_server
 from tests.harness.tls_servers import TlsServer, tls_server
 from tests.harness.workload import create_schema
@@ -235,6 +236,15 @@ def stranger(database: Database) -> Iterator[str]:
     database.execute(f"CREATE ROLE {name} LOGIN")
     yield name
     database.execute(f"DROP OWNED BY {name}", f"DROP ROLE {name}")
+
+
+@pytest.fixture
+def owner(database: Database) -> Iterator[str]:
+    """A role that owns the schema and all in it."""
+    name = f"o_{database.name}"
+    database.execute(f"CREATE ROLE {name} LOGIN", TYPES)
+    yield name
+    database.execute("DROP SCHEMA m CASCADE", f"DROP OWNED BY {name}", f"DROP ROLE {name}")
 
 
 @pytest.fixture

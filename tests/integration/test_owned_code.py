@@ -9,7 +9,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from ingestd.model.errors import TableError
+from ingestd.model.errors import TableError, TableReplacedError
 from ingestd.model.row_checks import UNLIMITED_BYTES
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.planner_functions import ensure_plannable
@@ -17,16 +17,18 @@ from ingestd.postgres.catalog.relation_lock import lock_table
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.polling.keys.key_order import key_order
 from ingestd.postgres.polling.keys.key_pages import KeyPages
+from ingestd.postgres.snapshot.ctid_splits import enter_snapshot
 from ingestd.postgres.snapshot.key_lookup import KeyedRelation, KeyList
 from ingestd.postgres.snapshot.key_range import KeyRange
 from ingestd.postgres.snapshot.key_splits import KeySplits
 from ingestd.testing.embedded.waiting import await_until
 from tests.harness.command_line import run_command
 from tests.harness.config import polling_config, wal_config
+from tests.harness.owned_code import BODY, calls_of, hand_over
 from tests.integration.test_pages import exported, table_named
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from tests.conftest import MakeDaemon
@@ -35,31 +37,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.attack("table owner")
 
 LIMIT_S = 60.0
-CALLED = "a function of the owner was called"
-"""Not as a hostile schema's: the tests themselves have these called, by the superuser."""
-BODY = f"BEGIN RAISE WARNING '{CALLED} by %', current_user; RETURN {{}}; END"
-TYPES = f"""
-CREATE SCHEMA m;
-CREATE FUNCTION m.evil(text) RETURNS int IMMUTABLE LANGUAGE plpgsql AS $$ {BODY.format(1)} $$;
-CREATE FUNCTION m.inlined(int) RETURNS int IMMUTABLE LANGUAGE sql AS $$ SELECT m.evil('') + $1 $$;
-CREATE FUNCTION m.plain(int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS 'BEGIN RETURN $1; END';
-CREATE DOMAIN m.checked AS int CHECK (m.evil('') = 1);
-CREATE DOMAIN m.named AS text CHECK (m.evil('') = 1);
-CREATE TYPE m.mood AS ENUM ('a', 'b', 'c', 'd', 'e', 'f');
-CREATE DOMAIN m.feeling AS m.mood;
-CREATE TYPE m.pair AS (x m.checked, y int);
-CREATE TYPE m.plain_pair AS (x int, y int);
-CREATE TYPE m.span AS RANGE (subtype = m.checked);
-CREATE TYPE m.plain_span AS RANGE (subtype = int);
-CREATE DOMAIN m.theirs AS int CHECK (VALUE >= 0 AND m.evil('') = 1);
-CREATE DOMAIN m.above AS m.theirs;
-CREATE TYPE m.their_pair AS (x m.theirs, y int);
-CREATE DOMAIN m.of_array AS int[] CHECK (m.evil('') = 1);
-CREATE DOMAIN m.ours AS int CHECK (VALUE >= 0);
-GRANT USAGE ON SCHEMA m TO PUBLIC;
-"""
-THEIRS = ("theirs", "of_array")
-"""The domains that `hand_over` gives to the owner."""
 VALUES = {
     "checked": "i",
     "named": "'k' || i",
@@ -100,27 +77,6 @@ EXPRESSIONS = {
     "CREATE STATISTICS m.e ON (id + 1), lower(note) FROM m.t": False,
 }
 """By what the owner adds to the table: whether planning could call a function then."""
-
-
-@pytest.fixture
-def owner(database: Database) -> Iterator[str]:
-    """A role that owns the schema and all in it."""
-    name = f"o_{database.name}"
-    database.execute(f"CREATE ROLE {name} LOGIN", TYPES)
-    yield name
-    database.execute("DROP SCHEMA m CASCADE", f"DROP OWNED BY {name}", f"DROP ROLE {name}")
-
-
-def hand_over(database: Database, owner: str, *functions: str) -> None:
-    for function in ("evil(text)", "inlined(int)", "plain(int)", *functions):
-        database.execute(f"ALTER FUNCTION m.{function} OWNER TO {owner}")
-    for domain in THEIRS:
-        database.execute(f"ALTER DOMAIN m.{domain} OWNER TO {owner}")
-
-
-def calls_of(database: Database, role: str) -> list[str]:
-    lines = database.server.log_path.read_text(errors="replace").splitlines()
-    return [line for line in lines if f"{CALLED} by {role}" in line]
 
 
 @pytest.mark.usefixtures("owner")
@@ -230,6 +186,93 @@ async def test_a_partition_key_with_an_inlined_function_has_a_remedy(
         remedy, _, _ = (told.value.remedy or "").partition("--")
         database.execute(remedy)
         await ensure_plannable(connection, table.id, oid, with_partitions=True)
+    assert not calls_of(database, stranger)
+
+
+KEYS = ("m.evil('') + id", "m.inlined(id)", "id::m.theirs", "id::m.checked_by_them")
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("levels", [1, 2])
+async def test_the_key_of_a_tables_parent_is_not_evaluated(
+    database: Database, owner: str, stranger: str, key: str, levels: int
+) -> None:
+    database.execute(
+        "CREATE DOMAIN m.checked_by_them AS int CHECK (m.plain(3) = 3 OR m.evil('') = 1)"
+    )
+    hand_over(database, owner)
+    database.execute(
+        "CREATE TABLE m.t (id int) PARTITION BY RANGE (id)",
+        "CREATE TABLE m.t1 PARTITION OF m.t FOR VALUES FROM (0) TO (100)",
+        "INSERT INTO m.t SELECT i FROM generate_series(1, 9) i",
+        "GRANT SELECT ON ALL TABLES IN SCHEMA m TO PUBLIC",
+    )
+    table = await table_named(database, "t")
+    blocks = BlockRange("m", "t", is_whole=True, oid=table.oid)
+    below, above = "m.t", "m.over0"
+    for level in range(levels):
+        is_last = level == levels - 1
+        database.execute(
+            f"CREATE TABLE m.over{level} (id int) PARTITION BY RANGE"
+            f" (({key if is_last else 'id'}))",
+            f"ALTER TABLE m.over{level} ATTACH PARTITION {below}"
+            " FOR VALUES FROM (MINVALUE) TO (MAXVALUE)",
+        )
+        below = f"m.over{level}"
+    async with await connect(
+        make_conninfo(database.dsn, user=stranger), autocommit=False
+    ) as connection:
+        with pytest.raises(TableError, match=r"parent's key, .* m\.") as found:  # noqa: PT012 - what is called is the point
+            await lock_table(connection, table, blocks)
+            # What a poll, a sweep, a probe and the snapshot of a whole table do next.
+            query = sql.SQL("SELECT id FROM {} WHERE id > 3").format(blocks.relation)
+            await connection.execute(query)
+    assert f"ALTER TABLE {above} DETACH PARTITION m.t;" in (found.value.remedy or "")
+    assert not calls_of(database, stranger)
+
+
+async def test_a_leaf_is_read_whatever_keys_are_above_it(
+    database: Database, owner: str, stranger: str
+) -> None:
+    """The planner does not use them: `constraint_exclusion` is off."""
+    hand_over(database, owner)
+    database.execute(
+        "CREATE TABLE m.over (id int) PARTITION BY RANGE ((m.evil('') + id))",
+        "CREATE TABLE m.t PARTITION OF m.over FOR VALUES FROM (0) TO (100)",
+        "INSERT INTO m.t SELECT i FROM generate_series(1, 9) i",
+        "GRANT SELECT ON m.t TO PUBLIC",
+    )
+    table = await table_named(database, "over")
+    oid = int(database.value("SELECT 'm.t'::regclass::int8"))
+    async with await connect(
+        make_conninfo(database.dsn, user=stranger), autocommit=False
+    ) as connection:
+        await lock_table(connection, table, BlockRange("m", "t", oid=oid))
+        await connection.execute("SELECT FROM ONLY m.t WHERE id > 3")
+        await connection.execute("SELECT FROM m.t WHERE id > 3")
+    assert not calls_of(database, stranger)
+
+
+async def test_a_parent_that_the_snapshot_does_not_see_is_noticed(
+    database: Database, owner: str, stranger: str
+) -> None:
+    hand_over(database, owner)
+    database.execute(
+        "CREATE TABLE m.t (id int) PARTITION BY RANGE (id)",
+        "GRANT SELECT ON m.t TO PUBLIC",
+    )
+    table = await table_named(database, "t")
+    async with (
+        exported(database) as snapshot,
+        await connect(make_conninfo(database.dsn, user=stranger), autocommit=False) as connection,
+    ):
+        await enter_snapshot(connection, snapshot)
+        database.execute(
+            "CREATE TABLE m.over (id int) PARTITION BY RANGE ((m.evil('') + id))",
+            "ALTER TABLE m.over ATTACH PARTITION m.t FOR VALUES FROM (MINVALUE) TO (MAXVALUE)",
+        )
+        with pytest.raises(TableReplacedError, match="became a partition"):
+            await lock_table(connection, table, BlockRange("m", "t", is_whole=True, oid=table.oid))
     assert not calls_of(database, stranger)
 
 

@@ -83,6 +83,14 @@ REPLACING = {
         GRANT,
     ),
     "made anew": ("DROP TABLE public.t", "CREATE TABLE public.t (id int)", GRANT),
+    # A sequence has no row type, so its name is free for a domain.
+    "a sequence": (
+        "ALTER TABLE public.t RENAME TO before",
+        "CREATE TYPE public.of_rows AS (id int, at timestamptz, note text, r regclass)",
+        "CREATE SEQUENCE public.t",
+        "GRANT SELECT ON SEQUENCE public.t TO PUBLIC",
+        "CREATE DOMAIN public.t AS public.of_rows CHECK (public.evil('a') = '7')",
+    ),
     # Up to PostgreSQL 15 a rule makes an empty table a view, which keeps its OID.
     "made a view": (
         "TRUNCATE public.t",

@@ -55,7 +55,7 @@ REFUSED = (
     "l[1] < 1000",
     "ARRAY[c] = '{1}'",
     "id IN (SELECT e)",
-    "EXISTS (SELECT FROM (SELECT e) AS s(v) WHERE v < 1000)",
+    "id IN (VALUES (e))",
     "id > 0 AND (n = 'x' OR e < 1000)",
 )
 ACCEPTED = (

@@ -1,11 +1,13 @@
 """Detection of tables whose owners' code runs when a query on them is planned.
 
 Before the planner uses the expressions of a table's indexes, extended statistics and partition key,
-it simplifies them: it calls immutable functions with constant arguments, inlines SQL functions, and
-simplifies the checks of the domains that they cast to, which calls functions in the same way. It
-does so for every query on the table, with the privileges of the role whose query it plans. So a
-table is read only if all that its expressions call in this way, and these domains, are owned by a
-superuser or by this role. (CHECK constraints are not simplified: `constraint_exclusion` is off.)
+and those of the partition keys above a partitioned table that is itself a partition, it simplifies
+them: it calls immutable functions with constant arguments, inlines SQL functions, and simplifies
+the checks of the domains that they cast to, which calls functions in the same way. It does so for
+every query on the table, with the privileges of the role whose query it plans. So a table is read
+only if all that its expressions call in this way, and these domains with the functions of their
+checks, are owned by a superuser or by this role. (CHECK constraints are not simplified, nor are the
+keys above a partition without partitions: `constraint_exclusion` is off.)
 
 A call is harmless if the planner can't simplify it: it is not an SQL function that could be
 inlined, and an argument is not constant. Operators owned by other roles are never harmless: row
@@ -14,10 +16,10 @@ here, if it refers to anything user-defined.
 
 The owner may add an index after this check: CREATE INDEX does not wait for readers.
 
-Source: PostgreSQL, src/backend/optimizer/util/plancat.c (get_relation_info), clauses.c
-(evaluate_function, inline_function, eval_const_expressions_mutator), src/backend/utils/cache/
-relcache.c (RelationGetIndexExpressions), typcache.c (load_domaintype_info), src/include/nodes/
-primnodes.h.
+Source: PostgreSQL, src/backend/optimizer/util/plancat.c (get_relation_info,
+set_baserel_partition_constraint), clauses.c (evaluate_function, inline_function,
+eval_const_expressions_mutator), src/backend/utils/cache/relcache.c (RelationGetIndexExpressions),
+typcache.c (load_domaintype_info), src/include/nodes/primnodes.h.
 """
 
 from __future__ import annotations
@@ -29,16 +31,26 @@ from typing import Any
 
 from psycopg import AsyncConnection
 
-from ingestd.model.errors import TableError
+from ingestd.model.errors import TableError, TableReplacedError
 from ingestd.model.schema import TableId
-from ingestd.postgres.catalog.user_types import FIRST_USER_OID, is_trusted
+from ingestd.postgres.catalog.trusted_types import EACH_TRUSTED_PART, is_trusted, is_type_trusted
+from ingestd.postgres.catalog.user_types import FIRST_USER_OID
 
+# `above`: the function sees the present, the catalog's tables the transaction's snapshot. What they
+# contain of a detached partition differs, too.
 _EXPRESSIONS = """
 WITH RECURSIVE tree AS (
   SELECT %(oid)s::oid AS oid
   UNION ALL
   SELECT i.inhrelid FROM tree t JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid
-   WHERE %(with_partitions)s)
+   WHERE %(with_partitions)s),
+above AS (
+  SELECT c.oid FROM pg_catalog.pg_class c WHERE c.oid = %(oid)s AND c.relkind = 'p'
+  UNION
+  SELECT x.oid FROM above CROSS JOIN LATERAL (
+    SELECT i.inhparent FROM pg_catalog.pg_inherits i WHERE i.inhrelid = above.oid UNION ALL
+    SELECT p.relid::oid FROM pg_catalog.pg_partition_ancestors(above.oid::pg_catalog.regclass) p
+    ) AS x(oid))
 SELECT pg_catalog.format('DROP INDEX %%s;', i.indexrelid::pg_catalog.regclass),
        pg_catalog.concat(i.indexprs::text, i.indpred::text)
   FROM tree JOIN pg_catalog.pg_index i ON i.indrelid = tree.oid
@@ -51,14 +63,23 @@ UNION ALL
 SELECT NULL, p.partexprs::text
   FROM tree JOIN pg_catalog.pg_partitioned_table p ON p.partrelid = tree.oid
  WHERE p.partexprs IS NOT NULL
+UNION ALL
+SELECT pg_catalog.format('ALTER TABLE %%s DETACH PARTITION %%s;',
+         i.inhparent::pg_catalog.regclass, i.inhrelid::pg_catalog.regclass), p.partexprs::text
+  FROM above JOIN pg_catalog.pg_partitioned_table p ON p.partrelid = above.oid
+  JOIN pg_catalog.pg_inherits i ON i.inhrelid = %(oid)s
+ WHERE above.oid <> %(oid)s AND p.partexprs IS NOT NULL
+UNION ALL
+SELECT NULL, NULL FROM above
+ WHERE oid NOT IN (SELECT partrelid FROM pg_catalog.pg_partitioned_table)
 """
-# A domain also checks what the domains below it demand.
+# A domain also checks what the domains below it demand, and those that its checks cast to.
 _OTHERS = f"""
 WITH RECURSIVE domains AS (
   SELECT o AS cast_to, o AS oid FROM unnest(%(domains)s::oid[]) o
   UNION
-  SELECT d.cast_to, t.typbasetype FROM domains d
-    JOIN pg_catalog.pg_type t ON t.oid = d.oid AND t.typtype = 'd')
+  SELECT d.cast_to, x.oid FROM domains d JOIN pg_catalog.pg_type t ON t.oid = d.oid
+{EACH_TRUSTED_PART})
 SELECT false, p.oid::int8, p.oid::pg_catalog.regprocedure::text,
        l.lanname = 'sql' AND NOT p.prosecdef AND p.proconfig IS NULL
   FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_language l ON l.oid = p.prolang
@@ -66,7 +87,7 @@ SELECT false, p.oid::int8, p.oid::pg_catalog.regprocedure::text,
 UNION ALL
 SELECT true, d.cast_to::int8, t.oid::pg_catalog.regtype::text, false
   FROM domains d JOIN pg_catalog.pg_type t ON t.oid = d.oid AND t.typtype = 'd'
- WHERE t.oid >= {FIRST_USER_OID} AND NOT {is_trusted("t.typowner")}
+ WHERE t.oid >= {FIRST_USER_OID} AND NOT {is_type_trusted("t")}
 """  # noqa: S608 - constants
 _TOKEN = re.compile(r"[(){}]|\[[^]]*\]|(?:\\.|[^\s(){}\\])+", re.DOTALL)
 _CALLED = ("funcid", "opfuncid", "hashfuncid", "negfuncid")
@@ -178,15 +199,17 @@ async def ensure_plannable(
 ) -> None:
     """Raise TableError if planning a query on a relation could run another role's function.
 
-    Raises psycopg.Error.
+    Raises psycopg.Error; TableReplacedError if the transaction's snapshot does not see its parents.
     """
     of = {"oid": oid, "with_partitions": with_partitions}
     found = await (await connection.execute(_EXPRESSIONS, of)).fetchall()
+    if any(text is None for _, text in found):
+        raise TableReplacedError(table, "became a partition while it was read")
     trees = [(drop, list(_parsed(text))) for drop, text in found]
     nodes = [(drop, node) for drop, tree in trees for top in tree for node in top.below()]
     for drop, node in nodes:
         if node.may_run_code:
-            raise _refusal(table, drop, f"what a node {node.kind} refers to", "what it uses")
+            raise _refusal(table, drop, f"what a node {node.kind} refers to,", "what it uses")
     functions = {function for _, node in nodes for function in node.functions()}
     domains = {node.domain for _, node in nodes if node.domain}
     if not functions and not domains:
@@ -197,30 +220,35 @@ async def ensure_plannable(
     for drop, node in nodes:
         if (True, node.domain) in others:
             name, _ = others[True, node.domain]
-            raise _refusal(table, drop, f"the checks of the domain {name}", "the domain")
+            checks = f"the checks of the domain {name}, or their functions,"
+            raise _refusal(table, drop, checks, "the domain, the functions of its checks")
         for function in node.functions():
             if (False, function) not in others:
                 continue
             name, is_sql = others[False, function]
             if node.kind == "FUNCEXPR" and node.varies and not is_sql:
                 continue
-            raise _refusal(table, drop, name, "the function", inlined=name if is_sql else None)
+            raise _refusal(
+                table, drop, f"{name},", "the function", inlined=name if is_sql else None
+            )
 
 
 def _refusal(
     table: TableId, drop: str | None, called: str, owned: str, *, inlined: str | None = None
 ) -> TableError:
     what = (
-        "it is not read: for an expression of its indexes, statistics or partition key the server"
-        f" would call {called}, owned by neither a superuser nor this role, with this role's"
-        " privileges"
+        "it is not read: for an expression of its indexes, statistics or partition key, or a"
+        f" parent's key, the server would call {called} owned by neither a superuser nor this"
+        " role, with this role's privileges"
     )
     ways = []
     if inlined is not None:
         ways.append(f"ALTER FUNCTION {inlined} SET search_path FROM CURRENT;  -- so not inlined")
     if drop is not None:
         ways.append(drop)
-    remedy = "  or: ".join([*ways, f"review {owned} and make a superuser its owner"])
+    remedy = "  or: ".join(
+        [*ways, f"review {owned} and all that is called there, and make a superuser the owner"]
+    )
     return TableError(table, what, remedy=remedy)
 
 

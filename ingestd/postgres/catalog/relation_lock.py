@@ -6,9 +6,12 @@ instance a view, whose functions run with the reader's privileges. Or the table 
 of that name, of a type of the owner's, whose casts the query would call. A snapshot does not
 protect against that: the server parses a query with its newest catalog, whatever the query sees.
 
-So a statement that runs nothing first locks the name; then OID and kind are compared, and number
-and type of each column that a query will name; then the relation is read, in the same transaction.
-The lock prevents it from being renamed, dropped, replaced or altered.
+The rule: nothing that another role owns is evaluated, in planning or execution, before it was
+judged under the lock. So a statement that runs nothing first locks the name; then OID and kind are
+compared, and number and type of each column that a query will name, by a statement that evaluates
+nothing of what has the name; then conditions and what the planner evaluates are judged; then the
+relation is read, in the same transaction. The lock prevents it from being renamed, dropped,
+replaced or altered.
 
 PREPARE takes the lock: it analyzes a query without planning it. Planning would be too much, because
 it evaluates the immutable functions of a view (see `ingestd.postgres.catalog.planner_functions`).
@@ -50,6 +53,9 @@ _LOCK = sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE")
 # are seen as of the transaction's snapshot. `types`: at present. `seen`: in the snapshot, 0 for a
 # later column, null if the column has another name at present or was dropped. Up to PostgreSQL 15,
 # CREATE RULE turns an empty table into a view with the same OID, which has no file.
+# The name may be that of a sequence and, as these have no row type, of a domain of the owner's. A
+# cast of a null to a domain makes its checks, already at planning; an element of a null array has
+# the same type without a cast, whatever that is.
 _CHECK = sql.SQL("""
 SELECT coalesce(pg_catalog.to_regclass({name})::pg_catalog.oid = c.oid
             AND pg_catalog.to_regtype({name})::pg_catalog.oid = c.reltype, false)
@@ -63,7 +69,7 @@ SELECT coalesce(pg_catalog.to_regclass({name})::pg_catalog.oid = c.oid
                LEFT JOIN pg_catalog.pg_attribute a
                  ON a.attrelid = c.oid AND a.attname = n.name AND NOT a.attisdropped
               ORDER BY n.place) AS seen
-  FROM pg_catalog.pg_class c CROSS JOIN (SELECT (NULL::{relation}).*) AS present
+  FROM pg_catalog.pg_class c CROSS JOIN (SELECT ((NULL::{relation}[])[1]).*) AS present
  WHERE c.oid = {oid}
 """)
 _TYPE = sql.SQL("pg_catalog.pg_typeof(present.{})")

@@ -23,17 +23,7 @@ FIRST_USER_OID = 16384
 """Source: PostgreSQL, src/include/access/transam.h, FirstNormalObjectId."""
 _ALL = 1 << 32
 
-
-def is_trusted(owner: LiteralString) -> LiteralString:
-    """Return the SQL condition that an object is owned by a superuser or by this role.
-
-    Queries must not run what others define: it would run with this role's privileges.
-    """
-    return f"""EXISTS (SELECT FROM pg_catalog.pg_roles r
-                 WHERE r.oid = {owner} AND (r.rolsuper OR r.rolname = current_user))"""
-
-
-EACH_PART = """
+EACH_PART: LiteralString = """
    CROSS JOIN LATERAL (
     SELECT t.typbasetype, 'value' WHERE t.typtype = 'd' UNION ALL
     SELECT t.typelem, 'array' WHERE t.typelem <> 0 AND t.typlen = -1 UNION ALL

@@ -19,7 +19,8 @@ from ingestd.model.schema import TableId
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.relation_lock import lock_relation
 from ingestd.postgres.catalog.tables import list_types
-from ingestd.postgres.catalog.user_types import EACH_PART, is_trusted
+from ingestd.postgres.catalog.trusted_types import is_trusted
+from ingestd.postgres.catalog.user_types import EACH_PART
 from ingestd.postgres.rewrites.dependent_texts import (
     DEPENDENT,
     MONEY,

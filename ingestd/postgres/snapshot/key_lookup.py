@@ -14,7 +14,8 @@ from ingestd.model.errors import TableChangedError
 from ingestd.model.keys import Key
 from ingestd.model.schema import Column, Table
 from ingestd.postgres.catalog.block_range import BlockRange
-from ingestd.postgres.catalog.user_types import EACH_PART, FIRST_USER_OID, is_trusted
+from ingestd.postgres.catalog.trusted_types import is_operator_trusted, is_type_trusted
+from ingestd.postgres.catalog.user_types import EACH_PART, FIRST_USER_OID
 from ingestd.postgres.snapshot.key_range import operator_of
 from ingestd.postgres.snapshot.queries import output_of
 
@@ -42,7 +43,7 @@ RUNS_CODE = f"""EXISTS (
 {EACH_PART})
                SELECT FROM inside JOIN pg_catalog.pg_type t ON t.oid = inside.oid
                 WHERE t.typtype = 'd' OR t.oid >= {FIRST_USER_OID}
-                  AND t.typtype IN ('c', 'm', 'r') AND NOT {is_trusted("t.typowner")})"""  # noqa: S608 - constants
+                  AND t.typtype IN ('c', 'm', 'r') AND NOT {is_type_trusted("t")})"""  # noqa: S608 - constants
 """Whether comparing values of type `b` with literals may run what the type's owner defined."""
 # A role that is not a superuser can't create an operator class, but may own an extension and add
 # one to it.
@@ -50,7 +51,7 @@ _OF_EXTENSION = f"""
                EXISTS (SELECT FROM pg_catalog.pg_depend x
                  WHERE x.classid = 'pg_catalog.pg_operator'::pg_catalog.regclass
                    AND x.objid = o.oid AND x.deptype = 'e')
-               AND {is_trusted("o.oprowner")}"""
+               AND {is_operator_trusted("o")}"""
 _RELATION = f"""
 SELECT c.relkind::text = 'p',
        coalesce((SELECT jsonb_object_agg(a.attname, jsonb_build_object(
