@@ -97,6 +97,8 @@ deltalake reads metaData and protocol before the next append.
 """
 _LONG = range(-(1 << 63), 1 << 63)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_ROWS = range(1 << 40)
+"""Numbers of rows that a file may claim; no sum of them exceeds 64 bits."""
 _NUMBERS = frozenset({"_cdc_lsn", "_cdc_seq", "_cdc_epoch", "epoch"})
 """Columns whose bounds are compared."""
 
@@ -255,7 +257,7 @@ def checked_statistics(found: object) -> dict[str, Any]:
         return {}
     kept: dict[str, Any] = {}
     rows = found.get("numRecords")
-    if isinstance(rows, int) and rows >= 0:
+    if _is_number(rows) and rows in _ROWS:
         kept["numRecords"] = rows
     for name in ("minValues", "maxValues", "nullCount"):
         bounds = found.get(name)
