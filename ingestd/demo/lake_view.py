@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
+from ingestd.lake.delta.log_files import open_table
 from ingestd.lake.delta.read import read_files
 from ingestd.lake.layout import Layout
 from ingestd.lake.store.store import open_store
@@ -26,7 +26,7 @@ def view_lake(uri: str, source: str) -> LakeView:
     store = open_store(uri, None)
     folder = Layout(source).epochs
     try:
-        handle = DeltaTable(store.uri(folder), storage_options=store.storage_options)
+        handle = open_table(store, folder)
     except TableNotFoundError:
         return LakeView()
     epochs = read_files(handle, store, folder, columns=["epoch", "tables"]).to_pylist()

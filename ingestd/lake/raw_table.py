@@ -26,7 +26,7 @@ from ingestd.lake.parquet_writer import has_statistics
 from ingestd.lake.schema_evolution import SchemaConflictError, additions, evolved
 from ingestd.lake.store.errors import storage_faults
 from ingestd.model.changes import EPOCH_FIELD, MARKER_SEQ, change_schema
-from ingestd.model.errors import FolderError, TableError, TransientError
+from ingestd.model.errors import FolderError, TableError, TransientError, shortened
 from ingestd.model.keys import key_columns, key_rows
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Table, TableId
@@ -208,7 +208,7 @@ class RawTable:
             except SchemaConflictError as error:
                 raise TableError(
                     self.id,
-                    str(error),
+                    shortened(str(error)),
                     remedy="exclude the table in `tables`; or remove its folder from the lake and"
                     " restart: it is re-read",
                 ) from error

@@ -29,6 +29,15 @@ SIMILAR = 0.6
 """Least similarity of two names, 0 to 1, at which one may be a typo of the other."""
 
 
+MOST_QUOTED = 4_000
+"""Maximum length of a text that quotes a lake's contents."""
+
+
+def shortened(text: str) -> str:
+    """Return a text that quotes a lake's contents, cut to MOST_QUOTED."""
+    return text if len(text) <= MOST_QUOTED else f"{text[:MOST_QUOTED]}..."
+
+
 def resnapshot_command(source: str, *tables: TableId | str) -> str:
     """Return the command that re-reads a source's tables, for a remedy."""
     return printable_command(["ingestd", "snapshot", source, *map(str, tables)])
@@ -91,7 +100,16 @@ class LakeLostError(OperatorError):
 
 
 class FolderError(OperatorError):
-    """A lake folder's contents can't be read or written: a fault of the table stored there."""
+    """A lake folder's contents can't be read or written: a fault of the table stored there.
+
+    Its texts quote the folder's contents, which may be of any length. A remedy is not cut, but
+    replaced: part of a command could do harm.
+    """
+
+    def __init__(self, what: str, *, remedy: str | None = None) -> None:
+        if remedy is not None and len(remedy) > MOST_QUOTED:
+            remedy = "put the table's folder back from a copy"
+        super().__init__(shortened(what), remedy=remedy)
 
 
 class DamagedError(FolderError):

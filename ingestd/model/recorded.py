@@ -73,14 +73,23 @@ def _ensure_small(text: str, most_values: int, most_depth: int) -> None:
     unescaped = text.replace("\\\\", "").replace('\\"', "")
     if unescaped.count('"') > 4 * most_values:  # an object's value has a name
         raise RecordError(f"it has more than {most_values} values")
-    bare = "".join(unescaped.split('"')[::2])
-    if sum(map(bare.count, ",[{")) > most_values:
+    if sum(map(_outside_strings(text).count, ",[{")) > most_values:
         raise RecordError(f"it has more than {most_values} values")
+    ensure_depth(text, most_depth)
+
+
+def ensure_depth(text: str, most_depth: int) -> None:
+    """Raise RecordError for a JSON text that is nested too deep. It does not need to be valid."""
     depth = 0
-    for bracket in re.findall(r"[\[\]{}]", bare):
-        depth += 1 if bracket in "[{" else -1
+    for bracket in re.finditer(r"[\[\]{}]", _outside_strings(text)):
+        depth += 1 if bracket[0] in "[{" else -1
         if depth > most_depth:
             raise RecordError(f"it is nested more than {most_depth} deep")
+
+
+def _outside_strings(text: str) -> str:
+    unescaped = text.replace("\\\\", "").replace('\\"', "")
+    return "".join(unescaped.split('"')[::2])
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from deltalake import Schema as DeltaSchema
 
 from ingestd.lake.delta.append_log import CHECKPOINT_INTERVAL, turn_of
-from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES, ensure_plain_log, open_table
+from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES, ensure_readable_log, open_table
 from ingestd.lake.delta.read import read_files, read_raw
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.fencing import WriterIdentity
@@ -487,13 +487,13 @@ def test_a_commit_in_a_store_is_refused_by_its_size(store: ObjectStoreServer, po
     put(files, f"{log}/{1:020}.json", LINE)
     if (content := POINTERS[pointer]) is not None:
         put(files, f"{log}/_last_checkpoint", content)
-    ensure_plain_log(files, "shop/public/t")
+    ensure_readable_log(files, "shop/public/t")
     put(files, f"{log}/{2:020}.json", HUGE)
     with pytest.raises(OddFileError, match="more than 33554432"):
         open_table(files, "shop/public/t")
     with pytest.raises(OddFileError, match="more than 33554432"):
-        ensure_plain_log(files, "shop/public/t", above=1)
-    ensure_plain_log(files, "shop/public/t", above=2)
+        ensure_readable_log(files, "shop/public/t", above=1)
+    ensure_readable_log(files, "shop/public/t", above=2)
 
 
 @pytest.mark.thorough
@@ -505,11 +505,11 @@ def test_a_log_in_a_store_is_checked_from_its_checkpoint(store: ObjectStoreServe
     open_table(files, "t").create_checkpoint()
     put(files, f"t/_delta_log/{0:020}.json", HUGE)  # deltalake no longer reads it
     store.requests()
-    ensure_plain_log(files, "t")
+    ensure_readable_log(files, "t")
     assert store.requests().total() <= 6
     put(files, f"t/_delta_log/{2:020}.json", HUGE)
     with pytest.raises(OddFileError):
-        ensure_plain_log(files, "t")
+        ensure_readable_log(files, "t")
 
 
 def put(files: Store, path: str, content: bytes) -> None:

@@ -40,7 +40,7 @@ from ingestd.lake.delta.commit import (
     commit_text,
 )
 from ingestd.lake.delta.log import RESUMES, GiveUp, TableLog, arrow_schema
-from ingestd.lake.delta.log_files import ensure_plain_log
+from ingestd.lake.delta.log_files import ensure_readable_log
 from ingestd.lake.fencing import WriterIdentity
 from ingestd.lake.store.errors import storage_fault, storage_faults
 from ingestd.lake.store.store import Store
@@ -421,7 +421,7 @@ class AppendLog(TableLog):
         for _ in range(ATTEMPTS):
             with storage_faults(self.uri):
                 # deltalake reads what other programs put there, and writes through a link
-                ensure_plain_log(self.store, self.folder, above=self._version)
+                ensure_readable_log(self.store, self.folder, above=self._version)
             if self.exists:
                 self.ensure_writable()
                 _ = self.handle  # at this version
@@ -508,6 +508,8 @@ class AppendLog(TableLog):
             self.load()
             return
         with storage_faults(self.uri), self.store.calls.during(self.store, self.folder):
+            # The commit that just succeeded needs no check; others may follow it.
+            ensure_readable_log(self.store, self.folder, above=self._version + 1)
             self._table.update_incremental()
         self._version = self._table.version()
         self._read_state()

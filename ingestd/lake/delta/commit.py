@@ -20,6 +20,7 @@ from typing import Any
 
 from ingestd import __version__
 from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES
+from ingestd.lake.delta.log_nesting import MOST_LINE_BYTES, NotJsonError, ensure_shallow_json
 from ingestd.lake.store.paths import OddFileError
 from ingestd.lake.store.store import Store
 from ingestd.ports import Fragment
@@ -47,8 +48,6 @@ STAMPS = frozenset(
 
 MOST_LINES = 100_000
 """Maximum number of actions in a commit: twice what fits in MOST_COMMIT_BYTES at 0.7 kB a file."""
-MOST_LINE_BYTES = 4 << 20
-"""Maximum size of one action: the metadata of 1,600 columns takes 0.9 MB."""
 MOST_VALUES = 4_000_000
 """Maximum for a commit; an object or a list counts as eight, as it takes that much longer."""
 OUR_APP_IDS = "ingestd/"
@@ -98,6 +97,8 @@ deltalake reads metaData and protocol before the next append.
 """
 _LONG = range(-(1 << 63), 1 << 63)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_ROWS = range(1 << 40)
+"""Numbers of rows that a file may claim; no sum of them exceeds 64 bits."""
 _NUMBERS = frozenset({"_cdc_lsn", "_cdc_seq", "_cdc_epoch", "epoch"})
 """Columns whose bounds are compared."""
 
@@ -213,7 +214,7 @@ def is_whole(content: bytes, path: str, *, makes_table: bool = False) -> bool:
     try:
         for line in _lines(content, path):
             parsed.add(line)
-    except _NotJsonError:
+    except NotJsonError:
         return False
     except OddFileError:
         return True
@@ -256,7 +257,7 @@ def checked_statistics(found: object) -> dict[str, Any]:
         return {}
     kept: dict[str, Any] = {}
     rows = found.get("numRecords")
-    if isinstance(rows, int) and rows >= 0:
+    if _is_number(rows) and rows in _ROWS:
         kept["numRecords"] = rows
     for name in ("minValues", "maxValues", "nullCount"):
         bounds = found.get(name)
@@ -270,10 +271,6 @@ def _is_number(value: object) -> bool:
 
 
 # --- parsing ---------------------------------------------------------------------------------
-
-
-class _NotJsonError(OddFileError):
-    """A line that is truncated or not UTF-8."""
 
 
 class _Parsed:
@@ -333,6 +330,7 @@ def _lines(content: bytes, path: str) -> Iterator[bytes]:
     values = content.count(b",") + 8 * (content.count(b"[") + content.count(b"{"))
     if values > MOST_VALUES:
         raise OddFileError(path, f"has {values} values, more than {MOST_VALUES}")
+    ensure_shallow_json(content, path)
     at, count = 0, 0
     while at < len(content):
         end = content.find(b"\n", at)
@@ -385,7 +383,7 @@ def _json(line: bytes, what: str, path: str) -> object:
         if _SURROGATE.search(line):
             json.dumps(found, ensure_ascii=False).encode()
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise _NotJsonError(path, f"{what} is not JSON") from error
+        raise NotJsonError(path, f"{what} is not JSON") from error
     except (ValueError, RecursionError) as error:  # thousands of digits, or half a surrogate pair
         raise OddFileError(path, f"{what} is not readable JSON") from error
     return found

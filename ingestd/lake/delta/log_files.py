@@ -1,4 +1,8 @@
-"""Checks of a `_delta_log` before deltalake reads it: deltalake blocks on pipes and follows links.
+"""Checks of a `_delta_log` before deltalake reads it.
+
+deltalake blocks on pipes, follows links, holds what it reads in memory several times, and dies of
+deep nesting (see `log_nesting`). Another program may put such files there between a check and the
+opening; then the process dies once, and the next start reports the table.
 
 The limits are far above what ingestd writes (measured). With 1,600 columns whose names have 63
 bytes, the first commit of a table has 0.9 MB. Each data file takes 0.7 kB of a commit including
@@ -10,12 +14,20 @@ it in memory.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 
+import pyarrow as pa
 from deltalake import DeltaTable
 
+from ingestd.lake.delta.log_nesting import (
+    FEW_BRACKETS,
+    ensure_shallow_checkpoint,
+    ensure_shallow_json,
+    ensure_shallow_parquet,
+)
 from ingestd.lake.store.paths import OddFileError
 from ingestd.lake.store.plain_files import LOG, ensure_size
-from ingestd.lake.store.store import Store
+from ingestd.lake.store.store import FolderEntry, Store
 from ingestd.model.recorded import RecordError, read_json
 
 MOST_COMMIT_BYTES = 32 << 20
@@ -24,8 +36,12 @@ POINTER = "_last_checkpoint"
 MOST_POINTER_BYTES = MOST_COMMIT_BYTES
 MOST_POINTER_VALUES = 200_000
 """Delta's own pointer may have the checkpoint's schema: 16 values for each of 1,600 columns."""
+_CHECKPOINT = re.compile(r"\d{20}\.checkpoint\.parquet\Z")
+_OF_VERSION = re.compile(r"(?:\d{20}\.)?(\d{20})\.[^/]*(json|parquet)\Z")
+"""The files that deltalake reads for a version: commits, also compacted, and checkpoints."""
 _READ = re.compile(r"\d{20}\.|_last_checkpoint\Z")
-_WITH_FILES = frozenset({"_sidecars", "_staged_commits", "_commits"})
+_SIDECARS = "_sidecars"
+_WITH_FILES = frozenset({_SIDECARS, "_staged_commits", "_commits"})
 """Subfolders of a log with further parts of it."""
 
 
@@ -34,42 +50,32 @@ def open_table(store: Store, folder: str, version: int | None = None) -> DeltaTa
 
     Raise OddFileError, and whatever deltalake raises.
     """
-    ensure_plain_log(store, folder, opened=version)
+    ensure_readable_log(store, folder, opened=version)
     options = store.storage_options
     with store.calls.during(store, folder):
         return DeltaTable(store.uri(folder), version=version, storage_options=options)
 
 
-def ensure_plain_log(
+def ensure_readable_log(
     store: Store, folder: str, above: int = -1, *, opened: int | None = None
 ) -> None:
-    """Raise OddFileError if a log contains anything but files, or a file too large for a log.
+    """Raise OddFileError if deltalake can't read a log safely.
 
+    That is so if it contains anything but files, or one too large or nested too deep for a log.
     `above`: versions up to this one were checked before and are skipped. `opened`: the version
-    that will be read, by default the newest. In an object store this costs three requests, through
-    deltalake alone one for each version since the checkpoint and up to five; with `above` one for
-    each later version and up to two.
+    that will be read, by default the newest. In an object store this costs up to four requests,
+    and one for each commit of more than FEW_BRACKETS bytes.
     """
     log = f"{folder}/{LOG}"
     if store.is_link(log):  # raises if a parent folder is a link
         raise OddFileError(store.uri(log), "is a symbolic link")
-    if store.syncs:
-        _ensure_plain(store, log, f"{above:020}~" if above >= 0 else "")
-    else:
-        _ensure_small_objects(store, log, above, opened)
-
-
-def _ensure_small_objects(store: Store, log: str, above: int, opened: int | None) -> None:
-    """Check the objects that deltalake reads: not those before the checkpoint that it is led to."""
-    if above < 0:
+    from_name = f"{above:020}~" if above >= 0 else ""
+    if above < 0 and not store.syncs:
         above = _checkpoint(store, log)
-        above = -1 if opened is not None and opened < above else above
-        if above < 0 or store.lists_from:
-            _ensure_plain(store, log, f"{above:020}" if above >= 0 else "")
-            return
-    while (nbytes := store.size(path := f"{log}/{above + 1:020}.json")) is not None:
-        ensure_size(store.uri(path), nbytes, MOST_COMMIT_BYTES)
-        above += 1
+        is_before = opened is not None and opened < above
+        from_name = f"{above:020}" if above >= 0 and not is_before else ""
+    entries = _ensure_plain(store, log, from_name)
+    _ensure_shallow(store, log, entries, opened)
 
 
 def _checkpoint(store: Store, log: str) -> int:
@@ -83,15 +89,13 @@ def _checkpoint(store: Store, log: str) -> int:
         path = f"{log}/{version.integer():020}.checkpoint.parquet"
     except (FileNotFoundError, RecordError):
         return -1
-    nbytes = store.size(path)
-    if nbytes is None:
-        return -1
-    ensure_size(store.uri(path), nbytes, MOST_CHECKPOINT_BYTES)
-    return version.integer()
+    return -1 if store.size(path) is None else version.integer()
 
 
-def _ensure_plain(store: Store, folder: str, above: str) -> None:
-    for entry in store.entries(folder, above):
+def _ensure_plain(store: Store, folder: str, above: str) -> list[FolderEntry]:
+    """Return the entries of a log, which are files of a size that files of a log have."""
+    entries = store.entries(folder, above)
+    for entry in entries:
         shown = f"{store.uri(folder)}/{entry.name}"
         if entry.name.startswith("."):  # no reader opens these
             continue
@@ -104,3 +108,38 @@ def _ensure_plain(store: Store, folder: str, above: str) -> None:
             raise OddFileError(shown, entry.odd)
         elif entry.name in _WITH_FILES:
             _ensure_plain(store, f"{folder}/{entry.name}", "")
+    return entries
+
+
+def _ensure_shallow(store: Store, log: str, entries: list[FolderEntry], opened: int | None) -> None:
+    """Check the files that deltalake reads: those since the newest checkpoint of one file.
+
+    It prefers later checkpoints of other forms, and never uses an earlier one.
+    """
+    found = [(int(m[1]), e) for e in entries if (m := _OF_VERSION.match(e.name))]
+    found = [(v, e) for v, e in found if opened is None or v <= opened]
+    first = max((v for v, e in found if _CHECKPOINT.match(e.name)), default=-1)
+    for version, entry in found:
+        path = f"{log}/{entry.name}"
+        if version < first:
+            continue
+        with suppress(FileNotFoundError):  # cleaned up meanwhile
+            if ".checkpoint." in entry.name:
+                for sidecar in _sidecars(store, path):
+                    _sidecars(store, f"{log}/{_SIDECARS}/{sidecar}")
+            elif entry.size_bytes > FEW_BRACKETS:  # bytes: nearly all commits have fewer
+                ensure_shallow_json(store.read(path, MOST_COMMIT_BYTES), store.uri(path))
+
+
+def _sidecars(store: Store, path: str) -> list[str]:
+    """Check a checkpoint, or a part of one, and return the names of its sidecars."""
+    uri = store.uri(path)
+    if path.endswith(".json"):
+        return ensure_shallow_checkpoint(store.read(path, MOST_CHECKPOINT_BYTES), uri)
+    # Read in full from an object store, whose faults are not the file's.
+    with store.open(path) if store.syncs else _read(store, path) as source:
+        return ensure_shallow_parquet(source, uri)
+
+
+def _read(store: Store, path: str) -> pa.NativeFile:
+    return pa.BufferReader(store.read(path, MOST_CHECKPOINT_BYTES))

@@ -21,7 +21,7 @@ from ingestd.lake.delta.log_files import open_table
 from ingestd.lake.delta.log_paths import file_of
 from ingestd.lake.delta.table_features import FILES_BY_NAME
 from ingestd.lake.layout import Layout
-from ingestd.lake.store.errors import FeatureError, storage_faults
+from ingestd.lake.store.errors import FeatureError, storage_faults, unreadable
 from ingestd.lake.store.store import Store, open_store
 from ingestd.model.errors import DamagedError
 from ingestd.model.schema import TableId
@@ -34,6 +34,7 @@ IN_PARTS = {"buffer_size": 1 << 20, "pre_buffer": False}
 in full, compressed or not."""
 _RELEASED_EVERY = 8
 """Batches after which memory that was allocated for them and freed is returned to the system."""
+_SIZES = range(1 << 50)
 _VECTORS = "deletionVectors"
 _PHYSICAL_NAME = b"delta.columnMapping.physicalName"
 KeepFile = Callable[[Mapping[str, Any]], bool]
@@ -176,15 +177,16 @@ def list_files(handle: DeltaTable) -> list[tuple[str, dict[str, Any], int]]:
 def list_actions(handle: DeltaTable) -> list[tuple[str, dict[str, Any], int, int]]:
     """Return the same as `list_files`, plus when each file was written (ms).
 
-    Raise FeatureError if the files alone do not determine the rows.
+    Raise FeatureError if the files alone do not determine the rows, and FolderError for numbers
+    that no file has.
     """
     refuse_unread(handle)
-    actions = pa.table(handle.get_add_actions()).to_pylist()
     uri = handle.table_uri.removeprefix("file://")
-    return [
-        (file_of(a["path"], uri), _statistics(a), a["size_bytes"], _milliseconds(a))
-        for a in actions
-    ]
+    with unreadable(uri):
+        return [
+            (file_of(a["path"], uri), _statistics(a), _size(a), _milliseconds(a))
+            for a in pa.table(handle.get_add_actions()).to_pylist()
+        ]
 
 
 def refuse_unread(handle: DeltaTable) -> None:
@@ -222,6 +224,15 @@ def _renamed(fields: Iterable[pa.Field], inside: str = "") -> tuple[str, str] | 
             if found is not None:
                 return found
     return None
+
+
+def _size(action: Mapping[str, Any]) -> int:
+    """Raise ValueError for a size that no file has."""
+    nbytes = int(action["size_bytes"])
+    if nbytes not in _SIZES:
+        msg = f"a file of {nbytes} bytes"
+        raise ValueError(msg)
+    return nbytes
 
 
 def _milliseconds(action: Mapping[str, Any]) -> int:

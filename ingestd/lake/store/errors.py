@@ -1,7 +1,11 @@
 """The classification of failed storage calls: either an operator must act, or a retry helps.
 
-deltalake reports the cause only as text (object_store's messages, with the errno of a local file
-system as ``(os error N)``).
+A writer of one table's folder decides what its files contain and how they are named, and the
+libraries quote both. So one rule decides which faults are the source's (I8): those that the store
+itself reports of itself. That is an errno of the disk, the process or the connection; or, as
+deltalake reports a store's errors only as text, the *cause* at the end of a text that begins with
+the store's own words, without the names, addresses and quotations in it. All other errors about a
+folder are that folder's. (object_store appends the errno of a local file system: ``(os error N)``.)
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from deltalake.exceptions import DeltaError
 from ingestd.lake.store.paths import OddFileError, OddPathError
 from ingestd.lake.store.plain_files import OthersLinkError
 from ingestd.model.errors import (
+    MOST_QUOTED,
     DamagedError,
     FolderError,
     IngestdError,
@@ -30,7 +35,23 @@ from ingestd.model.errors import (
 from ingestd.model.schema import TableId
 from ingestd.process.file_limit import none_left
 
-_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+_OS_ERROR = re.compile(r"\(os error (\d+)\)\s*\Z")
+_OF_STORE = re.compile(
+    r"(?:(?:Kernel error|Arrow error|Parquet error|External(?: error)?|Log storage error"
+    r"|Failed to commit transaction|Transaction failed)(?::| ->)? )*"
+    r"(?:Generic (?!delta)\w+(?: client)? error|Error (?:performing|getting|joining) |HTTP "
+    r"|operation timed out|tcp connect|after \d+ retries|\d{3} [A-Z]"
+    r"|(?P<object>Object at location |The operation lacked the necessary privileges )"
+    r"|The operation lacked |Request precondition|Operation not supported)",
+    re.IGNORECASE,
+)
+"""How a text begins that object_store wrote. Names of files may follow, nothing of their content.
+`object`: the store refused access to one object, or it does not exist."""
+_REQUEST = "Error performing "
+_NAMES = re.compile(r"\w+://\S+|'[^']*'|\"[^\"]*\"|`[^`]*`|\S*/\S*")
+"""Addresses, quotations and paths in such a text."""
+_OF_ONE_OBJECT = frozenset({"", "NoSuchKey", "AccessDenied"})
+"""Codes of a store's answer about an object, not about the store."""
 _DECORATION = re.compile(r"\x1b\[[0-9;]*m|↳")
 """Colours and arrows in which deltalake prints the chain of causes."""
 _FRAMES = re.compile(r"\n\s*0: .*", re.DOTALL)
@@ -86,6 +107,7 @@ _PUT_BACK = (
     "put it back from a copy; or, for a raw table, move the table's folder away and re-read the"
     " table: `ingestd snapshot`"
 )
+_CHECK = "check `lake.uri` and `[lake.storage_options]`, and that the table is not damaged"
 _DENIED = frozenset({errno.EACCES, errno.EPERM})
 _OF_ONE_FOLDER = frozenset({errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR})
 _ERRNO_PASSES = frozenset(
@@ -94,6 +116,10 @@ _ERRNO_PASSES = frozenset(
         *(errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE),
         *(errno.EHOSTUNREACH, errno.ENETUNREACH),
     }
+)
+_MALFORMED = (
+    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
+    pa.ArrowException,
 )
 _SHOWN = 80
 _EXPIRED = re.compile(
@@ -104,14 +130,6 @@ _NO_CREDENTIALS = re.compile(
 )
 _ANSWER = re.compile(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", re.DOTALL)
 """An S3 store's error, at the end of a text that begins with the request."""
-
-
-_UNREADABLE = re.compile(
-    r"json|metadata|protocol|schema|checkpoint|unsupported|not supported|contiguous|delta kernel"
-    r"|invalid table version|kernel error(?!.*(?:object.?store|Generic \w+ error))",
-    re.IGNORECASE,
-)
-"""What deltalake reports of a log that it can't interpret, or whose protocol it lacks."""
 
 
 def table_fault(fault: FolderError, source: str, table: TableId, uri: str) -> TableError:
@@ -161,7 +179,7 @@ def unreadable(uri: str) -> Iterator[None]:
     """Raise FolderError for the libraries' errors about a log whose actions are malformed."""
     try:
         yield
-    except (ValueError, LookupError, TypeError, AttributeError, pa.ArrowException) as error:
+    except _MALFORMED as error:
         raise FolderError(
             f"lake table {uri}: its log can't be read: {type(error).__name__}"
         ) from error
@@ -171,7 +189,7 @@ def storage_fault(error: Exception, uri: str) -> IngestdError:
     """Classify an error of deltalake, pyarrow or the system about `uri`."""
     if isinstance(error, OddFileError):
         return _odd_file(error, uri)
-    return _by_text(error, uri)
+    return _by_cause(error, uri)
 
 
 class LinkError(FolderError):
@@ -207,22 +225,19 @@ def _odd_file(error: OddFileError, uri: str) -> FolderError:
     )
 
 
-def _by_text(error: Exception, uri: str) -> IngestdError:
-    text = str(error)
-    system = _OS_ERROR.search(text)
-    number = int(system[1]) if system else getattr(error, "errno", None)
+def _by_cause(error: Exception, uri: str) -> IngestdError:
+    plain = " ".join(_FRAMES.sub("", _DECORATION.sub(" ", str(error))).split())
+    by_store = _OF_STORE.match(plain)
+    number = getattr(error, "errno", None)
+    if number is None and by_store and (system := _OS_ERROR.search(plain)):
+        number = int(system[1])
     if number in _REMEDIES or number == errno.EMFILE:
         return _known(number, uri)
-    answer = _ANSWER.search(text)
-    told = ": ".join(filter(None, answer.groups())) if answer else text
-    told = _FRAMES.sub("", _DECORATION.sub(" ", told))
-    full = " ".join(told.split())[:300]
+    if number is None and by_store:
+        return _of_store(plain, by_store["object"] is not None, uri)
+    full = plain[:300]
     said = _without_values(full) or type(error).__name__
-    lacking = _credentials_fault(text, uri, said) if number is None else None
-    if lacking is not None:
-        return lacking
-    passes = _PASSES_ANYWAY.search(text) or (_PASSES.search(text) and not _STAYS.search(text))
-    if number in _ERRNO_PASSES or (number is None and passes):
+    if number in _ERRNO_PASSES:
         return TransientError(f"lake {uri}: {said}", reason="storage")
     if _DAMAGED.search(full):
         return DamagedError(
@@ -231,12 +246,26 @@ def _by_text(error: Exception, uri: str) -> IngestdError:
         )
     if _CUT_SHORT.search(full):
         return cut_short(uri, said)
-    # An unknown error may concern the complete lake, so it does not count as one table's fault.
-    kind = FolderError if _UNREADABLE.search(full) else OperatorError
-    return kind(
-        f"lake {uri}: {said}",
-        remedy="check `lake.uri` and `[lake.storage_options]`, and that the table is not damaged",
-    )
+    return FolderError(f"lake {uri}: {said}", remedy=_CHECK)
+
+
+def _of_store(plain: str, is_of_object: bool, uri: str) -> IngestdError:  # noqa: FBT001
+    """Classify a store's error without an errno. Its cause follows the names in it."""
+    cause = plain.rpartition(_REQUEST)[2]
+    answer = _ANSWER.search(cause)
+    code = answer[1] if answer else ""
+    told = ": ".join(filter(None, answer.groups())) if answer else plain
+    said = _without_values(told[:300])
+    if not is_of_object or code not in _OF_ONE_OBJECT:
+        cause = f"{_NAMES.sub(' ', cause.partition('<')[0])} {code}"  # the answer quotes names
+        lacking = _credentials_fault(cause, uri, said)
+        if lacking is not None:
+            return lacking
+        if _PASSES_ANYWAY.search(cause) or (_PASSES.search(cause) and not _STAYS.search(cause)):
+            return TransientError(f"lake {uri}: {said}", reason="storage")
+        if code not in _OF_ONE_OBJECT or not code:
+            return OperatorError(f"lake {uri}: {said}", remedy=_CHECK)
+    return FolderError(f"lake {uri}: {said}", remedy=_CHECK)
 
 
 def _without_values(text: str) -> str:
@@ -308,9 +337,10 @@ class FeatureError(FolderError):
 
     def __init__(self, uri: str, what: str, undo: str) -> None:
         path = uri.removeprefix("file://").rstrip("/").replace("`", "``")
-        self.undo = undo.format(t=f"delta.`{path}`")
+        undo = undo.format(t=f"delta.`{path}`")
+        self.undo = undo if len(undo) <= MOST_QUOTED else ""
         back = "put the folder back from a copy"
         super().__init__(
             f"lake table {uri.removeprefix('file://')}: {what}",
-            remedy=f"in Spark: {self.undo}; or {back}" if undo else back,
+            remedy=f"in Spark: {self.undo}; or {back}" if self.undo else back,
         )

@@ -6,10 +6,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, LiteralString
 
-from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 from psycopg import sql
 
+from ingestd.lake.delta.log_files import open_table
 from ingestd.lake.delta.read import read_files, read_raw
 from ingestd.lake.layout import Layout
 from ingestd.lake.store.store import open_store
@@ -162,7 +162,7 @@ def read_registry(uri: str, source: str) -> list[dict[str, Any]]:
     store = open_store(uri, None)
     folder = Layout(source).tables
     try:
-        handle = DeltaTable(store.uri(folder), storage_options=store.storage_options)
+        handle = open_table(store, folder)
     except TableNotFoundError:
         return []
     rows: list[dict[str, Any]] = read_files(handle, store, folder).to_pylist()

@@ -66,6 +66,7 @@ LAKE = "11111111-2222-3333-4444-555555555555"
 
 OTHERWISE = {
     "ingestd/lake/delta/commit.py": "commits and statistics, with limits of their own",
+    "ingestd/lake/delta/log_nesting.py": "commits, before deltalake reads them",
     "ingestd/lake/maintenance/process.py": "the pipe between a daemon and its worker",
     "ingestd/lake/reference/source.py": "a checkpoint that its caller keeps",
     "ingestd/model/recorded.py": "it is the way",
@@ -242,7 +243,7 @@ def test_the_largest_progress_can_be_read_and_committed() -> None:
 
 
 def test_a_text_fits_into_a_line_of_a_commit() -> None:
-    from ingestd.lake.delta.commit import MOST_LINE_BYTES  # noqa: PLC0415
+    from ingestd.lake.delta.log_nesting import MOST_LINE_BYTES  # noqa: PLC0415
 
     assert polling.MOST_TEXT_BYTES <= MOST_LINE_BYTES - (1 << 20)
 

@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     [
         (OSError(28, "No space left on device"), OperatorError, "disk is full"),
         (PermissionError(13, "Permission denied"), FolderError, "permission denied"),
-        (OSError("Generic error: Read-only file system (os error 30)"), OperatorError, "read-only"),
+        (
+            OSError("Generic LocalFileSystem error: Unable to x: Read-only (os error 30)"),
+            OperatorError,
+            "read-only",
+        ),
         (OSError("HTTP status 503 Slow Down"), TransientError, "503"),
         (OSError("operation timed out"), TransientError, "timed out"),
         (OSError("tcp connect error Connection refused (os error 111)"), TransientError, "refused"),
@@ -60,13 +64,15 @@ if TYPE_CHECKING:
             TransientError,
             "list response body",
         ),
-        (OSError("checksum of footer is wrong"), OperatorError, "footer"),
+        (OSError("Generic S3 error: not known so far"), OperatorError, "so far"),
+        (OSError("checksum of footer is wrong"), FolderError, "footer"),
+        (OSError(36, "File name too long"), FolderError, "too long"),
         (
             OSError("Generic error\n  \x1b[31m↳\x1b[0m bad magic\n"),
-            OperatorError,
+            FolderError,
             "error bad magic",
         ),
-        (OSError(""), OperatorError, "OSError"),
+        (OSError(""), FolderError, "OSError"),
     ],
 )
 def test_storage_fault(error: OSError, kind: type[Exception], says: str) -> None:
