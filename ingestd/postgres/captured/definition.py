@@ -16,7 +16,7 @@ from psycopg import AsyncConnection
 
 from ingestd.decode.lake_column_names import allocate
 from ingestd.decode.pgoutput.relation import Relation
-from ingestd.decode.type_mapping import BUILT_IN, PgType
+from ingestd.decode.type_mapping import BUILT_IN, PgType, without_domains
 from ingestd.model.lake_state import RegisteredColumn, RegisteredTable, registered_columns
 from ingestd.model.lsn import Lsn
 from ingestd.model.pg_snapshot import PgSnapshot
@@ -375,9 +375,7 @@ class TableDefinitions:
 
     def base_type(self, oid: int) -> int:
         """Return the innermost base type of a domain; any other type itself."""
-        while (found := self._types.get(oid)) is not None and found.kind == "domain":
-            oid = found.of
-        return oid
+        return without_domains(oid, self._types)
 
     async def of_relation(
         self, connection: AsyncConnection[Any], relation: Relation, name: TableId
