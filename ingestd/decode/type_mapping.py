@@ -194,8 +194,7 @@ class _Mapping:
                 f"{MOST_DEPTH} levels; the column can be string"
             )
         fields = [
-            pa.field(a.name, self.of(a.type_oid, a.typmod, depth + 1))
-            for a in composite.attributes
+            pa.field(a.name, self.of(a.type_oid, a.typmod, depth + 1)) for a in composite.attributes
         ]
         return pa.struct(fields)
 

@@ -129,9 +129,9 @@ def _one(
     elif kind != "null" and is_too_deep(column.type_oid, types):
         raise TableError(
             table.id,
-            f"column {column.name!r} has lists in lists, {MOST_DEPTH} levels are the most",
-            remedy=f'set types = {{ {key_path((column.name,))} = "string" }} in the table\'s section:'
-            " its text is kept",
+            f"column {column.name!r} has lists in lists, of more than {MOST_DEPTH} levels",
+            remedy=f'set types = {{ {key_path((column.name,))} = "string" }} in the table\'s'
+            " section: its text is kept",
         )
     if kind == "null":
         return replace(column, mask=Mask("null"), missing=None, nullable=True)

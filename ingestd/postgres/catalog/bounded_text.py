@@ -13,11 +13,17 @@ from typing import LiteralString
 
 def at_most(
     limit_bytes: int, text: LiteralString, *, total: LiteralString = "", of: LiteralString = ""
-) -> str:
+) -> LiteralString:
     """Return the SQL of a text, null if it exceeds a limit together with those before it.
 
     `of`: the window within which the texts are added; `total`: their sum, if it is known. Comparing
     the sizes does not decompress the texts.
     """
     size = total or f"pg_catalog.sum(pg_catalog.octet_length({text})) OVER ({of})"
-    return f"CASE WHEN {size} <= {limit_bytes} THEN {text} END"
+    return f"CASE WHEN {size} <= {limit_bytes:d} THEN {text} END"
+
+
+def shortened(limit_bytes: int, text: LiteralString) -> LiteralString:
+    """Return the SQL of a text that is only compared: its digest if it exceeds a limit."""
+    size = f"pg_catalog.octet_length({text})"
+    return f"CASE WHEN {size} <= {limit_bytes:d} THEN {text} ELSE pg_catalog.md5({text}) END"

@@ -62,7 +62,8 @@ found (drop, expression) AS (
 sized AS (
   SELECT drop, expression, pg_catalog.octet_length(expression) + {_OVERHEAD} AS size FROM found),
 summed AS (
-  SELECT drop, expression, size, pg_catalog.sum(size) OVER (ORDER BY size, drop) AS total FROM sized)
+  SELECT drop, expression, size, pg_catalog.sum(size) OVER (ORDER BY size, drop) AS total
+    FROM sized)
 SELECT drop, {at_most(MOST_EXPRESSIONS, "expression", total="total")}
   FROM summed WHERE total - size <= {MOST_EXPRESSIONS}
 """  # noqa: S608 - constants
@@ -78,9 +79,10 @@ SELECT false, p.oid::int8, p.oid::pg_catalog.regprocedure::text,
   FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_language l ON l.oid = p.prolang
  WHERE p.oid = ANY(%(functions)s::oid[]) AND NOT {is_trusted("p.proowner")}
 UNION ALL
-SELECT true, d.cast_to::int8, t.oid::pg_catalog.regtype::text, false
+SELECT true, d.cast_to::int8, pg_catalog.min(t.oid::pg_catalog.regtype::text), false
   FROM domains d JOIN pg_catalog.pg_type t ON t.oid = d.oid AND t.typtype = 'd'
  WHERE t.oid >= {FIRST_USER_OID} AND NOT {is_trusted("t.typowner")}
+ GROUP BY d.cast_to
 """  # noqa: S608 - constants
 _OID = re.compile(r"\d{1,10}", re.ASCII)
 _TOKEN = re.compile(r"[(){}]|\[[^]]*\]|(?:\\.|[^\s(){}\\])+", re.DOTALL)
@@ -215,15 +217,7 @@ async def ensure_plannable(
 
     Raises psycopg.Error.
     """
-    of = {"oid": oid, "with_partitions": with_partitions}
-    found = await (await connection.execute(_EXPRESSIONS, of)).fetchall()
-    for drop, text in found:
-        if text is None:
-            raise _too_large(table, drop)
-    if sum(len(text) for _, text in found) > _SMALL:
-        nodes = await asyncio.to_thread(_relevant, found)  # the event loop is not for that
-    else:
-        nodes = _relevant(found)
+    nodes = await _read_nodes(connection, table, oid, with_partitions=with_partitions)
     for node in nodes:
         if node.may_run_code:
             raise _refusal(table, node.drop, f"what a node {node.kind} refers to", "what it uses")
@@ -246,6 +240,19 @@ async def ensure_plannable(
             if node.kind == "FUNCEXPR" and node.varies and not is_sql:
                 continue
             raise _refusal(table, drop, name, "the function", inlined=name if is_sql else None)
+
+
+async def _read_nodes(
+    connection: AsyncConnection[Any], table: TableId, oid: int, *, with_partitions: bool
+) -> list[_Node]:
+    of = {"oid": oid, "with_partitions": with_partitions}
+    found = await (await connection.execute(_EXPRESSIONS, of)).fetchall()
+    for drop, text in found:
+        if text is None:
+            raise _too_large(table, drop)
+    if sum(len(text) for _, text in found) <= _SMALL:
+        return _relevant(found)
+    return await asyncio.to_thread(_relevant, found)  # it takes about a second for 4 MB
 
 
 def _refusal(

@@ -39,7 +39,7 @@ SELECT a.attname::text, a.atttypid::int8, ARRAY(
           CROSS JOIN LATERAL (VALUES (1, n.nspname::text), (2, t.typname::text)) part(place, name)
           WHERE t.oid >= {FIRST_USER_OID} AND NOT (t.typlen = -1 AND t.typelem <> 0)
             AND NOT {is_trusted("t.typowner")}
-          ORDER BY t.oid, part.place)
+          ORDER BY t.oid, part.place LIMIT 2)
   FROM pg_catalog.pg_attribute a
  WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """  # noqa: S608 - constants
@@ -63,7 +63,7 @@ async def read_type_trust(connection: AsyncConnection[Any], oid: int) -> TypeTru
     rows = await (await connection.execute(_COLUMNS, (oid,))).fetchall()
     return TypeTrust(
         {name: type_oid for name, type_oid, untrusted in rows if not untrusted},
-        {name: sql.Identifier(*untrusted[:2]) for name, _, untrusted in rows if untrusted},
+        {name: sql.Identifier(*untrusted) for name, _, untrusted in rows if untrusted},
     )
 
 
