@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
 from psycopg import AsyncConnection
@@ -38,7 +37,7 @@ from ingestd.postgres.catalog.publication import (
     find_publication,
     published,
 )
-from ingestd.postgres.catalog.published_filters import with_row_filters
+from ingestd.postgres.catalog.published_filters import NONE, with_row_filters
 from ingestd.postgres.catalog.relation_kinds import NotTable, find_not_tables
 from ingestd.postgres.catalog.replica_identity import Partition, PublishedIdentity, list_partitions
 from ingestd.postgres.catalog.table_faults import own_fault
@@ -65,7 +64,6 @@ from ingestd.postgres.settings import PostgresSettings
 from ingestd.postgres.snapshot.read_view import current_snapshot
 
 WHOLE = Published(None, None, None)
-NONE_PUBLISHED: Mapping[TableId, Published] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +171,7 @@ class Catalog:
 
 
 async def read_catalog(
-    settings: PostgresSettings, last: Mapping[TableId, Published] = NONE_PUBLISHED
+    settings: PostgresSettings, last: Mapping[TableId, Published] = NONE
 ) -> Catalog:
     """Return the catalog, on a separate connection: tables with row filters are briefly locked.
 

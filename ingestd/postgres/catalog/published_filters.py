@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import psycopg
@@ -20,6 +21,8 @@ from ingestd.postgres.catalog.bounded_text import at_most
 from ingestd.postgres.catalog.publication import Published
 from ingestd.postgres.catalog.table_faults import locked
 
+NONE: Mapping[TableId, Published] = MappingProxyType({})
+"""Nothing published."""
 MOST_BYTES = 1 << 18
 """Limit for a row filter."""
 _FILTERS = f"""
@@ -62,7 +65,7 @@ async def read_row_filters(
 async def with_row_filters(
     connection: AsyncConnection[Any],
     published: Mapping[TableId, Published],
-    last: Mapping[TableId, Published],
+    last: Mapping[TableId, Published] = NONE,
 ) -> dict[TableId, Published]:
     """Return it with the row filters, or with why a table's can't be read (`filter_fault`).
 
