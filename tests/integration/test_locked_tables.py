@@ -115,7 +115,7 @@ async def test_a_filter_is_kept_with_another_column_list(database: Database) -> 
         assert isinstance(refused[bad], psycopg.errors.LockNotAvailable)
         assert await keep_each(connection, "ingestd", [bad], lists) == {}
     catalog = await read_catalog(settings_for(database))
-    assert catalog.published[bad].columns == {"id"}
+    assert catalog.published[bad].columns == frozenset({"id"})
     assert await table_of(database, catalog, "bad") == "(id > 1)"
 
 
