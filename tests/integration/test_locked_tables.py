@@ -6,14 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from pydantic import SecretStr
 
 from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
 from ingestd.postgres.captured.definition import TableDefinitions, read_catalog
 from ingestd.postgres.catalog.published_filters import MOST_BYTES
 from ingestd.postgres.connection.session import connect
-from ingestd.postgres.settings import WalSettings
+from ingestd.postgres.polling.discovery import PolledTables
+from ingestd.postgres.settings import PollingSettings, WalSettings
+from ingestd.postgres.wal.discovery import SourceTables
 from ingestd.postgres.wal.publication_sql import keep_each
+from ingestd.postgres.wal.server import inspect_server
 from ingestd.testing.embedded.waiting import await_until
 from tests.harness.bystander import GOOD, config_for, ids_in
 from tests.harness.databases import skip_without_lists
@@ -21,6 +25,7 @@ from tests.harness.databases import skip_without_lists
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ingestd.ports import Discovery
     from ingestd.postgres.captured.definition import Catalog
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
@@ -28,6 +33,15 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.attack("table owner")
 
 BAD = ("CREATE TABLE bad (id int PRIMARY KEY, note text)", "INSERT INTO bad VALUES (1)")
+COMPARED = {
+    "polling": (BAD, "VACUUM FULL bad", "bad"),
+    "wal": (
+        ("CREATE TABLE bad (id int PRIMARY KEY, note text) PARTITION BY RANGE (id)",),
+        "CREATE TABLE late PARTITION OF bad FOR VALUES FROM (0) TO (9)",
+        "late",
+    ),
+}
+"""How `bad` is made, altered and locked."""
 LOCK = "LOCK TABLE bad IN ACCESS EXCLUSIVE MODE"
 
 
@@ -132,6 +146,41 @@ async def test_a_locked_partition_does_not_keep_others_unpublished(database: Dat
             owner.execute("LOCK TABLE bad1 IN ACCESS EXCLUSIVE MODE")
             refused = await keep_each(connection, "ingestd", tables, {tables[0]: ["id"]})
     assert TableId("public", "good") not in refused
+
+
+@pytest.mark.parametrize("kind", ["wal", "polling"])
+async def test_a_lock_while_tables_are_compared_is_its_own_fault(
+    database: Database, kind: str
+) -> None:
+    """Whether a new file or partition holds other rows is asked of the relation itself."""
+    made, altered, locked = COMPARED[kind]
+    database.execute(
+        *GOOD,
+        *made,
+        "CREATE PUBLICATION ingestd FOR TABLE good, bad WITH (publish_via_partition_root = true)",
+    )
+    wal = SourceTables(settings_for(database))
+    polled = PolledTables(
+        PollingSettings(kind="polling", dsn=SecretStr(database.dsn), tables=["public.*"])
+    )
+
+    async def discover() -> Discovery:
+        async with await connect(database.dsn) as connection:
+            if kind == "polling":
+                return await polled.discover(connection, {})
+            server = await inspect_server(connection, database.dsn)
+            return await wal.discover(connection, server, {})
+
+    assert len((await discover()).tables) == 2
+    database.execute(altered)
+    with database.connect(autocommit=False) as owner:
+        owner.execute(f"LOCK TABLE {locked} IN ACCESS EXCLUSIVE MODE")
+        found = await discover()
+    assert [t.id.name for t in found.tables] == ["good"]
+    [refused] = found.refused
+    assert refused.table.id.name == "bad"
+    assert "another session holds a lock on it" in refused.error.reason
+    assert len((await discover()).tables) == 2
 
 
 @pytest.mark.thorough
