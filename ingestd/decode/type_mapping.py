@@ -7,8 +7,9 @@ transaction log protocol, "Primitive Types".
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -66,6 +67,12 @@ class PgType:
     attributes: tuple[Attribute, ...] = ()
 
 
+MOST_DEPTH = 30
+"""Limit for lists and structs in one another. Arrow, Parquet and Spark handle types recursively."""
+MOST_FIELDS = 2_000
+"""Limit for the fields of a column's structs: composite types in one another multiply theirs."""
+_MOST_CHAIN = 10_000
+
 Types = Mapping[int, PgType]
 """Types by OID. A type that is neither in it nor built in is text."""
 
@@ -100,45 +107,100 @@ def lake_type(
 ) -> pa.DataType:
     """Return the Arrow type for values of a type; string if no other fits.
 
-    A string column has the text of the type's output function. `as_struct`: return composite types,
-    also nested ones, as structs; raises ValueError with the reason if Delta can't have that struct.
+    A string column has the text of the type's output function; so has one whose type nests too
+    deeply (`is_too_deep`). `as_struct`: return composite types, also nested ones, as structs;
+    raises ValueError with the reason if Delta can't have that struct.
     """
-    known = types.get(type_oid)
-    if known is None or known.kind == "other":
-        if type_oid == NUMERIC_OID:
-            return _numeric(typmod)
-        return _SIMPLE.get(type_oid, pa.string())
-    if known.kind == "domain":
-        return lake_type(known.of, _base_typmod(known, typmod), types, as_struct=as_struct)
-    if known.kind == "array" and known.delimiter == ",":
-        return _list_of(lake_type(known.of, typmod, types, as_struct=as_struct))
-    if known.kind == "composite" and as_struct:
-        return _struct(known, types)
-    return pa.string()
+    return _Mapping(types, as_struct=as_struct).of(type_oid, typmod)
 
 
-def _base_typmod(domain: PgType, typmod: int) -> int:
-    return domain.typmod if domain.typmod != -1 else typmod
+def is_too_deep(type_oid: int, types: Types) -> bool:
+    """Return whether values of the type are lists in lists, more than MOST_DEPTH levels."""
+    chain = _chain(type_oid, types, {"domain", "array"})
+    arrays = itertools.takewhile(lambda t: t.kind == "domain" or t.delimiter == ",", chain)
+    return sum(t.kind == "array" for t in arrays) > MOST_DEPTH
+
+
+def without_domains(type_oid: int, types: Types) -> int:
+    """Return the innermost base type of a domain; any other type itself."""
+    return _without_domains(type_oid, -1, types)[0]
+
+
+def innermost(type_oid: int, types: Types) -> int:
+    """Return the type of a value, or of an array's elements, without its domains."""
+    for known in _chain(type_oid, types, {"domain", "array"}):
+        type_oid = known.of
+    return type_oid
+
+
+def _without_domains(type_oid: int, typmod: int, types: Types) -> tuple[int, int]:
+    """Return the innermost base type and its typmod."""
+    for known in _chain(type_oid, types, {"domain"}):
+        type_oid, typmod = known.of, known.typmod if known.typmod != -1 else typmod
+    return type_oid, typmod
+
+
+def _chain(type_oid: int, types: Types, kinds: Collection[str]) -> Iterator[PgType]:
+    """Yield a type and the types that it consists of, as long as they are of these kinds.
+
+    A server that lies may send types that contain themselves.
+    """
+    for _ in range(_MOST_CHAIN):
+        known = types.get(type_oid)
+        if known is None or known.kind not in kinds:
+            return
+        yield known
+        type_oid = known.of
+
+
+class _Mapping:
+    """The mapping of one column's type. Its depth and the number of its fields are limited."""
+
+    def __init__(self, types: Types, *, as_struct: bool = False) -> None:
+        self._types = types
+        self._as_struct = as_struct
+        self._fields = 0
+
+    def of(self, type_oid: int, typmod: int, depth: int = 0) -> pa.DataType:
+        """Return the type's Arrow type. Raises ValueError."""
+        type_oid, typmod = _without_domains(type_oid, typmod, self._types)
+        known = self._types.get(type_oid)
+        if known is None or known.kind == "other":
+            if type_oid == NUMERIC_OID:
+                return _numeric(typmod)
+            return _SIMPLE.get(type_oid, pa.string())
+        if known.kind == "array" and known.delimiter == ",":
+            if depth >= MOST_DEPTH or is_too_deep(type_oid, self._types):
+                return pa.string()
+            return _list_of(self.of(known.of, typmod, depth + 1))
+        if known.kind == "composite" and self._as_struct:
+            return self.struct(known, depth)
+        return pa.string()
+
+    def struct(self, composite: PgType, depth: int = 0) -> pa.DataType:
+        """Return a composite type as a struct. Raises ValueError."""
+        names = [a.name for a in composite.attributes]
+        if not names:
+            raise ValueError("a composite type without attributes can't be a struct, only string")
+        if len({folded(n) for n in names}) < len(names):
+            raise ValueError(
+                "attributes whose names differ only by case can't be fields of one struct: "
+                f"{', '.join(names)}; the column can be string"
+            )
+        self._fields += len(names)
+        if depth >= MOST_DEPTH or self._fields > MOST_FIELDS:
+            raise ValueError(
+                f"a struct has at most {MOST_FIELDS:,} fields, with those of structs in it, and "
+                f"{MOST_DEPTH} levels; the column can be string"
+            )
+        fields = [
+            pa.field(a.name, self.of(a.type_oid, a.typmod, depth + 1)) for a in composite.attributes
+        ]
+        return pa.struct(fields)
 
 
 def _list_of(element: pa.DataType) -> pa.DataType:
     return pa.list_(pa.field("element", element))
-
-
-def _struct(composite: PgType, types: Types) -> pa.DataType:
-    names = [a.name for a in composite.attributes]
-    if not names:
-        raise ValueError("a composite type without attributes can't be a struct, only string")
-    if len({folded(n) for n in names}) < len(names):
-        raise ValueError(
-            "attributes whose names differ only by case can't be fields of one struct: "
-            f"{', '.join(names)}; the column can be string"
-        )
-    fields = [
-        pa.field(a.name, lake_type(a.type_oid, a.typmod, types, as_struct=True))
-        for a in composite.attributes
-    ]
-    return pa.struct(fields)
 
 
 def _numeric(typmod: int) -> pa.DataType:
@@ -208,10 +270,8 @@ def override_type(text: str, type_oid: int, typmod: int, types: Types = BUILT_IN
 
 def is_number(type_oid: int, types: Types) -> bool:
     """Return whether the server compares values, or their elements, as integers or numerics."""
-    known = types.get(type_oid)
-    if known is not None and known.kind in {"domain", "array"}:
-        return is_number(known.of, types)
-    return type_oid in _INTEGER_OIDS or type_oid == NUMERIC_OID
+    oid = innermost(type_oid, types)
+    return oid in _INTEGER_OIDS or oid == NUMERIC_OID
 
 
 def _check_name(name: str, text: str) -> None:
@@ -236,11 +296,10 @@ def _check_name(name: str, text: str) -> None:
 def _override(name: str, type_oid: int, typmod: int, types: Types) -> pa.DataType:
     if name == "string":
         return pa.string()
+    type_oid, typmod = _without_domains(type_oid, typmod, types)
     known = types.get(type_oid)
     if known is None or known.kind == "other":
         return _scalar_override(name, type_oid, typmod)
-    if known.kind == "domain":
-        return _override(name, known.of, _base_typmod(known, typmod), types)
     array = _ARRAY.fullmatch(name)
     if known.kind == "array" and known.delimiter == ",":
         if array is None:
@@ -249,7 +308,7 @@ def _override(name: str, type_oid: int, typmod: int, types: Types) -> pa.DataTyp
     if known.kind == "composite":
         if name != "struct":
             raise ValueError(f"a composite value can't be {name}; it can be struct or string")
-        return _struct(known, types)
+        return _Mapping(types, as_struct=True).struct(known)
     raise ValueError(f"an array delimited by {known.delimiter!r} can be string only, not {name}")
 
 

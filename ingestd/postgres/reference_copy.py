@@ -38,6 +38,7 @@ from ingestd.postgres.catalog.tables import (
     table_of,
     their_names,
 )
+from ingestd.postgres.catalog.user_types import find_large, too_large
 from ingestd.postgres.connection.errors import classify
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.snapshot.ctid_splits import read_error, splits_seen
@@ -203,9 +204,12 @@ async def describe(
         raise missing_table(settings, name, rows, await find_not_tables(connection, [name]))
     generated = their_names(await list_generated(connection, [row.oid]))
     columns = (await list_columns(connection, [row.oid], generated)).get(row.oid, ())
-    types = {**BUILT_IN, **await list_types(connection, {c.type_oid for c in columns})}
-    table = _without_identity(table_of(row, columns, types))
     controls, key = settings.controls(name), settings.mask_key_bytes
+    oids = {c.type_oid for c in columns if c.name not in controls.exclude_columns}
+    for why in (await find_large(connection, {row.oid: oids})).values():
+        raise too_large(name, why)
+    types = {**BUILT_IN, **await list_types(connection, oids)}
+    table = _without_identity(table_of(row, columns, types))
     table = controlled(table, controls, key, types, strict=True)
     readable = replace(row, persistence="p")  # unlogged tables can be read
     refused = refusal(readable, table, await _role(connection))

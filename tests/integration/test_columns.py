@@ -22,6 +22,7 @@ from ingestd.ports import Split
 from ingestd.postgres.captured.columns import as_published, controlled
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.publication import published
+from ingestd.postgres.catalog.published_filters import with_row_filters
 from ingestd.postgres.catalog.tables import describe, list_tables
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.snapshot.page_reader import TablePages
@@ -118,6 +119,7 @@ async def test_a_snapshot_has_the_rows_that_the_filter_lets_by(
     )
     async with await connect(people.dsn) as connection:
         found = await published(connection, "partial", connection.info.server_version)
+        found = await with_row_filters(connection, found)
     sent = found[PEOPLE]
     table = as_published(await described(people), sent.columns, sent.row_filter)
     rows = await snapshot(people, table, is_packed=is_packed)

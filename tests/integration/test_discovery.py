@@ -19,8 +19,12 @@ from ingestd.postgres.wal import discovery
 from ingestd.postgres.wal.server import inspect_server
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ingestd.model.schema import TableId
     from ingestd.ports import Discovery
     from ingestd.postgres.captured.definition import Catalog
+    from ingestd.postgres.catalog.publication import Published
     from tests.harness.databases import Database
 
 
@@ -37,8 +41,10 @@ def test_a_column_dropped_while_the_catalog_is_read_is_no_gap(database: Database
             server = await inspect_server(connection, database.dsn)
             is_second = False
 
-            async def read_slowly(settings: WalSettings) -> Catalog:
-                catalog = await read_catalog(settings)
+            async def read_slowly(
+                settings: WalSettings, last: Mapping[TableId, Published]
+            ) -> Catalog:
+                catalog = await read_catalog(settings, last)
                 if is_second:
                     without = replace(table, columns=table.columns[:1])
                     event = TableEvent(without, TableState.LIVE, at, Lsn(2))

@@ -13,6 +13,7 @@ from ingestd.decode.type_mapping import BUILT_IN
 from ingestd.model.schema import Table, TableId
 from ingestd.postgres.captured.columns import controlled
 from ingestd.postgres.catalog.publication import Published, published
+from ingestd.postgres.catalog.published_filters import with_row_filters
 from ingestd.postgres.catalog.replica_identity import incomplete, only_inserts
 from ingestd.postgres.catalog.tables import describe, list_tables
 from ingestd.postgres.connection.session import connect
@@ -64,6 +65,7 @@ async def keep(
         found = await published(connection, "kept", connection.info.server_version)
         await keep_publication(connection, "kept", ids, wanted)
         assert await published(connection, "kept", connection.info.server_version) == found
+        found = await with_row_filters(connection, found)
     return {table.name: sent for table, sent in found.items()}
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ingestd.config import TableSettings
 from ingestd.config.interpolation import key_path
-from ingestd.decode.type_mapping import Types, is_number, override_type
+from ingestd.decode.type_mapping import MOST_DEPTH, Types, is_number, is_too_deep, override_type
 from ingestd.decode.values.masks import masked_text
 from ingestd.model.errors import TableError, did_you_mean
 from ingestd.model.schema import Column, Mask, Table
@@ -126,6 +126,13 @@ def _one(
             what = f"column {column.name!r}{was} can't be {wanted!r}: {error}"
             raise TableError(table.id, what, remedy=f"correct {at} in the config") from error
         column = replace(column, type=chosen, is_override=True)
+    elif kind != "null" and is_too_deep(column.type_oid, types):
+        raise TableError(
+            table.id,
+            f"column {column.name!r} has lists in lists, of more than {MOST_DEPTH} levels",
+            remedy=f'set types = {{ {key_path((column.name,))} = "string" }} in the table\'s'
+            " section: its text is kept",
+        )
     if kind == "null":
         return replace(column, mask=Mask("null"), missing=None, nullable=True)
     return column

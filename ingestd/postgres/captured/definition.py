@@ -16,7 +16,7 @@ from psycopg import AsyncConnection
 
 from ingestd.decode.lake_column_names import allocate
 from ingestd.decode.pgoutput.relation import Relation
-from ingestd.decode.type_mapping import BUILT_IN, PgType
+from ingestd.decode.type_mapping import BUILT_IN, PgType, without_domains
 from ingestd.model.lake_state import RegisteredColumn, RegisteredTable, registered_columns
 from ingestd.model.lsn import Lsn
 from ingestd.model.pg_snapshot import PgSnapshot
@@ -37,8 +37,10 @@ from ingestd.postgres.catalog.publication import (
     find_publication,
     published,
 )
+from ingestd.postgres.catalog.published_filters import NONE, with_row_filters
 from ingestd.postgres.catalog.relation_kinds import NotTable, find_not_tables
 from ingestd.postgres.catalog.replica_identity import Partition, PublishedIdentity, list_partitions
+from ingestd.postgres.catalog.table_faults import own_fault
 from ingestd.postgres.catalog.tables import (
     ColumnRow,
     TableRow,
@@ -50,7 +52,7 @@ from ingestd.postgres.catalog.tables import (
     table_of,
     their_names,
 )
-from ingestd.postgres.catalog.user_types import TypeParts, read_type_parts
+from ingestd.postgres.catalog.user_types import TypeParts, find_large, read_type_parts, too_large
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.connection.wal_position import insert_position
 from ingestd.postgres.rewrites.dependent_text_queries import read_texts, read_uses
@@ -76,8 +78,9 @@ class Catalog:
     contains an unsent column (18+). `partitions`: see `list_partitions`, by OID of the root. `lsn`:
     all of it holds at that position. `seen`: the transactions that precede it. Without a
     publication: `indexes`, the unique ones by table OID; `hiding`, OIDs of the tables whose row
-    security hides rows from this role. `uses`: by type OID, the types whose text depends on other
-    objects; `texts`: by table OID, these texts.
+    security hides rows from this role. `type_oids`: the types of the columns, except of tables in
+    `too_large`: by table OID, why its types are not read. `uses`: by type OID, the types whose text
+    depends on other objects; `texts`: by table OID, these texts.
     """
 
     is_streamed: bool = False
@@ -98,6 +101,8 @@ class Catalog:
     partitions: Mapping[int, tuple[Partition, ...]] = field(default_factory=dict)
     indexes: Mapping[int, tuple[IndexRow, ...]] = field(default_factory=dict)
     hiding: frozenset[int] = frozenset()
+    type_oids: frozenset[int] = field(default=frozenset(), compare=False)
+    too_large: Mapping[int, str] = field(default_factory=dict)
     uses: Mapping[int, tuple[TypeUse, ...]] = field(default_factory=dict)
     texts: Mapping[int, TableTexts] = field(default_factory=dict)
     lsn: Lsn = field(default=Lsn(0), compare=False)
@@ -165,21 +170,27 @@ class Catalog:
         )
 
 
-async def read_catalog(settings: PostgresSettings) -> Catalog:
+async def read_catalog(
+    settings: PostgresSettings, last: Mapping[TableId, Published] = NONE
+) -> Catalog:
     """Return the catalog, on a separate connection: tables with row filters are briefly locked.
 
     All of it is read at one snapshot: columns and files must belong together, or a rewrite would be
-    missed. Raises psycopg.Error.
+    missed. `last`: what was published at the last reading. Raises psycopg.Error.
     """
     dsn = settings.dsn.get_secret_value()
     async with await connect(
         dsn, autocommit=False, lock_timeout_s=LOCK_TIMEOUT_S, reads_names=True
     ) as connection:
         await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        return await _read_catalog(connection, settings)
+        return await _read_catalog(connection, settings, last)
 
 
-async def _read_catalog(connection: AsyncConnection[Any], settings: PostgresSettings) -> Catalog:
+async def _read_catalog(
+    connection: AsyncConnection[Any],
+    settings: PostgresSettings,
+    last: Mapping[TableId, Published],
+) -> Catalog:
     lsn = await insert_position(connection)
     every = await list_tables(connection)
     wanted = tuple(r for r in every if settings.streams(r.id))
@@ -205,23 +216,38 @@ async def _read_catalog(connection: AsyncConnection[Any], settings: PostgresSett
         catalog = await _with_indexes(connection, catalog, oids)
         generated: Mapping[int, Collection[str]] = their_names(catalog.generated)
     else:
-        catalog = await _with_publication(connection, catalog, oids, settings.sent_by)
+        catalog = await _with_publication(connection, catalog, oids, settings.sent_by, last)
         sent = catalog.published
         generated = {r.oid: sent[r.id].generated for r in wanted if r.id in sent}
     columns = await list_columns(connection, oids, generated)
-    type_oids = {c.type_oid for found in columns.values() for c in found}
-    catalog = replace(catalog, columns=columns, types=await read_type_parts(connection, type_oids))
-    return await _with_texts(connection, catalog, type_oids, settings)
+    catalog = await _with_types(connection, replace(catalog, columns=columns), settings)
+    return await _with_texts(connection, catalog, settings)
+
+
+async def _with_types(
+    connection: AsyncConnection[Any], catalog: Catalog, settings: PostgresSettings
+) -> Catalog:
+    """Return the catalog with its types, except those of tables whose types are too large."""
+    used = {oid: {c.type_oid for c in found} for oid, found in catalog.columns.items()}
+    large = await find_large(connection, used)
+    if large:  # perhaps only by what is not captured
+        for row in catalog.rows:
+            excluded = settings.controls(row.id).exclude_columns if row.oid in large else ()
+            if excluded:
+                captured = (c for c in catalog.columns[row.oid] if c.name not in excluded)
+                used[row.oid] = {c.type_oid for c in captured}
+        large = await find_large(connection, {oid: used[oid] for oid in large})
+    oids = frozenset(t for oid, found in used.items() if oid not in large for t in found)
+    return replace(
+        catalog, too_large=large, type_oids=oids, types=await read_type_parts(connection, oids)
+    )
 
 
 async def _with_texts(
-    connection: AsyncConnection[Any],
-    catalog: Catalog,
-    types: Collection[int],
-    settings: PostgresSettings,
+    connection: AsyncConnection[Any], catalog: Catalog, settings: PostgresSettings
 ) -> Catalog:
     """Return the catalog with the dependent texts of captured columns."""
-    uses = await read_uses(connection, types)
+    uses = await read_uses(connection, catalog.type_oids)
     used: dict[int, tuple[TypeUse, ...]] = {}
     for row in catalog.rows if uses else ():
         excluded = settings.controls(row.id).exclude_columns
@@ -261,13 +287,18 @@ def _structs(settings: PostgresSettings, table: TableId) -> frozenset[str]:
 
 
 async def _with_publication(
-    connection: AsyncConnection[Any], catalog: Catalog, oids: Sequence[int], name: str
+    connection: AsyncConnection[Any],
+    catalog: Catalog,
+    oids: Sequence[int],
+    name: str,
+    last: Mapping[TableId, Published],
 ) -> Catalog:
     sent = await published(connection, name, connection.info.server_version)
     names = {r.id for r in catalog.rows}
+    wanted = {table: how for table, how in sent.items() if table in names}
     return replace(
         catalog,
-        published={table: how for table, how in sent.items() if table in names},
+        published=await with_row_filters(connection, wanted, last),
         publication=await find_publication(connection, name),
         minds_unsent=connection.info.server_version >= WITH_GENERATED,
         partitions=await list_partitions(connection, oids),
@@ -299,6 +330,7 @@ class TableDefinitions:
         self._hidden: dict[int, dict[int, str]] = {}
         self._partitioned: set[int] = set()
         self._uses: Mapping[int, tuple[TypeUse, ...]] = {}
+        self._too_large: Mapping[int, str] = {}
         self._departed: Departed = {}
 
     async def use_catalog(
@@ -308,14 +340,14 @@ class TableDefinitions:
         known: Mapping[TableId, RegisteredTable],
     ) -> Mapping[int, PgType]:
         """Describe tables by this catalog and the lake's state from now on. Return all types."""
-        oids = {c.type_oid for columns in catalog.columns.values() for c in columns}
-        types = await list_types(connection, oids)
+        types = await list_types(connection, catalog.type_oids)
         # No await from here on: a RELATION message may be described in any await.
         self._types |= types
         # The stream may still contain changes of a dropped table.
         self._rows |= {row.oid: row for row in catalog.rows}
         self._columns = dict(catalog.columns)
         self._uses = catalog.uses
+        self._too_large = catalog.too_large
         self._partitioned |= catalog.places.keys()
         for row in catalog.rows:
             self._note_hidden(row, known.get(row.id))
@@ -353,13 +385,22 @@ class TableDefinitions:
         hidden = self._hidden.setdefault(row.oid, {})
         hidden |= {number: names[name] for number, name in seen if name in names}
 
-    async def _learn(self, connection: AsyncConnection[Any], oids: set[int]) -> None:
-        new = oids - self._types.keys()
+    async def _learn(self, connection: AsyncConnection[Any], table: TableId, of: set[int]) -> None:
+        """Read the types that are not known. Raises TableError if they are too large."""
+        new = of - self._types.keys()
         if new:
+            for why in (await find_large(connection, {0: new})).values():
+                raise too_large(table, why)
             self._types.update(await list_types(connection, new))
 
     def table(self, row: TableRow, columns: Sequence[ColumnRow]) -> Table:
         """Describe a table of the catalog. Raises TableError if the config can't be applied."""
+        with own_fault(row.id):
+            return self._of_catalog(row, columns)
+
+    def _of_catalog(self, row: TableRow, columns: Sequence[ColumnRow]) -> Table:
+        if row.oid in self._too_large:
+            raise too_large(row.id, self._too_large[row.oid])
         table = table_of(row, columns, self._types)
         self._refuse_shown(table, columns)
         refuse_key(table, self._uses)
@@ -375,20 +416,26 @@ class TableDefinitions:
 
     def base_type(self, oid: int) -> int:
         """Return the innermost base type of a domain; any other type itself."""
-        while (found := self._types.get(oid)) is not None and found.kind == "domain":
-            oid = found.of
-        return oid
+        return without_domains(oid, self._types)
 
     async def of_relation(
         self, connection: AsyncConnection[Any], relation: Relation, name: TableId
     ) -> Table:
         """Describe the table `name` with the columns of a RELATION message. Raises TableError."""
+        with own_fault(name):
+            return await self._of_relation(connection, relation, name)
+
+    async def _of_relation(
+        self, connection: AsyncConnection[Any], relation: Relation, name: TableId
+    ) -> Table:
         rows = {_shape(c): c for c in self._columns.get(relation.oid, ())}
         if any(_shape(c) not in rows for c in relation.columns):
             told = {relation.oid: [c.name for c in relation.columns]}
             found = await list_columns(connection, [relation.oid], told)
             rows = {_shape(c): c for c in found.get(relation.oid, ())}
-            await self._learn(connection, {c.type_oid for c in relation.columns})
+            excluded = self._settings.controls(name).exclude_columns
+            captured = (c for c in relation.columns if c.name not in excluded)
+            await self._learn(connection, name, {c.type_oid for c in captured})
             self._columns[relation.oid] = found.get(relation.oid, ())
         columns = [
             rows.get(_shape(c)) or _bare(relation.oid, number, c)
@@ -429,6 +476,8 @@ class TableDefinitions:
         is_listed = how.columns is not None
         table = controlled(table, controls, key, self._types, strict=strict, is_listed=is_listed)
         if is_present:
+            if how.filter_fault is not None:
+                raise how.filter_fault
             table = as_published(table, None if self._is_ours else how.columns, how.row_filter)
         lake = self._lake.setdefault(table.id, {})
         columns = allocate(table.columns, lake)

@@ -18,6 +18,7 @@ from psycopg import AsyncConnection
 from ingestd.model.errors import TransientError
 from ingestd.model.schema import TableId
 from ingestd.ports import ColumnInfo, TableInfo
+from ingestd.postgres.catalog.bounded_text import at_most
 from ingestd.postgres.connection.errors import classify
 from ingestd.postgres.connection.names import TYPE_NAME, tables_apart
 from ingestd.postgres.connection.session import connect
@@ -82,13 +83,17 @@ _COLUMNS: LiteralString = (
     """
 SELECT a.attrelid::int8, a.attname::text,
        type.name, NOT a.attnotnull,
-       pg_catalog."left"(pg_catalog.col_description(a.attrelid, a.attnum), 8192),
+       """
+    + at_most(1 << 20, "d.comment", of="PARTITION BY a.attrelid ORDER BY a.attnum")
+    + """,
        s.null_frac::float8, s.n_distinct::float8
   FROM pg_catalog.pg_class c
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
   JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid
   LEFT JOIN pg_catalog.pg_stats s ON s.schemaname = n.nspname AND s.tablename = c.relname
        AND s.attname = a.attname AND s.inherited = (c.relkind = 'p')
+ CROSS JOIN LATERAL (
+   SELECT pg_catalog."left"(pg_catalog.col_description(a.attrelid, a.attnum), 8192)) d (comment)
 """
     + TYPE_NAME
     + """

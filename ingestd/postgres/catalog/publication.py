@@ -6,12 +6,13 @@ Replication", "Row Filters" and "Column Lists".
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from psycopg import AsyncConnection, sql
 from psycopg.rows import class_row
 
+from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
 from ingestd.postgres.connection.names import odd_names
 
@@ -59,11 +60,12 @@ SELECT n.nspname, c.relname, m.rel::int8, coalesce(m.rel, m.schema, p.oid)::int8
 _SCHEMAS = """
     LEFT JOIN pg_catalog.pg_publication_namespace s
            ON s.pnpubid = p.oid AND s.pnnspid = c.relnamespace"""
-# A filter does not apply if the table's schema is published, too.
+# Not as SQL: writing that would lock every filtered table (see `published_filters`). A filter does
+# not apply if the table's schema is published, too.
 _PARTS = """CASE WHEN m.list IS NOT NULL THEN
          ARRAY(SELECT a.attname::text FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid
                   AND a.attnum = ANY(m.list) ORDER BY a.attnum) END,
-       CASE WHEN m.schema IS NULL THEN pg_catalog.pg_get_expr(m.filter, c.oid) END"""
+       CASE WHEN m.schema IS NULL THEN pg_catalog.md5(m.filter::text) END"""
 _WHOLE = "NULL::text[], NULL::text"
 WITH_GENERATED = 180000
 """From PostgreSQL 18 on generated columns can be sent. UPDATE and DELETE are refused if an identity
@@ -99,12 +101,13 @@ class Publication:
 class Published:
     """What a publication sends of a table.
 
-    `columns`: its column list, None for all columns published by default. `row_filter`: as SQL,
-    None for all rows. `membership`: OID of the publication's entry for this table; None if it is
-    published with its schema or with all tables. `entry`: OID of what publishes it: the entry of
-    the table, of its schema, or the publication itself. It changes if the table was removed and
-    added again; 0 if unknown. `generated`: the generated columns that are sent (18+, listed or by
-    option).
+    `columns`: its column list, None for all columns published by default. `filter_digest`: of its
+    row filter, None for all rows. `row_filter`: as SQL; set by `with_row_filters` only, as is
+    `filter_fault`, if it can't be read. `membership`: OID of the publication's entry for this
+    table; None if it is published with its schema or with all tables. `entry`: OID of what
+    publishes it: the entry of the table, of its schema, or the publication itself. It changes if
+    the table was removed and added again; 0 if unknown. `generated`: the generated columns that are
+    sent (18+, listed or by option).
     """
 
     columns: frozenset[str] | None
@@ -112,6 +115,12 @@ class Published:
     membership: int | None
     generated: frozenset[str] = frozenset()
     entry: int = 0
+    filter_digest: str | None = field(default=None, compare=False)
+    filter_fault: TableError | None = field(default=None, compare=False)
+
+    def has_filter_of(self, other: Published) -> bool:
+        """Return whether both have the same row filter, of the same entry."""
+        return (self.membership, self.filter_digest) == (other.membership, other.filter_digest)
 
 
 async def find_publication(connection: AsyncConnection[Any], name: str) -> Publication | None:
@@ -126,20 +135,22 @@ async def published(
 ) -> dict[TableId, Published]:
     """Return every published table (by list, schema or all tables) and what is sent of it.
 
+    Locks no table. The row filters are not read: see `with_row_filters`.
     Names that no query can refer to are omitted: another name may be written alike, and such
     tables are never captured.
     """
     query = sql.SQL(_PUBLISHED).format(**_by_version(server_version))
-    cursor = await connection.execute(query, (name,))
+    rows = await (await connection.execute(query, (name,))).fetchall()
     return {
         TableId(schema, table): Published(
             None if columns is None else frozenset(columns) - set(odd_names(*columns)),
-            row_filter,
+            None,
             membership,
             frozenset(made),
             entry,
+            filter_digest,
         )
-        for schema, table, membership, entry, columns, row_filter, made in await cursor.fetchall()
+        for schema, table, membership, entry, columns, filter_digest, made in rows
         if not odd_names(schema, table)
     }
 

@@ -39,6 +39,7 @@ from ingestd.model.errors import TableChangedError, TableReplacedError
 from ingestd.model.schema import Table, TableId
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.planner_functions import ensure_plannable
+from ingestd.postgres.catalog.table_faults import own_fault
 from ingestd.postgres.catalog.trusted_columns import ensure_trusted, read_type_trust
 
 PUT_BACK = "rename the table back, or remove it from `tables`"
@@ -116,15 +117,16 @@ async def lock_relation(
     another column one of the names (TableReplacedError if only since the snapshot); TableError if
     planning a query on it would run another role's code, or the condition could.
     """
-    if before_snapshot:
-        await connection.execute(_LOCK.format(blocks.relation))
-    else:
-        await lock_name(connection, blocks.relation)
-    if condition is None:
-        await _ensure_meant(connection, table, blocks, columns)
-    else:
-        await ensure_condition(connection, table, blocks, condition, columns)
-    await ensure_plannable(connection, table, blocks.oid, with_partitions=blocks.is_whole)
+    with own_fault(table):
+        if before_snapshot:
+            await connection.execute(_LOCK.format(blocks.relation))
+        else:
+            await lock_name(connection, blocks.relation)
+        if condition is None:
+            await _ensure_meant(connection, table, blocks, columns)
+        else:
+            await ensure_condition(connection, table, blocks, condition, columns)
+        await ensure_plannable(connection, table, blocks.oid, with_partitions=blocks.is_whole)
 
 
 async def ensure_condition(

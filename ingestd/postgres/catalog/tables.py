@@ -19,6 +19,7 @@ from ingestd.model.changes import RESERVED_PREFIX
 from ingestd.model.errors import TableError
 from ingestd.model.schema import Column, ReplicaIdentity, Table, TableId, with_before
 from ingestd.ports import Refused
+from ingestd.postgres.catalog.bounded_text import at_most
 from ingestd.postgres.connection.names import TYPE_NAME, refused_name, tables_apart
 from ingestd.postgres.connection.quoting import printed
 
@@ -72,15 +73,19 @@ SELECT c.oid::int8 AS oid, n.nspname AS schema, c.relname AS name,
  ORDER BY n.nspname, c.relname
 """
 
+MISSING_BYTES = 1 << 20
+"""Limit for the missing values of all columns of a table."""
+COMMENT_BYTES = 1 << 20
+"""The same for their comments. Those of the last columns are left out."""
+_THOSE_BEFORE = "PARTITION BY relation ORDER BY number"
 # A missing value is an array's only element; as the array's text it would depend on its delimiter.
 # For a partitioned table it is taken from the partitions that got the column together with it: one
-# that was attached later may have a different value. The owner determines its size: compressed, it
-# is some kB per column, which may be a GB for all. Values are returned until they exceed a limit.
+# that was attached later may have a different value.
 _COLUMNS = (
-    """
-SELECT relation, number, name, type_oid, typmod, pg_type, nullable, comment,
-       CASE WHEN pg_catalog.sum(pg_catalog.octet_length(missing))
-              OVER (PARTITION BY relation ORDER BY number) <= %s THEN missing END,
+    f"""
+SELECT relation, number, name, type_oid, typmod, pg_type, nullable,
+       {at_most(COMMENT_BYTES, "comment", of=_THOSE_BEFORE)} AS comment,
+       {at_most(MISSING_BYTES, "missing", of=_THOSE_BEFORE)} AS missing,
        xmin, generated, default_oid, pg_catalog.octet_length(missing)
   FROM (
 SELECT a.attrelid::int8 AS relation, a.attnum AS number, a.attname AS name,
@@ -119,9 +124,6 @@ SELECT a.attrelid::int8 AS relation, a.attnum AS number, a.attname AS name,
  ORDER BY relation, number
 """
 )
-MISSING_BYTES = 1 << 20
-"""Limit for the missing values of all columns of a table."""
-
 _GENERATED = """
 SELECT attrelid::int8, attnum, attname::text FROM pg_catalog.pg_attribute
  WHERE attrelid = ANY(%s::oid[]) AND attnum > 0 AND NOT attisdropped AND attgenerated <> ''
@@ -249,7 +251,7 @@ async def list_columns(
     the lake: better than null for a value that exists.
     """
     async with connection.cursor(row_factory=args_row(ColumnRow)) as cursor:
-        await cursor.execute(_COLUMNS, (MISSING_BYTES, list(tables)))
+        await cursor.execute(_COLUMNS, (list(tables),))
         columns = await cursor.fetchall()
     by_table: dict[int, list[ColumnRow]] = {}
     for column in columns:

@@ -15,6 +15,7 @@ from ingestd.model.schema import Table, TableId
 from ingestd.ports import Discovery, Refused
 from ingestd.postgres.captured.definition import Catalog, TableDefinitions, read_catalog
 from ingestd.postgres.captured.selection import is_left_out, missing_tables, unmatched_notices
+from ingestd.postgres.catalog.table_faults import own_lock
 from ingestd.postgres.catalog.tables import TableRow, refusal
 from ingestd.postgres.catalog.user_types import FIRST_USER_OID
 from ingestd.postgres.connection.errors import identifier
@@ -72,26 +73,35 @@ class PolledTables:
             for row in catalog.rows:
                 if is_left_out(self._settings, row.id, catalog.columns.get(row.oid, ())):
                     continue
-                found = describe(row, catalog, self._definitions, self._settings, server.role)
-                if isinstance(found, Refused):
-                    refused.append(found)
-                    continue
-                was = known.get(row.id)
-                recorded = self._recorded(row, was)
-                if self._is_ahead(row.id, recorded, catalog, shown) and server.in_recovery:
-                    refused.append(Refused(found.table, _not_replayed(row.id)))
-                    continue
-                then, now = self._looks.last(row.oid, was), catalog.storage(row)
-                now = seen[row.oid] = now if then is None else now.after(then)
-                reason = await comparison.difference(row.oid, then, now)
-                reason = reason or self.texts.difference(row.oid, now.texts, catalog.seen)
-                if reason is not None:
-                    rewritten[row.id] = reason
-                gap = self._gap(found, catalog, was, recorded)
-                if gap is not None:
-                    interrupted[row.id] = gap
-                storage = to_record(now, row.oid, was, files=True)
-                polled[row.id] = replace(found, table=replace(found.table, storage=storage))
+                try:
+                    with own_lock(row.id):
+                        found = describe(
+                            row, catalog, self._definitions, self._settings, server.role
+                        )
+                        if isinstance(found, Refused):
+                            refused.append(found)
+                            continue
+                        was = known.get(row.id)
+                        recorded = self._recorded(row, was)
+                        if self._is_ahead(row.id, recorded, catalog, shown) and server.in_recovery:
+                            refused.append(Refused(found.table, _not_replayed(row.id)))
+                            continue
+                        then, now = self._looks.last(row.oid, was), catalog.storage(row)
+                        now = seen[row.oid] = now if then is None else now.after(then)
+                        reason = await comparison.difference(row.oid, then, now)
+                        reason = reason or self.texts.difference(row.oid, now.texts, catalog.seen)
+                        if reason is not None:
+                            rewritten[row.id] = reason
+                        gap = self._gap(found, catalog, was, recorded)
+                        if gap is not None:
+                            interrupted[row.id] = gap
+                        storage = to_record(now, row.oid, was, files=True)
+                        polled[row.id] = replace(found, table=replace(found.table, storage=storage))
+                except TableError as error:
+                    refused.append(Refused(Table(row.id, row.oid, ()), error))
+                    for found_of in (interrupted, rewritten, polled):
+                        found_of.pop(row.id, None)
+                    seen.pop(row.oid, None)
         # Not earlier: a failed comparison would otherwise lose the difference.
         self._looks.record_seen(seen)
         voided = [polled[name].table.oid for name in {*rewritten, *interrupted} & polled.keys()]

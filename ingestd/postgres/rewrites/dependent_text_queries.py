@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection, sql
 
-from ingestd.decode.type_mapping import Types
+from ingestd.decode.type_mapping import MOST_DEPTH, Types, without_domains
 from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
 from ingestd.postgres.catalog.block_range import BlockRange
@@ -74,6 +74,7 @@ _CATALOGS: Mapping[str, tuple[str, str]] = {
     "regprocedure": ("pg_proc", "pronamespace"),
     "regtype": ("pg_type", "typnamespace"),
 }
+_MOST_CONDITIONS = 1_000
 # ALTER TYPE does not wait for readers of a table.
 _UNSTEADY = f"""
 SELECT t.oid::int8 FROM pg_catalog.pg_type t
@@ -169,27 +170,31 @@ async def _unsteady(connection: AsyncConnection[Any], types: Types) -> Collectio
     return {oid for (oid,) in await cursor.fetchall()}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Question:
     """Builds the SQL condition for stale values. `uses`: the dependent types inside each type.
 
     `unsteady`: types whose attributes are not named, as they may get another type, with a cast.
+    `left`: how many more conditions on parts of values it may consist of. Where they do not
+    suffice, any value counts.
     """
 
     types: Types
     uses: Mapping[int, Sequence[TypeUse]]
     doubts: Mapping[str, StaleText]
     unsteady: Collection[int] = ()
+    left: int = _MOST_CONDITIONS
 
     def refers(self, value: sql.Composable, type_oid: int, depth: int = 0) -> sql.Composable:
         """Return the condition for a value of this type."""
+        self.left -= 1
+        type_oid = without_domains(type_oid, self.types)
         found = self.types.get(type_oid)
         in_doubt = [use for use in self.uses.get(type_oid, ()) if use.type in self.doubts]
         is_total = any(self.doubts[use.type].is_total for use in in_doubt)
-        if found is None or is_total or type_oid in self.unsteady:
+        is_too_much = self.left < 0 or depth > MOST_DEPTH
+        if found is None or is_total or is_too_much or type_oid in self.unsteady:
             return sql.SQL("{} IS DISTINCT FROM NULL").format(value)
-        if found.kind == "domain":
-            return self.refers(value, found.of, depth)
         if found.kind == "array":
             element = sql.Identifier(f"e{depth}")
             return sql.SQL(
@@ -202,7 +207,7 @@ class _Question:
         if found.kind == "composite":
             fields = [
                 self.refers(
-                    sql.SQL("({}).{}").format(value, sql.Identifier(a.name)), a.type_oid, depth
+                    sql.SQL("({}).{}").format(value, sql.Identifier(a.name)), a.type_oid, depth + 1
                 )
                 for a in found.attributes
                 if any(use.type in self.doubts for use in self.uses.get(a.type_oid, ()))

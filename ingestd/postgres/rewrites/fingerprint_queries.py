@@ -14,6 +14,7 @@ from psycopg import AsyncConnection, sql
 from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
 from ingestd.postgres.catalog.block_range import BlockRange
+from ingestd.postgres.catalog.bounded_text import shortened
 from ingestd.postgres.catalog.relation_lock import NONE, lock_relation
 from ingestd.postgres.connection.names import odd_names
 from ingestd.postgres.rewrites.catalog_evidence import Doubt, Proven, Question, judge
@@ -34,15 +35,16 @@ SELECT root::int8, oid::int8, file::int8, toast::int8
   FROM tree WHERE relkind <> 'p' ORDER BY 1, 2
 """
 # A partition's place: the transactions that attached it and its ancestors.
-_PLACES = """
+_PLACES = f"""
 WITH RECURSIVE tree AS (
   SELECT c.oid AS root, c.oid, '' AS place
     FROM pg_catalog.pg_class c WHERE c.oid = ANY(%s::oid[]) AND c.relkind = 'p'
   UNION ALL
   SELECT t.root, i.inhrelid, t.place || '.' || i.xmin::text FROM tree t
     JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid AND NOT i.inhdetachpending)
-SELECT t.root::int8, t.oid::int8, t.place FROM tree t WHERE t.oid <> t.root ORDER BY 1, 2
-"""
+SELECT t.root::int8, t.oid::int8, {shortened(256, "t.place")}
+  FROM tree t WHERE t.oid <> t.root ORDER BY 1, 2
+"""  # noqa: S608 - constants
 # SET SCHEMA replaces this row; OWNER TO, RENAME, GRANT and ANALYZE do not.
 _HOMES = """
 SELECT d.objid::int8, d.xmin::text FROM pg_catalog.pg_depend d

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from psycopg import AsyncConnection
@@ -21,8 +21,9 @@ from ingestd.ports import Discovery, Refused
 from ingestd.postgres.captured.definition import Catalog, TableDefinitions, read_catalog
 from ingestd.postgres.captured.departed_tables import Departed, find_departed
 from ingestd.postgres.captured.selection import is_left_out, missing_tables, unmatched_notices
-from ingestd.postgres.catalog.publication import Publication
+from ingestd.postgres.catalog.publication import Publication, Published
 from ingestd.postgres.catalog.replica_identity import incomplete
+from ingestd.postgres.catalog.table_faults import own_lock
 from ingestd.postgres.catalog.tables import TableRow, refusal, table_of
 from ingestd.postgres.connection.quoting import printed
 from ingestd.postgres.connection.session import connect
@@ -30,9 +31,14 @@ from ingestd.postgres.rewrites.ddl_log import DdlEvent
 from ingestd.postgres.rewrites.ddl_script import DdlLogFault, ddl_log_fault
 from ingestd.postgres.rewrites.fingerprint import TableFingerprint, digest
 from ingestd.postgres.rewrites.fingerprint_queries import read_makers
-from ingestd.postgres.rewrites.stream_evidence import StreamEvidence
+from ingestd.postgres.rewrites.stream_evidence import PendingEvidence, StreamEvidence
 from ingestd.postgres.rewrites.streamed_texts import read_at
-from ingestd.postgres.rewrites.tracker import FingerprintTracker, is_wider, to_record
+from ingestd.postgres.rewrites.tracker import (
+    FingerprintComparison,
+    FingerprintTracker,
+    is_wider,
+    to_record,
+)
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal.enum_labels import EnumColumns, enum_columns, unknown_labels
 from ingestd.postgres.wal.publication_sql import add_statement, column_lists, kept_out
@@ -41,6 +47,7 @@ from ingestd.postgres.wal.server import WalServer
 TRY_AGAIN_S = 60.0
 """How often to retry a table that the server refused to publish; stopped sources wait as long."""
 Known = Mapping[TableId, RegisteredTable]
+ReadCatalog = Callable[[WalSettings, Mapping[TableId, Published]], Awaitable[Catalog]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,40 @@ class _Awaited:
     new: frozenset[int] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class _Readings:
+    """What a discovery compares: the catalog, the lake's entries, fingerprints, the stream.
+
+    `role`: the one that reads the tables.
+    """
+
+    catalog: Catalog
+    role: str
+    known: Known
+    last: Mapping[int, TableFingerprint | None]
+    told: PendingEvidence
+    by_ddl: Mapping[int, str]
+    comparison: FingerprintComparison
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a discovery has found so far: see `Discovery`. `seen`: the fingerprints, by OID."""
+
+    refused: list[Refused]
+    accepted: list[Table] = field(default_factory=list)
+    interrupted: dict[TableId, str] = field(default_factory=dict)
+    rewritten: dict[TableId, str] = field(default_factory=dict)
+    seen: dict[int, TableFingerprint] = field(default_factory=dict)
+
+    def refuse(self, row: TableRow, error: TableError) -> None:
+        """Refuse a table while it is compared."""
+        self.refused.append(Refused(Table(row.id, row.oid, ()), error))
+        self.interrupted.pop(row.id, None)
+        self.rewritten.pop(row.id, None)
+        self.seen.pop(row.oid, None)
+
+
 class SourceTables:
     """The tables that the config asks for, as of the last discovery.
 
@@ -69,7 +110,7 @@ class SourceTables:
         settings: WalSettings,
         told: StreamEvidence | None = None,
         *,
-        read: Callable[[WalSettings], Awaitable[Catalog]] = read_catalog,
+        read: ReadCatalog = read_catalog,
     ) -> None:
         self._settings = settings
         self._read_catalog = read
@@ -103,7 +144,7 @@ class SourceTables:
         # Copied before the catalog is read: the stream continues, and what it reports meanwhile
         # would look as if the catalog had restored what it lacks.
         known = dict(known)
-        catalog = await self._read_catalog(self._settings)
+        catalog = await self._read_catalog(self._settings, self._catalog.published)
         types = await self._definitions.use_catalog(connection, catalog, known)
         departed = await find_departed(connection, known.values(), self._settings.streams)
         self._definitions.take_departed(departed)
@@ -113,34 +154,18 @@ class SourceTables:
         # Copied now: what arrives while tables are compared is for the next discovery.
         told, by_ddl = self.told.by(catalog.seen), self.told.ddl.by(catalog.seen)
         await self._try_to_publish(catalog)
-        accepted, refused = [], missing_tables(self._settings, catalog.present, catalog.others)
-        interrupted, rewritten, seen = {}, {}, {}
+        refused = missing_tables(self._settings, catalog.present, catalog.others)
+        found = _Found(refused)
         async with self._looks.looking() as comparison:
+            read = _Readings(catalog, server.role, known, last, told, by_ddl, comparison)
             for row in self._rows_to_describe(catalog):
-                found = self._described(row, catalog, server.role)
-                if isinstance(found, Refused):
-                    refused.append(found)
-                    continue
-                then, now = last[row.oid], catalog.storage(row)
-                if gap := self._gap(found, catalog, then, now, known.get(row.id)):
-                    interrupted[row.id] = gap
-                now = _first(now, known.get(row.id)) if then is None else now.after(then)
-                now = told.without_changed(row.oid, await comparison.with_empty(now, then))
-                makers = await read_makers(connection, now.partitions_since(then, row.oid))
-                quiet = self._quiet(row.oid, then, now, catalog, makers)
-                reason = by_ddl.get(row.oid) if row.id in known else None
-                reason = reason or _rekeyed(found, then, known.get(row.id))
-                then = then and replace(then, files={**then.files, **quiet})
-                reason = reason or await comparison.difference(row.oid, then, now)
-                reason = reason or told.difference(row.oid, now, then)
-                reason = reason or self.told.loaded_when_made(row.oid)
-                reason = reason or self.texts.difference(row.oid, now.texts, catalog.seen)
-                if reason is not None:
-                    rewritten[row.id] = reason
-                    self._rewritten.add(row.oid)
-                now = seen[row.oid] = told.taken(row.oid, now)
-                storage = self._storage_to_record(row, now, known.get(row.id))
-                accepted.append(replace(found, storage=storage))
+                try:
+                    with own_lock(row.id):
+                        await self._judge(connection, row, read, found)
+                except TableError as error:
+                    found.refuse(row, error)
+        accepted, interrupted, rewritten = found.accepted, found.interrupted, found.rewritten
+        seen = found.seen
         # Not earlier: a failed comparison would otherwise lose the difference.
         self._looks.record_seen(seen)
         self._awaited = {oid: a for oid, a in self._awaited.items() if oid in seen}
@@ -161,7 +186,7 @@ class SourceTables:
         self._is_told = True
         return Discovery(
             tuple(accepted),
-            tuple(refused),
+            tuple(found.refused),
             server.origin,
             interrupted,
             rewritten,
@@ -181,7 +206,7 @@ class SourceTables:
             return True
         if self._kept_out and time.monotonic() - self._tried_at_s >= TRY_AGAIN_S:
             return True
-        catalog = await self._read_catalog(self._settings)
+        catalog = await self._read_catalog(self._settings, self._catalog.published)
         told = self.told.by(catalog.seen)
         if self.told.ddl.by(catalog.seen).keys() & {row.oid for row in catalog.rows}:
             return True
@@ -232,7 +257,7 @@ class SourceTables:
         tables that were not published before, from their first row in it on: the next start must
         know by which entry they were published.
         """
-        catalog = await self._read_catalog(self._settings)
+        catalog = await self._read_catalog(self._settings, self._catalog.published)
         ours = dict(self._catalog.published)
         storages: dict[TableId, str] = {}
         rows = {row.id: row for row in catalog.rows}
@@ -271,7 +296,7 @@ class SourceTables:
         """Describe the table `name` with the columns of a RELATION message. Raises TableError."""
         if not self._catalog.rows:  # another capture discovered them
             await self._definitions.use_catalog(
-                connection, await self._read_catalog(self._settings), {}
+                connection, await self._read_catalog(self._settings, self._catalog.published), {}
             )
         self.told.columns(relation, self._looks.last(relation.oid, None))
         return await self._definitions.of_relation(connection, relation, name)
@@ -297,6 +322,37 @@ class SourceTables:
         }
 
     # --- one table ---------------------------------------------------------------------------
+
+    async def _judge(
+        self, connection: AsyncConnection[Any], row: TableRow, read: _Readings, result: _Found
+    ) -> None:
+        """Add to the result whether and how a table is captured. Raises TableError."""
+        catalog = read.catalog
+        described = self._described(row, catalog, read.role)
+        if isinstance(described, Refused):
+            result.refused.append(described)
+            return
+        known, told, comparison = read.known.get(row.id), read.told, read.comparison
+        then, now = read.last[row.oid], catalog.storage(row)
+        if gap := self._gap(described, catalog, then, now, known):
+            result.interrupted[row.id] = gap
+        now = _first(now, known) if then is None else now.after(then)
+        now = told.without_changed(row.oid, await comparison.with_empty(now, then))
+        makers = await read_makers(connection, now.partitions_since(then, row.oid))
+        quiet = self._quiet(row.oid, then, now, catalog, makers)
+        reason = read.by_ddl.get(row.oid) if row.id in read.known else None
+        reason = reason or _rekeyed(described, then, known)
+        then = then and replace(then, files={**then.files, **quiet})
+        reason = reason or await comparison.difference(row.oid, then, now)
+        reason = reason or told.difference(row.oid, now, then)
+        reason = reason or self.told.loaded_when_made(row.oid)
+        reason = reason or self.texts.difference(row.oid, now.texts, catalog.seen)
+        if reason is not None:
+            result.rewritten[row.id] = reason
+            self._rewritten.add(row.oid)
+        now = result.seen[row.oid] = told.taken(row.oid, now)
+        storage = self._storage_to_record(row, now, known)
+        result.accepted.append(replace(described, storage=storage))
 
     def _last(self, row: TableRow, known: RegisteredTable | None) -> TableFingerprint | None:
         """Return its storage at the last discovery, of this run or of an earlier one."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingestd.decode.type_mapping import Types
+from ingestd.decode.type_mapping import Types, innermost
 from ingestd.model.changes import Chunk, TableBatch
 from ingestd.postgres.rewrites.fingerprint import TableFingerprint
 
@@ -46,15 +46,8 @@ class EnumColumns:
 def enum_columns(storage: TableFingerprint, type_oids: Iterable[int], types: Types) -> EnumColumns:
     """Return the labels of columns of these types, as of the catalog reading of `storage`."""
     labels = {t.oid: t.labels for t in storage.types if t.labels and not t.is_inside}
-    found = {oid: labels.get(_element(oid, types)) for oid in type_oids}
+    found = {oid: labels.get(innermost(oid, types)) for oid in type_oids}
     return EnumColumns({oid: known for oid, known in found.items() if known is not None})
-
-
-def _element(oid: int, types: Types) -> int:
-    """Return the type of a value, or of an array's elements, without its domains."""
-    while (found := types.get(oid)) is not None and found.kind in {"domain", "array"}:
-        oid = found.of
-    return oid
 
 
 def unknown_labels(chunk: Chunk, columns: Mapping[int, EnumColumns]) -> dict[int, dict[str, int]]:

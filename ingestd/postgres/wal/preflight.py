@@ -388,12 +388,15 @@ def _slot(
 MAY_STOP = "an UPDATE that moves a row there without its large values stops the table"
 
 # Without a TOAST table there are no out-of-line values. Partitioned tables: see the partitions.
+# (pg_partition_tree would lock them.)
 _WITH_TOAST = """
-SELECT DISTINCT r.oid::int8
-  FROM unnest(%s::oid[]) r (oid)
- CROSS JOIN LATERAL (
-   SELECT r.oid UNION SELECT relid FROM pg_catalog.pg_partition_tree(r.oid)) t (oid)
-  JOIN pg_catalog.pg_class c ON c.oid = t.oid AND c.reltoastrelid <> 0
+WITH RECURSIVE t AS (
+  SELECT r.oid AS root, r.oid FROM pg_catalog.unnest(%s::oid[]) r (oid)
+  UNION
+  SELECT t.root, i.inhrelid FROM t JOIN pg_catalog.pg_class p ON p.oid = t.oid AND p.relkind = 'p'
+    JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid)
+SELECT DISTINCT t.root::int8
+  FROM t JOIN pg_catalog.pg_class c ON c.oid = t.oid AND c.reltoastrelid <> 0
 """
 
 

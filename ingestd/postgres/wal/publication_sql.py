@@ -24,6 +24,7 @@ from ingestd.postgres.catalog.publication import (
     find_publication,
     published,
 )
+from ingestd.postgres.catalog.published_filters import read_row_filters
 from ingestd.postgres.connection.errors import cut_off
 from ingestd.postgres.connection.quoting import printed
 from ingestd.postgres.connection.server_messages import loggable_message
@@ -34,11 +35,16 @@ SELECT n.nspname, c.relname
   JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE p.pubname = %s
 """
-# For a partition the server uses its own replica identity, not the root's.
+# For a partition the server uses its own replica identity, not the root's. (pg_partition_tree would
+# lock the partitions.)
 _UNCOVERED = """
+WITH RECURSIVE tree AS (
+  SELECT to_regclass(%(table)s)::oid AS relid
+  UNION
+  SELECT i.inhrelid FROM tree t JOIN pg_class c ON c.oid = t.relid AND c.relkind = 'p'
+    JOIN pg_inherits i ON i.inhparent = t.relid)
 SELECT EXISTS (
-  SELECT FROM (SELECT to_regclass(%(table)s)::oid AS relid UNION
-               SELECT relid FROM pg_partition_tree(to_regclass(%(table)s)::oid)) tree
+  SELECT FROM tree
     JOIN pg_class c ON c.oid = tree.relid
    WHERE c.relreplident = 'f'
       OR EXISTS (SELECT FROM pg_index i, unnest(i.indkey::int2[]) k(number)
@@ -116,7 +122,7 @@ def add_statement(
     name: str,
     tables: Iterable[TableId],
     lists: ColumnLists = WHOLE,
-    filters: Mapping[TableId, str | None] = MappingProxyType({}),
+    filters: Mapping[TableId, str] = MappingProxyType({}),
 ) -> sql.Composed:
     """Return the ALTER PUBLICATION that adds these tables (at least one)."""
     listed = _table_list(tables, lists, filters)
@@ -183,9 +189,10 @@ async def keep_each(
         for table in tables:
             if table in present and table not in stale:
                 continue
-            filters = {table: present[table].row_filter} if table in present else {}
+            own = {table: present[table]} if table in present else {}
             try:
                 async with connection.transaction(force_rollback=is_trial):
+                    filters = await read_row_filters(connection, own)
                     if table in stale:
                         await connection.execute(_drop_statement(name, [table]))
                     await connection.execute(add_statement(name, [table], lists, filters))
@@ -307,7 +314,8 @@ async def _alterations(
         statements.append(_drop_statement(name, surplus))
     missing = (wanted - present.keys()) | changed
     if missing:
-        filters = {table: present[table].row_filter for table in changed}
+        own = {table: present[table] for table in changed}
+        filters = await read_row_filters(connection, own)
         statements.append(add_statement(name, missing, lists, filters))
     return statements
 
@@ -353,7 +361,7 @@ async def partitioned_of(
 def _table_list(
     tables: Iterable[TableId],
     lists: ColumnLists = WHOLE,
-    filters: Mapping[TableId, str | None] = MappingProxyType({}),
+    filters: Mapping[TableId, str] = MappingProxyType({}),
 ) -> sql.Composed | None:
     """List tables for a publication; with ONLY, as a child table is a table in its own right."""
     entries = []

@@ -23,11 +23,19 @@ VAR = "{VAR :varno 1 :varattno 1 :vartype 20000 :vartypmod -1 :location 7}"
     ],
 )
 def test_an_unknown_node_may_run_what_it_refers_to(text: str, *, may_run: bool) -> None:
-    nodes = [node for top in _parsed(text) for node in top.below()]
+    nodes = list(_parsed(None, text))
     assert any(node.may_run_code for node in nodes) == may_run
 
 
 @pytest.mark.parametrize(("oid", "domain"), [(20000, 20000), (13000, 0)])
 def test_a_cast_to_a_domain_makes_its_checks(oid: int, domain: int) -> None:
-    [node] = _parsed(f"({{COERCETODOMAIN :arg {VAR} :resulttype {oid} :resulttypmod -1}})")
+    *_, node = _parsed(None, f"({{COERCETODOMAIN :arg {VAR} :resulttype {oid} :resulttypmod -1}})")
     assert node.domain == domain
+
+
+def test_the_depth_of_an_expression_is_not_limited() -> None:
+    depth = 20_000
+    call = "{FUNCEXPR :funcid 20000 :funcresulttype 23 :args ("
+    nodes = list(_parsed(None, call * depth + VAR + ")}" * depth))
+    assert len(nodes) == depth + 1
+    assert all(node.varies for node in nodes)
