@@ -35,7 +35,10 @@ BEGIN
   IF other IS NOT NULL THEN
     RAISE EXCEPTION USING
       MESSAGE = pg_catalog.format('schema ingestd_ddl, or a function in it, belongs to role %I', other),
-      HINT = 'DROP SCHEMA ingestd_ddl CASCADE; and run this script again';
+      HINT = 'DROP EVENT TRIGGER IF EXISTS ingestd_ddl_command_end; '
+             'DROP EVENT TRIGGER IF EXISTS ingestd_ddl_dropped; '
+             'DROP EVENT TRIGGER IF EXISTS ingestd_ddl_rewritten; '
+             'DROP SCHEMA ingestd_ddl CASCADE; and run this script again';
   END IF;
 END $ingestd$;
 
@@ -243,7 +246,10 @@ BEGIN
   IF other IS NOT NULL THEN
     RAISE EXCEPTION USING
       MESSAGE = pg_catalog.format('schema ingestd_ddl, or a function in it, belongs to role %I', other),
-      HINT = 'DROP SCHEMA ingestd_ddl CASCADE; and run this script again';
+      HINT = 'DROP EVENT TRIGGER IF EXISTS ingestd_ddl_command_end; '
+             'DROP EVENT TRIGGER IF EXISTS ingestd_ddl_dropped; '
+             'DROP EVENT TRIGGER IF EXISTS ingestd_ddl_rewritten; '
+             'DROP SCHEMA ingestd_ddl CASCADE; and run this script again';
   END IF;
 END $ingestd$;
 
@@ -327,5 +333,9 @@ BEGIN
   END LOOP;
 END $ingestd$;
 
--- To remove everything, with the triggers (this waits for sessions that use the tables):
+-- To remove everything, with the triggers (this waits for sessions that use the tables); the event
+-- triggers first, so that none of them runs:
+--   DROP EVENT TRIGGER IF EXISTS ingestd_ddl_command_end;
+--   DROP EVENT TRIGGER IF EXISTS ingestd_ddl_dropped;
+--   DROP EVENT TRIGGER IF EXISTS ingestd_ddl_rewritten;
 --   DROP SCHEMA ingestd_ddl CASCADE;
