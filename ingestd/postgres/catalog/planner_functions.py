@@ -30,6 +30,7 @@ from typing import Any
 from psycopg import AsyncConnection
 
 from ingestd.model.errors import TableError
+from ingestd.model.printable_text import printable_sql
 from ingestd.model.schema import TableId
 from ingestd.postgres.catalog.user_types import FIRST_USER_OID, is_trusted
 
@@ -217,10 +218,13 @@ def _refusal(
     )
     ways = []
     if inlined is not None:
-        ways.append(f"ALTER FUNCTION {inlined} SET search_path FROM CURRENT;  -- so not inlined")
+        name = printable_sql(inlined)
+        ways.append(f"ALTER FUNCTION {name} SET search_path FROM CURRENT;  -- so not inlined")
     if drop is not None:
-        ways.append(drop)
-    remedy = "  or: ".join([*ways, f"review {owned} and make a superuser its owner"])
+        ways.append(printable_sql(drop))
+    # Not a change of its owner: its body could run with a superuser's privileges from then on.
+    copied = f"review {owned}, and use a copy in its place that a superuser has created"
+    remedy = "  or: ".join([*ways, copied])
     return TableError(table, what, remedy=remedy)
 
 
