@@ -490,15 +490,15 @@ def attacker(database: Database) -> Iterator[str]:
 
 
 @pytest.mark.attack("database owner")
-@pytest.mark.parametrize("definer", [True, False])
+@pytest.mark.parametrize("way", ["definer", "invoker", "moved"])
 @pytest.mark.parametrize("by", ["check", "script"])
 async def test_the_remedy_runs_nothing_of_an_owner(
-    database: Database, attacker: str, by: str, *, definer: bool
+    database: Database, attacker: str, by: str, way: str
 ) -> None:
     """The schema was theirs before: of a version that did not check, or given away."""
     database.execute(script())
     gains = f"ALTER ROLE {attacker} SUPERUSER"
-    security = "SECURITY DEFINER" if definer else "SECURITY INVOKER"
+    security = "SECURITY DEFINER" if way == "definer" else "SECURITY INVOKER"
     replaced = [
         f"CREATE OR REPLACE FUNCTION ingestd_ddl.{name}() RETURNS {kind} LANGUAGE plpgsql"
         f" {security} AS $$ BEGIN EXECUTE '{gains}'; {end} END $$"
@@ -514,6 +514,7 @@ async def test_the_remedy_runs_nothing_of_an_owner(
             f"ALTER SCHEMA ingestd_ddl OWNER TO {attacker}",
             f"SET LOCAL ROLE {attacker}",
             *replaced,
+            *(["ALTER FUNCTION ingestd_ddl.dropped() SET SCHEMA public"] if way == "moved" else []),
         ]:
             connection.execute(statement.encode())
         connection.commit()
@@ -536,5 +537,26 @@ async def test_the_remedy_runs_nothing_of_an_owner(
         )
     assert not database.value("SELECT rolsuper FROM pg_roles WHERE rolname = %s", attacker)
     database.execute(script())
+    async with await connect(database.dsn) as connected:
+        assert await ddl_log_fault(connected, []) is None
+
+
+@pytest.mark.attack("database owner")
+async def test_the_script_runs_nothing_of_an_owner(database: Database, attacker: str) -> None:
+    """They own the event triggers' functions, which are in another schema now."""
+    database.execute(script(), f"GRANT CREATE ON SCHEMA public TO {attacker}")
+    for name in list(bodies())[:3]:
+        moved = f"public.{name}()"
+        database.execute(
+            f"ALTER FUNCTION ingestd_ddl.{name}() OWNER TO {attacker};"
+            f" ALTER FUNCTION ingestd_ddl.{name}() SET SCHEMA public;"
+            f" SET ROLE {attacker}; CREATE OR REPLACE FUNCTION {moved} RETURNS event_trigger"
+            " LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp AS"
+            f" $$ BEGIN EXECUTE 'ALTER ROLE {attacker} SUPERUSER'; END $$"
+        )
+    async with await connect(database.dsn) as connected:
+        assert await ddl_log_fault(connected, []) is not None
+    database.execute(script())
+    assert not database.value("SELECT rolsuper FROM pg_roles WHERE rolname = %s", attacker)
     async with await connect(database.dsn) as connected:
         assert await ddl_log_fault(connected, []) is None
