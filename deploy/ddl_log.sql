@@ -18,6 +18,11 @@ BEGIN ISOLATION LEVEL READ COMMITTED;
 SET LOCAL search_path = pg_catalog, pg_temp;
 SET LOCAL lock_timeout = '2s';
 
+-- First: if another role altered their functions, these would run in the commands below.
+DROP EVENT TRIGGER IF EXISTS ingestd_ddl_command_end;
+DROP EVENT TRIGGER IF EXISTS ingestd_ddl_dropped;
+DROP EVENT TRIGGER IF EXISTS ingestd_ddl_rewritten;
+
 DO $ingestd$
 DECLARE
   other text;
@@ -35,7 +40,10 @@ BEGIN
   IF other IS NOT NULL THEN
     RAISE EXCEPTION USING
       MESSAGE = pg_catalog.format('schema ingestd_ddl, or a function in it, belongs to role %I', other),
-      HINT = 'DROP SCHEMA ingestd_ddl CASCADE; and run this script again';
+      HINT = 'DROP EVENT TRIGGER IF EXISTS ingestd_ddl_command_end; '
+             'DROP EVENT TRIGGER IF EXISTS ingestd_ddl_dropped; '
+             'DROP EVENT TRIGGER IF EXISTS ingestd_ddl_rewritten; '
+             'DROP SCHEMA ingestd_ddl CASCADE; and run this script again';
   END IF;
 END $ingestd$;
 
@@ -243,20 +251,20 @@ BEGIN
   IF other IS NOT NULL THEN
     RAISE EXCEPTION USING
       MESSAGE = pg_catalog.format('schema ingestd_ddl, or a function in it, belongs to role %I', other),
-      HINT = 'DROP SCHEMA ingestd_ddl CASCADE; and run this script again';
+      HINT = 'DROP EVENT TRIGGER IF EXISTS ingestd_ddl_command_end; '
+             'DROP EVENT TRIGGER IF EXISTS ingestd_ddl_dropped; '
+             'DROP EVENT TRIGGER IF EXISTS ingestd_ddl_rewritten; '
+             'DROP SCHEMA ingestd_ddl CASCADE; and run this script again';
   END IF;
 END $ingestd$;
 
-DROP EVENT TRIGGER IF EXISTS ingestd_ddl_command_end;
 CREATE EVENT TRIGGER ingestd_ddl_command_end ON ddl_command_end
   WHEN TAG IN ('ALTER PUBLICATION', 'ALTER SCHEMA', 'ALTER TABLE', 'ALTER TYPE', 'CREATE PUBLICATION',
                'CREATE SCHEMA', 'CREATE TABLE', 'CREATE TABLE AS', 'SELECT INTO')
   EXECUTE FUNCTION ingestd_ddl.command_end();
 ALTER EVENT TRIGGER ingestd_ddl_command_end ENABLE ALWAYS;
-DROP EVENT TRIGGER IF EXISTS ingestd_ddl_dropped;
 CREATE EVENT TRIGGER ingestd_ddl_dropped ON sql_drop EXECUTE FUNCTION ingestd_ddl.dropped();
 ALTER EVENT TRIGGER ingestd_ddl_dropped ENABLE ALWAYS;
-DROP EVENT TRIGGER IF EXISTS ingestd_ddl_rewritten;
 CREATE EVENT TRIGGER ingestd_ddl_rewritten ON table_rewrite EXECUTE FUNCTION ingestd_ddl.rewritten();
 ALTER EVENT TRIGGER ingestd_ddl_rewritten ENABLE ALWAYS;
 COMMIT;
@@ -327,5 +335,9 @@ BEGIN
   END LOOP;
 END $ingestd$;
 
--- To remove everything, with the triggers (this waits for sessions that use the tables):
+-- To remove everything, with the triggers (this waits for sessions that use the tables); the event
+-- triggers first, so that none of them runs:
+--   DROP EVENT TRIGGER IF EXISTS ingestd_ddl_command_end;
+--   DROP EVENT TRIGGER IF EXISTS ingestd_ddl_dropped;
+--   DROP EVENT TRIGGER IF EXISTS ingestd_ddl_rewritten;
 --   DROP SCHEMA ingestd_ddl CASCADE;

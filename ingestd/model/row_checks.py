@@ -27,8 +27,11 @@ _BESIDE_BYTES = 1 << 16
 _KEPT_PART = 4
 """Divisor of the row limit: how much is kept of the values of a larger change."""
 _RESTART = "restart: the table is then re-read"
-WITHOUT_ITS_COLUMN = f"exclude its large column (`exclude_columns`), and {_RESTART}"
-"""The remedy where no other one helps."""
+WITHOUT_ITS_VALUE = (
+    "correct or delete the row at the source, or exclude the column (`exclude_columns`), and "
+    f"{_RESTART}"
+)
+"""The remedy for a row that the server can't output."""
 _KEY_PART = 16
 """A key that a sweep reads may take one nth of the limit: the sweep's queries contain the key as
 text, in several forms."""

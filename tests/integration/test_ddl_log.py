@@ -201,7 +201,7 @@ async def test_it_is_said_what_is_not_in_place(database: Database, stranger: str
         assert f"belongs to role {stranger!r}, which may alter" in was_found.what
         with pytest.raises(psycopg.errors.RaiseException, match="belongs to role"):
             database.execute(script())
-        database.execute(was_found.remedy)
+        database.execute(was_found.remedy, script())
         assert await fault() is None, each
     # One that comes later gets its trigger automatically, attached or created.
     database.execute(
@@ -471,3 +471,92 @@ def test_prepared_transactions_have_their_events_at_commit(postgres_bindir: Path
             assert events_of(database) == []
             database.execute(f"{end} PREPARED 'a'")
             assert {event.what for event in events_of(database) if event} == told
+
+
+@pytest.fixture
+def attacker(database: Database) -> Iterator[str]:
+    name = f"a_{database.name}"
+    database.execute(f"CREATE ROLE {name} LOGIN")
+    yield name
+    database.execute(
+        f"ALTER ROLE {name} NOSUPERUSER",
+        "DROP EVENT TRIGGER IF EXISTS ingestd_ddl_command_end",
+        "DROP EVENT TRIGGER IF EXISTS ingestd_ddl_dropped",
+        "DROP EVENT TRIGGER IF EXISTS ingestd_ddl_rewritten",
+        "DROP SCHEMA IF EXISTS ingestd_ddl CASCADE",
+        f"DROP OWNED BY {name} CASCADE",
+        f"DROP ROLE {name}",
+    )
+
+
+@pytest.mark.attack("database owner")
+@pytest.mark.parametrize("way", ["definer", "invoker", "moved"])
+@pytest.mark.parametrize("by", ["check", "script"])
+async def test_the_remedy_runs_nothing_of_an_owner(
+    database: Database, attacker: str, by: str, way: str
+) -> None:
+    """The schema was theirs before: of a version that did not check, or given away."""
+    database.execute(script())
+    gains = f"ALTER ROLE {attacker} SUPERUSER"
+    security = "SECURITY DEFINER" if way == "definer" else "SECURITY INVOKER"
+    replaced = [
+        f"CREATE OR REPLACE FUNCTION ingestd_ddl.{name}() RETURNS {kind} LANGUAGE plpgsql"
+        f" {security} AS $$ BEGIN EXECUTE '{gains}'; {end} END $$"
+        for name, kind, end in [
+            *((each, "event_trigger", "") for each in ("command_end", "dropped", "rewritten")),
+            ("truncating", "trigger", "RETURN NULL;"),
+        ]
+    ]
+    with database.connect(autocommit=False) as connection:
+        for statement in [
+            f"GRANT CREATE ON SCHEMA public TO {attacker}",
+            *(f"ALTER FUNCTION ingestd_ddl.{name}() OWNER TO {attacker}" for name in bodies()),
+            f"ALTER SCHEMA ingestd_ddl OWNER TO {attacker}",
+            f"SET LOCAL ROLE {attacker}",
+            *replaced,
+            *(["ALTER FUNCTION ingestd_ddl.dropped() SET SCHEMA public"] if way == "moved" else []),
+        ]:
+            connection.execute(statement.encode())
+        connection.commit()
+    async with await connect(database.dsn) as connected:
+        fault = await ddl_log_fault(connected, [])
+    assert fault is not None
+    remedy = fault.remedy
+    if by == "script":
+        with pytest.raises(psycopg.errors.RaiseException) as refused:
+            database.execute(script())
+        remedy = (refused.value.diag.message_hint or "").removesuffix("and run this script again")
+    for statement in remedy.partition("--")[0].split(";"):  # pasted by a superuser
+        if statement.strip():
+            database.execute(statement)
+    with contextlib.suppress(psycopg.Error):
+        database.execute(
+            f"SET ROLE {attacker}; CREATE TABLE public.mine (id int);"
+            " CREATE TRIGGER t BEFORE TRUNCATE ON public.mine FOR EACH STATEMENT"
+            " EXECUTE FUNCTION ingestd_ddl.truncating(); TRUNCATE public.mine"
+        )
+    assert not database.value("SELECT rolsuper FROM pg_roles WHERE rolname = %s", attacker)
+    database.execute(script())
+    async with await connect(database.dsn) as connected:
+        assert await ddl_log_fault(connected, []) is None
+
+
+@pytest.mark.attack("database owner")
+async def test_the_script_runs_nothing_of_an_owner(database: Database, attacker: str) -> None:
+    """They own the event triggers' functions, which are in another schema now."""
+    database.execute(script(), f"GRANT CREATE ON SCHEMA public TO {attacker}")
+    for name in list(bodies())[:3]:
+        moved = f"public.{name}()"
+        database.execute(
+            f"ALTER FUNCTION ingestd_ddl.{name}() OWNER TO {attacker};"
+            f" ALTER FUNCTION ingestd_ddl.{name}() SET SCHEMA public;"
+            f" SET ROLE {attacker}; CREATE OR REPLACE FUNCTION {moved} RETURNS event_trigger"
+            " LANGUAGE plpgsql SECURITY INVOKER SET search_path = pg_catalog, pg_temp AS"
+            f" $$ BEGIN EXECUTE 'ALTER ROLE {attacker} SUPERUSER'; END $$"
+        )
+    async with await connect(database.dsn) as connected:
+        assert await ddl_log_fault(connected, []) is not None
+    database.execute(script())
+    assert not database.value("SELECT rolsuper FROM pg_roles WHERE rolname = %s", attacker)
+    async with await connect(database.dsn) as connected:
+        assert await ddl_log_fault(connected, []) is None

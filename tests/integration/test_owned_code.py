@@ -10,6 +10,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from ingestd.model.errors import TableError, TableReplacedError
+from ingestd.model.printable_text import one_line, printable_lines
 from ingestd.model.row_checks import UNLIMITED_BYTES
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.planner_functions import ensure_plannable
@@ -402,3 +403,51 @@ def _run(database: Database, lake: Path, make_daemon: MakeDaemon, role: str, kin
     stopped = {event["table"] for event in daemon.events("table.stopped")}
     assert stopped == {"m.bad", "m.worse"}
     assert not calls_of(database, role)
+
+
+INLINED = "RETURNS int IMMUTABLE LANGUAGE sql AS $$ SELECT m.evil('') + $1 $$"
+OTHERS = {
+    "INDEX": (
+        'CREATE INDEX "by id" ON m.victim (id)',
+        "CREATE INDEX \"by\x1bid\" ON m.t ((m.evil('') + id))",
+    ),
+    "STATISTICS": (
+        'CREATE STATISTICS m."by id" ON id, b FROM m.victim',
+        "CREATE STATISTICS m.\"by\x1bid\" ON (m.evil('') + id) FROM m.t",
+    ),
+    "FUNCTION": (
+        f'CREATE FUNCTION m."by id"(int) {INLINED}',
+        f'CREATE FUNCTION m."by\x1bid"(int) {INLINED}',
+        'ALTER FUNCTION m."by\x1bid" OWNER TO {owner}',
+        'CREATE INDEX ON m.t ((m."by\x1bid"(id)))',
+    ),
+}
+"""An object of the owner's, and one whose name differs by a blank for a control character."""
+LEFT = {
+    "INDEX": "SELECT count(*)::int FROM pg_class WHERE relname = %s",
+    "STATISTICS": "SELECT count(*)::int FROM pg_statistic_ext WHERE stxname = %s",
+    "FUNCTION": "SELECT count(*)::int FROM pg_proc WHERE proname = %s AND proconfig IS NULL",
+}
+
+
+@pytest.mark.parametrize("made", OTHERS)
+async def test_a_pasted_remedy_names_no_other_object(
+    database: Database, owner: str, stranger: str, made: str
+) -> None:
+    """What is pasted is what was printed: a control character is printed as a blank."""
+    hand_over(database, owner)
+    database.execute(
+        "CREATE TABLE m.t (id int)",
+        "CREATE TABLE m.victim (id int, b int)",
+        *(statement.format(owner=owner) for statement in OTHERS[made]),
+    )
+    table = await table_named(database, "t")
+    async with await connect(
+        make_conninfo(database.dsn, user=stranger), autocommit=False
+    ) as connection:
+        with pytest.raises(TableError) as refused:
+            await lock_table(connection, table, BlockRange("m", "t", oid=table.oid))
+    remedy = refused.value.remedy or ""
+    database.execute(one_line(printable_lines(remedy)).partition("  ")[0])
+    assert database.value(LEFT[made], "by id") == 1
+    assert database.value(LEFT[made], "by\x1bid") == 0

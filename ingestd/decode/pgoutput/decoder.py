@@ -27,6 +27,7 @@ from ingestd.decode.pgoutput.messages import (
     RELATION,
     SPARSE,
     TRUNCATE,
+    TYPE,
     Ints,
     Messages,
     TellMessage,
@@ -118,6 +119,7 @@ class PgoutputDecoder:
         self._held_bytes = 0
         self._is_stale = self._has_left_out = False
         self._told_last: Relation | None = None
+        self._partitions: set[int] = set()
 
     @property
     def position(self) -> Lsn:
@@ -128,6 +130,29 @@ class PgoutputDecoder:
     def is_open(self) -> bool:
         """Return whether a transaction has been returned in part, without its end."""
         return self._open is not None
+
+    def relations(self) -> tuple[frozenset[int], frozenset[int]]:
+        """Return the OIDs of all relations received, and of those that no other message follows.
+
+        Not of partitions whose changes were received as their root's.
+        """
+        every, last = set(self._known) - self._partitions, set[int]()
+        newest = None
+        if self._told_last is not None:
+            last.add(self._told_last.oid)
+        for piece, (starts, ends) in self._held:
+            messages = read_messages(bytes(piece), starts, ends, self._encoding)
+            for kind, oid in zip(messages.types.tolist(), messages.oids.tolist(), strict=True):
+                if kind == RELATION:
+                    every.add(oid)
+                    last.add(oid)
+                    newest = oid
+                elif kind != TYPE:
+                    if newest not in {None, oid} and IS_CHANGE[kind]:
+                        every.discard(newest)
+                    last.clear()
+                    newest = None
+        return frozenset(every), frozenset(last)
 
     def resolve_again(self) -> None:
         """Resolve the tables of all relations again: others may be captured now.
@@ -333,6 +358,8 @@ class PgoutputDecoder:
     def _tell_if_partition(
         self, relation: Relation, table: int, transactions: Transactions, change: int
     ) -> None:
+        if relation.oid != table:
+            self._partitions.add(relation.oid)
         if relation.oid != table and self._known[table].table is not None:
             lsn, xid = transactions.commit_of(change)
             self._tell_partition(replace(relation, lsn=lsn, xid=xid), table)

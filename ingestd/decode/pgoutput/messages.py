@@ -96,6 +96,7 @@ Ints = NDArray[np.int64]
 BEGIN, COMMIT, RELATION, TRUNCATE, ORIGIN = (ord(c) for c in "BCRTO")
 INSERT, UPDATE, DELETE = (ord(c) for c in "IUD")
 MESSAGE = ord("M")
+TYPE = ord("Y")
 
 LENGTHS = {BEGIN: 21, COMMIT: 26}
 """The fixed length of these message types, including the type byte."""
@@ -105,7 +106,7 @@ _LEAST_LENGTHS = LENGTHS | {
     INSERT: 8,
     UPDATE: 8,
     DELETE: 8,
-    ord("Y"): 7,
+    TYPE: 7,
     ORIGIN: 10,
     MESSAGE: 1,
     LEFT_OUT: 5,

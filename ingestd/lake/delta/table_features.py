@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from ingestd.lake.store.errors import FeatureError
+from ingestd.model.printable_text import printable
 
 _FEATURES = 7
 """The lowest writer version at which a table lists its features."""
@@ -117,7 +118,9 @@ def _constraints(traits: TableTraits) -> Obstacle | None:
     names = sorted(n.removeprefix(prefix) for n in traits.configuration if n.startswith(prefix))
     if not names:
         return None
-    undo = f"ALTER TABLE {{t}} DROP CONSTRAINT {quoted(names[0])}"
+    undo = (
+        f"ALTER TABLE {{t}} DROP CONSTRAINT {quoted(names[0])}" if can_be_pasted(names[0]) else ""
+    )
     return Obstacle(f"it has the CHECK constraint {names[0]}", undo)
 
 
@@ -126,6 +129,7 @@ def _invariants(traits: TableTraits) -> Obstacle | None:
         name = ".".join(map(quoted, path))
         if not field.nullable:
             undo = f"ALTER TABLE {{t}} ALTER COLUMN {name} DROP NOT NULL"
+            undo = undo if can_be_pasted(name) else ""
             return Obstacle(f"the column {'.'.join(path)} is NOT NULL", undo)
     return _where_field("delta.invariants", "has an invariant")(traits)
 
@@ -188,6 +192,14 @@ def _within(path: tuple[str, ...], field: pa.Field) -> Iterator[tuple[tuple[str,
     elif pa.types.is_struct(kind):
         for inner in kind:
             yield from _within((*path, inner.name), inner)
+
+
+def can_be_pasted(name: str) -> bool:
+    """Return whether the name is printed as it is: Spark's SQL can't escape a character of a name.
+
+    A control character is printed as a blank, which may be another name.
+    """
+    return printable(name) == name
 
 
 def quoted(name: str) -> str:

@@ -33,6 +33,7 @@ from typing import Any
 from psycopg import AsyncConnection
 
 from ingestd.model.errors import TableError, TableReplacedError
+from ingestd.model.printable_text import printable_sql
 from ingestd.model.schema import TableId
 from ingestd.postgres.catalog.bounded_text import at_most
 from ingestd.postgres.catalog.trusted_types import EACH_TRUSTED_PART, is_trusted, is_type_trusted
@@ -292,12 +293,13 @@ def _refusal(
     )
     ways = []
     if inlined is not None:
-        ways.append(f"ALTER FUNCTION {inlined} SET search_path FROM CURRENT;  -- so not inlined")
+        name = printable_sql(inlined)
+        ways.append(f"ALTER FUNCTION {name} SET search_path FROM CURRENT;  -- so not inlined")
     if drop is not None:
-        ways.append(drop)
-    remedy = "  or: ".join(
-        [*ways, f"review {owned} and all that is called there, and make a superuser the owner"]
-    )
+        ways.append(printable_sql(drop))
+    # Not a change of its owner: its body could run with a superuser's privileges from then on.
+    copied = f"review {owned} and all that is called there, and use a copy by a superuser instead"
+    remedy = "  or: ".join([*ways, copied])
     return TableError(table, what, remedy=remedy)
 
 

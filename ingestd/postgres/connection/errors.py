@@ -44,7 +44,13 @@ _TRANSIENT_CODES = {
 
 UNSENDABLE = "a row is larger, as text, than the 1 GB that the server can send"
 """Two characters per byte of bytea. With REPLICA IDENTITY FULL the old row counts, too."""
+TOO_DEEP = "a value is nested too deeply for the server to output it (max_stack_depth)"
+_NOT_OUTPUT = "the server can't output a row"
 _LARGE_ALLOCATION = "invalid memory alloc request size"
+_OF_A_VALUE = re.compile(
+    r'slot "[^"]*", output plugin "[^"]*", in the (?:stream_)?change callback, associated LSN (\S+)'
+)
+"""From the English context of an error in decoding: of the output of one row, and not before it."""
 _SLOTS = "replication slots"
 """From the English message; in other languages only the name of the limit identifies it."""
 _NOT_MAPPED = "could not map filen"
@@ -242,7 +248,8 @@ def classify(
         return none_left(where)
     meaning = _by_code(error) if error.sqlstate else _by_text(server_text(error))
     message = loggable_message(error, runs_users_sql=runs_users_sql)
-    message = f"{UNSENDABLE}: {message}" if is_unsendable(error) else message
+    unsendable = why_unsendable(error)
+    message = f"{unsendable}: {message}" if unsendable else message
     what = f"{where}: {message}"
     if place:
         what += " (" + ", ".join(f"{name} {value}" for name, value in place.items()) + ")"
@@ -273,13 +280,44 @@ def lost(error: EOFError | OSError) -> str:
     return f"the connection to the server was lost: {words}"
 
 
-def is_unsendable(error: BaseException | None) -> bool:
-    """Return whether the server could not assemble a row that it should send."""
+def why_unsendable(error: BaseException | None) -> str | None:
+    """Return why the server could not output a row that it should send; None for other errors.
+
+    Class 54: a limit of the server that a value or a row exceeds, by its size or its depth.
+    """
+    if isinstance(error, psycopg.errors.StatementTooComplex):
+        return TOO_DEEP
     if isinstance(error, psycopg.errors.ProgramLimitExceeded):
+        return UNSENDABLE
+    if not isinstance(error, psycopg.Error):
+        return None
+    if isinstance(error, psycopg.errors.InternalError_):
+        return UNSENDABLE if _LARGE_ALLOCATION in server_text(error) else None
+    return _NOT_OUTPUT if (error.sqlstate or "").startswith("54") else None
+
+
+def is_of_a_row(error: BaseException | None) -> bool:
+    """Return whether decoding failed at one row that the server can't output, and will again.
+
+    The context shows that, if it is in English: output functions of types raise any code. Otherwise
+    the code does: of a limit, or of data (a conversion to UTF-8, an enum's label that is missing).
+    Errors that pass are not of the row; for a lack of memory that is not known.
+    """
+    if isinstance(error, psycopg.errors.OutOfMemory):
+        return failed_row_at(error) is not None
+    if not isinstance(error, psycopg.Error) or isinstance(_by_code(error), str):
+        return False
+    if why_unsendable(error) is not None or isinstance(error, psycopg.DataError):
         return True
-    return isinstance(error, psycopg.errors.InternalError_) and _LARGE_ALLOCATION in server_text(
-        error
-    )
+    return failed_row_at(error) is not None
+
+
+def failed_row_at(error: BaseException | None) -> str | None:
+    """Return the position of the row at which decoding failed; None if the error lacks it."""
+    if not isinstance(error, psycopg.Error) or error.sqlstate is None:
+        return None
+    found = _OF_A_VALUE.search(error.diag.context or "")
+    return None if found is None else found[1]
 
 
 def identifier(name: str | None) -> str | None:

@@ -17,7 +17,7 @@ from ingestd.model.changes import Chunk, TableBatch, idle_chunk
 from ingestd.model.errors import ProtocolError, TableChangedError, TableError, TransientError
 from ingestd.model.lsn import ZERO
 from ingestd.model.memory_shares import POLLED, POLLED_KEYS, bytes_of
-from ingestd.model.row_checks import row_limit_bytes
+from ingestd.model.row_checks import WITHOUT_ITS_VALUE, row_limit_bytes
 from ingestd.model.schema import TableId
 from ingestd.ports import ChangeLog
 from ingestd.postgres.connection.errors import classify
@@ -41,7 +41,7 @@ from ingestd.postgres.snapshot.ctid_splits import read_error
 
 FAILURES = 5
 """Consecutive polls that a lock or a statement timeout may fail before a table is stopped."""
-_WAITING = frozenset({"lock_timeout", "timeout", "deadlock"})
+_WAITING = frozenset({"lock_timeout", "timeout", "deadlock", "out_of_memory"})
 
 
 class PollScheduler:
@@ -313,6 +313,8 @@ class PollScheduler:
             if state.turn.failed(self._monotonic()) >= FAILURES:
                 what = f"could not be polled {FAILURES} times in a row: {fault.what}"
                 remedy = "raise `statement_timeout` or `lock_timeout`, or find out what locks it"
+                if fault.reason == "out_of_memory":
+                    remedy = WITHOUT_ITS_VALUE
                 fault = TableError(table, what, remedy=remedy)
                 self._stop(fault)
         elif isinstance(fault, TableChangedError):

@@ -11,6 +11,7 @@ from typing import Any, LiteralString
 
 from psycopg import AsyncConnection
 
+from ingestd.model.printable_text import printable_sql
 from ingestd.postgres.rewrites.ddl_log import VERSION
 
 SCHEMA = "ingestd_ddl"
@@ -27,6 +28,12 @@ _EVENTS = {
     "dropped": "sql_drop",
     "rewritten": "table_rewrite",
 }
+# Not ALTER FUNCTION ... OWNER TO: what that role wrote would run as the new owner. Event triggers
+# first: their functions run in the DDL of a superuser, except in that of event triggers.
+_DROP = (
+    " ".join(f"DROP EVENT TRIGGER IF EXISTS {SCHEMA}_{name};" for name in _EVENTS)
+    + f" DROP SCHEMA {SCHEMA} CASCADE;  -- and then, {REMEDY}"
+)
 _TAGS = re.compile(
     r"^CREATE EVENT TRIGGER ingestd_ddl_(\w+) ON \w+\s+WHEN TAG IN \((.*?)\)",
     re.DOTALL | re.MULTILINE,
@@ -59,10 +66,8 @@ WITH made AS (
    WHERE p.proname::pg_catalog.text = ANY(%(functions)s) AND p.pronargs = 0
 ), maker AS (
   SELECT t.evtowner AS owner FROM pg_catalog.pg_event_trigger t
-   WHERE t.evtname LIKE 'ingestd\\_ddl\\_%%' ORDER BY t.oid)
-SELECT m.what, r.rolname::pg_catalog.text,
-       (SELECT pg_catalog.quote_ident(o.rolname) FROM maker
-          JOIN pg_catalog.pg_roles o ON o.oid = maker.owner LIMIT 1)
+   WHERE t.evtname LIKE 'ingestd\\_ddl\\_%%')
+SELECT m.what, r.rolname::pg_catalog.text
   FROM made m JOIN pg_catalog.pg_roles r ON r.oid = m.owner AND NOT r.rolsuper
  WHERE m.owner NOT IN (SELECT owner FROM maker) AND EXISTS (SELECT FROM maker)
  ORDER BY 1
@@ -146,13 +151,12 @@ def _of_owners(rows: list[tuple[Any, ...]]) -> DdlLogFault | None:
     """Return a fault for a less trusted owner, whose code would run in the DDL of all roles."""
     if not rows:
         return None
-    what, owner, _ = rows[0]
-    remedy = " ".join(f"ALTER {made} OWNER TO {maker};" for made, _, maker in rows)
+    what, owner = rows[0]
     kind, _, name = what.partition(" ")
     return DdlLogFault(
         f"{kind.lower()} {name} belongs to role {owner!r}, which may alter what runs in the DDL of "
         "all roles and is neither a superuser nor the owner of the event triggers",
-        f"{remedy}  -- then `ingestd check` again: they may have been altered",
+        _DROP,
     )
 
 
@@ -178,7 +182,8 @@ def _of_functions(rows: list[tuple[Any, ...]], comment: str) -> DdlLogFault | No
 def _of_rights(functions: list[str]) -> DdlLogFault | None:
     if not functions:
         return None
-    remedy = " ".join(f"GRANT EXECUTE ON FUNCTION {name} TO PUBLIC;" for name in functions)
+    names = map(printable_sql, functions)
+    remedy = " ".join(f"GRANT EXECUTE ON FUNCTION {name} TO PUBLIC;" for name in names)
     return DdlLogFault("not every role may execute pg_logical_emit_message", remedy)
 
 

@@ -14,14 +14,14 @@ import psycopg
 from psycopg import AsyncConnection, sql
 
 from ingestd.model.errors import IngestdError, TableChangedError, TableError, TransientError
-from ingestd.model.row_checks import WITHOUT_ITS_COLUMN
+from ingestd.model.row_checks import WITHOUT_ITS_VALUE
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import Split
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.partitions import Leaf, leaves_of
 from ingestd.postgres.catalog.relation_lock import PUT_BACK
 from ingestd.postgres.connection.dsn import role_of
-from ingestd.postgres.connection.errors import UNSENDABLE, classify, identifier, is_unsendable
+from ingestd.postgres.connection.errors import classify, identifier, why_unsendable
 from ingestd.postgres.connection.quoting import printed
 from ingestd.postgres.connection.server_messages import loggable_message, server_text
 from ingestd.postgres.connection.session import connect
@@ -117,17 +117,23 @@ _HOLDERS = sql.SQL(
 _GONE = ("42P01", "42703", "3F000")
 _RESTRICTED = "55000"
 """The error for a view or foreign table, by `restrict_nonsystem_relation_kind`."""
-_OF_THE_TABLE = {"0A", "22", "38", "39", "42", "P0", "XX"}
-"""Error classes caused by the table itself: by its values, functions, or damage."""
+_OF_THE_SERVER = {"08", "25", "26", "28", "3D", "40", "53", "55", "57", "58", "F0"}
+"""Error classes that a query on one table raises for reasons outside of it: its connection, role,
+transaction or resources. Any other one is of its values, their types' output, functions or damage.
+"""
+_NO_MEMORY = psycopg.errors.OutOfMemory
 
 
 def snapshot_error(
     error: psycopg.Error, table: TableId, dsn: str, *, runs_users_sql: bool = False
 ) -> IngestdError:
-    """Return the result of `read_error`; but a lock of other sessions affects only this table.
+    """Return the result of `read_error`; but locks, and too little memory, affect only this table.
 
     The table is read again later, while other tables continue.
     """
+    if isinstance(error, _NO_MEMORY):
+        what = f"the server has too little memory to read it: {loggable_message(error)}"
+        return TableChangedError(table, what, remedy=WITHOUT_ITS_VALUE)
     if not isinstance(error, psycopg.errors.LockNotAvailable):
         return read_error(error, table, dsn, runs_users_sql=runs_users_sql)
     return TableChangedError(
@@ -149,12 +155,13 @@ def read_error(
         return TableChangedError(table, f"changed while it was read: {what}")
     if error.sqlstate == _RESTRICTED:
         return TableChangedError(table, f"is no longer a table: {what}", remedy=PUT_BACK)
-    if is_unsendable(error):
-        return TableError(table, f"{UNSENDABLE}: {what}", remedy=WITHOUT_ITS_COLUMN)
+    if (unsendable := why_unsendable(error)) is not None:
+        return TableError(table, f"{unsendable}: {what}", remedy=WITHOUT_ITS_VALUE)
     fault = classify(error, f"table {table}, read", dsn, runs_users_sql=runs_users_sql)
     if error.sqlstate != psycopg.errors.InsufficientPrivilege.sqlstate:
-        is_its_own = (error.sqlstate or "")[:2] in _OF_THE_TABLE
-        return TableError(table, what) if is_its_own else fault
+        if isinstance(fault, TransientError) or (error.sqlstate or "08")[:2] in _OF_THE_SERVER:
+            return fault
+        return TableError(table, what, remedy=WITHOUT_ITS_VALUE)
     remedy = fault.remedy
     if "row-level security" not in server_text(error):
         role = identifier(role_of(dsn)) or "<role>"

@@ -24,7 +24,7 @@ from ingestd.decode.copy.packing import packings_of
 from ingestd.decode.copy.rows import CopyDecoder
 from ingestd.decode.values.encodings import Encoding
 from ingestd.model.changes import TableBatch, change_schema
-from ingestd.model.errors import IngestdError, ProtocolError, TableError
+from ingestd.model.errors import IngestdError, ProtocolError, TableChangedError, TableError
 from ingestd.model.keys import Key
 from ingestd.model.row_checks import refuse_too_large
 from ingestd.ports import SnapshotPage, Split
@@ -190,7 +190,13 @@ class TablePages:
 
     def _failed(self, error: psycopg.Error) -> IngestdError:
         is_asked = self._table.row_filter is not None or bool(self._conditions)
-        return snapshot_error(error, self._table.id, self._dsn, runs_users_sql=is_asked)
+        fault = snapshot_error(error, self._table.id, self._dsn, runs_users_sql=is_asked)
+        if not isinstance(fault, TableError) or isinstance(fault, TableChangedError):
+            return fault
+        if not self._where:
+            return fault
+        what = f"{fault.reason}, {self._where}"
+        return TableError(self._table.id, what, remedy=fault.remedy)
 
     def _unreadable(self, error: ProtocolError) -> TableError:
         """Return the error as the table's own: other tables and the stream are unaffected (I8)."""

@@ -103,8 +103,8 @@ class WalCapture:
         self._exported: ExportedPoint | None = None
         self._memory_bytes = memory_bytes
         self._snapshots: list[TableSnapshot | ChunkedSnapshot] = []
-        self._tables = SourceTables(settings, told)
         self._past = past or SlotDecodeGap()
+        self._tables = SourceTables(settings, told, unsendable=self._past.unsendable)
         self._relations = Relations(
             self._describe,
             settings.streams,
@@ -229,7 +229,7 @@ class WalCapture:
                     where=self._where,
                 )
                 if exported is not None:
-                    self._past.lacks_publication = False
+                    self._past.renewed()
                     exported = await without_walsender(self._settings, exported)
                 self._reach = exported.point if exported is not None else self._reach
                 if self._reach is None:  # an unmanaged slot, valid at any position

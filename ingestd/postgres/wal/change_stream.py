@@ -33,7 +33,14 @@ from ingestd.model.errors import IngestdError, OperatorError, ProtocolError, Tra
 from ingestd.model.lsn import ZERO, Lsn
 from ingestd.model.memory_shares import DECODED, OPEN_TRANSACTIONS, RECEIVED, bytes_of
 from ingestd.model.row_checks import row_limit_bytes
-from ingestd.postgres.connection.errors import FULL, classify, is_unsendable
+from ingestd.postgres.connection.errors import (
+    FULL,
+    classify,
+    failed_row_at,
+    is_of_a_row,
+    why_unsendable,
+)
+from ingestd.postgres.connection.server_messages import loggable_message
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal.block_decoder import BlockDecoder
 from ingestd.postgres.wal.drain.decision import DrainDecision
@@ -54,6 +61,12 @@ from ingestd.postgres.wal.slot_confirmation import SlotConfirmation
 from ingestd.postgres.wal.slots.advance import ADVANCE_BYTES, SlotAdvance
 from ingestd.postgres.wal.slots.slot import SlotDecodeGap, moved_slot, older_slot, skipped
 from ingestd.postgres.wal.spool import OpenTransactions, SpoolPolicy
+
+_REREAD = (
+    "the server still sends what is in the WAL as it was written. To give up these changes: correct"
+    " the row in its table, or exclude its column (`exclude_columns`); then set slot_lost = "
+    '"resnapshot" and snapshot = "initial": all tables are re-snapshotted from a new slot'
+)
 
 
 class ChangeStream:
@@ -157,7 +170,7 @@ class ChangeStream:
                 ) as chunks:
                     async for chunk in chunks:
                         yield chunk
-            except (OperatorError, ProtocolError) as raised:
+            except (OperatorError, ProtocolError, TransientError) as raised:
                 fault = raised
                 if isinstance(raised, ProtocolError):
                     fault = self._placed(raised, "stream", decoder.position)
@@ -200,11 +213,11 @@ class ChangeStream:
         """Return the error with the place where it occurred."""
         return error.within(f"source {self._source}, {what}, after {position}")
 
-    def _meant(
-        self, error: OperatorError | ProtocolError, *, streams_in_progress: bool
-    ) -> IngestdError:
+    def _meant(self, error: IngestdError, *, streams_in_progress: bool) -> IngestdError:
         """Return what this end of the stream means for the next start; else the error itself."""
         cause = error.__cause__
+        if isinstance(error, TransientError) and not is_of_a_row(cause):
+            return error
         if self._is_of_publication(cause):
             fault = older_slot(
                 self._settings.slot, self._settings.publication, f"source {self._source}, stream"
@@ -213,8 +226,6 @@ class ChangeStream:
                 return fault
             self._past.lacks_publication = True  # `continuity` reports a gap
             return TransientError(fault.what, reason="publication_lost")
-        if is_unsendable(cause):
-            return OperatorError(error.what, remedy=self._past_it("its large column"))
         if streams_in_progress:
             # Servers up to 18 fail at some transactions with DDL and savepoints whenever they send
             # them while open, and not after (could not map filenode ... to relation OID).
@@ -224,10 +235,33 @@ class ChangeStream:
                 reason="open_transactions",
                 remedy="nothing to do: the next connection has transactions sent after they commit",
             )
-        if isinstance(cause, psycopg.DataError):
+        if isinstance(cause, psycopg.Error) and is_of_a_row(cause):
+            return self._of_a_row(error, cause)
+        return error
+
+    def _of_a_row(self, error: IngestdError, cause: psycopg.Error) -> IngestdError:
+        """Return the error of a row that the server can't output, wherever the slot is read.
+
+        The slot can't pass it, so if it fails there repeatedly, its changes are lost: `continuity`
+        reports that, and all tables are re-read from a new slot, except the row's table, where that
+        is certain. Only if the config allows it; otherwise the operator decides.
+        """
+        settings, past, decoder = self._settings, self._past, self._decoder
+        may_reread = settings.slot_lost == "resnapshot" and settings.snapshot == "initial"
+        suspects = frozenset[int]() if decoder is None else self._relations.suspects(decoder)
+        if not may_reread:
+            return OperatorError(error.what, remedy=_REREAD)
+        if not (settings.manage and past.may_renew(suspects)):
             remedy = f"correct it in its table; or {self._past_it('its column')}"
             return OperatorError(error.what, remedy=remedy)
-        return error
+        is_memory = isinstance(cause, psycopg.errors.OutOfMemory)
+        if past.fail(failed_row_at(cause) or str(self._position)) < (5 if is_memory else 2):
+            remedy = "nothing to do: it is tried again, then all tables are re-snapshotted"
+            return TransientError(error.what, reason="row_not_sent", remedy=remedy)
+        why = why_unsendable(cause) or loggable_message(cause)
+        past.undecodable = f"slot {settings.slot!r} can't pass a row: {why}"
+        past.unsendable |= dict.fromkeys(suspects, f"one of its changes can't be sent: {why}")
+        return TransientError(error.what, reason="row_not_sent")
 
     def _is_of_publication(self, fault: BaseException | None) -> bool:
         if not isinstance(fault, psycopg.errors.UndefinedObject):
@@ -339,7 +373,7 @@ class ChangeStream:
         """Stream for a time. Raises TransientError if that can't continue from here."""
         pause_s = self._catch_up.refused_pause_s
         fault = classify(error, f"source {self._source}, catch-up", self._dsn)
-        if isinstance(fault, TransientError):
+        if isinstance(fault, TransientError) and not is_of_a_row(error):
             if has_given or fault.reason != FULL:
                 raise fault from error
             pause_s = self._catch_up.pause_s  # streaming takes fewer connections

@@ -16,6 +16,7 @@ The comparisons, in this order, and their results:
     the lake was written by polling                   Lost
     no publication or one created after changes that  Lost
     the slot has yet to send
+    a row that the server can't output                Lost
     no slot, or an invalid one                        Lost
     a slot beyond the lake that was never read        Lost
     else                                              Resumed
@@ -188,12 +189,8 @@ def _gap(
     if not found.has_publication:
         # Re-created, it is unknown to the WAL that the slot has yet to decode.
         return f"publication {settings.publication!r} does not exist"
-    if found.past.lacks_publication:
-        return (
-            f"publication {settings.publication!r} was dropped and re-created, or created after "
-            "the slot: the server can't send the changes before that"
-        )
-    return gap_before(found.slot, settings.slot, position)
+    lacked = found.past.why(settings.publication)
+    return lacked or gap_before(found.slot, settings.slot, position)
 
 
 def _other_server(origin: str, server: WalServer) -> str | None:

@@ -16,6 +16,7 @@ from ingestd.model.changes import Chunk
 from ingestd.model.errors import TableError
 from ingestd.model.lake_state import Notice, RegisteredTable
 from ingestd.model.lsn import ZERO, Lsn
+from ingestd.model.row_checks import WITHOUT_ITS_VALUE
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import Discovery, Refused
 from ingestd.postgres.captured.definition import Catalog, TableDefinitions, read_catalog
@@ -102,7 +103,7 @@ class SourceTables:
     """The tables that the config asks for, as of the last discovery.
 
     Used on the event loop only. Raises psycopg.Error. `told`: what the stream has reported, also to
-    earlier captures, which may have ended before a discovery.
+    earlier captures, which may have ended before a discovery. `unsendable`: see `SlotDecodeGap`.
     """
 
     def __init__(
@@ -110,9 +111,11 @@ class SourceTables:
         settings: WalSettings,
         told: StreamEvidence | None = None,
         *,
+        unsendable: Mapping[int, str] | None = None,
         read: ReadCatalog = read_catalog,
     ) -> None:
         self._settings = settings
+        self._unsendable = {} if unsendable is None else unsendable
         self._read_catalog = read
         self._definitions = TableDefinitions(settings)
         self._catalog = Catalog()
@@ -445,9 +448,10 @@ class SourceTables:
             unpublishable = _unpublishable(settings, row, catalog.publication)
             if unpublishable is not None:
                 return Refused(table, unpublishable)
-        if row.id in self._kept_out:
-            return Refused(table, self._kept_out[row.id])
-        return table
+        kept_out = self._kept_out.get(row.id)
+        if row.oid in self._unsendable:
+            kept_out = TableError(row.id, self._unsendable[row.oid], remedy=WITHOUT_ITS_VALUE)
+        return table if kept_out is None else Refused(table, kept_out)
 
     async def _try_to_publish(self, catalog: Catalog) -> None:
         """Find which of the tables refused earlier the server still refuses to publish."""

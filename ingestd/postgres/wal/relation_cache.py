@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable
 
+from ingestd.decode.pgoutput.decoder import PgoutputDecoder
 from ingestd.decode.pgoutput.relation import Relation
 from ingestd.model.errors import TableError
 from ingestd.model.lsn import Lsn
@@ -78,6 +79,18 @@ class Relations:
         if self._loop is None:
             return None
         return asyncio.run_coroutine_threadsafe(self._look_up(relation), self._loop).result()
+
+    def suspects(self, decoder: PgoutputDecoder) -> frozenset[int]:
+        """Return the OIDs of the relation whose row the server failed to send, if that is certain.
+
+        A relation is sent before its first row, but after the row passed a filter. So it is the
+        last relation if no row follows; or the only one, if no row could fail in a filter.
+        """
+        sent, last = decoder.relations()
+        if last:
+            return last
+        is_filtered = any(table.row_filter is not None for table in self._kept.values())
+        return sent if len(sent) == 1 and not is_filtered else frozenset()
 
     def tell_partition(self, partition: Relation, table: int) -> None:
         """Report to the loop the partition of a change. For the decoder's thread."""

@@ -48,8 +48,8 @@ def _of_config(
     found = [named(table, "key", name, columns) for name in wanted]
     for column in found:
         if column.nullable:
-            name = printed(sql.Identifier(column.name))
-            remedy = f"ALTER TABLE {qualified(table)} ALTER COLUMN {name} SET NOT NULL;"
+            quoted = printed(sql.Identifier(column.name))
+            remedy = f"ALTER TABLE {qualified(table)} ALTER COLUMN {quoted} SET NOT NULL;"
             raise TableError(
                 table,
                 f"column {column.name!r} of the key may be null: nulls don't identify a row",

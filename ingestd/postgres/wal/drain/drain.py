@@ -32,7 +32,7 @@ from ingestd.model.changes import Chunk
 from ingestd.model.errors import ProtocolError
 from ingestd.model.lsn import Lsn
 from ingestd.model.row_checks import UNLIMITED_BYTES
-from ingestd.postgres.connection.errors import is_unsendable
+from ingestd.postgres.connection.errors import is_of_a_row
 from ingestd.postgres.connection.server_messages import loggable_message
 from ingestd.postgres.transport.copy_out import LARGE_BLOCK_BYTES, Block
 from ingestd.postgres.wal.block_decoder import timed_feed
@@ -308,7 +308,7 @@ class Drain:
             await made
             return await slot.read_block()
         except psycopg.Error as error:
-            if is_unsendable(error):
+            if is_of_a_row(error) and not slot.has_open:
                 raise
             is_too_large = isinstance(error, psycopg.errors.ConfigurationLimitExceeded)
             remedy = _SMALLER

@@ -5,8 +5,11 @@ Source: PostgreSQL documentation, the view pg_replication_slots.
 
 from __future__ import annotations
 
+import time
 import uuid
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import psycopg
@@ -20,6 +23,9 @@ from ingestd.postgres.connection.wal_position import CURRENT, FLUSHED
 from ingestd.postgres.settings import WalSettings
 
 PLUGIN = "pgoutput"
+RENEW_PAUSE_S = 3600.0
+"""How long a new slot is used at least before another one replaces it for a row of the same table,
+or of an unknown one."""
 FIRST_WITH_FAILOVER = 170000
 """PostgreSQL 17 introduced slots that standbys keep a copy of."""
 
@@ -197,10 +203,47 @@ async def advance_slot(connection: AsyncConnection[Any], name: str, position: Ls
 class SlotDecodeGap:
     """What the slot can't decode; a source has one for as long as the process runs.
 
-    `lacks_publication`: it was created after changes that the slot has yet to send.
+    `lacks_publication`: it was created after changes that the slot has yet to send. `undecodable`:
+    why the server fails at a row each time. `unsendable`: the tables, by OID, that had such a row,
+    and why: the publication must not send their changes.
     """
 
     lacks_publication: bool = False
+    undecodable: str = ""
+    unsendable: dict[int, str] = field(default_factory=dict)
+    monotonic: Callable[[], float] = time.monotonic
+    _failed_at: str = ""
+    _failures: int = 0
+    _renewed_s: float = -inf
+
+    def why(self, publication: str) -> str | None:
+        """Return why the slot lacks changes; None if it lacks none."""
+        if self.lacks_publication:
+            return (
+                f"publication {publication!r} was dropped and re-created, or created after the "
+                "slot: the server can't send the changes before that"
+            )
+        return self.undecodable or None
+
+    def fail(self, at: str) -> int:
+        """Record where decoding failed; return how often it has failed there in a row."""
+        self._failures = self._failures + 1 if at == self._failed_at else 1
+        self._failed_at = at
+        return self._failures
+
+    def may_renew(self, suspects: Collection[int]) -> bool:
+        """Return whether to replace the slot once more because of a row of one of `suspects`.
+
+        If it is not known to be of a table that can be kept out from now on, only once in a while.
+        """
+        is_news = len(suspects) > 0 and not self.unsendable.keys() & suspects
+        return is_news or self.monotonic() - self._renewed_s >= RENEW_PAUSE_S
+
+    def renewed(self) -> None:
+        """Record that the slot was replaced by a new one."""
+        if self.undecodable:
+            self._renewed_s = self.monotonic()
+        self.lacks_publication, self.undecodable, self._failed_at = False, "", ""
 
 
 def vanished_slot(name: str) -> TransientError:
