@@ -81,8 +81,8 @@ def _ensure_small(text: str, most_values: int, most_depth: int) -> None:
 def ensure_depth(text: str, most_depth: int) -> None:
     """Raise RecordError for a JSON text that is nested too deep. It does not need to be valid."""
     depth = 0
-    for bracket in re.findall(r"[\[\]{}]", _outside_strings(text)):
-        depth += 1 if bracket in "[{" else -1
+    for bracket in re.finditer(r"[\[\]{}]", _outside_strings(text)):
+        depth += 1 if bracket[0] in "[{" else -1
         if depth > most_depth:
             raise RecordError(f"it is nested more than {most_depth} deep")
 

@@ -40,7 +40,8 @@ MOST_BYTES = 64 << 20
 at most half of that (`ingestd.lake.delta.log_files`)."""
 _MOST_VALUES = MOST_BYTES // 12
 """More than a text of that size has, if a plan or note is in it."""
-_RUN = re.compile(r"[0-9]{4,9}-[0-9a-z]+\Z")
+_RUN = re.compile(r"(?!9{9})([0-9]{4,9})-[0-9a-z]+\Z")
+"""Name of a run; the highest number is left out, as none could follow it."""
 _SHOWN = 80
 
 
@@ -201,6 +202,12 @@ def _fragment(found: Recorded) -> Fragment:
     )
 
 
+def _number_of(run: str) -> tuple[int, str]:
+    """Return the order of runs: as numbers, not as texts; folders with other names come first."""
+    found = _RUN.match(run)
+    return int(found[1]) if found else -1, run
+
+
 def run_name(number: int) -> str:
     """Return a new name for a run. The number orders the runs of a table."""
     return f"{number:04}-{uuid.uuid4().hex}"
@@ -247,7 +254,7 @@ class Record:
     def last_plan(self) -> Plan | None:
         """Return the plan of the last run that wrote one completely; None without one."""
         with self._faults():
-            for run in sorted(self._store.folders(self._folder), reverse=True):
+            for run in sorted(self._store.folders(self._folder), key=_number_of, reverse=True):
                 plan = self._plan(run)
                 if plan is not None:
                     return plan
