@@ -38,9 +38,8 @@ LOOKS_AT_ONCE = 16
 MOST_BYTES = 64 << 20
 """Of a plan, and of all notes of a run together. What they name must fit into one commit, which has
 at most half of that (`ingestd.lake.delta.log_files`)."""
-_MOST_VALUES = MOST_BYTES // 32
-"""More than a plan or note of that size has: a split has three in 130 bytes. A value may take 64
-bytes of memory."""
+_MOST_VALUES = MOST_BYTES // 12
+"""More than a text of that size has, if a plan or note is in it."""
 _RUN = re.compile(r"(?!9{9})([0-9]{4,9})-[0-9a-z]+\Z")
 """Name of a run; the highest number is left out, as none could follow it."""
 _SHOWN = 80
