@@ -11,7 +11,7 @@ SHELL := /bin/sh
 unexport PYTHONDONTWRITEBYTECODE
 # Tests wait for servers and daemons half of their time.
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
-.PHONY: help demo unit test test-thorough test-long test-hostile attack matrix soak soak-leaks histories fuzz fuzz-native lint bench bench-quick profile audit sbom package docs docs-reference errors-page clean java warm
+.PHONY: help demo unit test test-thorough test-long test-hostile attack matrix soak soak-leaks histories fuzz fuzz-native lint bench bench-quick profile audit sbom package docs docs-reference errors-page clean java
 
 # Java 17 or later, found on the PATH or in JAVA_HOME; Spark needs it.
 JAVA := $${JAVA_HOME:+$$JAVA_HOME/bin/}java
@@ -30,16 +30,16 @@ demo: $(VENV)/.demo ## Watch Postgres changes arrive in Delta tables (about a mi
 unit: $(VENV)/.dev ## Run the unit tests: no server, no Java (ARGS="-k name" for some)
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/unit $(ARGS)
 
-test: $(VENV)/.dev java warm ## Run the tests, in under 20 minutes (ARGS="-k name" for some)
+test: $(VENV)/.dev java ## Run the tests, in under 20 minutes (ARGS="-k name" for some)
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
-test-thorough: $(VENV)/.dev java warm ## Run the others: side paths, more seeds, points and sizes
+test-thorough: $(VENV)/.dev java ## Run the others: side paths, more seeds, points and sizes
 	@$(BIN)/python -m pytest -m 'thorough and not long' $(SIDE_BY_SIDE) $(ARGS)
 
-test-long: $(VENV)/.dev java warm ## Run the long tests (random workloads under kills, minutes each)
+test-long: $(VENV)/.dev java ## Run the long tests (random workloads under kills, minutes each)
 	@$(BIN)/python -m pytest -m long $(ARGS)
 
-attack: $(VENV)/.dev java warm ## Attack it as each attacker of SECURITY.md, report what was held
+attack: $(VENV)/.dev java ## Attack it as each attacker of SECURITY.md, report what was held
 	@$(BIN)/python -m pytest -m 'attack and not long' $(SIDE_BY_SIDE) $(ARGS)
 
 test-hostile: $(VENV)/.dev ## Run the integration tests where others have shadowed all of pg_catalog (ARGS="-k name")
@@ -76,7 +76,7 @@ bench-quick: $(VENV)/.dev ## Measure less, in under 90 s
 	@$(BIN)/python -m benchmarks --quick $(ARGS)
 
 profile: $(VENV)/.dev ## Rows per second and core of each stage, and a flame graph
-	@$(BIN)/python -m benchmarks.stages $(ARGS)
+	@$(BIN)/python -m benchmarks.daemon.stages $(ARGS)
 
 audit: $(VENV)/.dev ## Look what ingestd needs to run up among known vulnerabilities
 	@.ci/packages audit
@@ -101,10 +101,6 @@ clean: ## Remove caches, build output and the demo's lake (.venv stays)
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	rm -rf .venv-audit sbom.json demo-lake spark-warehouse metastore_db derby.log benchmarks/.data
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
-
-# Keeps Spark's classes so that each of the many JVMs starts sooner; all runs without it as well.
-warm: $(VENV)/.dev
-	@$(BIN)/python -m spark_jobs.warm_up >/dev/null 2>&1 || true
 
 java:
 	@if $(HAS_JAVA); then exit 0; fi; \

@@ -11,11 +11,12 @@ from datetime import UTC, datetime
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import memory, reach, wider
-from benchmarks.figure import Figure
+from benchmarks import reach, wider
+from benchmarks.daemon import memory
+from benchmarks.harness.figure import Figure
+from benchmarks.harness.report import RESULTS, line_of, read_lines, report
+from benchmarks.harness.rig import Rig, rig
 from benchmarks.reach import FULL, QUICK, Size
-from benchmarks.report import RESULTS, line_of, read_lines, report
-from benchmarks.rig import Rig, rig
 
 CORE: dict[str, Callable[[Rig, Size], list[Figure]]] = {
     "decode": reach.decode_figures,

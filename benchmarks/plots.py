@@ -11,10 +11,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
-from benchmarks.drain import Backlog, Run
-from benchmarks.freshness import Freshness
-from benchmarks.report import PLOTS
-from benchmarks.rig import Rig
+from benchmarks.daemon.drain import Backlog, Run
+from benchmarks.daemon.freshness import Freshness
+from benchmarks.harness.report import PLOTS
+from benchmarks.harness.rig import Rig
 
 
 def drain(rig: Rig, found: Backlog, prefix: str) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks import decode, drain, freshness, idle, plots, snapshot
-from benchmarks.figure import Figure, memory_figure
-from benchmarks.rig import Rig
+from benchmarks import plots
+from benchmarks.daemon import decode, drain, freshness, idle, snapshot
+from benchmarks.harness.figure import Figure, memory_figure
+from benchmarks.harness.rig import Rig
 from ingestd.decode import native
 
 

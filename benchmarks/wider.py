@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks import (
+from benchmarks.daemon import (
     chunked,
-    datasource,
     long_life,
     many_tables,
-    mirror,
     object_store,
     polling,
     recovery,
@@ -16,8 +14,9 @@ from benchmarks import (
     sweep,
     verify,
 )
-from benchmarks.figure import Figure, memory_figure
-from benchmarks.rig import Rig
+from benchmarks.harness.figure import Figure, memory_figure
+from benchmarks.harness.rig import Rig
+from benchmarks.spark import datasource, mirror
 
 
 def many_tables_figures(rig: Rig) -> list[Figure]:

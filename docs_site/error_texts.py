@@ -55,7 +55,10 @@ class Text:
 
 def texts(path: Path, kinds: Sequence[str]) -> Iterator[Text]:
     """Yield the texts of the errors of these classes that a module creates."""
-    tree = ast.parse(path.read_text("utf-8"))
+    source = path.read_text("utf-8")
+    if not any(kind in source for kind in kinds):
+        return
+    tree = ast.parse(source)
     for scope, call in _calls(tree):
         name = call.func.id if isinstance(call.func, ast.Name) else ""
         at = int(name in _TEXT_SECOND)

@@ -79,7 +79,7 @@ _PLACES: Sequence[tuple[str, Sequence[str]]] = (
             "ingestd/postgres/rewrites/dependent*.py",
             "ingestd/postgres/snapshot/*.py",
             "ingestd/postgres/transport/*.py",
-            "ingestd/model/row_limit.py",
+            "ingestd/model/row_checks.py",
         ),
     ),
     ("The run of a source", ("ingestd/pipeline/**/*.py", "ingestd/process/file_limit.py")),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -123,6 +124,8 @@ OF_JOBS: Mapping[str, str] = {
 }
 """The same for the Spark jobs."""
 _LEVELS = ("debug", "info", "warning", "error", "critical")
+_LOGS = re.compile(rf"\.({'|'.join(_LEVELS)})\b|\bNotice\(")
+"""In a module that logs."""
 _NAME = re.compile(r"[a-z_]+\.[a-z_]+\Z")
 _INTRO = """# Log events
 
@@ -180,9 +183,9 @@ def events(package: Path) -> dict[str, Event]:
     """Return every event that the package's code logs, by name."""
     found: dict[str, Event] = {}
     for path in sorted(package.rglob("*.py")):
-        if {"testing", "demo"} & {*path.parts}:
+        if {"testing", "demo"} & {*path.parts} or not _LOGS.search(path.read_text("utf-8")):
             continue
-        tree = ast.parse(path.read_text("utf-8"))
+        tree = _parsed(path)
         bound = [*_bound(tree), *chain(*map(_bound, _modules_of_bases(tree, package)))]
         for name, levels, facts in _calls(tree, bound):
             event = found.setdefault(name, Event())
@@ -204,7 +207,12 @@ def _modules_of_bases(tree: ast.Module, package: Path) -> Iterator[ast.Module]:
         if isinstance(node, ast.ImportFrom) and bases & {alias.name for alias in node.names}:
             path = package.parent / f"{(node.module or '').replace('.', '/')}.py"
             if path.exists():
-                yield ast.parse(path.read_text("utf-8"))
+                yield _parsed(path)
+
+
+@cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
 
 
 def _calls(tree: ast.Module, bound: list[str]) -> Iterator[tuple[str, set[str], list[str]]]:

@@ -37,7 +37,7 @@ SPLIT_BYTES = "64MB"
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command and return its exit code. Raises IngestdError."""
-    chosen = _parser().parse_args(arguments)
+    chosen = parser().parse_args(arguments)
     config = require_config(chosen)
     tables = [_table_id(text) for text in chosen.tables]
     session = job_session(f"ingestd backfill {chosen.source}", remote=chosen.remote)
@@ -52,21 +52,22 @@ def main(arguments: Sequence[str]) -> int:
         session.stop()
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """Return the command line's parser."""
     assert __doc__ is not None
-    parser = job_parser("backfill", __doc__)
-    parser.add_argument("tables", nargs="+", metavar="TABLE", help="schema.table, as in the source")
-    parser.add_argument(
+    found = job_parser("backfill", __doc__)
+    found.add_argument("tables", nargs="+", metavar="TABLE", help="schema.table, as in the source")
+    found.add_argument(
         "--split-bytes",
         type=_size,
         default=size_bytes(SPLIT_BYTES),
         metavar="SIZE",
         help=f"about how much of a table a task reads (default {SPLIT_BYTES})",
     )
-    parser.add_argument(
+    found.add_argument(
         "--again", action="store_true", help="read tables that are live already, too"
     )
-    return parser
+    return found
 
 
 def _size(text: str) -> int:

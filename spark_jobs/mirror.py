@@ -37,17 +37,19 @@ def main(
     *,
     stop: threading.Event | None = None,
     after_commit: Callable[[str], None] = lambda _: None,
+    job: TableJob | None = None,
 ) -> int:
     """Run the job and return its exit code: 1 if a table stopped.
 
-    `stop` ends a continuous run; `after_commit` is called after every commit, for tests.
+    `stop` ends a continuous run; `after_commit` is called after every commit, and `job` moves the
+    tables instead of what the arguments say: both for tests.
     """
     chosen = parser().parse_args(arguments)
 
     def make() -> tuple[TableJob, Mapping[str, str]]:
         from spark_jobs.mirrors.job import MERGE_SETTINGS, MirrorJob  # noqa: PLC0415 - imports pyspark
 
-        return MirrorJob(soft_deletes=chosen.soft_deletes), MERGE_SETTINGS
+        return job or MirrorJob(soft_deletes=chosen.soft_deletes), MERGE_SETTINGS
 
     return run_table_job(
         chosen, make, name="mirror", log_name=MIRRORS, stop=stop, after_commit=after_commit

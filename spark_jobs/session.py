@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ingestd.model.errors import OperatorError
-from spark_jobs.session_cache import archive_path, cache_folder, options_to_use
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -40,7 +39,6 @@ DELTA_SETTINGS: Mapping[str, str] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
-JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 LOCAL_SETTINGS: Mapping[str, str] = {
     **DELTA_SETTINGS,
     # a small machine: few partitions, no UI, a JVM that starts fast rather than runs long
@@ -48,7 +46,7 @@ LOCAL_SETTINGS: Mapping[str, str] = {
     "spark.default.parallelism": "2",
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.driver.memory": "2g",
-    JAVA_OPTIONS: "-XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m",
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     # loopback only
@@ -193,8 +191,10 @@ def _alone_while_fetching() -> Iterator[None]:
     if cached_jars() is not None:
         yield
         return
-    cache_folder().mkdir(parents=True, exist_ok=True)
-    with (cache_folder() / "jars.lock").open("w") as lock:
+    cache = os.environ.get("XDG_CACHE_HOME")
+    folder = (Path(cache) if cache else Path.home() / ".cache") / "ingestd"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "jars.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -208,11 +208,7 @@ def _started(app_name: str, settings: Mapping[str, str], master: str) -> SparkSe
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = SparkSession.builder.master(master).appName(app_name)
-    own = {**LOCAL_SETTINGS, **_jar_settings()}
-    archive = class_archive()
-    if archive is not None:
-        own[JAVA_OPTIONS] += options_to_use(archive)
-    for name, value in {**own, **settings}.items():
+    for name, value in {**LOCAL_SETTINGS, **_jar_settings(), **settings}.items():
         builder = builder.config(name, value)
     try:
         session: SparkSession = builder.getOrCreate()
@@ -263,16 +259,6 @@ def _said_by(java: str) -> str | None:
     return done.stderr
 
 
-def class_archive() -> Path | None:
-    """Return the path of the archive for this Java, Spark and Delta; None without their jars."""
-    import pyspark  # noqa: PLC0415 - only where it is installed
-
-    java, jars = _java_version(), cached_jars()
-    if java is None or jars is None:
-        return None
-    return archive_path(java, [Path(pyspark.__file__).parent / "jars", *jars])
-
-
 def cached_jars(home: Path | None = None) -> list[Path] | None:
     """Return Delta's jars in the Ivy and Maven caches below `home`; None if one is missing."""
     root = Path.home() if home is None else home
@@ -284,7 +270,7 @@ def _jar_settings() -> dict[str, str]:
     jars = cached_jars()
     if jars is None:
         return {"spark.jars.packages": DELTA_PACKAGE}
-    # (on the class path instead of in `spark.jars`, so that a class archive can contain them)
+    # (not in `spark.jars`: each session would copy them)
     return {"spark.driver.extraClassPath": os.pathsep.join(map(str, jars))}
 
 

@@ -124,8 +124,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if _is_of(item, *part)]
     tiers = {item: item.path.relative_to(Path(__file__).parent).parts[0] for item in items}
     for item in items:
-        group = "spark" if "spark" in getattr(item, "fixturenames", ()) else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+        if item.get_closest_marker("xdist_group") is None:
+            group = "spark" if "spark" in getattr(item, "fixturenames", ()) else str(item.path)
+            item.add_marker(pytest.mark.xdist_group(group))
     items.sort(key=lambda item: _TIERS.index(tiers[item]) if tiers[item] in _TIERS else len(_TIERS))
 
 

@@ -14,7 +14,7 @@ from ingestd.app.factories import connector_bytes, connector_of, policy_of, shar
 from ingestd.config import UNSTREAMED, Config, SourceSettings
 from ingestd.config.redaction import Redactor
 from ingestd.model.errors import OperatorError
-from ingestd.model.row_limit import row_limit_bytes
+from ingestd.model.row_checks import row_limit_bytes
 from ingestd.model.schema import TableId
 from ingestd.observe import logs
 from ingestd.observe.metrics import Metrics
@@ -29,6 +29,7 @@ from ingestd.pipeline.reference_tables import (
     ReferenceJob,
     References,
 )
+from ingestd.pipeline.retry import RETRY, RetryPolicy
 from ingestd.pipeline.source_runner import SourceSpec
 from ingestd.pipeline.supervisor import Supervisor
 from ingestd.pipeline.telemetry.maintenance import MaintenanceTelemetry
@@ -51,8 +52,11 @@ class SourceBuilder:
         status: DaemonStatus,
         redactor: Redactor,
         accepted: Collection[str] = (),
+        *,
+        retry: RetryPolicy = RETRY,
     ) -> None:
-        self.supervisor = Supervisor({})
+        self.supervisor = Supervisor({}, retry=retry)
+        self._retry = retry
         self._metrics = metrics
         self._status = status
         self._redactor = redactor
@@ -88,6 +92,7 @@ class SourceBuilder:
             self._lake,
             known_lake,
             self._root,
+            self._retry,
         )
         self.supervisor.start_source(name, built)
 
@@ -138,6 +143,7 @@ def _supervised(  # noqa: PLR0917 - of one source
     lake: LakeFactory,
     known: KnownLake,
     root: LakeRoot,
+    retry: RetryPolicy,
 ) -> SourceSpec:
     log = structlog.get_logger("ingestd")
     telemetry = SourceTelemetry(source_status, metrics, log)
@@ -156,7 +162,7 @@ def _supervised(  # noqa: PLR0917 - of one source
     return SourceSpec(
         make_pipeline,
         telemetry,
-        _references(config, name, settings, source_status, metrics, telemetry, lake),
+        _references(config, name, settings, source_status, metrics, telemetry, lake, retry),
         _maintainer(config, name, lake, MaintenanceTelemetry(metrics, log, telemetry), turn),
         lake.pause_mark(name),
         make_paused,
@@ -184,6 +190,7 @@ def _references(  # noqa: PLR0917 - of one source
     metrics: Metrics,
     telemetry: SourceTelemetry,
     lake: LakeFactory,
+    retry: RetryPolicy,
 ) -> References | None:
     tables = settings.references()
     if not tables:
@@ -210,4 +217,4 @@ def _references(  # noqa: PLR0917 - of one source
             folded = partial(lake.reference_source, name, table, memory_bytes)
             keepers[table] = IncrementalRefresh(table, folded, sink, told)
     asked = frozenset(t for t, kind in kinds.items() if kind in UNSTREAMED)
-    return References(keepers, told, asked)
+    return References(keepers, told, asked, retry=retry)

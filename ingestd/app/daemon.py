@@ -70,7 +70,7 @@ async def _run(
     config: Config, lake: LakeFactory, load: Callable[[], Config], accepted: Collection[str]
 ) -> None:
     log = structlog.get_logger("ingestd")
-    asyncio.get_running_loop().set_exception_handler(logs.tell_of_loop)
+    asyncio.get_running_loop().set_exception_handler(logs.LoopErrors())
     stop, hangups = asyncio.Event(), asyncio.Event()
     metrics = Metrics()
     status = DaemonStatus(__version__, datetime.now(UTC), lake=config.lake.uri)

@@ -15,7 +15,7 @@ from typing import Any
 from ingestd.app.factories import lake_of
 from ingestd.config import Config, TableSettings
 from ingestd.config.redaction import MASK
-from ingestd.model.changes import RESERVED_PREFIX
+from ingestd.model.changes import OF_BEFORE, RESERVED_PREFIX
 from ingestd.model.errors import ConfigError, OperatorError, did_you_mean_table
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import TableId
@@ -23,7 +23,6 @@ from ingestd.ports import LakeFactory
 
 _HASH = re.compile(r"[0-9a-f]{64}\Z")
 _VERSION = re.compile(r"__v\d+\Z")
-_BEFORE = "_cdc_before."
 
 
 def last_epochs(config: Config, source: str, limit: int) -> dict[str, Any]:
@@ -83,7 +82,7 @@ def _change(row: Mapping[str, Any], controls: TableSettings) -> dict[str, Any]:
 
 def hidden(name: str, value: object, controls: TableSettings) -> object:
     """Return a lake column's value, hidden if the config masks it: rows may predate the mask."""
-    plain = _VERSION.sub("", name.removeprefix(_BEFORE)).casefold()
+    plain = _VERSION.sub("", name.removeprefix(OF_BEFORE)).casefold()
     kinds = {column.casefold(): kind for column, kind in controls.mask_columns.items()}
     kinds |= dict.fromkeys(map(str.casefold, controls.exclude_columns), "null")
     if value is None or plain not in kinds:

@@ -17,7 +17,7 @@ from ingestd.app.factories import (
 from ingestd.app.verify_report import VerifyReport, asked_for
 from ingestd.config import Config
 from ingestd.model.errors import OperatorError
-from ingestd.model.row_limit import row_limit_bytes
+from ingestd.model.row_checks import row_limit_bytes
 from ingestd.model.schema import Table, TableId
 from ingestd.pipeline.verify.run import PollingTolerance, Verification
 from ingestd.pipeline.verify.table import VerifySettings
@@ -41,10 +41,12 @@ def verify(
     shown: int,
     with_values: bool,
     progress: VerifyProgress,
+    source_type: type[SourceAtPoint] = SourceAtPoint,
 ) -> VerifyReport:
     """Compare a source's tables (those that `patterns` name, or all) with the lake, row by row.
 
-    Raises ConfigError; OperatorError or TransientError if the comparison could not start.
+    `source_type`: reads the source. Raises ConfigError; OperatorError or TransientError if the
+    comparison could not start.
     """
     config = load(config_path)
     require_source(config, source)
@@ -59,7 +61,14 @@ def verify(
     )
     return asyncio.run(
         _verify(
-            config, source, settings, patterns, chosen, ReadThrottle(rate_bytes_per_s), progress
+            config,
+            source,
+            settings,
+            patterns,
+            chosen,
+            ReadThrottle(rate_bytes_per_s),
+            progress,
+            source_type,
         )
     )
 
@@ -72,6 +81,7 @@ async def _verify(  # noqa: PLR0917 - of one source
     chosen: VerifySettings,
     pace: ReadThrottle,
     progress: VerifyProgress,
+    source_type: type[SourceAtPoint],
 ) -> VerifyReport:
 
     where = f"source {name}"
@@ -85,7 +95,7 @@ async def _verify(  # noqa: PLR0917 - of one source
     @asynccontextmanager
     async def open_point(tables: Sequence[Table]) -> AsyncIterator[VerifiedSource]:
         limit_bytes = row_limit_bytes(connector_bytes(config))
-        point = await SourceAtPoint.open(where, settings, tables, pace, row_limit_bytes=limit_bytes)
+        point = await source_type.open(where, settings, tables, pace, row_limit_bytes=limit_bytes)
         try:
             yield point
         finally:

@@ -14,7 +14,7 @@ Output = tuple[int, int, int, int, NDArray[Any], Ints | None, NDArray[np.uint8]]
 """An output column: kind, bytes per value, precision and scale; values, lengths, states."""
 
 
-_VERSION = 3
+VERSION = 3
 """The version of this interface. A module of another version is from another checkout: unused."""
 
 
@@ -65,13 +65,14 @@ class NativeFunctions(Protocol):
         """Write the big-endian eight-byte number at each offset; zeros follow the last byte."""
 
 
-def _load() -> NativeFunctions | None:
+def load(version: int = VERSION) -> NativeFunctions | None:
+    """Return the compiled functions of that version; None if there are none."""
     try:
         found = import_module("ingestd.decode._native")
     except ImportError:  # there was no C compiler, or no Python.h
         return None
-    is_ours = getattr(found, "VERSION", None) == _VERSION
+    is_ours = getattr(found, "VERSION", None) == version
     return cast("NativeFunctions", found) if is_ours else None
 
 
-compiled = _load()
+compiled = load()

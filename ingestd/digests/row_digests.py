@@ -16,15 +16,20 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ingestd.digests.value_hashes import Hashes, column_hashes, combined, mixed, text_hash
+from ingestd.digests.value_hashes import (
+    Hashes,
+    column_hashes,
+    combined,
+    mixed,
+    text_hash,
+    with_one_zero,
+)
 
 RAW = "_cdc_raw"
-OF_BEFORE = "_cdc_before."
 NULL: np.uint64 = column_hashes(pa.nulls(1, pa.string()))[0]
 """The hash of a missing value."""
 _STEP, _MASK = 0xD1342543DE82EF95, (1 << 64) - 1
 _RAW_SALT = np.uint64(0x2545F4914F6CDD1D)
-_MINUS_ZERO, _ZERO = column_hashes(pa.array([-0.0, 0.0]))
 
 Given = Callable[[str], "pa.Array | None"]
 """Returns the values of a lake column in some rows; None if it has no column of that name."""
@@ -174,14 +179,8 @@ def _raw_hashes(texts: pa.Array) -> Hashes:
 
 
 def key_digests(columns: Iterable[tuple[Hashes, pa.DataType]], rows: int) -> Hashes:
-    """Combine the hashes of a key's columns. -0 equals 0 there, as in Postgres and in the fold."""
-    return combined((_keyed(hashes, kind) for hashes, kind in columns), rows)
-
-
-def _keyed(hashes: Hashes, kind: pa.DataType) -> Hashes:
-    if pa.types.is_floating(kind):
-        return np.where(hashes == _MINUS_ZERO, _ZERO, hashes)
-    return hashes.copy()
+    """Combine the hashes of a key's columns."""
+    return combined((with_one_zero(hashes, kind) for hashes, kind in columns), rows)
 
 
 def salted(hashes: Hashes, number: int) -> Hashes:

@@ -33,7 +33,7 @@ _FIRST = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----\n?
 """The first certificate in a file, the server's own (RFC 8446, section 4.4.2)."""
 _PROOF_BYTES = 4096
 """Larger than any response to a challenge."""
-_MOST_BYTES = 64 << 20
+RESPONSE_LIMIT_BYTES = 64 << 20
 """Larger than the status of 10,000 tables. The rest of a longer response is not read."""
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not listened on here
 
@@ -122,7 +122,9 @@ class UnprovenError(OperatorError):
     """The server at an address did not prove that it knows the daemon's token."""
 
 
-def fetch_status(listen: Address) -> dict[str, Any] | None:
+def fetch_status(
+    listen: Address, *, limit_bytes: int = RESPONSE_LIMIT_BYTES
+) -> dict[str, Any] | None:
     """Return /status of the daemon at `listen`; None if no daemon answers there.
 
     Raises OperatorError if it rejects the token of `listen` (an `Endpoint`) or presents another
@@ -137,7 +139,7 @@ def fetch_status(listen: Address) -> dict[str, Any] | None:
             raise _unauthorized(listen)
         if response.status != http.client.OK:
             return None
-        found = _parsed(response.read(_MOST_BYTES))
+        found = _parsed(response.read(limit_bytes))
     except ssl.SSLCertVerificationError as error:
         raise _unknown(listen) from error
     except (OSError, http.client.HTTPException, ValueError):
@@ -212,7 +214,7 @@ def _command(  # noqa: PLR0917 - of one request
             {"Content-Type": "application/json", **_credentials(listen)},
         )
         response = connection.getresponse()
-        code, body = response.status, response.read(_MOST_BYTES)
+        code, body = response.status, response.read(RESPONSE_LIMIT_BYTES)
     except ssl.SSLCertVerificationError as error:
         raise _unknown(listen) from error
     except (OSError, http.client.HTTPException) as error:

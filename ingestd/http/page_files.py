@@ -18,7 +18,7 @@ _TYPES = {
     "js": "text/javascript",
     "svg": "image/svg+xml",
 }
-_FILES = (
+FILES = (
     "page.html",
     "page.css",
     "chart.js",
@@ -40,13 +40,13 @@ _POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
-PAGE_PATHS = frozenset(("/", *(f"/page/{name}" for name in _FILES if name != "page.html")))
+PAGE_PATHS = frozenset(("/", *(f"/page/{name}" for name in FILES if name != "page.html")))
 
 
 def add_page(app: web.Application) -> None:
     """Add a route for each file of the page; the files are read once, here."""
     folder = files("ingestd.http") / "page"
-    for name in _FILES:
+    for name in FILES:
         body = (folder / name).read_bytes()
         path = "/" if name == "page.html" else f"/page/{name}"
         app.router.add_get(path, partial(_give, body, _TYPES[name.rpartition(".")[2]]))

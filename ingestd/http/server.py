@@ -70,7 +70,7 @@ class HttpServer:
         token = CommandToken() if protection.token is None else None
         self.commands = status.commands = CONFIGURED if token is None else token
         snapshots = SnapshotCommands(control, status.sources, redactor, token)
-        self._feed = EventsFeed(status, redactor)
+        self.feed = EventsFeed(status, redactor)
         self._feeding: asyncio.Task[None] | None = None
         self._listener: asyncio.Server | None = None
         self._connections = Connections(self._make_protocol, protection.tls)
@@ -82,7 +82,7 @@ class HttpServer:
         app.router.add_get("/status", self._get_status)
         proofs = Proofs(lambda: protection.token or self.commands.value())
         app.router.add_get(PROOF_PATH, proofs.answer)
-        app.router.add_get("/status/events", self._feed.stream)
+        app.router.add_get("/status/events", self.feed.stream)
         add_page(app)
         app.router.add_post("/sources/{source}/snapshot", snapshots.request)
         app.router.add_delete("/sources/{source}/snapshot", snapshots.cancel)
@@ -114,14 +114,14 @@ class HttpServer:
         if self.commands is not CONFIGURED:
             # Only once it listens: until then the port, and so the file, may be another daemon's.
             self.commands.write(self.address.port, os.environ)
-        self._feeding = asyncio.create_task(self._feed.run())
+        self._feeding = asyncio.create_task(self.feed.run())
         self._feeding.add_done_callback(_tell_failed)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Stop; open requests have a second to finish."""
         self.commands.remove()
-        self._feed.close()
+        self.feed.close()
         if self._feeding is not None:
             self._feeding.cancel()
         if self._listener is not None:

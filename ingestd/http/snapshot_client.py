@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     Status = Mapping[str, Any]
     """As returned by `ingestd.observe.status_json.to_json`."""
 
-LOOK_EVERY_S = 0.5
-SILENT_LIMIT_S = 30.0
-"""How long the followed daemon may fail to respond."""
-
 
 @dataclass(frozen=True, slots=True)
 class TableProgress:
@@ -112,9 +108,18 @@ def _status_of(address: Address, meant: DaemonIdentity | None) -> Status:
 
 
 def follow(
-    address: Address, following: Following, limit_s: float, display: SnapshotDisplay
+    address: Address,
+    following: Following,
+    limit_s: float,
+    display: SnapshotDisplay,
+    *,
+    poll_s: float = 0.5,
+    silent_limit_s: float = 30.0,
 ) -> None:
-    """Show the progress until all rows are in the lake. Raises OperatorError, TransientError."""
+    """Show the progress until all rows are in the lake. Raises OperatorError, TransientError.
+
+    `silent_limit_s`: how long the daemon may fail to respond.
+    """
     heard = time.monotonic()
     end = heard + limit_s
     while True:
@@ -126,7 +131,7 @@ def follow(
                 display.table(progress)
         if following.is_over:
             return
-        if now - heard > SILENT_LIMIT_S:
+        if now - heard > silent_limit_s:
             raise TransientError(f"the daemon on {address} no longer responds", reason="no_answer")
         if now > end:
             raise TransientError(
@@ -134,7 +139,7 @@ def follow(
                 reason="timeout",
                 remedy="the daemon continues; follow it with `ingestd status`",
             )
-        time.sleep(min(LOOK_EVERY_S, max(0.0, end - now)))
+        time.sleep(min(poll_s, max(0.0, end - now)))
 
 
 @dataclass(slots=True)

@@ -75,7 +75,7 @@ class EventsFeed:
         self._monotonic = monotonic
         self._readers: set[_Reader] = set()
         self._shown = StatusDiff(self._redacted)
-        self._sample_at = monotonic()
+        self.sample_at = monotonic()
 
     @property
     def readers(self) -> int:
@@ -93,8 +93,8 @@ class EventsFeed:
 
     def tick(self) -> None:
         """Sample the history if due, drop closed readers, and send changes to the others."""
-        if self._monotonic() >= self._sample_at:
-            self._sample_at = self._monotonic() + INTERVAL_S
+        if self._monotonic() >= self.sample_at:
+            self.sample_at = self._monotonic() + INTERVAL_S
             self.history.observe(self._status.sources, self._now())
         for reader in [reader for reader in self._readers if reader.is_gone]:
             self._readers.discard(reader)

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from ingestd.lake.delta.appender import AppendLog
+from ingestd.lake.delta.append_log import AppendLog
 from ingestd.lake.delta.read import read_batches
 from ingestd.lake.epoch_writer import DeltaEpochWriter
 from ingestd.lake.epochs_table import EpochTable
@@ -31,9 +31,9 @@ from ingestd.lake.opening import (
 from ingestd.lake.raw_table import RawTable, RowRange, raw_schema
 from ingestd.lake.registry_table import RegistryTable
 from ingestd.lake.store.errors import storage_faults, table_fault, unreadable
-from ingestd.lake.store.fsync import Durability
 from ingestd.lake.store.pending_calls import StorageCalls
-from ingestd.lake.store.store import linked, open_store
+from ingestd.lake.store.plain_files import Durability
+from ingestd.lake.store.store import Store, linked, open_store
 from ingestd.lake.table_folders import raw_tables
 from ingestd.lake.threads import WorkerThreads, ahead
 from ingestd.model.changes import RESERVED_PREFIX, CommittedEpoch, EpochSummary, TableInEpoch
@@ -86,6 +86,7 @@ class DeltaLake:
     commit is not made. `writer`: the process, the same for all lakes that it opens in turn.
     `is_claimed`: whether the caller holds the source's claim; otherwise the lake is read-only, and
     `open` repairs nothing after a power failure. `calls`: records the calls to the storage.
+    `store`: the files at `uri`, if they are open already.
     """
 
     def __init__(
@@ -102,10 +103,11 @@ class DeltaLake:
         writer: WriterIdentity | None = None,
         is_claimed: bool = True,
         calls: StorageCalls | None = None,
+        store: Store | None = None,
     ) -> None:
         self.uri = uri
         self.layout = Layout(source)
-        self.store = open_store(uri, storage_options, durability, calls)
+        self.store = store or open_store(uri, storage_options, durability, calls)
         self.buffer_bytes = buffer_bytes
         self.trimming = trimming or Trimming()
         self.now = now

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
 from ingestd.lake.parquet_writer import FragmentSink, FragmentWriter
 from ingestd.lake.raw_table import RawTable, statistics_columns
-from ingestd.lake.store.store import Store
-from ingestd.lake.threads import WorkerThreads, together
+from ingestd.lake.threads import together
 from ingestd.model.changes import (
     EPOCH_FIELD,
     CommittedEpoch,
@@ -26,7 +24,9 @@ from ingestd.model.errors import FolderError, IngestdError, TableError, Transien
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import Fragment, StoppedTables
-from ingestd.process.memory import Trimming
+
+if TYPE_CHECKING:
+    from ingestd.lake.delta_lake import DeltaLake
 
 T = TypeVar("T")
 _CHECKS = 16
@@ -34,43 +34,6 @@ _CHECKS = 16
 _FOOTERS, _PARTS = 0.5, 1.5
 """Multiples of the budget that open files may use for their footers, in addition to it; the second
 one applies where files are uploaded in parts, and includes those."""
-
-
-class EpochHost(Protocol):
-    """The interface of the lake that an epoch needs."""
-
-    store: Store
-    jobs: WorkerThreads
-    file_jobs: WorkerThreads
-    buffer_bytes: int
-    trimming: Trimming
-    now: Callable[[], datetime]
-    before_commit: Callable[[str], None]
-
-    @property
-    def has_unlisted(self) -> bool:
-        """Return whether there are rows beyond the last epoch, which the next one must list."""
-        ...
-
-    async def usable(self, table: TableId) -> RawTable:
-        """Return the raw table."""
-        ...
-
-    async def ensure_unreplaced(self) -> None:
-        """Raise LakeLostError if the lake is not the one that was last read or written."""
-        ...
-
-    async def ensure_not_fenced(self) -> None:
-        """Commit to `_epochs` without a row: this fails if another process has taken over."""
-        ...
-
-    def set_damaged(self, table: TableId, fault: FolderError) -> TableError:
-        """Return the fault as the table's; the table is re-read before its next use."""
-        ...
-
-    async def close_epoch(self, epoch: CommittedEpoch) -> CommittedEpoch:
-        """Append the epoch's row."""
-        ...
 
 
 @dataclass(slots=True)
@@ -91,7 +54,7 @@ class DeltaEpochWriter:
     """An epoch of a `DeltaLake`; `previous`: the epoch being committed when this one began."""
 
     def __init__(
-        self, lake: EpochHost, number: int, previous: DeltaEpochWriter | None = None
+        self, lake: DeltaLake, number: int, previous: DeltaEpochWriter | None = None
     ) -> None:
         self._lake = lake
         self._number = number
@@ -113,6 +76,11 @@ class DeltaEpochWriter:
     def rows(self) -> int:
         """Rows accepted so far, including those that the lake already had."""
         return sum(self._taken.values())
+
+    @property
+    def tables(self) -> frozenset[TableId]:
+        """The tables that have rows in the epoch."""
+        return frozenset(self._parts)
 
     @property
     def is_over(self) -> bool:

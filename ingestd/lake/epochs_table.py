@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from ingestd.failpoints import lost, reach
-from ingestd.lake.delta.appender import CHECKPOINT_INTERVAL, AppendLog, Creation, ReplacedError
+from ingestd.lake.delta.append_log import CHECKPOINT_INTERVAL, AppendLog, Creation, ReplacedError
 from ingestd.lake.delta.log import GiveUp
 from ingestd.lake.delta.read import read_files
 from ingestd.lake.parquet_writer import FragmentWriter

@@ -16,7 +16,7 @@ from ingestd.lake.pause_mark import LakePauseMark
 from ingestd.lake.reference.source import RawReferenceSource
 from ingestd.lake.reference.table import DeltaReferenceTable
 from ingestd.lake.store.errors import table_fault
-from ingestd.lake.store.pending_calls import StorageCalls
+from ingestd.lake.store.pending_calls import PATIENCE_S, StorageCalls
 from ingestd.lake.store.store import Store, open_store
 from ingestd.lake.table_folders import raw_tables
 from ingestd.model.check import CheckLine
@@ -38,10 +38,18 @@ from ingestd.process.memory import Trimming
 class DeltaLakeFactory:
     """See `ingestd.ports.LakeFactory`. `limit_bytes`: `limits.memory`, for the whole process.
 
-    What only a command needs is imported when it is used.
+    `storage_patience_s`: a call to the storage that takes longer is reported. What only a command
+    needs is imported when it is used.
     """
 
-    def __init__(self, settings: LakeSettings, limit_bytes: int) -> None:
+    def __init__(
+        self,
+        settings: LakeSettings,
+        limit_bytes: int,
+        *,
+        storage_patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._storage_patience_s = storage_patience_s
         self._uri = settings.uri
         options = {k: v.get_secret_value() for k, v in settings.storage_options.items()}
         self._storage_options = options or None
@@ -197,4 +205,4 @@ class DeltaLakeFactory:
         self._calls.pop(source, None)
 
     def _calls_of(self, source: str) -> StorageCalls:
-        return self._calls.setdefault(source, StorageCalls())
+        return self._calls.setdefault(source, StorageCalls(self._storage_patience_s))

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from ingestd.lake.layout import Layout
 from ingestd.lake.marker import read_marker
 from ingestd.lake.store.errors import storage_faults
-from ingestd.lake.store.fsync import Durability
 from ingestd.lake.store.pending_calls import StorageCalls
+from ingestd.lake.store.plain_files import Durability
 from ingestd.lake.store.store import Store, open_store
 from ingestd.model.errors import LakeLostError
 from ingestd.model.recorded import RecordError, read_json
@@ -50,7 +50,7 @@ class LakePauseMark:
 
     async def since(self) -> datetime | None:
         """Read the file, if it exists."""
-        return await asyncio.to_thread(self._since)
+        return await asyncio.to_thread(self.read_since)
 
     async def put(self, now: datetime) -> datetime:
         """Write the file, unless it exists."""
@@ -67,7 +67,8 @@ class LakePauseMark:
             )
         return self._store
 
-    def _since(self) -> datetime | None:
+    def read_since(self) -> datetime | None:
+        """Return since when the source is paused; None if it is not. Blocks."""
         with storage_faults(self._uri):
             store = self._opened()
             if store.size(self._path) is None:
@@ -82,7 +83,7 @@ class LakePauseMark:
         return datetime.now(UTC) if at is None else datetime.fromtimestamp(at, UTC)
 
     def _put(self, now: datetime) -> datetime:
-        since = self._since()
+        since = self.read_since()
         if since is not None:
             return since
         content = json.dumps({"since": now.astimezone(UTC).isoformat()}).encode() + b"\n"
@@ -97,7 +98,7 @@ class LakePauseMark:
             if store.supports_conditional_put:
                 store.make_folder(self._folder)
                 if not store.put_if_absent(self._path, content):
-                    return self._since() or now
+                    return self.read_since() or now
                 store.sync(self._folder, [])
             else:
                 with store.create(self._path) as file:

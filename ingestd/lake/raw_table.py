@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingestd.failpoints import lost, reach
-from ingestd.lake.delta.appender import (
+from ingestd.lake.delta.append_log import (
     CHECKPOINT_INTERVAL,
     AppendedByAnotherError,
     AppendLog,
@@ -22,7 +22,7 @@ from ingestd.lake.delta.appender import (
 from ingestd.lake.delta.log import GiveUp, TableLog
 from ingestd.lake.delta.log_paths import file_of
 from ingestd.lake.delta.read import read_each
-from ingestd.lake.delta.statistics import has_statistics
+from ingestd.lake.parquet_writer import has_statistics
 from ingestd.lake.schema_evolution import SchemaConflictError, additions, evolved
 from ingestd.lake.store.errors import storage_faults
 from ingestd.model.changes import EPOCH_FIELD, MARKER_SEQ, change_schema

@@ -29,6 +29,8 @@ SNAPSHOT, INSERT, UPDATE, DELETE, TRUNCATE = "r", "c", "u", "d", "t"
 
 RESERVED_PREFIX = "_cdc_"
 """A source column with this prefix is refused; only its table is affected."""
+OF_BEFORE = "_cdc_before."
+"""In `_cdc_raw`: the prefix of a column's name for a value of the old row."""
 
 _OP = pa.field("_cdc_op", pa.string())
 _LSN = pa.field("_cdc_lsn", pa.int64())

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from ingestd.model.changes import field_of
+from ingestd.model.changes import OF_BEFORE, field_of
 
 if TYPE_CHECKING:
     from ingestd.model.schema import Table
 
 Key = tuple[str | bytes | None, ...]
 """Texts of the values of `Table.identifying`, in that order; bytes if a text is not UTF-8."""
-
-_OF_BEFORE = "_cdc_before."
 
 
 def new_keys(table: Table, rows: pa.RecordBatch) -> Iterator[Key]:
@@ -37,7 +35,7 @@ def old_keys(table: Table, rows: pa.RecordBatch) -> Iterator[Key]:
     before = rows.column("_cdc_before")
     names = _lake_names(table)
     columns = [field_of(before, n) for n in names]
-    return _keys(columns, rows.column("_cdc_raw"), [_OF_BEFORE + n for n in names])
+    return _keys(columns, rows.column("_cdc_raw"), [OF_BEFORE + n for n in names])
 
 
 def key_columns(table: Table) -> list[str]:

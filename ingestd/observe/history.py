@@ -78,7 +78,7 @@ class SourceHistories:
     """The histories of all sources, by name. Called from one event loop."""
 
     def __init__(self) -> None:
-        self._sources: dict[str, SourceHistory] = {}
+        self.sources: dict[str, SourceHistory] = {}
 
     def observe(self, sources: Mapping[str, SourceStatus], now: datetime) -> None:
         """Add a point for each source."""
@@ -87,7 +87,7 @@ class SourceHistories:
 
     def of_source(self, source: str) -> SourceHistory:
         """Return the history of one source; empty before its first point."""
-        return self._sources.setdefault(source, SourceHistory())
+        return self.sources.setdefault(source, SourceHistory())
 
 
 def columns(points: Iterable[HistoryPoint]) -> dict[str, list[float | None]]:

@@ -14,7 +14,7 @@ import structlog
 from ingestd.observe.tracebacks import trace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping, Sequence
+    from collections.abc import Callable, Mapping, MutableMapping, Sequence
 
     from structlog.typing import EventDict, Processor, WrappedLogger
 
@@ -87,43 +87,41 @@ def take_what_is_uncaught() -> None:
     threading.excepthook = _tell_thread
 
 
-class _RefusedConnections:
-    """Rate limit for failed accepts, which asyncio reports 100 times a second."""
+class LoopErrors:
+    """Logs a task or callback that failed unobserved, instead of asyncio's default report.
 
-    def __init__(self) -> None:
+    A handler for `AbstractEventLoop.set_exception_handler`. The default one shows the task with its
+    error's text, which may quote a row, or the callback with its arguments. Failed accepts, which
+    asyncio reports 100 times a second, are logged once a minute.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
         self._told_at: float | None = None
 
-    def is_told(self, context: Mapping[str, Any]) -> bool:
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+        """Log the error."""
+        del loop
+        if self._is_told(context):
+            return
+        task = context.get("task") or context.get("future")
+        work = task.get_coro() if isinstance(task, asyncio.Task) else None
+        structlog.get_logger("ingestd").error(
+            "task.failed",
+            what=str(context["message"]).partition(" in callback ")[0],
+            task=getattr(work, "__qualname__", None),
+            exc_info=context.get("exception"),
+        )
+
+    def _is_told(self, context: Mapping[str, Any]) -> bool:
         """Return whether this is a failed accept, and one was reported recently."""
         if "socket" not in context or not isinstance(context.get("exception"), OSError):
             return False
-        now = time.monotonic()
+        now = self._monotonic()
         if self._told_at is not None and now - self._told_at < _REFUSED_EVERY_S:
             return True
         self._told_at = now
         return False
-
-
-_REFUSED = _RefusedConnections()
-
-
-def tell_of_loop(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
-    """Log a task or callback that failed unobserved, instead of asyncio's default report.
-
-    A handler for `AbstractEventLoop.set_exception_handler`. The default one shows the task with its
-    error's text, which may quote a row, or the callback with its arguments.
-    """
-    del loop
-    if _REFUSED.is_told(context):
-        return
-    task = context.get("task") or context.get("future")
-    work = task.get_coro() if isinstance(task, asyncio.Task) else None
-    structlog.get_logger("ingestd").error(
-        "task.failed",
-        what=str(context["message"]).partition(" in callback ")[0],
-        task=getattr(work, "__qualname__", None),
-        exc_info=context.get("exception"),
-    )
 
 
 def _tell_thread(ended: threading.ExceptHookArgs) -> None:

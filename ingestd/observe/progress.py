@@ -29,14 +29,14 @@ class SnapshotProgress:
     ratio: float = 0.0
     nbytes: int = 0
     _first: tuple[float, int] | None = None
-    _samples: deque[tuple[datetime, float]] = field(default_factory=deque)
+    samples: deque[tuple[datetime, float]] = field(default_factory=deque)
 
     def observe(self, ratio: float, nbytes: int, now: datetime) -> None:
         """Record the part that is read; `nbytes`: bytes sent by the source since the last call."""
         ratio = min(max(ratio, 0.0), 1.0)
         if ratio < self.ratio * _BEGAN_AGAIN:
             self.started_at, self.nbytes, self._first = now, 0, None
-            self._samples.clear()
+            self.samples.clear()
         self.ratio = ratio
         self.nbytes += nbytes
         if self._first is None:
@@ -44,7 +44,7 @@ class SnapshotProgress:
         self._sample(now)
 
     def _sample(self, now: datetime) -> None:
-        samples = self._samples
+        samples = self.samples
         if len(samples) > 1 and (now - samples[-2][0]).total_seconds() < _WINDOW_S / _SAMPLES:
             samples.pop()  # one a second is enough
         samples.append((now, self.ratio))
@@ -62,9 +62,9 @@ class SnapshotProgress:
     @property
     def eta_s(self) -> float | None:
         """Seconds until the snapshot is complete, as of the last `observe`; None if unknown."""
-        if not self._samples:
+        if not self.samples:
             return None
-        (began, had), (ended, has) = self._samples[0], self._samples[-1]
+        (began, had), (ended, has) = self.samples[0], self.samples[-1]
         elapsed_s = (ended - began).total_seconds()
         if has <= had or elapsed_s <= 0:
             return None

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 
 from ingestd.model.changes import Chunk, TableBatch
 from ingestd.model.errors import TableChangedError, TableError, TableReplacedError
-from ingestd.model.incomplete_rows import has_incomplete, incomplete_row
 from ingestd.model.lake_state import TableEvent, TableState
 from ingestd.model.lsn import ZERO, Lsn
 from ingestd.model.pg_snapshot import PgSnapshot
+from ingestd.model.row_checks import has_incomplete, incomplete_row
 from ingestd.model.schema import Table, TableId
 from ingestd.pipeline.dedup_window import DedupWindow, RecentXids
 from ingestd.pipeline.filling_epoch import FillingEpoch

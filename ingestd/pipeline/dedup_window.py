@@ -33,9 +33,6 @@ from ingestd.model.schema import Table, TableId
 Ints = NDArray[np.int64]
 NONE: Ints = np.empty(0, np.int64)
 
-MOST_UNSENT = 100_000
-"""Above this count, rows with unsent values are kept as keys, without duplicates."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Changes:
@@ -64,10 +61,14 @@ class DedupWindow:
     `floor`: a snapshot older than that of any chunk; every chunk sees what it sees. Memory: the
     keys of changes that were delivered and that the oldest running chunk does not see, and of
     updates that lack values. `before`: the transactions delivered before. `is_void`: the key
-    columns have changed, so that keys can't be compared with earlier ones.
+    columns have changed, so that keys can't be compared with earlier ones. `most_unsent`: above
+    this count, rows with unsent values are kept as keys, without duplicates.
     """
 
-    def __init__(self, table: Table, floor: PgSnapshot, before: Ints) -> None:
+    def __init__(
+        self, table: Table, floor: PgSnapshot, before: Ints, *, most_unsent: int = 100_000
+    ) -> None:
+        self._most_unsent = most_unsent
         self._key = table.identifying
         self._floor = floor
         self._before = before
@@ -103,7 +104,7 @@ class DedupWindow:
         elif lacking.num_rows:
             self._unsent.append((table, key_rows(table, lacking)))
             self._unsent_rows += lacking.num_rows
-            if self._unsent_rows > MOST_UNSENT:  # perhaps the same ones repeatedly
+            if self._unsent_rows > self._most_unsent:  # perhaps the same ones repeatedly
                 self._again |= self._take_unsent(sys.maxsize)
 
     def is_settled(self, point: Lsn, seen: PgSnapshot) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ingestd.model.changes import Chunk, EpochSummary, TableBatch
+from ingestd.model.changes import OF_BEFORE, Chunk, EpochSummary, TableBatch
 from ingestd.model.errors import TableError
 from ingestd.model.lake_state import UnlistedRows
 from ingestd.model.lsn import ZERO, Lsn
@@ -65,7 +65,7 @@ def column_type(schema: pa.Schema, key: str) -> pa.DataType:
     """Return the type of the column that a key of `_cdc_raw` names (design section 2)."""
     if key in schema.names:
         return schema.field(key).type
-    return schema.field("_cdc_before").type.field(key.removeprefix("_cdc_before.")).type
+    return schema.field("_cdc_before").type.field(key.removeprefix(OF_BEFORE)).type
 
 
 @dataclass(slots=True)

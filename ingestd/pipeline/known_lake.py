@@ -29,10 +29,8 @@ from ingestd.model.lake_state import LakeState
 from ingestd.model.lsn import ZERO, Lsn
 from ingestd.ports import ChangeCapture, Continuity, LakeLost, Sink
 
-PATIENCE_S = 10.0
-"""How long a source waits for the other sources' findings about a lake without a marker."""
 _LOOKS = 5
-_LOOK_S = 0.5
+_LOOK_S = 0.1
 
 
 @dataclass(slots=True)
@@ -81,9 +79,13 @@ class KnownLake:
 
 
 class LakeRoot:
-    """The findings of a daemon's sources about their common lake while it has no marker."""
+    """The findings of a daemon's sources about their common lake while it has no marker.
 
-    def __init__(self) -> None:
+    `patience_s`: how long a source waits for the others' findings.
+    """
+
+    def __init__(self, patience_s: float = 10.0) -> None:
+        self._patience_s = patience_s
         self._said: dict[str, str | None] = {}
         self._waited_for: set[str] = set()
         self._news = asyncio.Event()
@@ -119,7 +121,7 @@ class LakeRoot:
         """
         self._settle(source)
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(self._patience_s):
                 while self._waited_for - {source} and not self._others(source):
                     await self._news.wait()
         except TimeoutError:

@@ -27,15 +27,13 @@ import pyarrow as pa
 from ingestd.model.changes import RESERVED_PREFIX
 from ingestd.model.errors import IngestdError, OperatorError, TransientError
 from ingestd.model.schema import TableId, in_name_order
-from ingestd.pipeline.retry import retry_delay_s
+from ingestd.pipeline.retry import RETRY, RetryPolicy
 from ingestd.pipeline.telemetry.reference import ReferenceTelemetry
 from ingestd.ports import ReferenceSink, ReferenceState, ReferenceTableSource
 
 SHARE_OF_TIME = 0.2
 """Merges take no more than this part of the time: larger tables are merged less often."""
 PAUSE_LIMIT_S = 60.0
-RETRY_S = 5.0
-"""Delay before retrying a fault that needs an operator; longer if an attempt takes long."""
 
 Monotonic = Callable[[], float]
 
@@ -250,11 +248,13 @@ class References:
         telemetry: ReferenceTelemetry,
         asked: frozenset[TableId],
         *,
+        retry: RetryPolicy = RETRY,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._keepers = keepers
         self._telemetry = telemetry
         self.asked = asked
+        self._retry = retry
         self._jitter = jitter
         self._woken = {table: asyncio.Event() for table in keepers}
         self._one = asyncio.Semaphore(1)
@@ -302,9 +302,10 @@ class References:
                 attempt = 0 if error is None else attempt + 1
                 if error is not None:
                     await self._tried(keeper.close())
-                    delay_s = retry_delay_s(error, attempt, self._jitter())
+                    delay_s = self._retry.delay_s(error, attempt, self._jitter())
                     if not isinstance(error, TransientError):
-                        delay_s = min(delay_s, max(RETRY_S, took_s / SHARE_OF_TIME))
+                        least_s = self._retry.reference_delay_s
+                        delay_s = min(delay_s, max(least_s, took_s / SHARE_OF_TIME))
                     self._telemetry.failed(table, error, delay_s)
                     await self._pause(table, woken, delay_s)
                 elif delay_s == 0.0:

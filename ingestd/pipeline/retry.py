@@ -4,25 +4,41 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ingestd.model.backoff import Backoff
 from ingestd.model.errors import IngestdError, TransientError
 
-TRANSIENT = Backoff(0.5, 30.0)
-OPERATOR_DELAY_S = 60.0
-HELD = Backoff(0.5, 3.0)
-"""While another daemon, or an old connection, has the source: that ends soon, most often in an
-update, and asking costs one connection."""
-_HELD = {"claimed", "claim_lost", "slot_active"}
+_TRANSIENT, _HELD = Backoff(0.5, 30.0), Backoff(0.5, 3.0)
+_HELD_REASONS = {"claimed", "claim_lost", "slot_active"}
 
 
-def retry_delay_s(error: IngestdError, attempt: int, jitter: float) -> float:
-    """Return the delay after the `attempt`-th failure in a row (from 1); `jitter` in [0, 1)."""
-    if not isinstance(error, TransientError):
-        return OPERATOR_DELAY_S
-    backoff = HELD if error.reason in _HELD else TRANSIENT
-    return backoff.after(attempt) * (0.5 + 0.5 * jitter)
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How long to wait before failed work is retried.
+
+    `held`: while another daemon, or an old connection, has the source: that ends soon, most often
+    in an update, and asking costs one connection. `operator_delay_s`: after a fault that needs an
+    operator; `reference_delay_s`: after such a fault of a reference table, longer if an attempt
+    takes long.
+    """
+
+    transient: Backoff = _TRANSIENT
+    held: Backoff = _HELD
+    operator_delay_s: float = 60.0
+    reference_delay_s: float = 5.0
+
+    def delay_s(self, error: IngestdError, attempt: int, jitter: float) -> float:
+        """Return the delay after the `attempt`-th failure in a row (from 1); `jitter` in [0, 1)."""
+        if not isinstance(error, TransientError):
+            return self.operator_delay_s
+        backoff = self.held if error.reason in _HELD_REASONS else self.transient
+        return backoff.after(attempt) * (0.5 + 0.5 * jitter)
+
+
+RETRY = RetryPolicy()
+"""The policy of a source that was given no other."""
 
 
 # --- slow waits ------------------------------------------------------------

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
@@ -29,7 +29,7 @@ from ingestd.observe.status import SourceState
 from ingestd.pipeline.known_lake import KnownLake
 from ingestd.pipeline.pipeline import Pipeline
 from ingestd.pipeline.reference_tables import References
-from ingestd.pipeline.retry import OPERATOR_DELAY_S, retry_delay_s
+from ingestd.pipeline.retry import RETRY, RetryPolicy
 from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.ports import PauseMark
 
@@ -67,6 +67,18 @@ def _utc_now() -> datetime:
     return datetime.now(UTC)
 
 
+async def wait_unless_over(over: asyncio.Event, delay_s: float) -> None:
+    """Return after the delay, or as soon as `over` is set."""
+    try:
+        async with asyncio.timeout(delay_s):
+            await over.wait()
+    except TimeoutError:
+        return
+
+
+Wait = Callable[[asyncio.Event, float], Awaitable[None]]
+
+
 class SourceRunner:
     """Runs one source until `end`. `pipeline`: the current attempt's."""
 
@@ -74,12 +86,16 @@ class SourceRunner:
         self,
         source: SourceSpec,
         *,
+        retry: RetryPolicy = RETRY,
+        wait: Wait = wait_unless_over,
         monotonic: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
         now: Callable[[], datetime] = _utc_now,
     ) -> None:
         self.source = source
         self.pipeline: Pipeline | None = None
+        self._retry = retry
+        self._wait = wait
         self._monotonic = monotonic
         self._jitter = jitter
         self._now = now
@@ -156,9 +172,9 @@ class SourceRunner:
                 return await self.source.mark.since()
             except IngestdError as error:
                 attempt += 1
-                delay_s = retry_delay_s(error, attempt, self._jitter())
+                delay_s = self._retry.delay_s(error, attempt, self._jitter())
                 self.source.telemetry.failed(error, delay_s)
-                await _wait(over, delay_s)
+                await self._wait(over, delay_s)
         return None
 
     async def _stay_paused(self, since: datetime, over: asyncio.Event) -> None:
@@ -187,9 +203,9 @@ class SourceRunner:
             if error is None:
                 return
             attempt = 1 if self._monotonic() - began >= SETTLED_S else attempt + 1
-            delay_s = retry_delay_s(error, attempt, self._jitter())
+            delay_s = self._retry.delay_s(error, attempt, self._jitter())
             self.source.telemetry.failed(error, delay_s)
-            await _wait(over, delay_s)
+            await self._wait(over, delay_s)
 
     async def _keep_beside(self, beside: BackgroundJob, over: asyncio.Event) -> None:
         """Run a job, and restart it after an unexpected error, which is logged."""
@@ -200,7 +216,7 @@ class SourceRunner:
             while isinstance(error, BaseExceptionGroup):
                 error = error.exceptions[0]
             self.source.telemetry.unknown(error)
-            await _wait(over, OPERATOR_DELAY_S)
+            await self._wait(over, self._retry.operator_delay_s)
 
     async def _keep_writing(self, beside: BackgroundJob, over: asyncio.Event) -> None:
         """Run a job that writes to the lake too, while the lake is the source's."""
@@ -260,12 +276,3 @@ async def _first_of(
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
     return next((event for event in events if event.is_set()), None)
-
-
-async def _wait(over: asyncio.Event, delay_s: float) -> None:
-    """Return after the delay, or as soon as `over` is set."""
-    try:
-        async with asyncio.timeout(delay_s):
-            await over.wait()
-    except TimeoutError:
-        return

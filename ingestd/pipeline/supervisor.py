@@ -7,12 +7,14 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 
 from ingestd.model.errors import OperatorError, TransientError
 from ingestd.model.schema import TableId
 from ingestd.pipeline.pipeline import Pipeline
 from ingestd.pipeline.reference_tables import refused
-from ingestd.pipeline.source_runner import SourceRunner, SourceSpec
+from ingestd.pipeline.retry import RETRY, RetryPolicy
+from ingestd.pipeline.source_runner import SourceRunner, SourceSpec, Wait, wait_unless_over
 
 
 class Supervisor:
@@ -22,12 +24,15 @@ class Supervisor:
         self,
         sources: Mapping[str, SourceSpec],
         *,
+        retry: RetryPolicy = RETRY,
+        wait: Wait = wait_unless_over,
         monotonic: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        self._monotonic = monotonic
-        self._jitter = jitter
-        self._sources = {name: self._one(source) for name, source in sources.items()}
+        self._make_runner = partial(
+            SourceRunner, retry=retry, wait=wait, monotonic=monotonic, jitter=jitter
+        )
+        self._sources = {name: self._make_runner(source) for name, source in sources.items()}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
 
@@ -44,7 +49,7 @@ class Supervisor:
 
     def start_source(self, name: str, source: SourceSpec) -> None:
         """Run one more source, unless all are being stopped."""
-        self._sources[name] = self._one(source)
+        self._sources[name] = self._make_runner(source)
         self._start(name)
 
     async def stop_source(self, name: str) -> None:
@@ -62,9 +67,6 @@ class Supervisor:
         """
         for source in list(self._sources.values()):
             await source.check_pause_mark()
-
-    def _one(self, source: SourceSpec) -> SourceRunner:
-        return SourceRunner(source, monotonic=self._monotonic, jitter=self._jitter)
 
     def _start(self, name: str) -> None:
         if self._group is not None:

@@ -255,8 +255,9 @@ class TableSet:
 
     def _is_stale(self, entry: TrackedTable) -> bool:
         """Return whether the stream sent columns after the discovery: the next one has more."""
-        is_older = entry.streamed.is_newer_than(self._discovery)
-        return is_older and self._differs(entry.table, self.known.get(entry.table.id))
+        if not entry.streamed.is_newer_than(self._discovery):
+            return False
+        return self._differs(entry.table, self.known.get(entry.table.id))
 
     def departures(self, at: datetime, at_lsn: Lsn) -> list[TableEvent]:
         """Return the events for tables that can't or need not be captured any more.

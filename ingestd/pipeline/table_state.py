@@ -135,7 +135,7 @@ class StreamedRelation:
     `last_change`: commit position of the last transaction that changed it. `relation_xact`: commit
     position of the last transaction that sent its columns, and its xid where that is known.
     `version`: the newest columns; `compared`: the row of `_tables` that they agree with.
-    `incomplete`: the last transaction with a row that lacked values (`incomplete_rows`) while the
+    `incomplete`: the last transaction with a row that lacked values (`row_checks`) while the
     table was not live.
     """
 

@@ -11,7 +11,7 @@ from psycopg import AsyncConnection
 
 from ingestd.model.lake_state import RegisteredTable
 from ingestd.model.predicates import Predicate
-from ingestd.model.row_limit import row_limit_bytes
+from ingestd.model.row_checks import row_limit_bytes
 from ingestd.model.schema import TableId
 from ingestd.ports import Coverage, Metadata, PageSource, ServerDemand, Split, SplitManager
 from ingestd.postgres.captured.coverage import coverage_of

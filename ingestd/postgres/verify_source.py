@@ -43,8 +43,7 @@ from ingestd.postgres.snapshot.ctid_splits import (
 )
 from ingestd.postgres.snapshot.page_reader import TablePages
 from ingestd.postgres.snapshot.read_view import ExportedView, RowOrigin
-from ingestd.postgres.wal.slots.create import temporary_point
-from ingestd.postgres.wal.slots.slot import ExportedPoint
+from ingestd.postgres.wal.slots.create import ExportedPoint, temporary_point
 
 SLOT_LIMIT_S = 120.0
 """How long a standby's slot may wait for transactions that began before it."""
@@ -73,7 +72,12 @@ class ReadThrottle:
 
 
 class SourceAtPoint:
-    """See `ingestd.ports.verify.VerifiedSource`. Create it with `open`; always `close` it."""
+    """See `ingestd.ports.verify.VerifiedSource`. Create it with `open`; always `close` it.
+
+    `lock_timeout_s`: how long a read may wait for another session's lock on a table.
+    """
+
+    lock_timeout_s = LOCK_TIMEOUT_S
 
     def __init__(  # noqa: PLR0917 - all are fields
         self,
@@ -112,7 +116,7 @@ class SourceAtPoint:
         """
         dsn = settings.dsn.get_secret_value()
         try:
-            async with await connect(dsn, lock_timeout_s=LOCK_TIMEOUT_S) as connection:
+            async with await connect(dsn, lock_timeout_s=cls.lock_timeout_s) as connection:
                 # Before the snapshot: files replaced from here to the end of reading are noticed.
                 files, _ = await read_files(connection, [t.oid for t in tables])
                 takes_slot = isinstance(settings, WalSettings) and await is_standby(connection)
@@ -150,21 +154,27 @@ class SourceAtPoint:
         nbytes = self._settings.snapshot_chunk
         try:
             async with await connect(
-                self._dsn, autocommit=False, lock_timeout_s=LOCK_TIMEOUT_S
+                self._dsn, autocommit=False, lock_timeout_s=self.lock_timeout_s
             ) as connection:
                 await enter_snapshot(connection, self._exported)
                 return await splits_seen(
                     connection, self._without_deleted(table), self._exported, nbytes
                 )
         except psycopg.errors.LockNotAvailable as error:
-            raise _locked(table) from error
+            raise self._locked(table) from error
         except psycopg.Error as error:
             raise read_error(error, table.id, self._dsn) from error
 
     async def batches(self, split: Split) -> AsyncGenerator[pa.RecordBatch, None]:
         """Read a split by COPY."""
         view = ExportedView(self._dsn, self._exported, RowOrigin(self.point.lsn, self._at))
-        rows = TablePages(self._dsn, split, view, row_limit_bytes=self._row_limit_bytes)
+        rows = TablePages(
+            self._dsn,
+            split,
+            view,
+            row_limit_bytes=self._row_limit_bytes,
+            lock_timeout_s=self.lock_timeout_s,
+        )
         async with contextlib.aclosing(rows.pages()) as pages:
             try:
                 async for page in pages:
@@ -172,16 +182,16 @@ class SourceAtPoint:
                     await self._pace.throttle(page.batch.nbytes)
             except TableChangedError as error:
                 if isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
-                    raise _locked(split.table) from error
+                    raise self._locked(split.table) from error
                 raise
 
     async def ensure_unreplaced(self, table: Table) -> None:
         """Compare the files. TRUNCATE and rewrites empty a table for older snapshots, too."""
         try:
-            async with await connect(self._dsn, lock_timeout_s=LOCK_TIMEOUT_S) as connection:
+            async with await connect(self._dsn, lock_timeout_s=self.lock_timeout_s) as connection:
                 now, _ = await read_files(connection, [table.oid])
         except psycopg.errors.LockNotAvailable as error:
-            raise _locked(table) from error
+            raise self._locked(table) from error
         except psycopg.Error as error:
             raise read_error(error, table.id, self._dsn) from error
         if now.get(table.oid) != self._files.get(table.oid):
@@ -195,6 +205,14 @@ class SourceAtPoint:
         """Release the snapshot."""
         await self._held.close()
 
+    def _locked(self, table: Table) -> TableError:
+        limit = f"{self.lock_timeout_s:g} s"
+        return TableError(
+            table.id,
+            f"could not be read within {limit}: another session holds a lock on it",
+            remedy="compare it again once that session ends; see pg_locks and pg_stat_activity",
+        )
+
     def _without_deleted(self, table: Table) -> Table:
         """Return the table without the rows that count as deleted."""
         if not isinstance(self._settings, PollingSettings):
@@ -204,14 +222,6 @@ class SourceAtPoint:
             return table
         polled = PolledTable(table, None, deleted, 0.0, None)
         return replace(table, row_filter=f"NOT {is_deleted(polled).as_string(None)}")
-
-
-def _locked(table: Table) -> TableError:
-    return TableError(
-        table.id,
-        f"could not be read within {LOCK_TIMEOUT_S:g} s: another session holds a lock on it",
-        remedy="compare it again once that session ends; see pg_locks and pg_stat_activity",
-    )
 
 
 async def _slot(where: str, settings: WalSettings) -> ExportedPoint:

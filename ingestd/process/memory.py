@@ -19,7 +19,7 @@ import ctypes
 import gc
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
@@ -69,16 +69,26 @@ def gc_frozen() -> Iterator[None]:
         gc.enable()
 
 
+def resident_bytes() -> int:
+    """Return the process's resident memory in bytes; 0 if the system does not report it."""
+    try:
+        with open("/proc/self/statm", "rb") as told:  # noqa: PTH123 - called often
+            return int(told.read().split()[1]) * mmap.PAGESIZE
+    except OSError:
+        return 0
+
+
 @dataclass(slots=True)
 class Trimming:
     """Returns free heap pages to the OS when resident memory is high.
 
     Small blocks of many tables are freed in a different order than they were allocated, which
     fragments the heap: with 200 tables the holes exceed the memory in use. One per process.
-    `limit_bytes`: the process's memory limit for rows.
+    `limit_bytes`: the process's memory limit for rows. `resident`: the resident memory, in bytes.
     """
 
     limit_bytes: int = 512_000_000
+    resident: Callable[[], int] = resident_bytes
     _least_bytes: int = 0
 
     def is_due(self) -> bool:
@@ -86,7 +96,7 @@ class Trimming:
 
         Small amounts are not trimmed: the next allocation would have to map them again.
         """
-        now_bytes = resident_bytes()
+        now_bytes = self.resident()
         self._least_bytes = min(self._least_bytes, now_bytes)
         part = 32 if now_bytes > self.limit_bytes * 5 // 8 else 16
         grown_bytes = max(self.limit_bytes // part, LARGE_BYTES * 2)
@@ -97,13 +107,4 @@ class Trimming:
         libc = ctypes.CDLL(None)
         if hasattr(libc, "malloc_trim"):
             libc.malloc_trim(KEPT_BYTES)
-        self._least_bytes = resident_bytes()
-
-
-def resident_bytes() -> int:
-    """Return the process's resident memory in bytes; 0 if the system does not report it."""
-    try:
-        with open("/proc/self/statm", "rb") as told:  # noqa: PTH123 - called often
-            return int(told.read().split()[1]) * mmap.PAGESIZE
-    except OSError:
-        return 0
+        self._least_bytes = self.resident()

@@ -27,6 +27,7 @@ from ingestd.lake.store.errors import storage_faults
 from ingestd.lake.store.store import Store
 from ingestd.model.errors import OperatorError
 from ingestd.model.lsn import ZERO, Lsn
+from ingestd.model.recorded import Recorded, RecordError, TruncatedRecordError, read_json
 from ingestd.model.schema import Table
 from ingestd.ports import Fragment
 
@@ -37,8 +38,9 @@ LOOKS_AT_ONCE = 16
 MOST_BYTES = 64 << 20
 """Of a plan, and of all notes of a run together. What they name must fit into one commit, which has
 at most half of that (`ingestd.lake.delta.log_files`)."""
+_MOST_VALUES = MOST_BYTES // 12
+"""More than a text of that size has, if a plan or note is in it."""
 _RUN = re.compile(r"[0-9]{4,9}-[0-9a-z]+\Z")
-_MOST_NUMBER = 1 << 63
 _SHOWN = 80
 
 
@@ -62,18 +64,18 @@ class Note:
         }
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Note:
-        """Return the note that `to_json` wrote. Raises ValueError, KeyError, TypeError.
+    def parse(cls, found: Recorded) -> Note:
+        """Return the note that `to_json` wrote. Raise RecordError.
 
         It names only files that ingestd could have made in the table's folder.
         """
         return cls(
-            split=_number(found["split"]),
-            point=Lsn.parse(found["point"]),
-            at=_time(found["at"]),
-            rows=_number(found["rows"]),
-            nbytes=_number(found["nbytes"]),
-            fragments=tuple(map(_fragment, found["fragments"])),
+            split=found.field("split").integer(),
+            point=found.field("point").position(),
+            at=found.field("at").instant(),
+            rows=found.field("rows").integer(),
+            nbytes=found.field("nbytes").integer(),
+            fragments=tuple(map(_fragment, found.field("fragments").items())),
         )
 
     @property
@@ -135,26 +137,26 @@ class Plan:
         return json.dumps(found, ensure_ascii=False)
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Plan:
-        """Return the plan that `to_text` wrote. Raises ValueError, KeyError, TypeError.
+    def parse(cls, found: Recorded) -> Plan:
+        """Return the plan that `to_text` wrote. Raise RecordError.
 
         It names only files that ingestd could have made in the table's folder.
         """
         plan = cls(
-            run=_text(found["run"]),
-            definition=_text(found["definition"]),
-            origin=_text(found["origin"]),
-            epoch=_number(found["epoch"]),
-            position=_position_of(found["position"]),
-            watermark=_position_of(found["watermark"]),
-            point=Lsn.parse(found["point"]),
-            at=_time(found["at"]),
-            marker=_fragment(found["marker"]),
+            run=found.field("run").text(),
+            definition=found.field("definition").text(),
+            origin=found.field("origin").text(),
+            epoch=found.field("epoch").integer(),
+            position=_position_or_none(found, "position"),
+            watermark=_position_or_none(found, "watermark"),
+            point=found.field("point").position(),
+            at=found.field("at").instant(),
+            marker=_fragment(found.field("marker")),
             splits=tuple(
-                PlannedSplit(_text(split["where"]), _number(split["nbytes"]))
-                for split in found["splits"]
+                PlannedSplit(split.field("where").text(), split.field("nbytes").integer())
+                for split in found.field("splits").items()
             ),
-            taken=tuple(map(Note.from_json, found["taken"])),
+            taken=tuple(map(Note.parse, found.field("taken").items())),
         )
         _ensure(_RUN.match(plan.run), "its run has no such name")
         _ensure(all(n.split < len(plan.splits) for n in plan.taken), "a split is missing")
@@ -165,32 +167,15 @@ def _text_of(position: Lsn | None) -> str | None:
     return None if position is None else str(position)
 
 
-def _position_of(text: str | None) -> Lsn | None:
-    return None if text is None else Lsn.parse(text)
+def _position_or_none(found: Recorded, name: str) -> Lsn | None:
+    _ensure(name in found.fields(), f'"{name}" is missing')
+    field = found.field(name)
+    return None if field.is_null else field.position()
 
 
 def _ensure(is_so: object, why: str) -> None:
     if not is_so:
-        raise ValueError(why)
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(type(value).__name__)
-    return value
-
-
-def _number(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(type(value).__name__)
-    _ensure(0 <= value < _MOST_NUMBER, "a number is out of range")
-    return value
-
-
-def _time(value: object) -> datetime:
-    found = datetime.fromisoformat(_text(value))
-    _ensure(found.tzinfo is not None, "a time has no zone")
-    return found
+        raise RecordError(why)
 
 
 def _fragment_to_json(fragment: Fragment) -> dict[str, Any]:
@@ -204,15 +189,15 @@ def _fragment_to_json(fragment: Fragment) -> dict[str, Any]:
     }
 
 
-def _fragment(found: Mapping[str, Any]) -> Fragment:
-    path = _text(found["path"])
+def _fragment(found: Recorded) -> Fragment:
+    path = found.field("path").text()
     _ensure(OWN_FILE.match(path), f"ingestd makes no file {path!a}")
     return Fragment(
         path,
-        _number(found["size_bytes"]),
-        _number(found["rows"]),
-        _text(found["stats_json"]),
-        _number(found["modification_time_ms"]),
+        found.field("size_bytes").integer(),
+        found.field("rows").integer(),
+        found.field("stats_json").text(),
+        found.field("modification_time_ms").integer(),
     )
 
 
@@ -241,13 +226,16 @@ def definition_of(table: Table) -> str:
 class Record:
     """The plans and notes of one table. `folder`: of its raw table. All calls block.
 
+    `most_bytes`: of a plan, and of all notes of a run together.
+
     Every writer of the lake can write these files. So all are checked before the first file that
     they name is opened or removed. A truncated file does not count: its writer was killed. For any
     other that this module can't have written, raises OperatorError, and removes nothing. Otherwise
     raises the errors that `storage_faults` maps to.
     """
 
-    def __init__(self, store: Store, folder: str) -> None:
+    def __init__(self, store: Store, folder: str, *, most_bytes: int = MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
         self._store = store
         self.table_folder = folder
         self._folder = f"{folder}/{FOLDER}"
@@ -305,10 +293,10 @@ class Record:
         if self._store.size(path) is None:
             return None
         with self._sense_of(path):
-            found = _parsed(self._store.read(path, MOST_BYTES))
+            found = _parsed(self._store.read(path, self._most_bytes))
             if found is None:
                 return None
-            plan = Plan.from_json(found)
+            plan = Plan.parse(found)
             _ensure(plan.run == run, "it is of another run")
             return plan
 
@@ -316,7 +304,7 @@ class Record:
         """Return all notes of a plan; a split may have several."""
         found = list(plan.taken)
         folder = self.run_folder(plan.run)
-        left = MOST_BYTES
+        left = self._most_bytes
         with self._faults():
             for name in self._store.files(folder):
                 if not name.startswith(_NOTE):
@@ -327,7 +315,7 @@ class Record:
                     parsed = _parsed(content)
                     if parsed is None:
                         continue
-                    note = Note.from_json(parsed)
+                    note = Note.parse(parsed)
                     _ensure(note.split < len(plan.splits), "the plan has no such split")
                     found.append(note)
         return found
@@ -342,8 +330,8 @@ class Record:
     def _sense_of(self, path: str) -> Iterator[None]:
         try:
             yield
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            why = str(error)[:_SHOWN] if isinstance(error, ValueError) else type(error).__name__
+        except RecordError as error:
+            why = str(error)[:_SHOWN]
             uri = self._store.uri(self._folder)
             away = f'mv {shlex.quote(uri)} "$(mktemp -d)"' if self._store.syncs else f"move {uri}"
             raise OperatorError(
@@ -356,11 +344,11 @@ class Record:
         return storage_faults(self._store.uri(self._folder))
 
 
-def _parsed(content: bytes) -> Any:  # noqa: ANN401 - any JSON
-    """Return a file's content; None if it is truncated. Raises ValueError, RecursionError."""
+def _parsed(content: bytes) -> Recorded | None:
+    """Return a file's content; None if it is truncated. Raise RecordError."""
     try:
-        return json.loads(content.decode(errors="replace"))
-    except json.JSONDecodeError:
+        return read_json(content, MOST_BYTES, _MOST_VALUES)
+    except TruncatedRecordError:
         return None
 
 

@@ -13,6 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.functions import udf
 
 from ingestd.model.errors import OperatorError, TransientError
+from ingestd.model.recorded import Recorded
 from ingestd.model.schema import TableId
 from spark_jobs.backfills.record import Note
 from spark_jobs.backfills.task import BackfillReader, Failure, SplitOrder
@@ -81,7 +82,7 @@ def of_text(text: str) -> Note | Failure:
     """Return the outcome that `to_text` wrote."""
     found = json.loads(text)
     if "note" in found:
-        return Note.from_json(found["note"])
+        return Note.parse(Recorded(found["note"]))
     failure = found["failure"]
     table = failure["table"]
     return Failure(**failure | {"table": None if table is None else TableId.parse(table)})

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-_MAX_ENTRIES = 8
-"""Log entries to search for one that lists all files. Beyond that, Spark is faster."""
 _MAX_NEW = 64
 """After more new versions than this, files are re-read, and a mirror left to Spark is retried."""
 _MAX_FILES = 1_000
@@ -45,8 +43,13 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class MirrorFiles:
-    """The files of a job's mirrors. Only one thread may ask about a mirror at a time."""
+    """The files of a job's mirrors. Only one thread may ask about a mirror at a time.
 
+    `most_entries`: log entries to search for one that lists all files. Beyond that, Spark is
+    faster.
+    """
+
+    most_entries: int = 8
     _known: dict[str, Files] = field(default_factory=dict)
     _large: threading.RLock = field(default_factory=threading.RLock)
 
@@ -69,7 +72,7 @@ class MirrorFiles:
             known = None
         if known is not None and known.are_left:
             return None
-        found = _files(session, path, snapshot, table_id, known)
+        found = self._files(session, path, snapshot, table_id, known)
         if found is not None and len(found.adds) > _MAX_FILES:
             self.leave_to_spark(path, found)
             return None
@@ -81,37 +84,37 @@ class MirrorFiles:
         """Return no files of this mirror for the next few commits."""
         self._known[path] = replace(files, adds={}, are_left=True)
 
-
-def _files(
-    session: SparkSession,
-    path: str,
-    snapshot: Any,  # noqa: ANN401 - a Scala object
-    table_id: str,
-    known: Files | None,
-) -> Files | None:
-    version = int(snapshot.version())
-    oldest = max(version - _MAX_ENTRIES + 1, 0) if known is None else known.version + 1
-    newer: list[list[Action]] = []
-    signature: Signature | None = None
-    adds: dict[str, Action] | None = None if known is None else dict(known.adds)
-    for number in range(version, oldest - 1, -1):
-        entries = log_entries(session, path, number)
-        if entries is None:
-            return None
-        info: Action = next((e["commitInfo"] for e in entries if "commitInfo" in e), {})
-        signature = signature or Signature.parse(info.get("userMetadata"))
-        newer.append(entries)
-        if number == 0 or _is_whole(info):
-            adds = {}
-            break
-    if adds is None:
-        adds, newer = _listed(snapshot), []
-    for entries in reversed(newer):
-        for entry in entries:
-            if "remove" in entry:
-                adds.pop(entry["remove"]["path"], None)
-        adds |= {e["add"]["path"]: e["add"] for e in entries if "add" in e}
-    return Files(table_id, version, adds, signature or (known.signature if known else None))
+    def _files(
+        self,
+        session: SparkSession,
+        path: str,
+        snapshot: Any,  # noqa: ANN401 - a Scala object
+        table_id: str,
+        known: Files | None,
+    ) -> Files | None:
+        version = int(snapshot.version())
+        oldest = max(version - self.most_entries + 1, 0) if known is None else known.version + 1
+        newer: list[list[Action]] = []
+        signature: Signature | None = None
+        adds: dict[str, Action] | None = None if known is None else dict(known.adds)
+        for number in range(version, oldest - 1, -1):
+            entries = log_entries(session, path, number)
+            if entries is None:
+                return None
+            info: Action = next((e["commitInfo"] for e in entries if "commitInfo" in e), {})
+            signature = signature or Signature.parse(info.get("userMetadata"))
+            newer.append(entries)
+            if number == 0 or _is_whole(info):
+                adds = {}
+                break
+        if adds is None:
+            adds, newer = _listed(snapshot), []
+        for entries in reversed(newer):
+            for entry in entries:
+                if "remove" in entry:
+                    adds.pop(entry["remove"]["path"], None)
+            adds |= {e["add"]["path"]: e["add"] for e in entries if "add" in e}
+        return Files(table_id, version, adds, signature or (known.signature if known else None))
 
 
 def _is_whole(info: Action) -> bool:

@@ -24,8 +24,7 @@ from spark_jobs.delta_log.driver_files import TooLargeError, read_parquet
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_MAX_ENTRIES = 32
-"""Log entries to read at most. Beyond that, Spark is faster."""
+MOST_ENTRIES = 32
 _MAX_NBYTES = 512 << 20
 """Memory that the rows may take."""
 
@@ -34,11 +33,13 @@ _MAX_NBYTES = 512 << 20
 class NewestFiles:
     """The newest files of the Delta table at `path`. Methods return None if Spark must read.
 
+    `most_entries`: log entries to read at most. Beyond that, Spark is faster.
     Raises FolderError if the log names a file that is not the table's own.
     """
 
     session: SparkSession
     path: str
+    most_entries: int = MOST_ENTRIES
 
     def rows_above(self, column: str, above: int, through: int | None = None) -> pa.Table | None:
         """Return the rows whose integer `column` is above `above`.
@@ -76,7 +77,7 @@ class NewestFiles:
     def _files_above(self, column: str, above: int, through: int | None) -> list[str] | None:
         newest = newest_entry(self.session, self.path)
         names: list[str] = []
-        for version in range(newest, max(newest - _MAX_ENTRIES, -1), -1):
+        for version in range(newest, max(newest - self.most_entries, -1), -1):
             entries = log_entries(self.session, self.path, version)
             if entries is None or _takes_rows(entries):
                 return None
@@ -91,11 +92,11 @@ class NewestFiles:
             ]
             if told and all(high <= above for _, _, high in told):
                 return names
-        return names if newest < _MAX_ENTRIES else None
+        return names if newest < self.most_entries else None
 
     def _all_files(self) -> list[str] | None:
         newest = newest_entry(self.session, self.path)
-        if newest >= _MAX_ENTRIES:
+        if newest >= self.most_entries:
             return None
         names: list[str] = []
         for version in range(newest + 1):
@@ -110,7 +111,7 @@ class NewestFiles:
 
     def _last_files(self, app_id: str | None) -> list[str] | None:
         newest = newest_entry(self.session, self.path)
-        for version in range(newest, max(newest - _MAX_ENTRIES, -1), -1):
+        for version in range(newest, max(newest - self.most_entries, -1), -1):
             entries = log_entries(self.session, self.path, version)
             if entries is None:
                 return None

@@ -8,7 +8,7 @@ stopped nor dropped.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -86,9 +86,18 @@ class CutLog:
     """The Delta table at `path`. `name`: the job's, for messages.
 
     Cuts are added without a Spark job as long as no other writer commits. (Maintenance does.)
+    `commit`: as `driver_commit.commit`.
     """
 
-    def __init__(self, session: SparkSession, path: str, name: str) -> None:
+    def __init__(
+        self,
+        session: SparkSession,
+        path: str,
+        name: str,
+        *,
+        commit: Callable[..., bool] = commit,
+    ) -> None:
+        self._commit = commit
         self._session = session
         self._name = name
         self._version: int | None = None  # of the log, when its newest cut was the caller's
@@ -159,7 +168,9 @@ class CutLog:
         try:
             added = new_file(self._session, self.path, rows, indexed=["epoch"])
             work = Work(_app_id(self._name), epoch, "Update" if replace else "Append")
-            is_there = commit(self._session, self.path, [*actions, added], work, of_version=known)
+            is_there = self._commit(
+                self._session, self.path, [*actions, added], work, of_version=known
+            )
         except (Py4JError, OSError):
             return False  # Spark reports the cause
         if is_there:

@@ -2,7 +2,7 @@
 
 Each micro-batch moves every table that changed from its epoch to the last epoch of the batch,
 several tables in parallel, then adds a cut to the log. A table's own commits record its epoch
-(`table_position.py`); the query's checkpoint only records which epochs are new. So the checkpoint
+(`table_mover.py`); the query's checkpoint only records which epochs are new. So the checkpoint
 may be lost, and a job may be killed between any two commits: a table that has reached the epoch is
 not moved again. States of a table, as of the batch's last epoch::
 
@@ -41,11 +41,9 @@ from ingestd.model.lake_state import TableState
 from ingestd.model.schema import TableId
 from spark_jobs.delta_log.commits import current_version
 from spark_jobs.engine.cuts import CutLog, EpochCut
-from spark_jobs.engine.epoch_cache import EpochMemory
 from spark_jobs.engine.epoch_query import EpochQuery
-from spark_jobs.engine.table_mover import TableMover
-from spark_jobs.engine.table_position import Owner, TablePosition
-from spark_jobs.lake.source_lake import Epoch, SourceLake
+from spark_jobs.engine.table_mover import Owner, TableMover, TablePosition
+from spark_jobs.lake.source_lake import Epoch, EpochMemory, SourceLake
 from spark_jobs.lake.targets import table_path
 from spark_jobs.spark_errors import meaning_of
 

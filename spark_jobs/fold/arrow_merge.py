@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from spark_jobs.fold.arrow_keys import are_compared, found_in
-from spark_jobs.fold.plain import DELETED, KEPT, keys_of
+from ingestd.lake.fold.outcomes import DELETED, KEPT, keys_of
+from ingestd.lake.fold.row_keys import RowKeys, are_compared
 
 _RAW = "_cdc_raw"
 MAX_HASHED = 200_000
@@ -53,7 +53,7 @@ class Merge:
 
 
 def merge(old: pa.Table, outcomes: pa.Table, key: Sequence[str], schema: pa.Schema) -> Merge | None:
-    """Return the merge of outcomes (see `spark_jobs.fold.plain.FoldedKey.outcomes`) into rows.
+    """Return the merge of outcomes (see `ingestd.lake.fold.outcomes.FoldedKey`) into rows.
 
     `old`: the present rows, with at least the key, the position, `_cdc_raw` and the columns that
     outcomes keep; `schema`: the mirror's. Of two rows of a key, the one with the higher position
@@ -97,7 +97,10 @@ def _matches(old: pa.Table, outcomes: pa.Table, key: Sequence[str]) -> _Ints | N
         return np.empty(0, np.int64)
     has_null = any(outcomes[name].null_count for name in key)
     if not has_null and are_compared(old, key) and are_compared(outcomes, key):
-        return found_in([old[name] for name in key], [outcomes[name] for name in key])
+        keys = RowKeys([outcomes[name] for name in key])
+        number = np.full(keys.count + 1, -1, np.int64)  # (the last is that of an unknown key)
+        number[keys.numbers] = np.arange(outcomes.num_rows)
+        return number[keys.find([old[name] for name in key])]
     if old.num_rows > MAX_HASHED:
         return None
     numbers = {own: n for n, own in enumerate(keys_of(outcomes, key))}

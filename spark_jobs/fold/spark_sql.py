@@ -1,7 +1,7 @@
 """A fold of keyed changes to one outcome per key, by Spark, for batches of any size.
 
-The result is that of `spark_jobs.fold.plain`, except for rows whose key changed while values were
-not sent. Those must be followed from key to key, which only `plain` does.
+The result is that of `ingestd.lake.fold.outcomes`, except for rows whose key changed while values
+were not sent. Those must be followed from key to key, which only the driver does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql import functions as f
 
-from spark_jobs.fold.plain import BEFORE_RAW, DELETED, KEPT
+from ingestd.lake.fold.outcomes import DELETED, KEPT
+from ingestd.model.changes import OF_BEFORE
 from spark_jobs.lake.columns import RAW, RAW_TYPE, col, may_be_raw, same_key
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def with_keys(changes: DataFrame, key: Sequence[LakeColumn]) -> DataFrame:
         if not k.delta_type.startswith(_TOASTED) or k.name not in fields:
             continue
         lacks = f.array_contains(f.col("_cdc_unchanged"), k.name) & f.col(_BEFORE).isNotNull()
-        text = _text_of(k.name, BEFORE_RAW)
+        text = _text_of(k.name, OF_BEFORE)
         told = f.map_concat(f.coalesce(f.col(RAW), _no_texts()), f.create_map(f.lit(k.name), text))
         raw = f.when(lacks & text.isNotNull(), told).otherwise(f.col(RAW))
         unsent = f.when(lacks, f.array_remove("_cdc_unchanged", k.name)).otherwise(
@@ -121,7 +122,7 @@ def linked_changes(changes: DataFrame, key: Sequence[LakeColumn]) -> tuple[pa.Ta
     for k in key:
         was_same = was_same & f.col("c._cdc_before").getField(k.name).eqNullSafe(col(k.name, "k"))
         if may_be_raw(k):
-            text = f.element_at(col(RAW, "c"), f.lit(BEFORE_RAW + k.name))
+            text = f.element_at(col(RAW, "c"), f.lit(OF_BEFORE + k.name))
             was_same = was_same & text.eqNullSafe(f.element_at(col(RAW, "k"), f.lit(k.name)))
     named = f.broadcast(keys.alias("k"))
     touching = changes.alias("c").join(named, same, "left_semi")
@@ -134,9 +135,9 @@ def old_texts() -> Column:
     """Return the old row's part of `_cdc_raw`, by column name; null if it is empty."""
     texts = f.map_from_entries(
         f.transform(
-            f.filter(f.map_entries(RAW), lambda e: e["key"].startswith(BEFORE_RAW)),
+            f.filter(f.map_entries(RAW), lambda e: e["key"].startswith(OF_BEFORE)),
             lambda e: f.struct(
-                f.substring(e["key"], f.lit(len(BEFORE_RAW) + 1), f.length(e["key"])), e["value"]
+                f.substring(e["key"], f.lit(len(OF_BEFORE) + 1), f.length(e["key"])), e["value"]
             ),
         )
     )
@@ -146,7 +147,7 @@ def old_texts() -> Column:
 def fold_in_spark(
     changes: DataFrame, columns: Sequence[LakeColumn], key: Sequence[LakeColumn], seen: Survey
 ) -> DataFrame:
-    """Fold raw rows without `t` to outcomes (see `spark_jobs.fold.plain.FoldedKey.outcomes`).
+    """Fold raw rows without `t` to outcomes (see `ingestd.lake.fold.outcomes.FoldedKey.outcomes`).
 
     Ignore the outcomes of keys that `linked_changes` returns.
     """
@@ -202,7 +203,7 @@ def _key_changed(changes: DataFrame, key: Sequence[LakeColumn]) -> Column:
     for k in key:
         differs = differs | ~_old(k.name).eqNullSafe(col(k.name))
         if may_be_raw(k):
-            differs = differs | ~_text_of(k.name, BEFORE_RAW).eqNullSafe(_text_of(k.name))
+            differs = differs | ~_text_of(k.name, OF_BEFORE).eqNullSafe(_text_of(k.name))
     return (f.col("_cdc_op") == "u") & f.col(_BEFORE).isNotNull() & differs
 
 
@@ -217,12 +218,12 @@ def _own(
     """Return each change as an event of its key, with unsent values taken from the old row."""
     there, fields = set(changes.columns), set(_fields(changes))
     kept = f.col("_cdc_unchanged")
-    raw = f.map_filter(RAW, lambda name, _: ~name.startswith(BEFORE_RAW))
+    raw = f.map_filter(RAW, lambda name, _: ~name.startswith(OF_BEFORE))
     values = {c.name: col(c.name) for c in columns if c.name in there}
     for c in unsent:
         if c.name not in fields or c.name not in there:
             continue
-        text = _text_of(c.name, BEFORE_RAW)
+        text = _text_of(c.name, OF_BEFORE)
         told = f.array_contains(f.col("_cdc_unchanged"), c.name) & (
             _old(c.name).isNotNull() | text.isNotNull()
         )

@@ -13,8 +13,8 @@ from pyspark.sql import Window as Over
 from pyspark.sql import functions as f
 from pyspark.sql.types import DoubleType, FloatType
 
-from ingestd.model.changes import TRUNCATE
-from spark_jobs.histories.shape import OF_BEFORE, UNCHANGED, HistoryShape
+from ingestd.model.changes import OF_BEFORE, TRUNCATE
+from spark_jobs.histories.shape import UNCHANGED, HistoryShape
 from spark_jobs.histories.unchanged_values import filled
 from spark_jobs.histories.versions import (
     VERSION,

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window as Over
 from pyspark.sql import functions as f
 
-from ingestd.model.changes import DELETE, INSERT, SNAPSHOT, UPDATE
+from ingestd.model.changes import DELETE, INSERT, OF_BEFORE, SNAPSHOT, UPDATE
 from spark_jobs.histories.shape import (
-    OF_BEFORE,
     UNCHANGED,
     HistoryShape,
     literal_position,

@@ -38,7 +38,6 @@ ADDED: Mapping[str, str] = {
 """Columns of a history besides the source's, `_cdc_raw` and `_cdc_unchanged`."""
 
 UNCHANGED = "_cdc_unchanged"
-OF_BEFORE = "_cdc_before."
 
 _EXACT = (t.ByteType, t.ShortType, t.IntegerType, t.LongType, t.BooleanType)
 """Types that represent all of their source values, so that none is ever in `_cdc_raw`."""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window as Over
 from pyspark.sql import functions as f
 
-from spark_jobs.histories.shape import OF_BEFORE, UNCHANGED, HistoryShape
+from ingestd.model.changes import OF_BEFORE
+from spark_jobs.histories.shape import UNCHANGED, HistoryShape
 from spark_jobs.histories.versions import kept_raw
 from spark_jobs.histories.window import BEFORE, Window, old_columns
 from spark_jobs.lake.columns import RAW, col

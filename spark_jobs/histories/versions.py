@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as f
 
-from ingestd.model.changes import UPDATE
-from spark_jobs.histories.shape import ADDED, OF_BEFORE, UNCHANGED, HistoryShape
+from ingestd.model.changes import OF_BEFORE, UPDATE
+from spark_jobs.histories.shape import ADDED, UNCHANGED, HistoryShape
 from spark_jobs.lake.columns import RAW, RAW_TYPE, col
 from spark_jobs.lake.missing_values import missing_value
 

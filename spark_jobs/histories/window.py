@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as f
 
-from ingestd.model.changes import DELETE, MARKER_SEQ, SNAPSHOT, TRUNCATE, UPDATE
+from ingestd.model.changes import DELETE, MARKER_SEQ, OF_BEFORE, SNAPSHOT, TRUNCATE, UPDATE
 from spark_jobs.fold.spark_sql import with_keys
 from spark_jobs.histories.shape import (
-    OF_BEFORE,
     UNCHANGED,
     HistoryShape,
     literal_position,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ingestd.config import Config
-from ingestd.lake.delta.appender import AppendLog
+from ingestd.lake.delta.append_log import AppendLog
 from ingestd.lake.layout import Layout
 from ingestd.lake.marker import read_marker
 from ingestd.lake.registry_table import RegistryTable

@@ -7,6 +7,8 @@ version needs to be kept for readers.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -17,14 +19,14 @@ from pyspark.sql import functions as f
 from ingestd.lake.layout import Layout
 from ingestd.lake.registry_table import SCHEMA as TABLES_SCHEMA
 from ingestd.lake.store.errors import storage_faults
-from ingestd.lake.store.fsync import Fsync
+from ingestd.lake.store.plain_files import Fsync
 from ingestd.lake.store.store import LocalStore, ensure_own_links
 from ingestd.model.errors import OperatorError
 from ingestd.model.schema import TableId
 from spark_jobs.delta_log.checked_tables import CheckedTables, is_connect
 from spark_jobs.delta_log.commits import current_version
 from spark_jobs.delta_log.driver_files import local_folder
-from spark_jobs.delta_log.newest_files import NewestFiles
+from spark_jobs.delta_log.newest_files import MOST_ENTRIES, NewestFiles
 from spark_jobs.lake.tables import Registry
 
 if TYPE_CHECKING:
@@ -77,7 +79,8 @@ class SourceLake:
     """One source's tables in a lake. `uri`: as Spark names it (`cli.arguments.spark_uri`).
 
     `unread_lsn`: raw rows up to this position are skipped because files of them are missing.
-    `checked`: reads the lake's tables, and those of a job's target.
+    `checked`: reads the lake's tables, and those of a job's target. `most_entries`: see
+    `NewestFiles`.
     """
 
     def __init__(
@@ -88,7 +91,9 @@ class SourceLake:
         *,
         unread_lsn: int = -1,
         checked: CheckedTables | None = None,
+        most_entries: int = MOST_ENTRIES,
     ) -> None:
+        self._most_entries = most_entries
         self.unread_lsn = unread_lsn
         self.checked = checked or CheckedTables()
         self.session = session
@@ -147,7 +152,12 @@ class SourceLake:
 
     def _but(self, session: SparkSession, unread_lsn: int) -> SourceLake:
         return SourceLake(
-            session, self.uri, self.source, unread_lsn=unread_lsn, checked=self.checked
+            session,
+            self.uri,
+            self.source,
+            unread_lsn=unread_lsn,
+            checked=self.checked,
+            most_entries=self._most_entries,
         )
 
     def require(self) -> None:
@@ -160,7 +170,9 @@ class SourceLake:
 
     def epochs(self, above: int = 0) -> list[Epoch]:
         """Return the epochs with higher numbers, in order. Spark job, unless they are few."""
-        few = NewestFiles(self.session, self.epochs_path).rows_above("epoch", above)
+        few = NewestFiles(self.session, self.epochs_path, self._most_entries).rows_above(
+            "epoch", above
+        )
         if few is not None and set(EPOCH_COLUMNS).issubset(few.column_names):
             found = sorted((Epoch.of_arrow(row) for row in few.to_pylist()), key=_number)
             if [epoch.number for epoch in found] == list(range(above + 1, above + 1 + len(found))):
@@ -170,7 +182,7 @@ class SourceLake:
 
     def registry(self) -> Registry:
         """Return the contents of `_tables`. Spark job, unless it is short."""
-        few = NewestFiles(self.session, self.tables_path).all_rows()
+        few = NewestFiles(self.session, self.tables_path, self._most_entries).all_rows()
         if few is not None:
             absent = dict.fromkeys(TABLES_SCHEMA.names)  # for files without a column
             return Registry(absent | row for row in few.to_pylist())
@@ -208,3 +220,40 @@ class SourceLake:
 
     def _load(self, path: str) -> DataFrame:
         return self.checked.rows(self.session, path)
+
+
+class EpochMemory:
+    """The most recent epochs of a lake, by number; earlier ones are re-read.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self, lake: SourceLake) -> None:
+        self._lake = lake
+        self._known: dict[int, Epoch] = {}
+        self._lock = threading.Lock()
+
+    def add_epochs(self, epochs: Sequence[Epoch]) -> None:
+        """Add a batch, and drop all earlier epochs except the one before it."""
+        if epochs:
+            last = self._known.get(epochs[0].number - 1)
+            self._known = {e.number: e for e in epochs}
+            if last is not None:
+                self._known[last.number] = last
+
+    def between(self, above: int, through: int) -> list[Epoch]:
+        """Return the epochs above `above`, up to and including `through`."""
+        self._ensure(above + 1, through)
+        return [self._known[n] for n in range(above + 1, through + 1)]
+
+    def end_lsn(self, number: int) -> int:
+        """Return the end position of an epoch; 0 for epoch 0."""
+        if number == 0:
+            return 0
+        self._ensure(number, number)
+        return self._known[number].end_lsn
+
+    def _ensure(self, first: int, last: int) -> None:
+        with self._lock:
+            if not all(n in self._known for n in range(first, last + 1)):
+                self._known |= {e.number: e for e in self._lake.epochs(first - 1)}

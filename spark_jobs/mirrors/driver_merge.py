@@ -31,25 +31,20 @@ from pyspark.sql.types import StructType
 
 from ingestd.lake.delta.commit import statistics_of
 from ingestd.lake.delta.log_paths import file_of
+from ingestd.lake.fold.outcomes import KEPT
+from ingestd.lake.fold.row_keys import are_compared
 from spark_jobs.delta_log.commits import Signature, snapshot_of
 from spark_jobs.delta_log.deletion_vectors import Rows, rows_gone, write_vectors
 from spark_jobs.delta_log.driver_commit import Work, commit, is_plain, new_file, removed
 from spark_jobs.delta_log.driver_files import TooLargeError, read_parquet
-from spark_jobs.fold.arrow_keys import are_compared
 from spark_jobs.fold.arrow_merge import MAX_HASHED, Merge, merge, shaped
-from spark_jobs.fold.plain import KEPT
+from spark_jobs.mirrors.policy import MIRRORS, MirrorPolicy
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from spark_jobs.delta_log.file_cache import Action, MirrorFiles
 
-SMALL_FILE = 4 << 20
-"""Files below this size, in bytes, are rewritten."""
-_MAX_SMALL = 16
-"""If a mirror has more small files than this, they are rewritten as one."""
-MAX_BYTES, _MAX_NBYTES = 128 << 20, 512 << 20
-"""Limits on reading: bytes of files, and memory of their rows."""
 _CHANGED_SHARE = 4
 """A file is rewritten if more than one row in this many is deleted or changes."""
 _WRITTEN_NBYTES = 64 << 20
@@ -87,6 +82,7 @@ class DriverMerge:
     app_id: str
     above: int
     files: MirrorFiles
+    policy: MirrorPolicy = MIRRORS
 
     @property
     def is_likely(self) -> bool:
@@ -94,7 +90,7 @@ class DriverMerge:
         found = self.files.at_snapshot(
             self.session, self.path, snapshot_of(self.session, self.path)
         )
-        return found is not None and _size(found.adds.values()) <= MAX_BYTES
+        return found is not None and _size(found.adds.values()) <= self.policy.read_file_bytes
 
     def apply(self, outcomes: pa.Table, key: Sequence[str], signature: Signature) -> bool:
         """Apply outcomes, signed as by `commits.signed`; return False if the driver can't."""
@@ -107,8 +103,10 @@ class DriverMerge:
         if found is None or found.signature is None or found.signature.epoch != self.above:
             return False
         touched = _that_may_have(found.adds, outcomes, key[0]) if found.adds else []
-        touched += _to_be_joined(found.adds, touched)
-        if _size(touched) > MAX_BYTES or not _can_be_matched(touched, outcomes, key):
+        touched += self._to_be_joined(found.adds, touched)
+        if _size(touched) > self.policy.read_file_bytes or not _can_be_matched(
+            touched, outcomes, key
+        ):
             return False
         with self.files.room_for(_size(touched)):
             try:
@@ -138,7 +136,7 @@ class DriverMerge:
         kept = pc.unique(pc.list_flatten(outcomes[KEPT])).to_pylist()
         names = [f.name for f in schema if f.name in {*key, *kept, *_POSITION, "_cdc_raw"}]
         parts: list[_FilePart] = []
-        left = _MAX_NBYTES
+        left = self.policy.read_memory_bytes
         for add in touched:
             parts.append(self._read_file(add, outcomes.num_rows, schema, names, left))
             left -= parts[-1].rows.nbytes
@@ -155,7 +153,7 @@ class DriverMerge:
         """Read a file: all columns if it may be rewritten, else only these."""
         gone = rows_gone(self.session, self.path, add)
         count = statistics_of(add.get("stats")).get("numRecords", 0)
-        is_whole = _is_rewritten(add, changes + len(gone), count)
+        is_whole = self._is_rewritten(add, changes + len(gone), count)
         read = read_parquet(
             self.session,
             self.path,
@@ -175,7 +173,7 @@ class DriverMerge:
     def _written(
         self, parts: Sequence[_FilePart], merged: Merge, key: Sequence[str]
     ) -> list[Action]:
-        are_joined = sum(_is_small(part.add) for part in parts) > _MAX_SMALL
+        are_joined = sum(self._is_small(part.add) for part in parts) > self.policy.most_small_files
         actions: list[Action] = []
         rows, vectors = [], []
         is_written = np.zeros(merged.rows.num_rows, bool)
@@ -184,10 +182,10 @@ class DriverMerge:
             last = first + part.count
             mine = slice(*np.searchsorted(merged.places, [first, last]))
             places = merged.places[mine] - first
-            if len(places) or (are_joined and _is_small(part.add)):
+            if len(places) or (are_joined and self._is_small(part.add)):
                 actions.append(removed(part.add, now_ms))
                 gone = part.total - part.count + len(places)
-                if part.is_whole and _is_rewritten(part.add, gone, part.total):
+                if part.is_whole and self._is_rewritten(part.add, gone, part.total):
                     rows.append(merged.applied(part.rows, first))
                     becomes = merged.becomes[mine]
                     is_written[becomes[becomes >= 0]] = True
@@ -232,19 +230,30 @@ class DriverMerge:
     def _new_file(self, rows: pa.Table, key: Sequence[str]) -> Action:
         return new_file(self.session, self.path, rows, indexed=[*key, *_POSITION])
 
+    # --- sizes ----------------------------------------------------------------------------------
+
+    def _is_rewritten(self, add: Action, gone: int, rows: int) -> bool:
+        return self._is_small(add) or gone * _CHANGED_SHARE > rows
+
+    def _is_small(self, add: Action) -> bool:
+        return bool(add["size"] < self.policy.small_file_bytes)
+
+    def _to_be_joined(self, adds: Mapping[str, Action], touched: Sequence[Action]) -> list[Action]:
+        """Return the small files besides `touched` that should be rewritten as one, if many."""
+        small = {path: add for path, add in adds.items() if self._is_small(add)}
+        if len(small) <= self.policy.most_small_files:
+            return []
+        for add in touched:
+            small.pop(add["path"], None)
+        others = list(small.values())
+        fits = _size(touched) + _size(others) <= self.policy.read_file_bytes
+        return others if fits else []
+
 
 def _is_mine(snapshot: Any, kind: StructType) -> bool:  # noqa: ANN401 - Delta's
     properties = snapshot.metadata().configuration()
     has_vectors = properties.get("delta.enableDeletionVectors").contains("true")
     return has_vectors and all(field.nullable for field in kind) and is_plain(snapshot)
-
-
-def _is_rewritten(add: Action, gone: int, rows: int) -> bool:
-    return _is_small(add) or gone * _CHANGED_SHARE > rows
-
-
-def _is_small(add: Action) -> bool:
-    return bool(add["size"] < SMALL_FILE)
 
 
 def _size(adds: Iterable[Action]) -> int:
@@ -255,17 +264,6 @@ def _can_be_matched(adds: Sequence[Action], outcomes: pa.Table, key: Sequence[st
     """Return whether the driver can compare rows of these files: see `arrow_merge.merge`."""
     rows = sum(statistics_of(add.get("stats")).get("numRecords", 0) for add in adds)
     return rows <= MAX_HASHED or are_compared(outcomes, key)
-
-
-def _to_be_joined(adds: Mapping[str, Action], touched: Sequence[Action]) -> list[Action]:
-    """Return the small files besides `touched` that should be rewritten as one, if many."""
-    small = {path: add for path, add in adds.items() if _is_small(add)}
-    if len(small) <= _MAX_SMALL:
-        return []
-    for add in touched:
-        small.pop(add["path"], None)
-    others = list(small.values())
-    return others if _size(touched) + _size(others) <= MAX_BYTES else []
 
 
 def _that_may_have(adds: Mapping[str, Action], outcomes: pa.Table, name: str) -> list[Action]:

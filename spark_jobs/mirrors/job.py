@@ -3,7 +3,7 @@
 ======================================  ==========================================================
 the raw rows of the step                action
 ======================================  ==========================================================
-only changes, and at most about 100 MB  folded and merged by the driver (`driver_step.py`,
+only changes, and at most about 100 MB  folded and merged by the driver (`step.py`,
 of the mirror may change                `driver_merge.py`), which also creates such mirrors; else:
 no mirror yet                           created from the fold of all rows above the newest `t`
 a `t`                                   the same: rows below it are void, whenever they came
@@ -30,12 +30,12 @@ from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 
+from ingestd.lake.fold.outcomes import DELETED, fold_changes
+from ingestd.lake.fold.vectorized import fold
 from ingestd.model.errors import TableError
 from ingestd.model.schema import TableId
 from spark_jobs.delta_log.file_cache import MirrorFiles
-from spark_jobs.fold.arrow import fold
-from spark_jobs.fold.carried_values import borrow
-from spark_jobs.fold.plain import DELETED, fold_changes
+from spark_jobs.fold.borrowed_values import borrow
 from spark_jobs.fold.spark_sql import (
     Survey,
     fold_in_spark,
@@ -46,9 +46,9 @@ from spark_jobs.fold.spark_sql import (
 )
 from spark_jobs.lake.columns import col, later, same_key, selected
 from spark_jobs.lake.missing_values import with_missing
-from spark_jobs.mirrors.driver_step import DriverStep
 from spark_jobs.mirrors.keyless import apply_whole_rows, whole_rows
-from spark_jobs.mirrors.step import MirrorStep
+from spark_jobs.mirrors.policy import MIRRORS, MirrorPolicy
+from spark_jobs.mirrors.step import DriverStep, MirrorStep
 from spark_jobs.mirrors.table import DELETED_AT, MirrorTable, Outcomes
 
 if TYPE_CHECKING:
@@ -58,8 +58,6 @@ if TYPE_CHECKING:
     from spark_jobs.lake.source_lake import SourceLake
     from spark_jobs.lake.tables import LakeColumn
 
-FEW_ROWS, FEW_BYTES = 50_000, 64 << 20
-"""Batches up to this size are folded in the driver."""
 _MAX_NAMED = 2_000
 """The greatest number of keys that are listed in the condition of a MERGE."""
 
@@ -78,16 +76,27 @@ class _RowsGoneError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class MirrorJob:
-    """The `spark_jobs.engine.table_mover.TableJob` that keeps mirrors."""
+    """The `spark_jobs.engine.table_mover.TableJob` that keeps mirrors.
+
+    `table_type`: what changes a mirror.
+    """
 
     soft_deletes: bool = False
     name: str = "mirror"
     files: MirrorFiles = field(default_factory=MirrorFiles)
+    policy: MirrorPolicy = MIRRORS
+    table_type: type[MirrorTable] = MirrorTable
 
     def advance(self, lake: SourceLake, step: Step) -> None:
         """See `spark_jobs.engine.table_mover.TableJob`."""
-        mirror = MirrorTable(
-            lake.session, step.path, step.app_id, self.soft_deletes, self.files, lake.checked
+        mirror = self.table_type(
+            lake.session,
+            step.path,
+            step.app_id,
+            self.soft_deletes,
+            self.files,
+            lake.checked,
+            self.policy,
         )
         try:
             _MirrorAdvance(lake, step, mirror).run()
@@ -113,6 +122,7 @@ class _MirrorAdvance(MirrorStep):
         return DriverStep(self.lake, self.step, self.mirror)
 
     def run(self) -> None:
+        policy = self.mirror.policy
         if self.step.above == 0:
             if not self._driver_step.make():
                 self._make()
@@ -120,7 +130,7 @@ class _MirrorAdvance(MirrorStep):
         try:
             if not self.key:
                 self._move_whole_rows()
-            elif self.step.rows <= FEW_ROWS and self.step.nbytes <= FEW_BYTES:
+            elif self.step.rows <= policy.few_rows and self.step.nbytes <= policy.few_bytes:
                 self._move_few()
             elif not self._driver_step.advance():
                 self._move_many()

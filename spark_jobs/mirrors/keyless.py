@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as f
 
+from ingestd.lake.fold.outcomes import DELETED
+from ingestd.model.changes import OF_BEFORE
 from spark_jobs.delta_log.commits import signed
-from spark_jobs.fold.plain import BEFORE_RAW, DELETED
 from spark_jobs.fold.spark_sql import old_texts
 from spark_jobs.lake.columns import RAW, RAW_TYPE, col, quoted
 from spark_jobs.lake.missing_values import with_missing
@@ -128,7 +129,7 @@ def _net(
 
 def _rows(changes: DataFrame, columns: Sequence[LakeColumn], count: int) -> DataFrame:
     there = set(changes.columns)
-    own = f.map_filter(RAW, lambda name, _: ~name.startswith(BEFORE_RAW))
+    own = f.map_filter(RAW, lambda name, _: ~name.startswith(OF_BEFORE))
     unsent = f.coalesce(f.col("_cdc_unchanged"), f.array().cast("array<string>"))
     values = []
     for c in columns:

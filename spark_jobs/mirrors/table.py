@@ -15,6 +15,7 @@ from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as f
 
+from ingestd.lake.fold.outcomes import DELETED, KEPT
 from spark_jobs.delta_log.checked_tables import CheckedTables
 from spark_jobs.delta_log.commits import (
     TABLE_PROPERTIES,
@@ -24,7 +25,6 @@ from spark_jobs.delta_log.commits import (
     table_property,
 )
 from spark_jobs.delta_log.file_cache import MirrorFiles
-from spark_jobs.fold.plain import DELETED, KEPT
 from spark_jobs.lake.columns import (
     RAW,
     RAW_TYPE,
@@ -36,6 +36,7 @@ from spark_jobs.lake.columns import (
 )
 from spark_jobs.lake.missing_values import lacks, missing_value, with_text
 from spark_jobs.mirrors.driver_merge import DriverMerge
+from spark_jobs.mirrors.policy import MIRRORS, MirrorPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,10 +53,6 @@ POSITION = ("_cdc_lsn", "_cdc_seq")
 _CLUSTERED = frozenset({"byte", "short", "integer", "long", "date", "timestamp", "string"})
 """Delta types by which a mirror is clustered."""
 _MAX_CLUSTERING = 4
-SMALL_BYTES = 4 << 20
-"""A smaller mirror is rewritten: that is faster than to find the rows that change."""
-CHANGED_SHARE = 3
-"""Changes above 1/n of a mirror's size count as most of its rows, since a mirror is compressed."""
 _MERGE_VECTORS = "spark.databricks.delta.merge.deletionVectors.persistent"
 _PARTITIONS = "spark.sql.shuffle.partitions"
 _INDEXED = 32
@@ -71,7 +68,7 @@ take a third of the time of writing.
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """The outcomes of keys: one row each (see `spark_jobs.fold.plain`).
+    """The outcomes of keys: one row each (see `ingestd.lake.fold.outcomes`).
 
     `columns`: the source's; `key` is among them. `unsent`: columns that may be in KEPT. `near`: a
     condition that all affected mirror rows ("t") meet; the fewer rows meet it, the less is read.
@@ -96,6 +93,7 @@ class MirrorTable:
     soft_deletes: bool = False
     files: MirrorFiles = field(default_factory=MirrorFiles)
     checked: CheckedTables = field(default_factory=CheckedTables)
+    policy: MirrorPolicy = MIRRORS
 
     @property
     def is_there(self) -> bool:
@@ -202,8 +200,8 @@ class MirrorTable:
     def apply(self, outcomes: Outcomes, signature: Signature) -> None:
         """Change the rows of these outcomes: one commit, which is skipped if it already exists."""
         size = size_bytes(self.session, self.path)
-        is_small = size is not None and size < SMALL_BYTES
-        is_mostly_changed = size is not None and outcomes.nbytes * CHANGED_SHARE > size
+        is_small = size is not None and size < self.policy.small_bytes
+        is_mostly_changed = size is not None and outcomes.nbytes * self.policy.changed_share > size
         if (is_small or is_mostly_changed) and not self.soft_deletes:
             self._rewrite(outcomes, signature, is_small=is_small)
         else:
@@ -218,7 +216,7 @@ class MirrorTable:
         """
         if self.soft_deletes:
             return None
-        return DriverMerge(self.session, self.path, self.app_id, above, self.files)
+        return DriverMerge(self.session, self.path, self.app_id, above, self.files, self.policy)
 
     def _merge(self, outcomes: Outcomes, signature: Signature) -> None:
         columns, unsent = outcomes.columns, outcomes.unsent
@@ -276,7 +274,7 @@ class MirrorTable:
                 for field in old.schema
             ]
         )
-        is_small = is_small and outcomes.nbytes < SMALL_BYTES
+        is_small = is_small and outcomes.nbytes < self.policy.small_bytes
         partitions = {_PARTITIONS: "1"} if is_small else {}
         with signed(self.session, signature, self.app_id), settings(self.session, partitions):
             rows.write.format("delta").mode("overwrite").save(self.path)

@@ -17,6 +17,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.types import DataType, LongType, StructField, StructType
 
+from ingestd.model.changes import OF_BEFORE
 from spark_jobs.reconciling.key_lineage import Key, KeyMove, Position, lineages
 from spark_jobs.reconciling.row_hashes import (
     RAW,
@@ -29,7 +30,6 @@ from spark_jobs.reconciling.row_hashes import (
     value_of,
 )
 
-_OLD = "_cdc_before."
 _POSITION = ("_cdc_lsn", "_cdc_seq")
 
 
@@ -135,7 +135,7 @@ def _old(changes: DataFrame, name: str, kind: DataType) -> Value:
     assert isinstance(before, StructType)
     if name not in before.names:
         return Value(f.lit(None).cast(kind), f.lit(None).cast("string"), kind)
-    raw = f.try_element_at(f.col(RAW), f.lit(_OLD + name))
+    raw = f.try_element_at(f.col(RAW), f.lit(OF_BEFORE + name))
     return Value(f.col("_cdc_before").getField(name), raw, kind)
 
 

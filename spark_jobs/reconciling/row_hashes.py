@@ -1,8 +1,10 @@
 """Hashes of rows, computed by Spark from lake values, that are equal only for equal rows.
 
 The same expressions hash the source's rows and the mirror's, so nothing depends on how Postgres
-would hash or print a value. Spark's xxhash64 skips nulls and treats -0.0 as 0.0; the flags and
-texts added here distinguish them. A text in `_cdc_raw` is part of its column's value.
+would hash or print a value. They are not the daemon's (`ingestd.digests`), which SQL can't compute:
+they are neither recorded nor compared with those. Spark's xxhash64 skips nulls and treats -0.0 as
+0.0; the flags and texts added here distinguish them. A text in `_cdc_raw` is part of its column's
+value.
 """
 
 from __future__ import annotations

@@ -26,8 +26,7 @@ from ingestd.postgres.connection.errors import classify
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.snapshot.ctid_splits import read_error
-from ingestd.postgres.wal.slots.create import temporary_point
-from ingestd.postgres.wal.slots.slot import ExportedPoint
+from ingestd.postgres.wal.slots.create import ExportedPoint, temporary_point
 from spark_jobs.source.split_frame import SnapshotRows
 
 T = TypeVar("T")

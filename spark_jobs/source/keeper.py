@@ -41,9 +41,6 @@ KNOWN_PLANS = 1000
 KNOWN_OVER = 10_000
 """Number of ended executions to remember."""
 AUTHENTICATION_LIMIT_S = 10.0
-MOST_STRANGERS = 256
-"""Connections that are not authenticated. A reader needs a round trip for it, so even if all of a
-large cluster's tasks start together, few are in this state."""
 _BACKLOG = 512
 _RETRY_S = 0.1
 _WATCH_S = 1.0
@@ -161,11 +158,21 @@ class KeeperServer:
     """Answers the processes of one Spark application.
 
     Any process that reaches the port can connect. Until a connection is authenticated, it has a few
-    bytes of memory, AUTHENTICATION_LIMIT_S of time, and is closed if it is the oldest of more than
-    MOST_STRANGERS.
+    bytes of memory, `authentication_limit_s` of time, and is closed if it is the oldest of more
+    than `most_strangers`. A reader needs a round trip for it, so even if all of a large cluster's
+    tasks start together, few are in this state.
     """
 
-    def __init__(self, keeper: SnapshotKeeper, token: str) -> None:
+    def __init__(
+        self,
+        keeper: SnapshotKeeper,
+        token: str,
+        *,
+        authentication_limit_s: float = AUTHENTICATION_LIMIT_S,
+        most_strangers: int = 256,
+    ) -> None:
+        self._authentication_limit_s = authentication_limit_s
+        self._most_strangers = most_strangers
         self._keeper = keeper
         self._token = token
         self._strangers: dict[asyncio.Task[None], None] = {}
@@ -187,7 +194,7 @@ class KeeperServer:
             task.add_done_callback(self._serving.discard)
             self._strangers[task] = None
             task.add_done_callback(self._authenticated)
-            if len(self._strangers) > MOST_STRANGERS:
+            if len(self._strangers) > self._most_strangers:
                 oldest = next(iter(self._strangers))
                 self._authenticated(oldest)
                 oldest.cancel()
@@ -209,7 +216,7 @@ class KeeperServer:
         """Exchange nonces and greetings; return None if the peer has not the token."""
         loop = asyncio.get_running_loop()
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        async with asyncio.timeout(AUTHENTICATION_LIMIT_S):
+        async with asyncio.timeout(self._authentication_limit_s):
             mine = new_nonce()
             await loop.sock_sendall(connection, f"{mine}\n".encode())
             theirs = (await _exactly(connection, NONCE_BYTES)).decode(errors="replace").strip()

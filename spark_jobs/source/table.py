@@ -23,7 +23,7 @@ from spark_jobs.source.options import SourceOptions
 
 APPLICATION_NAME = "ingestd spark"
 READER_BYTES = 64 << 20
-"""What a task reads ahead with. `ingestd.model.row_limit.row_limit_bytes` is its largest row."""
+"""What a task reads ahead with. `ingestd.model.row_checks.row_limit_bytes` is its largest row."""
 _WATCHED = {
     "tcp_keepalives_idle": 30,
     "tcp_keepalives_interval": 10,

@@ -391,5 +391,5 @@ def test_500_tables_that_all_change_each_second_stay_smooth(page: Page) -> None:
 
 def _state(served: PageServer) -> bytes:
     shown = StatusDiff(RedactionCache(Redactor()))
-    found = shown.update(served.status, served.server._feed.history, datetime.now(UTC))
+    found = shown.update(served.status, served.server.feed.history, datetime.now(UTC))
     return json.dumps(found, separators=(",", ":")).encode()

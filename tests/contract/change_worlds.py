@@ -391,7 +391,7 @@ class PollingChangeWorld(ServerWorld):
         And not every poll reads all tables; the next one does.
         """
         for capture in self._captures:
-            cast("PollingCapture", capture)._polls.poll_now()
+            cast("PollingCapture", capture).polls.poll_now()
         between = """SELECT count(*) = 0 FROM pg_stat_activity
                       WHERE datname = current_database() AND application_name = 'ingestd'
                         AND state <> 'idle' AND query ~ 'pg_current_snapshot|_wal_.*lsn'"""

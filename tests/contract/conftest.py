@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 
 from ingestd.decode.type_mapping import lake_type
-from ingestd.model.row_limit import UNLIMITED_BYTES
+from ingestd.model.row_checks import UNLIMITED_BYTES
 from ingestd.model.schema import Column, Table, TableId
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.snapshot.ctid_splits import CtidSplits

@@ -12,8 +12,6 @@ from deltalake import DeltaTable
 
 from ingestd.lake.delta.read import read_files
 from ingestd.lake.layout import Layout
-from ingestd.lake.reference import log as reference_log
-from ingestd.lake.reference import table as reference_table
 from ingestd.lake.reference.table import DeltaReferenceTable
 from ingestd.lake.store.store import LocalStore
 from ingestd.model.errors import OperatorError, TransientError
@@ -65,8 +63,10 @@ class DeltaWorld:
         self.lake = lake
         self.path = lake / Layout("shop").reference(NAME)
 
-    def sink(self, step: Callable[[str], None] = lambda _: None) -> DeltaReferenceTable:
-        return DeltaReferenceTable(str(self.lake), "shop", NAME, file_bytes=4000, step=step)
+    def sink(
+        self, step: Callable[[str], None] = lambda _: None, **more: Any
+    ) -> DeltaReferenceTable:
+        return DeltaReferenceTable(str(self.lake), "shop", NAME, file_bytes=4000, step=step, **more)
 
     def versions(self) -> list[Rows]:
         newest = DeltaTable(self.path).version()
@@ -440,12 +440,10 @@ async def test_names_and_keys_of_any_kind(lake: Path, key: Sequence[str]) -> Non
     assert after["k5"] == [5, None]
 
 
-async def test_old_files_are_removed_in_time(
-    delta: DeltaWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reference_log, "RETENTION", "interval 0 seconds")
-    monkeypatch.setattr(reference_table, "VACUUM_INTERVAL_S", -1.0)
-    sink = await loaded(delta, rows(range(300)))
+async def test_old_files_are_removed_in_time(delta: DeltaWorld) -> None:
+    sink = delta.sink(retention="interval 0 seconds", vacuum_interval_s=-1.0)
+    assert await sink.open() is None
+    await sink.replace(given(rows(range(300))), position=1)
     for number in range(3):
         await sink.replace(given(rows(range(300), f"v{number}")), position=2 + number)
         await sink.merge(changes([{"id": 300, "name": "x"}]), ["id"], position=2 + number)

@@ -10,7 +10,7 @@ import pytest
 
 from ingestd.lake.reference.source import RawReferenceSource
 from ingestd.model.errors import IngestdError, TransientError
-from ingestd.model.row_limit import UNLIMITED_BYTES
+from ingestd.model.row_checks import UNLIMITED_BYTES
 from ingestd.postgres.reference_copy import CopiedReferenceSource
 from ingestd.postgres.settings import SETTINGS
 from ingestd.testing.fakes.reference import FakeReferenceTable, FakeReferenceTableSource

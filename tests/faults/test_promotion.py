@@ -236,7 +236,7 @@ async def test_lossless_a_promoted_standby_is_not_the_primary(
             advance = SlotAdvance(dsn, SLOT, "s", step_bytes=1)
             advance.lineage = lineage
             try:
-                await advance.confirm(lake)
+                await advance.advance_to(lake)
                 with pytest.raises(TransientError, match="another server"):
                     await advance.settle()
             finally:

@@ -19,7 +19,7 @@ from ingestd.decode.copy.packing import Packing
 from ingestd.decode.copy.rows import CopyDecoder
 from ingestd.decode.pgoutput.backend_messages import Cutter, error_fields
 from ingestd.decode.pgoutput.decoder import PgoutputDecoder
-from ingestd.decode.pgoutput.frames import split_frames
+from ingestd.decode.pgoutput.messages import split_frames
 from ingestd.decode.pgoutput.relation import Relation, table_of
 from ingestd.decode.pgoutput.streamed_transactions import StreamedTransactions
 from ingestd.decode.type_mapping import lake_type

@@ -11,11 +11,9 @@ import ast
 import re
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 
-import ingestd
+from tests.harness.source_code import ROOT, parsed, text_of
 
-ROOT = Path(ingestd.__file__).parent.parent
 SINKS = frozenset(
     [
         "SQL",
@@ -60,7 +58,7 @@ class _Scope:
 
 def built_texts(source: str, module: str = "module.py") -> list[Built]:
     """Return the faults in a module's text."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     outer = _scope_of(tree)
     found = []
     for scope, calls in _calls(tree, [outer]):
@@ -146,7 +144,7 @@ def _bind(scope: _Scope, target: ast.expr, value: ast.expr) -> None:
 @cache
 def _module(dotted: str) -> _Scope | None:
     path = ROOT / (dotted.replace(".", "/") + ".py")
-    return _scope_of(ast.parse(path.read_text("utf-8"))) if path.exists() else None
+    return _scope_of(parsed(text_of(path))) if path.exists() else None
 
 
 class _Checker:

@@ -5,12 +5,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from ingestd.app import daemon
+from ingestd.app.build import SourceBuilder
+from ingestd.app.lakes import LAKES
 from ingestd.cli import main
-from ingestd.lake.store import pending_calls as storage_calls
+from ingestd.lake.factory import DeltaLakeFactory
 from ingestd.model.backoff import Backoff
-from ingestd.pipeline import retry as retrying
-from ingestd.postgres.connection import liveness as watched
-from ingestd.postgres.wal import replication_stream as stream
+from ingestd.pipeline.retry import RetryPolicy
+from ingestd.postgres.connection.liveness import LivenessCheckedConnection, LivenessPolicy
 
 OPERATOR_DELAY_S = 1.0
 SILENT_S = 1.0
@@ -20,12 +24,14 @@ STORAGE_S = 5.0
 
 
 def impatient() -> None:
-    retrying.OPERATOR_DELAY_S = OPERATOR_DELAY_S
-    retrying.TRANSIENT = Backoff(0.5, OPERATOR_DELAY_S)
-    watched.SILENT_S = watched.AGAIN_S = SILENT_S
-    watched.LOOK_EVERY_S = 0.7
-    stream.ASK_AFTER_S = SILENT_S
-    storage_calls.PATIENCE_S = STORAGE_S
+    retry = RetryPolicy(Backoff(0.5, OPERATOR_DELAY_S), operator_delay_s=OPERATOR_DELAY_S)
+    daemon.SourceBuilder = partial(  # type: ignore[attr-defined, assignment]
+        SourceBuilder, retry=retry
+    )
+    LAKES["delta"] = partial(DeltaLakeFactory, storage_patience_s=STORAGE_S)
+    LivenessCheckedConnection.liveness = LivenessPolicy(
+        silent_s=SILENT_S, again_s=SILENT_S, probe_interval_s=0.7, ask_after_s=SILENT_S
+    )
     main()
 
 

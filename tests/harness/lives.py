@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from ingestd.failpoints import POINTS, VARIABLE
-from ingestd.lake.delta.appender import AppendLog
+from ingestd.lake.delta.append_log import AppendLog
 from ingestd.lake.epochs_table import EpochTable
 from ingestd.lake.layout import Layout
 from ingestd.lake.store.store import open_store

@@ -13,14 +13,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import psycopg
 
-from ingestd.decode.pgoutput import reordered_drain as commits_ahead
-from ingestd.decode.pgoutput.streamed_transactions import StreamCommit, Stretch
-from ingestd.postgres.wal import decoding_memory
+from ingestd.postgres.wal.drain.drain import CatchUpPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import pytest
 
     from tests.harness.databases import Database
 
@@ -48,20 +44,17 @@ def send_while_open(database: Database) -> None:
     database.execute(f"ALTER DATABASE {database.name} SET logical_decoding_work_mem = '64kB'")
 
 
-def given_in_segments(database: Database, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Make drains stream transactions above 64 kB; return a list that collects their ids."""
+def segmenting(database: Database, above_bytes: int = 0, **fields: int) -> CatchUpPolicy:
+    """Return a policy under which drains stream transactions above 64 kB."""
     send_while_open(database)
-    monkeypatch.setattr(decoding_memory, "DECODING_MEMORY", "64kB")
-    monkeypatch.setattr(commits_ahead, "MOST", 1000)
-    given: list[int] = []
-    begin = StreamCommit.begin_messages
-
-    def noted(self: StreamCommit) -> Stretch:
-        given.append(self.xid)
-        return begin(self)
-
-    monkeypatch.setattr(StreamCommit, "begin_messages", noted)
-    return given
+    most = fields.pop("most_segmented", 1000)
+    return CatchUpPolicy(
+        above_bytes,
+        open_bytes=0,
+        decoding_memory="64kB",
+        most_segmented=most,
+        **fields,  # type: ignore[arg-type]
+    )
 
 
 def sent_while_open(database: Database, slot: str) -> int:

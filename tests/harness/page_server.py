@@ -78,8 +78,8 @@ class PageServer:
             NoCommands(),
             protection=self._protection,
         )
-        self.server._feed.history = self._history
-        self.server._feed._sample_at = time.monotonic() + SAMPLED_AFTER_S
+        self.server.feed.history = self._history
+        self.server.feed.sample_at = time.monotonic() + SAMPLED_AFTER_S
         await self.server.__aenter__()
         self.port = self.server.address.port
 
@@ -89,7 +89,7 @@ class PageServer:
 
     @property
     def readers(self) -> int:
-        return self.do(lambda: self.server._feed.readers)
+        return self.do(lambda: self.server.feed.readers)
 
     def do(self, change: Callable[[], T]) -> T:
         """Run `change` in the server's event loop."""

@@ -104,7 +104,7 @@ def daemon(*hours: Hour) -> tuple[DaemonStatus, SourceHistories]:
     history = SourceHistories()
     for hour in hours:
         status.sources[hour.source.source] = hour.source
-        history._sources |= hour.history._sources
+        history.sources |= hour.history.sources
     return status, history
 
 

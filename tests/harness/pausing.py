@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ingestd.lake.delta.actions import FENCE, WRITER
-from ingestd.lake.delta.commit import parse_commit
+from ingestd.lake.delta.commit import FENCE, WRITER, parse_commit
 from tests.harness.waiting import await_until
 
 if TYPE_CHECKING:

@@ -8,14 +8,11 @@ import psycopg
 import pytest
 
 from ingestd.model.errors import OperatorError
-from ingestd.postgres.connection import answer_size
 from ingestd.postgres.connection.answer_size import LimitedConnection
 from ingestd.postgres.connection.errors import classify
 from ingestd.postgres.connection.session import connect
 
 if TYPE_CHECKING:
-    from psycopg import AsyncConnection
-
     from tests.harness.databases import Database
 
 pytestmark = pytest.mark.attack("server")
@@ -27,15 +24,14 @@ ENDLESS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def low_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_size, "MOST_BYTES", 16 << 20)
-
-
-async def opened(database: Database, *, is_probe: bool) -> AsyncConnection[object]:
-    if is_probe:
-        return await LimitedConnection.connect(database.dsn, autocommit=True)
-    return await connect(database.dsn)
+async def opened(database: Database, *, is_probe: bool = False) -> LimitedConnection:
+    connection = (
+        await LimitedConnection.connect(database.dsn, autocommit=True)
+        if is_probe
+        else await connect(database.dsn)
+    )
+    connection.answer_limit_bytes = 16 << 20
+    return connection
 
 
 @pytest.mark.parametrize("query", ENDLESS.values(), ids=ENDLESS)
@@ -56,7 +52,7 @@ async def test_an_endless_answer_ends_its_connection(
 
 
 async def test_answers_below_the_limit_add_up_to_any_size(database: Database) -> None:
-    async with await connect(database.dsn) as connection:
+    async with await opened(database) as connection:
         for _ in range(4):
             query = "SELECT repeat('x', 1000) FROM generate_series(1, 12000)"
             cursor = await connection.execute(query)

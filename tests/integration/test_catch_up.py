@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 import pytest
@@ -13,41 +13,42 @@ import structlog
 from psycopg import sql
 from pydantic import SecretStr
 
+from ingestd import failpoints
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.model.errors import TransientError
+from ingestd.model.lsn import Lsn
 from ingestd.model.schema import TableId
 from ingestd.pipeline.filling_epoch import EpochPolicy
 from ingestd.pipeline.pipeline import Pipeline
 from ingestd.pipeline.policy import PipelinePolicy
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.settings import WalSettings
-from ingestd.postgres.wal import change_stream as delivery
-from ingestd.postgres.wal import decoding_memory
-from ingestd.postgres.wal import replication_stream as stream
 from ingestd.postgres.wal.capture import WalCapture
+from ingestd.postgres.wal.change_stream import ChangeStream
 from ingestd.postgres.wal.drain import slot_copy as drain_slot
 from ingestd.postgres.wal.drain.decision import LATE_CHECKS
 from ingestd.postgres.wal.drain.drain import CatchUpPolicy
 from ingestd.postgres.wal.drain.slot_copy import DrainSlot
-from ingestd.postgres.wal.replication_stream import ReplicationStream
-from ingestd.postgres.wal.server import refuse_other
+from ingestd.postgres.wal.relation_cache import Relations
+from ingestd.postgres.wal.replication_stream import ReplicationStream, StreamLimits, open_stream
+from ingestd.postgres.wal.server import inspect_server, refuse_other
+from ingestd.postgres.wal.slot_confirmation import SlotConfirmation
 from ingestd.postgres.wal.slots import advance as slot_advance
+from ingestd.postgres.wal.slots.advance import SlotAdvance
+from ingestd.postgres.wal.slots.slot import SlotDecodeGap
+from ingestd.postgres.wal.spool import SpoolPolicy
 from tests.harness.compare import assert_change_log_is_sound, raw_rows
 from tests.harness.databases import lineage_of
-from tests.harness.open_transactions import given_in_segments
+from tests.harness.open_transactions import segmenting
 from tests.harness.waiting import await_until
 from tests.unit.pipeline.fixtures import watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
     from types import ModuleType
 
-    from psycopg import AsyncConnection
-
-    from ingestd.model.lsn import Lsn
     from ingestd.postgres.connection.liveness import LivenessCheckedConnection
-    from ingestd.postgres.wal.drain.parts import WalSegment
     from ingestd.testing.embedded.postgres import PostgresServer
     from tests.harness.databases import Database
 
@@ -154,18 +155,16 @@ async def test_a_backlog_is_committed_when_it_is_given(
     assert policy.drained == (above_bytes == 1000)
 
 
-def make_parts_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Earlier changes become durable meanwhile."""
-    make_part = DrainSlot.make
-
-    async def make_slowly(slot: DrainSlot, part: WalSegment, **options: bool) -> None:
-        await asyncio.sleep(0.3)
-        await make_part(slot, part, **options)
-
-    monkeypatch.setattr(DrainSlot, "make", make_slowly)
+@pytest.fixture
+def slow_parts() -> Iterator[None]:
+    """Make earlier changes durable while the server decodes a part."""
+    failpoints.arm("capture.drain.before=delay:0.3@1+", lambda *_: None)
+    yield
+    failpoints.arm("", lambda *_: None)
 
 
 @pytest.mark.thorough
+@pytest.mark.usefixtures("slow_parts")
 @pytest.mark.parametrize("refused", [drain_slot, slot_advance], ids=["drains", "moves"])
 async def test_a_backlog_is_delivered_with_only_one_free_connection(
     own_postgres: PostgresServer,
@@ -186,7 +185,6 @@ async def test_a_backlog_is_delivered_with_only_one_free_connection(
         return await connect(own_postgres.dsn(user="crowded"), **more)
 
     monkeypatch.setattr(refused, "connect", crowded)
-    make_parts_slowly(monkeypatch)
     policy = CatchUpPolicy(above_bytes=200_000, part_bytes=100_000)
     await run_pipeline(own_postgres, lake, policy, 1)  # the `t` of the snapshot
     for low in range(0, 6000, 1000):
@@ -209,15 +207,10 @@ async def test_a_backlog_is_delivered_with_only_one_free_connection(
 @pytest.mark.thorough
 @pytest.mark.parametrize("large_bytes", [1, 50_000])
 async def test_exactly_once_large_blocks_are_not_read_ahead_of(
-    database: Database,
-    lake: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    large_bytes: int,
+    database: Database, lake: Path, *, large_bytes: int
 ) -> None:
-    monkeypatch.setattr("ingestd.postgres.wal.drain.drain.LARGE_BLOCK_BYTES", large_bytes)
     database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
-    policy = CatchUpPolicy(above_bytes=100_000, part_bytes=1_000_000)
+    policy = CatchUpPolicy(above_bytes=100_000, part_bytes=1_000_000, large_block_bytes=large_bytes)
 
     await run_until_rows(make_pipeline(database.dsn, database.name, lake, policy), lake, 1)
     for low in range(0, 1000, 250):
@@ -312,12 +305,11 @@ async def test_a_server_that_may_keep_next_to_nothing_streams(
 
 
 async def test_exactly_once_large_transactions_drain_in_segments(
-    database: Database, lake: Path, monkeypatch: pytest.MonkeyPatch
+    database: Database, lake: Path
 ) -> None:
     """I2, I3: one with parts that are undone, one that is rolled back, one that is still open."""
-    given = given_in_segments(database, monkeypatch)
     database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
-    policy = CatchUpPolicy(above_bytes=100_000, open_bytes=0)
+    policy = segmenting(database, above_bytes=100_000)
     run = partial(run_until_rows, lake=lake)
     await run(make_pipeline(database.dsn, database.name, lake, policy), rows=1)
     with psycopg.connect(database.dsn) as large, psycopg.connect(database.dsn) as other:
@@ -334,7 +326,7 @@ async def test_exactly_once_large_transactions_drain_in_segments(
         other.rollback()
         insert(other, 10_001, 12_000)
         await run(make_pipeline(database.dsn, database.name, lake, policy), rows=3004)
-        assert (policy.drained, len(given)) == (1, 1)
+        assert (policy.drained, policy.segmented) == (1, 1)
         other.commit()
     await run(make_pipeline(database.dsn, database.name, lake, policy), rows=5004)
     assert_change_log_is_sound(database, lake)
@@ -346,9 +338,8 @@ async def test_a_drain_does_without_segments_where_the_server_fails(
     """As it does at some DDL in subtransactions that are rolled back; here at an unknown object."""
     fails = "SELECT convert_to(pg_describe_object(1, 2, 3), 'UTF8') FROM {changes}"
     monkeypatch.setattr(drain_slot, "COMMITS_AHEAD", sql.SQL(fails))
-    given_in_segments(database, monkeypatch)
     database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
-    policy = CatchUpPolicy(above_bytes=100_000, open_bytes=0)
+    policy = segmenting(database, above_bytes=100_000)
     run = partial(run_until_rows, lake=lake)
     await run(make_pipeline(database.dsn, database.name, lake, policy), rows=1)
     with psycopg.connect(database.dsn) as session:
@@ -362,13 +353,17 @@ async def test_a_drain_does_without_segments_where_the_server_fails(
 
 @pytest.mark.thorough
 async def test_segments_the_server_cannot_spill_are_not_retried(
-    cramped: PostgresServer, lake: Path, monkeypatch: pytest.MonkeyPatch
+    cramped: PostgresServer, lake: Path
 ) -> None:
     """Those of a transaction that is open at the end of a part are for nothing."""
-    monkeypatch.setattr(decoding_memory, "DECODING_MEMORY", "64kB")
     cramped.psql("ALTER DATABASE postgres SET logical_decoding_work_mem = '64kB'")
     policy = CatchUpPolicy(
-        above_bytes=100_000, slots=1, part_bytes=10_000_000, open_bytes=0, result_memory="64kB"
+        above_bytes=100_000,
+        slots=1,
+        part_bytes=10_000_000,
+        open_bytes=0,
+        result_memory="64kB",
+        decoding_memory="64kB",
     )
     run = partial(run_pipeline, cramped, lake, policy)
     await run(1)
@@ -433,18 +428,11 @@ async def test_a_stream_that_stays_far_behind_drains_the_backlog(
 
 
 async def test_a_stream_that_rereads_much_wal_is_not_interrupted(
-    own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    own_postgres: PostgresServer,
 ) -> None:
     """Behind an old transaction that is still open: no draining would be faster, nor end sooner."""
-    opened: list[Lsn] = []
-
-    async def open_stream(
-        dsn: str, slot: str, publication: str, start: Lsn, *args: Any, **more: Any
-    ) -> ReplicationStream:
-        opened.append(start)
-        return await stream.open_stream(dsn, slot, publication, start, *args, **more)
-
-    monkeypatch.setattr(delivery, "open_stream", open_stream)
+    own_postgres.settings["log_replication_commands"] = "on"
+    await asyncio.to_thread(own_postgres.restart)
     own_postgres.psql("CREATE TABLE t (id int PRIMARY KEY)")
     own_postgres.psql("CREATE TABLE other (note text)")
     policy = CatchUpPolicy(
@@ -474,7 +462,9 @@ async def test_a_stream_that_rereads_much_wal_is_not_interrupted(
         finally:
             await capture.close()
     assert found == list(range(1, 30_001))
-    assert (len(opened), policy.drained) == (1, 0)
+    log = own_postgres.log_path.read_text(encoding="utf-8", errors="replace")
+    assert log.count("received replication command: START_REPLICATION") == 1
+    assert policy.drained == 0
 
 
 async def prepared(server: PostgresServer, policy: CatchUpPolicy) -> WalCapture:
@@ -489,57 +479,78 @@ async def prepared(server: PostgresServer, policy: CatchUpPolicy) -> WalCapture:
     return capture
 
 
-async def test_a_confirmation_while_a_stream_closes_waits_for_the_slot(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """I1: the stream holds the slot until it is closed; the advance is postponed, not refused."""
-    closing = asyncio.Event()
-    close = ReplicationStream.close
+class SlowlyClosing:
+    """A stream that takes a moment to close."""
 
-    async def close_slowly(self: ReplicationStream) -> None:
-        closing.set()
+    def __init__(self, stream: ReplicationStream) -> None:
+        self.begin_reporting = stream.begin_reporting
+        self.report_durable = stream.report_durable
+        self.closing = asyncio.Event()
+        self._stream = stream
+
+    async def close(self) -> None:
+        self.closing.set()
         await asyncio.sleep(0.3)
-        await close(self)
+        await self._stream.close()
 
-    monkeypatch.setattr(ReplicationStream, "close", close_slowly)
-    database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
-    policy = CatchUpPolicy(above_bytes=1 << 20, part_bytes=1 << 20)
-    capture = capture_of(database.dsn, database.name, policy)
 
-    seen: list[Lsn] = []
+async def test_a_confirmation_while_a_stream_closes_waits_for_the_slot(database: Database) -> None:
+    """I1: the stream holds the slot until it is closed; the advance is postponed, not refused."""
+    name = database.name
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, note text)",
+        f"CREATE PUBLICATION {name} FOR TABLE t",
+        f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')",
+    )
+    start, lineage = confirmed(database), await lineage_of(database.dsn)
+    confirmation = SlotConfirmation(SlotAdvance(database.dsn, name, "shop", step_bytes=1))
+    confirmation.begin(start, lineage)
+    opened: list[SlowlyClosing] = []
+
+    async def open_slowly_closing(slot_at: Lsn) -> ReplicationStream:
+        stream = await open_stream(
+            database.dsn,
+            name,
+            name,
+            start,
+            slot_at,
+            lineage=lineage,
+            where="source shop, stream",
+            limits=StreamLimits(1 << 20),
+        )
+        opened.append(SlowlyClosing(stream))
+        return cast("ReplicationStream", opened[-1])
+
+    insert_rows(database, 0)
+    positions = []
+    for low in (1000, 2000):
+        positions.append(Lsn.parse(database.value("SELECT pg_current_wal_flush_lsn()::text")))
+        insert_rows(database, low)
+    confirmation.record_received(positions[-1])
 
     async def confirm_when_closing() -> None:
-        await closing.wait()
-        await capture.confirm(seen[-1])
+        await opened[-1].closing.wait()
+        await confirmation.confirm(positions[0])
 
     try:
-        discovery = await capture.discover({})
-        await capture.prepare(discovery.tables)
-        async with contextlib.aclosing(capture.live(None)) as chunks, asyncio.timeout(LIMIT_S):
-            await anext(chunks)  # it streams, and no one reads on
-            for low in range(0, 60_000, 5000):
-                insert_rows(database, low, 5000)
-            for _ in range(LATE_CHECKS):
-                await capture.lag()
-            confirming = asyncio.create_task(confirm_when_closing())
-            async for chunk in chunks:
-                seen.append(chunk.position)
-                if policy.drained:
-                    break
+        async with asyncio.timeout(LIMIT_S):
+            async with confirmation.streaming(open_slowly_closing):
+                confirming = asyncio.create_task(confirm_when_closing())
             await confirming
-            insert_rows(database, 60_000)
-            while not (chunk := await anext(chunks)).batches:
-                pass
-            await capture.confirm(chunk.position)
-            while not await is_confirmed(capture, chunk.position):
-                pass
+            await confirmation.confirm(positions[1])
+            while confirmed(database) < positions[1]:  # noqa: ASYNC110 - the server is asked
+                await asyncio.sleep(0.05)
     finally:
-        await capture.close()
+        await confirmation.close()
 
 
-async def is_confirmed(capture: WalCapture, position: Lsn) -> bool:
-    confirmed = (await capture.lag()).confirmed_lsn
-    return confirmed is not None and confirmed >= position
+def confirmed(database: Database) -> Lsn:
+    return Lsn.parse(
+        database.value(
+            "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s",
+            database.name,
+        )
+    )
 
 
 ADVANCE = "SELECT pg_replication_slot_advance('{slot}', pg_current_wal_lsn())"
@@ -560,7 +571,7 @@ SELECT reply_time FROM pg_stat_replication JOIN pg_replication_slots ON pid = ac
 )
 @pytest.mark.parametrize("when", ["before", "copied", "drained"])
 async def test_exactly_once_a_slot_moved_by_another_client_is_refused(
-    database: Database, monkeypatch: pytest.MonkeyPatch, done: list[str], reason: str, when: str
+    database: Database, done: list[str], reason: str, when: str
 ) -> None:
     """I1: the changes that it skipped would be lost silently."""
 
@@ -568,14 +579,8 @@ async def test_exactly_once_a_slot_moved_by_another_client_is_refused(
         database.execute("INSERT INTO t VALUES (-1, 'late')")
         database.execute(*(statement.format(slot=database.name) for statement in done))
 
-    open_slot = DrainSlot.open
-
-    async def open_late(*args: Any, **how: Any) -> DrainSlot:
-        if when == "copied":
-            await asyncio.to_thread(meddle)
-        return await open_slot(*args, **how)
-
-    monkeypatch.setattr(DrainSlot, "open", open_late)
+    if when == "copied":
+        failpoints.arm("capture.slot_copy.before=delay:0", lambda *_: meddle())
     database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
     policy = CatchUpPolicy(above_bytes=100_000, slots=1)
     capture = capture_of(database.dsn, database.name, policy)
@@ -591,64 +596,96 @@ async def test_exactly_once_a_slot_moved_by_another_client_is_refused(
             await drain_all(capture, meddle if when == "drained" else None)
         assert raised.value.reason == reason
     finally:
+        failpoints.arm("", lambda *_: None)
         await capture.close()
 
 
-async def test_i1_the_slot_position_is_read_before_any_status_is_sent(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_i1_the_slot_position_is_read_before_any_status_is_sent(database: Database) -> None:
     """16.2, for example, moves such a slot back: then the gap can't be detected any more."""
+    name = database.name
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, note text)",
+        f"CREATE PUBLICATION {name} FOR TABLE t",
+        f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')",
+    )
     told: list[Any] = []
-    ensure_not_moved = delivery.ChangeStream._ensure_not_moved
 
-    async def look_first(self: delivery.ChangeStream, start: Lsn) -> None:
+    async def slot_position() -> Lsn:
         await asyncio.sleep(0.2)
-        told.append(database.value(REPLY_TIME, database.name))
-        await ensure_not_moved(self, start)
+        told.append(database.value(REPLY_TIME, name))
+        return confirmed(database)
 
-    monkeypatch.setattr(delivery.ChangeStream, "_ensure_not_moved", look_first)
-    database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
-    capture = capture_of(database.dsn, database.name, CatchUpPolicy(above_bytes=1 << 30))
+    async def server_position(_: str) -> Lsn:
+        return Lsn.parse(database.value("SELECT pg_current_wal_flush_lsn()::text"))
+
+    changes = ChangeStream(
+        "shop",
+        WalSettings(
+            kind="wal",
+            dsn=SecretStr(database.dsn),
+            tables=["public.t"],
+            slot=name,
+            publication=name,
+        ),
+        Relations(cast("Any", pytest.fail), lambda _: True, lambda *_: False),
+        slot_position=slot_position,
+        server_position=server_position,
+        memory_bytes=8 << 20,
+        catch_up=CatchUpPolicy(above_bytes=1 << 30),
+        spool=SpoolPolicy(1 << 30),
+        past=SlotDecodeGap(),
+    )
+    async with await connect(database.dsn) as connection:
+        server = await inspect_server(connection, database.dsn)
     try:
-        discovery = await capture.discover({})
-        await capture.prepare(discovery.tables)
-        async with contextlib.aclosing(capture.live(None)) as chunks, asyncio.timeout(LIMIT_S):
+        async with (
+            asyncio.timeout(LIMIT_S),
+            contextlib.aclosing(changes.changes(confirmed(database), server)) as chunks,
+        ):
             await anext(chunks)
     finally:
-        await capture.close()
+        await changes.close()
     assert told == [None]
 
 
-async def test_each_connection_to_the_slot_checks_the_server_lineage(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_each_connection_to_the_slot_checks_the_server_lineage(database: Database) -> None:
     """As the first one did, which read the slot's position: it may be another server by now."""
-    lineage = await lineage_of(database.dsn)
+    name, lineage = database.name, await lineage_of(database.dsn)
+    database.execute(
+        f"CREATE PUBLICATION {name}",
+        f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')",
+    )
+    another, position = f"{lineage}1", confirmed(database)
+    advance = SlotAdvance(database.dsn, name, "shop", step_bytes=1)
+    advance.start_at(Lsn(position - 1))
+    advance.lineage = another
+
+    async def move() -> None:
+        await advance.advance_to(position)
+        await advance.settle()
+
+    limits, where = StreamLimits(1 << 20), "source shop, stream"
     async with await connect(database.dsn) as connection:
         await refuse_other(connection, lineage)
-        with pytest.raises(TransientError) as raised:
-            await refuse_other(connection, f"{lineage}1")
-    assert raised.value.reason == "other_server"
-    asked: set[tuple[str, str]] = set()
-    modules = (drain_slot, slot_advance, stream)
-    for module in modules:
-
-        async def ask(
-            connection: AsyncConnection[Any], of: str, where: str = module.__name__
-        ) -> None:
-            asked.add((where, of))
-            await refuse_other(connection, of)
-
-        monkeypatch.setattr(module, "refuse_other", ask)
-    make_parts_slowly(monkeypatch)
-    database.execute("CREATE TABLE t (id int PRIMARY KEY, note text)")
-    policy = CatchUpPolicy(above_bytes=1, slots=1, part_bytes=300_000)
-    for lows in ([0], [1000, 2000, 3000, 4000]):  # the first exist before the slot
-        for low in lows:
-            insert_rows(database, low)
-        pipeline = make_pipeline(database.dsn, database.name, tmp_path, policy)
-        await run_until_rows(pipeline, tmp_path, lows[-1] + 1001)  # with the snapshot's `t`
-    assert asked == {(module.__name__, lineage) for module in modules}
+        for attempt in (
+            refuse_other(connection, another),
+            DrainSlot.open(database.dsn, name, name, lineage=another),
+            open_stream(
+                database.dsn,
+                name,
+                name,
+                position,
+                position,
+                lineage=another,
+                where=where,
+                limits=limits,
+            ),
+            move(),
+        ):
+            with pytest.raises(TransientError) as raised:
+                await attempt
+            assert raised.value.reason == "other_server"
+    assert confirmed(database) == position
 
 
 async def drain_all(capture: WalCapture, meddle: Callable[[], None] | None) -> None:

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from ingestd.decode.pgoutput import reordered_drain as commits_ahead
 from ingestd.model.lsn import Lsn
 from ingestd.postgres.wal.drain.drain import CatchUpPolicy, Drain, PartFailedError
 from ingestd.postgres.wal.drain.parts import cut
 from tests.harness.databases import lineage_of
-from tests.harness.open_transactions import OpenWriters, given_in_segments, meanings
+from tests.harness.open_transactions import OpenWriters, meanings, segmenting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -172,23 +171,22 @@ async def test_exactly_once_joined_parts_end_where_they_hold_enough(
 @pytest.mark.thorough
 @pytest.mark.parametrize(("slots", "part_bytes"), [(1, 1 << 30), (1, 100_000), (2, 50_000)])
 async def test_exactly_once_segments_come_in_commit_order(
-    database: Database, slots: int, part_bytes: int, monkeypatch: pytest.MonkeyPatch
+    database: Database, slots: int, part_bytes: int
 ) -> None:
     """I2, I3: message by message what one slot sends at commit, whatever is rolled back."""
     create(database)
     await asyncio.to_thread(write, database)
-    given = given_in_segments(database, monkeypatch)
-    policy = CatchUpPolicy(above_bytes=0, slots=slots, part_bytes=part_bytes, open_bytes=0)
+    policy = segmenting(database, slots=slots, part_bytes=part_bytes)
     messages = await drained(database, policy)
     assert messages.of_changes() == await asyncio.to_thread(of_one_slot, database)
-    assert given
+    assert policy.segmented
 
 
 @pytest.mark.parametrize(
     "seed", [1, *(pytest.param(n, marks=pytest.mark.thorough) for n in range(2, 8))]
 )
 async def test_exactly_once_segments_with_ddl_give_the_same_rows(
-    database: Database, monkeypatch: pytest.MonkeyPatch, seed: int
+    database: Database, seed: int
 ) -> None:
     """Definitions too: each change is decoded by the one that it was made with."""
     writers = OpenWriters(database, seed=seed, sessions=3, transactions=15, keeps_ddl=True)
@@ -199,10 +197,10 @@ async def test_exactly_once_segments_with_ddl_give_the_same_rows(
     with writers:
         await asyncio.to_thread(writers.join)
     plain = await drained(database, CatchUpPolicy(above_bytes=0, slots=1))
-    given = given_in_segments(database, monkeypatch)
-    messages = await drained(database, CatchUpPolicy(above_bytes=0, slots=1, open_bytes=0))
+    policy = segmenting(database, slots=1)
+    messages = await drained(database, policy)
     assert list(meanings(messages.found)) == list(meanings(plain.found))
-    assert len(given) > 5
+    assert policy.segmented > 5
     assert writers.undone
     assert writers.rolled_back
 
@@ -225,7 +223,7 @@ async def test_exactly_once_segments_with_ddl_give_the_same_rows(
 )
 @pytest.mark.parametrize("large", [False, True])
 async def test_exactly_once_whatever_is_set_in_the_database(
-    database: Database, monkeypatch: pytest.MonkeyPatch, setup: str, *, large: bool
+    database: Database, setup: str, *, large: bool
 ) -> None:
     """I2, I3: also where nothing needs segments."""
     create(database)
@@ -236,25 +234,20 @@ async def test_exactly_once_whatever_is_set_in_the_database(
             f"INSERT INTO t VALUES ({number}, 0, 'beside')",
         )
     expected = await asyncio.to_thread(of_one_slot, database)
-    given = given_in_segments(database, monkeypatch)
+    policy = segmenting(database, slots=1)
     for statement in setup.format(database.name).split(";"):
         database.execute(statement)
-    policy = CatchUpPolicy(above_bytes=0, slots=1, open_bytes=0)
     messages = await drained(database, policy)
     assert messages.of_changes() == expected
-    assert len(given) == 4 * large
+    assert policy.segmented == 4 * large
 
 
-async def test_a_drain_does_without_segments_beyond_the_limit(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_drain_does_without_segments_beyond_the_limit(database: Database) -> None:
     create(database)
     await asyncio.to_thread(write, database)
-    given = given_in_segments(database, monkeypatch)
-    monkeypatch.setattr(commits_ahead, "MOST", 2)
-    policy = CatchUpPolicy(above_bytes=0, slots=1, open_bytes=0)
+    policy = segmenting(database, slots=1, most_segmented=2)
     with pytest.raises(PartFailedError, match="more than 2"):
         await drained(database, policy)
     messages = await drained(database, policy)
     assert messages.of_changes() == await asyncio.to_thread(of_one_slot, database)
-    assert not given
+    assert not policy.segmented

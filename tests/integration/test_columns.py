@@ -16,7 +16,7 @@ from ingestd.decode.type_mapping import BUILT_IN
 from ingestd.lake.delta.read import read_raw
 from ingestd.lake.fold.plain import Row, fold
 from ingestd.model.lsn import Lsn
-from ingestd.model.row_limit import UNLIMITED_BYTES
+from ingestd.model.row_checks import UNLIMITED_BYTES
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import Split
 from ingestd.postgres.captured.columns import as_published, controlled

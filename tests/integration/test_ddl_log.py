@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from ingestd.decode.pgoutput.logical_messages import DDL_PREFIX
+from ingestd.decode.pgoutput.messages import DDL_PREFIX
 from ingestd.model.schema import TableId
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.rewrites.ddl_log import DdlEvent, parse

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ingestd.lake.delta.actions import HOLDS
+from ingestd.lake.delta.commit import HOLDS
 from ingestd.model.lsn import LAST
 from ingestd.model.schema import TableId
 from ingestd.testing.oracle.comparison import compare_source

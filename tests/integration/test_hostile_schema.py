@@ -106,7 +106,7 @@ async def test_hostile_schema_a_session_whose_options_did_not_arrive(
         names = await _pin(connection, SETTINGS, "", "claim", only_ours=not is_set)
         assert bool(names) is is_set
         async with await AsyncConnection.connect(**parameters) as other:
-            assert await connection._is_waiting_by(other)
+            assert await connection.is_waiting_by(other)
 
 
 @pytest.mark.parametrize("kind", ["wal", "polling"])

@@ -11,7 +11,7 @@ import pytest
 
 from ingestd.model.errors import TableError, TableReplacedError
 from ingestd.model.predicates import ColumnPredicate
-from ingestd.model.row_limit import UNLIMITED_BYTES
+from ingestd.model.row_checks import UNLIMITED_BYTES
 from ingestd.model.schema import Mask
 from ingestd.postgres.snapshot.key_range import KeyRange
 from ingestd.postgres.snapshot.key_splits import KeySplits

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 
 from ingestd.model.errors import TableError
-from ingestd.model.row_limit import row_limit_bytes
+from ingestd.model.row_checks import row_limit_bytes
 from ingestd.model.schema import Column, Mask, Table
 from ingestd.postgres.catalog.tables import describe, list_tables
 from ingestd.postgres.connection.session import connect

@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
 import pyarrow as pa
@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake import Schema as DeltaSchema
 
-from ingestd.lake.delta import appender as append_log
+from ingestd.lake.delta.append_log import CHECKPOINT_INTERVAL, turn_of
 from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES, ensure_plain_log, open_table
 from ingestd.lake.delta.read import read_files, read_raw
 from ingestd.lake.delta_lake import DeltaLake
@@ -32,7 +32,6 @@ from ingestd.lake.marker import (
 )
 from ingestd.lake.store.errors import storage_fault
 from ingestd.lake.store.paths import OddFileError
-from ingestd.lake.store.s3 import S3Objects
 from ingestd.lake.store.store import MARKER, Store, open_store
 from ingestd.model.errors import IngestdError, LakeLostError, OperatorError, TransientError
 from ingestd.model.lsn import Lsn
@@ -80,8 +79,10 @@ def store(running: ObjectStoreServer, way: str) -> ObjectStoreServer:
 
 
 @asynccontextmanager
-async def opened(uri: str, options: dict[str, str] | None = None) -> AsyncIterator[DeltaLake]:
-    lake = DeltaLake(uri, "shop", storage_options=options)
+async def opened(
+    uri: str, options: dict[str, str] | None = None, store: Store | None = None
+) -> AsyncIterator[DeltaLake]:
+    lake = DeltaLake(uri, "shop", storage_options=options, store=store)
     await lake.open()
     await lake.adopt("7000000000000000001")
     try:
@@ -98,10 +99,11 @@ async def commit(lake: DeltaLake, epoch: int) -> None:
 
 @pytest.mark.thorough
 async def test_an_epoch_costs_the_same_few_requests_at_any_length(
-    store: ObjectStoreServer, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: ObjectStoreServer, way: str, tmp_path: Path
 ) -> None:
-    # Checkpoints of both tables after versions 19, 39, ... 99.
-    monkeypatch.setattr(append_log, "turn_of", lambda _folder: 1)
+    # Checkpoints in a store are due after versions 15, 35, ... 95 and 16, 36, ... 96.
+    turns = [turn_of(f"shop/{name}") % CHECKPOINT_INTERVAL for name in ("_epochs", "public/orders")]
+    assert turns == [5, 4]
 
     async def requests_of(lake: DeltaLake, epoch: int) -> Counter[str]:
         store.requests()
@@ -111,13 +113,13 @@ async def test_an_epoch_costs_the_same_few_requests_at_any_length(
     async with opened(store.uri, store.options) as lake:
         found = {epoch: await requests_of(lake, epoch) for epoch in range(1, 6)}
     async with opened(str(tmp_path / "lake")) as lake:
-        for epoch in range(1, 98):
+        for epoch in range(1, 93):
             await commit(lake, epoch)
     store.begin_anew(by_deltalake=way == "deltalake")
     store.upload(tmp_path / "lake")
     async with opened(store.uri, store.options) as lake:
         # past the checkpoints of both tables, which cost more and are written alongside the commits
-        for epoch in range(98, 102):
+        for epoch in range(93, 102):
             await commit(lake, epoch)
     async with opened(store.uri, store.options) as lake:
         found |= {epoch: await requests_of(lake, epoch) for epoch in range(102, 106)}
@@ -320,25 +322,36 @@ def test_files_sent_in_parts_hold_their_rows(
     assert store.requests()["POST"] >= 2 * 2  # of either file, its begin and its end
 
 
+class MeetingStore:
+    """A store in which, once it `waits`, the calls of `count` raw tables wait for each other."""
+
+    def __init__(self, store: Store, count: int) -> None:
+        self.waits = False
+        self.met: list[str] = []
+        self._store = store
+        self._all_are_there = threading.Barrier(count, timeout=LIMIT_S)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if name not in {"create", "put_if_absent"}:
+            return found
+
+        def together(path: str, *arguments: object) -> object:
+            if self.waits and "/public/" in path:
+                self._all_are_there.wait()
+                self.met.append(name)
+            return found(path, *arguments)
+
+        return together
+
+
 async def test_many_tables_wait_for_the_store_at_the_same_time(
-    running: ObjectStoreServer, monkeypatch: pytest.MonkeyPatch
+    running: ObjectStoreServer,
 ) -> None:
     """So with 24 tables, and slow answers, an epoch takes no longer than with one."""
     running.begin_anew()
     tables = [make_table(f"t{number}") for number in range(24)]
-    met: list[str] = []
-    all_are_there = threading.Barrier(len(tables), timeout=LIMIT_S)
-
-    def wait_for_all(kind: type, name: str) -> None:
-        does = getattr(kind, name)
-
-        def together(self: object, path: str, *arguments: object) -> object:
-            if "/public/" in path:
-                all_are_there.wait()
-                met.append(name)
-            return does(self, path, *arguments)
-
-        monkeypatch.setattr(kind, name, together)
+    store = MeetingStore(open_store(running.uri, running.options), len(tables))
 
     async def commit_all(lake: DeltaLake, lsn: int) -> CommittedEpoch:
         writer = lake.begin_epoch()
@@ -346,12 +359,11 @@ async def test_many_tables_wait_for_the_store_at_the_same_time(
             await writer.append_batch(inserts(table, lsn, *IDS))
         return await writer.commit(summary(lsn, lsn + 50))
 
-    async with opened(running.uri, running.options) as lake:
+    async with opened(running.uri, running.options, cast("Store", store)) as lake:
         await commit_all(lake, 100)  # it makes the tables
-        wait_for_all(S3Objects, "open")
-        wait_for_all(S3Objects, "put_if_absent")
+        store.waits = True
         assert len((await commit_all(lake, 200)).tables) == len(tables)
-    assert sorted(met) == ["open"] * len(tables) + ["put_if_absent"] * len(tables)
+    assert sorted(store.met) == ["create"] * len(tables) + ["put_if_absent"] * len(tables)
 
 
 @pytest.mark.thorough

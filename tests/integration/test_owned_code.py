@@ -10,7 +10,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from ingestd.model.errors import TableError
-from ingestd.model.row_limit import UNLIMITED_BYTES
+from ingestd.model.row_checks import UNLIMITED_BYTES
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.planner_functions import ensure_plannable
 from ingestd.postgres.catalog.relation_lock import lock_table

@@ -15,7 +15,7 @@ import pytest
 from ingestd.model.changes import change_schema
 from ingestd.model.errors import TableChangedError, TableError, TableReplacedError, TransientError
 from ingestd.model.lsn import Lsn
-from ingestd.model.row_limit import UNLIMITED_BYTES
+from ingestd.model.row_checks import UNLIMITED_BYTES
 from ingestd.model.schema import Column, Table, TableId
 from ingestd.ports import Split
 from ingestd.postgres.catalog.block_range import BlockRange
@@ -54,30 +54,33 @@ async def exported(database: Database) -> AsyncGenerator[str, None]:
         yield row[0]
 
 
-def pages_of(dsn: str, split: Split) -> TablePages:
+def pages_of(dsn: str, split: Split, **more: Any) -> TablePages:
     return TablePages(
         dsn,
         split,
         ExportedView(dsn, split.snapshot, RowOrigin(POINT, AT)),
         row_limit_bytes=UNLIMITED_BYTES,
+        **more,
     )
 
 
-async def read(database: Database, splits: Sequence[Split]) -> list[TableBatch]:
+async def read(database: Database, splits: Sequence[Split], **more: Any) -> list[TableBatch]:
     found = []
     for split in splits:
-        pages = pages_of(database.dsn, split)
+        pages = pages_of(database.dsn, split, **more)
         found += [page.batch async for page in pages.pages()]
         await pages.close()
     return found
 
 
-async def read_whole(database: Database, name: str, target_bytes: int = WHOLE) -> list[Any]:
+async def read_whole(
+    database: Database, name: str, target_bytes: int = WHOLE, **more: Any
+) -> list[Any]:
     """All rows of a table as dicts."""
     table = await table_named(database, name)
     async with exported(database) as snapshot:
         splits = await CtidSplits(database.dsn).splits(table, snapshot, target_bytes)
-        batches = await read(database, splits)
+        batches = await read(database, splits, **more)
     for batch in batches:
         batch.rows.validate(full=True)
         assert batch.rows.schema == change_schema(table)
@@ -367,16 +370,13 @@ async def test_names_that_need_quotes(database: Database) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("large_bytes", [1, 12_000_000, 1 << 30])
-async def test_values_of_many_megabytes(
-    database: Database, monkeypatch: pytest.MonkeyPatch, large_bytes: int
-) -> None:
+async def test_values_of_many_megabytes(database: Database, large_bytes: int) -> None:
     """Whether or not the next block is read before one is done with."""
-    monkeypatch.setattr("ingestd.postgres.snapshot.page_reader.LARGE_BLOCK_BYTES", large_bytes)
     database.execute(
         "CREATE TABLE big (id int PRIMARY KEY, body text)",
         "INSERT INTO big SELECT i, repeat(i::text, 9000000) FROM generate_series(1, 4) i",
     )
-    rows = await read_whole(database, "big")
+    rows = await read_whole(database, "big", large_block_bytes=large_bytes)
     assert sorted((r["id"], r["body"][0], len(r["body"])) for r in rows) == [
         (i, str(i), 9_000_000) for i in range(1, 5)
     ]

@@ -238,7 +238,7 @@ async def test_the_liveness_probe_is_answered_whatever_is_set(
         await psycopg.AsyncConnection.connect(dsn, autocommit=True) as other,
     ):
         before = await (await other.execute("SHOW IntervalStyle")).fetchone()
-        assert await connection._is_waiting_by(other)
+        assert await connection.is_waiting_by(other)
         assert await (await other.execute("SHOW IntervalStyle")).fetchone() == before
 
 

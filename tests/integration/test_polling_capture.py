@@ -14,15 +14,14 @@ from ingestd.model.lake_state import LakeState, RegisteredTable, TableState
 from ingestd.model.lsn import ZERO, Lsn
 from ingestd.model.schema import TableId
 from ingestd.ports import Resumed, SnapshotPage
-from ingestd.postgres.polling import scheduler as polls
 from ingestd.postgres.polling.capture import PollingCapture
-from ingestd.postgres.polling.keys import delete_sweep as sweep
-from ingestd.postgres.polling.keys import lake_keys
+from ingestd.postgres.polling.keys.delete_sweep import SweepPolicy
+from ingestd.postgres.polling.keys.lake_keys import KeyPartition
 from ingestd.postgres.polling.progress import PollProgress
 from ingestd.postgres.settings import PollingSettings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
     from ingestd.model.changes import TableBatch
     from ingestd.model.schema import Table
@@ -59,11 +58,27 @@ class MemoryLake:
         return LakeState(len(self.batches), self.position, {}, {T: known}, origin)
 
 
+@dataclass
+class NotifyingLake(MemoryLake):
+    """Calls `reading` with the columns before each read of its changes."""
+
+    reading: Callable[[Sequence[str]], Awaitable[None]] | None = None
+
+    async def changes(
+        self, table: TableId, columns: Sequence[str]
+    ) -> AsyncGenerator[pa.RecordBatch, None]:
+        if self.reading is not None:
+            await self.reading(columns)
+        async for rows in super().changes(table, columns):
+            yield rows
+
+
 class Source:
     """A capture of table t, and what it gives."""
 
     def __init__(self, database: Database, lake: MemoryLake, **changes: Any) -> None:
         memory_bytes = changes.pop("memory_bytes", 1 << 24)
+        sweeps = changes.pop("sweeps", SweepPolicy())
         settings = PollingSettings.model_validate(
             {
                 "kind": "polling",
@@ -74,7 +89,9 @@ class Source:
             }
         )
         self.lake = lake
-        self.capture = PollingCapture("shop", settings, memory_bytes=memory_bytes, log=lake)
+        self.capture = PollingCapture(
+            "shop", settings, memory_bytes=memory_bytes, log=lake, sweeps=sweeps
+        )
         self.table: Table | None = None
         self.origin = ""
         self._live: AsyncGenerator[Any, None] | None = None
@@ -154,7 +171,7 @@ class Source:
         await self.capture.close()
 
 
-def part_of(lake: MemoryLake) -> lake_keys.KeyPartition:
+def part_of(lake: MemoryLake) -> KeyPartition:
     """What the lake says the sweep is at."""
     progress = PollProgress.parse(lake.resume)
     assert progress is not None
@@ -236,60 +253,71 @@ async def test_every_row_is_a_u_where_keys_take_too_much_memory(
 
 @pytest.mark.thorough
 async def test_a_sweep_of_many_passes_continues_after_a_restart(
-    source: Database, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    source: Database, options: dict[str, Any]
 ) -> None:
-    begun: list[lake_keys.KeyPartition] = []
-    parts_held = lake_keys.parts_held
-
-    def recorded(log: Any, table: Table, limit: int, first: lake_keys.KeyPartition) -> Any:
-        begun.append(first)
-        return parts_held(log, table, limit, first)
-
-    monkeypatch.setattr(lake_keys, "_LEAST_BYTES", 1)
-    monkeypatch.setattr(sweep, "parts_held", recorded)
     swept = {"public.t": {**options.get("table", {}).get("public.t", {}), "detect_deletes": "50ms"}}
-    lake = MemoryLake()
+    more: dict[str, Any] = {"memory_bytes": 1024, "sweeps": SweepPolicy(least_key_bytes=1)}
+    lake = NotifyingLake()
     source.execute("INSERT INTO t SELECT i FROM generate_series(21, 200) i")
-    capture = await Source(source, lake, table=swept, memory_bytes=1024).start()
+    capture = await Source(source, lake, table=swept, **more).start()
     source.execute("DELETE FROM t")
     gone = await capture.changes(1)
     while (at := part_of(lake)).number == 0:
         gone += await capture.changes(1)
     await capture.close()
-    begun.clear()
-    again = await Source(source, lake, table=swept, memory_bytes=1024).start()
+    again = Source(source, lake, table=swept, **more)
+    parts: list[KeyPartition] = []
+
+    async def note(_: Sequence[str]) -> None:
+        parts.append(again.capture.polls.states[T].part)
+
+    lake.reading = note
+    await again.start()
     while len(gone) < 200:
         gone += await again.changes(1)
     assert sorted(gone) == [("d", key) for key in range(1, 201)]
-    assert begun[0] == at
+    assert parts[0] == at
+    assert len(parts) > 1
+    assert all(part.number / part.count >= at.number / at.count for part in parts)
     await again.close()
 
 
 async def test_what_a_poll_could_not_look_at_is_swept_again_soon(
-    source: Database, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    source: Database, options: dict[str, Any]
 ) -> None:
     """Not an hour later."""
     swept = {"public.t": {**options.get("table", {}).get("public.t", {}), "detect_deletes": "1h"}}
-    lake = MemoryLake()
+    lake = NotifyingLake()
     await (await Source(source, lake, table=swept).start()).close()
     progress = PollProgress.parse(lake.resume)
     assert progress is not None
     lake.resume = replace(progress, swept_at=progress.swept_at - 7200).to_text()
     source.execute("DELETE FROM t WHERE id = 7")
-    looks = 0
+    capture = Source(
+        source, lake, table=swept, lock_timeout="50ms", sweeps=SweepPolicy(restart_s=0.1)
+    )
+    sweeps = 0
+    with source.connect(autocommit=False) as holder:
 
-    async def slow_once(connection: Any, *of: Any) -> pa.RecordBatch:
-        nonlocal looks
-        looks += 1
-        if looks == 1:
-            await connection.execute("SET LOCAL statement_timeout = 1; SELECT pg_sleep(10)")
-        return await sweep.absent(connection, *of)
+        async def lock_once(columns: Sequence[str]) -> None:
+            """Lock the table once a sweep has read it: the poll can't look at what it found."""
+            nonlocal sweeps
+            if "_cdc_op" not in columns:
+                sweeps += 1
+                if sweeps == 1:
+                    await asyncio.to_thread(holder.execute, "LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
 
-    monkeypatch.setattr(polls, "absent", slow_once)
-    monkeypatch.setattr(polls, "SWEEP_RETRY_S", 0.1)
-    capture = await Source(source, lake, table=swept).start()
-    assert await capture.changes(1) == [("d", 7)]
-    assert looks == 2
+        async def release() -> None:
+            while not (sweeps and capture.capture.polls.states[T].unlooked):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            holder.rollback()
+
+        lake.reading = lock_once
+        await capture.start()
+        releasing = asyncio.create_task(release())
+        assert await capture.changes(1) == [("d", 7)]
+        await releasing
+    assert sweeps == 2
     await capture.close()
 
 
@@ -319,19 +347,33 @@ async def test_the_lag_of_a_table_just_dropped_is_reported(
 
 
 async def test_a_sweep_result_may_be_cleared_while_a_poll_reads_it(
-    source: Database, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    source: Database, options: dict[str, Any]
 ) -> None:
     swept = {"public.t": {**options.get("table", {}).get("public.t", {}), "detect_deletes": "50ms"}}
-    capture = await Source(source, MemoryLake(), table=swept).start()
+    lake = NotifyingLake()
+    # Polls are so rare that one which finds deleted rows does nothing else.
+    capture = await Source(source, lake, table=swept, interval="3s").start()
+    with source.connect(autocommit=False) as holder:
 
-    async def leaving(*of: Any) -> pa.RecordBatch:
-        gone = await sweep.absent(*of)
-        await capture.capture.prepare([])
-        return gone
+        async def lock(columns: Sequence[str]) -> None:
+            if "_cdc_op" not in columns and not clearing.done():
+                await asyncio.to_thread(holder.execute, "LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
 
-    monkeypatch.setattr(polls, "absent", leaving)
-    source.execute("DELETE FROM t WHERE id = 7")
-    assert await capture.changes(1) == [("d", 7)]
+        async def clear() -> None:
+            waiting = (
+                "SELECT count(*) > 0 FROM pg_locks WHERE relation = 't'::regclass AND NOT granted"
+            )
+            state = capture.capture.polls.states[T]
+            while not (state.missing and await asyncio.to_thread(source.value, waiting)):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            await capture.capture.prepare([])
+            holder.rollback()
+
+        clearing = asyncio.create_task(clear())
+        lake.reading = lock
+        source.execute("DELETE FROM t WHERE id = 7")
+        assert await capture.changes(1) == [("d", 7)]
+        await clearing
     await capture.close()
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from ingestd.model.row_limit import UNLIMITED_BYTES
+from ingestd.model.row_checks import UNLIMITED_BYTES
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.polling.poll import TablePoll, backend_of, begin_poll, look_at
 from ingestd.postgres.polling.progress import PollProgress, SeenXids

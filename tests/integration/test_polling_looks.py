@@ -12,7 +12,7 @@ import pytest
 
 from ingestd.decode.type_mapping import lake_type
 from ingestd.model.lsn import Lsn
-from ingestd.model.row_limit import UNLIMITED_BYTES
+from ingestd.model.row_checks import UNLIMITED_BYTES
 from ingestd.model.schema import Column, Table, TableId
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.polling.poll import (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
@@ -18,17 +18,15 @@ from psycopg import AsyncCursor
 
 from ingestd.model.changes import TableBatch
 from ingestd.model.errors import TableChangedError, TransientError
-from ingestd.model.row_limit import UNLIMITED_BYTES
+from ingestd.model.row_checks import UNLIMITED_BYTES
 from ingestd.model.schema import Mask
 from ingestd.ports import Split
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.connection.session import connect
-from ingestd.postgres.polling.keys import delete_sweep as sweep
-from ingestd.postgres.polling.keys import lake_keys
-from ingestd.postgres.polling.keys.delete_sweep import Sweep, absent
+from ingestd.postgres.polling.keys.delete_sweep import Sweep, SweepPolicy, absent
 from ingestd.postgres.polling.keys.key_pages import KeyPages
 from ingestd.postgres.polling.keys.key_set import KeySet
-from ingestd.postgres.polling.keys.lake_keys import KeyPartition
+from ingestd.postgres.polling.keys.lake_keys import WHOLE, KeyPartition
 from ingestd.postgres.settings import PollingSettings
 from ingestd.postgres.snapshot.page_source import CopyPageSource
 from tests.harness.collations import make_collations
@@ -36,6 +34,7 @@ from tests.integration.test_key_splits import AFTER, KEYS, PREPARE
 from tests.integration.test_pages import exported, table_named
 
 if TYPE_CHECKING:
+    from ingestd.digests.value_hashes import Hashes
     from ingestd.model.schema import Table, TableId
     from ingestd.postgres.connection.liveness import LivenessCheckedConnection
     from ingestd.testing.embedded.postgres import PostgresServer
@@ -102,7 +101,14 @@ def settings_of(database: Database, **more: Any) -> PollingSettings:
 def sweep_of(database: Database, table: Table, keys: KeySet | None, log: Log, **more: Any) -> Sweep:
     settings = settings_of(database, **more)
     return Sweep(
-        settings, table, keys, log, key_bytes=1 << 20, row_limit_bytes=UNLIMITED_BYTES, page_rows=64
+        settings,
+        table,
+        keys,
+        log,
+        key_bytes=1 << 20,
+        row_limit_bytes=UNLIMITED_BYTES,
+        page_rows=64,
+        policy=SweepPolicy(retry_s=0.01),
     )
 
 
@@ -116,6 +122,7 @@ def in_parts(database: Database, table: Table, log: Log, **more: Any) -> Sweep:
         key_bytes=1600,
         row_limit_bytes=UNLIMITED_BYTES,
         page_rows=64,
+        policy=SweepPolicy(least_key_bytes=1),
         **more,
     )
 
@@ -291,8 +298,7 @@ async def test_more_keys_than_fit_are_swept_part_by_part(database: Database) -> 
     table = await keyed(database)
     log = await lake_of(database, table)
     database.execute("DELETE FROM t WHERE number % 10 = 0")
-    with mock.patch.object(lake_keys, "_LEAST_BYTES", 1):
-        found = await found_by(in_parts(database, table, log))
+    found = await found_by(in_parts(database, table, log))
     assert keys_in(table, found) == numbered(table, log, DELETED)
 
 
@@ -306,13 +312,12 @@ async def test_a_sweep_resumes_at_the_interrupted_part(database: Database) -> No
     part_by_part = partial(in_parts, database, table, log, began=begun.append)
 
     found = []
-    with mock.patch.object(lake_keys, "_LEAST_BYTES", 1):
-        async with aclosing(part_by_part(first=lake_keys.WHOLE).missing()) as batches:
-            async for rows in batches:
-                if len(begun) == 3:
-                    break  # what is found in the part is lost with it
-                found.append(rows)
-        found += await found_by(part_by_part(first=begun[-1]))
+    async with aclosing(part_by_part(first=WHOLE).missing()) as batches:
+        async for rows in batches:
+            if len(begun) == 3:
+                break  # what is found in the part is lost with it
+            found.append(rows)
+    found += await found_by(part_by_part(first=begun[-1]))
     assert keys_in(table, found) == numbered(table, log, DELETED)
     numbers = [part.number for part in begun]
     assert numbers == [0, 1, 2, *range(2, begun[0].count)]
@@ -397,19 +402,21 @@ async def test_keys_that_went_meanwhile_are_no_candidates(database: Database) ->
     table = await keyed(database)
     log = await lake_of(database, table)
     database.execute("DELETE FROM t WHERE number <= 2")
-    keys = await loaded(log, table)
     gone = log.rows.filter(pc.equal(log.rows["number"], 1)).combine_chunks().to_batches()[0]
     index = gone.schema.get_field_index("_cdc_op")
-    pages = Sweep._pages
+    rows = gone.set_column(index, "_cdc_op", pa.array(["d"]))
 
-    async def meanwhile(self: Sweep) -> AsyncGenerator[Any, None]:
-        async for page in pages(self):
-            rows = gone.set_column(index, "_cdc_op", pa.array(["d"]))
-            keys.apply_changes(TableBatch(table, rows, rows.nbytes))
-            yield page
+    class ChangingKeys(KeySet):
+        """Loses a key while a sweep reads the others."""
 
-    with mock.patch.object(Sweep, "_pages", meanwhile):
-        found = await found_by(sweep_of(database, table, keys, log))
+        @contextmanager
+        def still(self) -> Iterator[Hashes]:
+            with super().still() as hashes:
+                self.apply_changes(TableBatch(table, rows, rows.nbytes))
+                yield hashes
+
+    keys = await ChangingKeys.load(log, table, limit_bytes=1 << 20)
+    found = await found_by(sweep_of(database, table, keys, log))
     assert keys_in(table, found) == ["[2]"]
 
 
@@ -464,7 +471,7 @@ async def test_a_sweep_continues_after_transient_faults(database: Database) -> N
             database.execute(f"SELECT pg_terminate_backend({connection.info.backend_pid}, 5000)")
         return await read(self, connection, place, rows)
 
-    with mock.patch.object(KeyPages, "page", page), mock.patch.object(sweep, "RETRY_S", 0.01):
+    with mock.patch.object(KeyPages, "page", page):
         found = await found_by(sweep_of(database, table, keys, log))
     assert keys_in(table, found) == numbered(table, log, DELETED)
     assert asked[:3] == [None, None, (b"71",)]
@@ -480,7 +487,7 @@ async def test_a_sweep_of_a_table_that_stays_locked_or_is_another_ends(
     keys = await loaded(log, table)
     with postgres.connect(database.name, autocommit=False) as connection:
         connection.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
-        with mock.patch.object(sweep, "RETRY_S", 0.01), pytest.raises(TransientError) as fault:
+        with pytest.raises(TransientError) as fault:
             await found_by(sweep_of(database, table, keys, log, lock_timeout="50ms"))
         assert fault.value.reason == "lock_timeout"
     for statement in ("ALTER TABLE t RENAME id TO other", "DROP TABLE t"):

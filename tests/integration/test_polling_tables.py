@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,10 +13,10 @@ from ingestd.model.lake_state import RegisteredTable, TableEvent, TableState, re
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import TableId
 from ingestd.postgres.connection.session import connect
-from ingestd.postgres.polling import preflight
 from ingestd.postgres.polling.connector import PollingFactory
 from ingestd.postgres.polling.discovery import PolledTables
 from ingestd.postgres.polling.polled_table import Cursor
+from ingestd.postgres.polling.preflight import preflight
 from ingestd.postgres.polling.progress import PollProgress, SeenXids
 from ingestd.postgres.polling.server import inspect_polled_server
 from ingestd.postgres.settings import PollingSettings
@@ -601,13 +601,12 @@ async def test_check_names_what_fails_and_what_matches_nothing(
     assert by_subject(lines, "tables").detail == "no table matches 'other.*' in `tables`"
 
 
-async def test_check_says_that_clocks_are_apart(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_check_says_that_clocks_are_apart(database: Database) -> None:
     database.execute(WHOLE)
     assert not [line for line in await check(database.dsn) if line.subject == "clock"]
-    monkeypatch.setattr(preflight, "CLOCK_S", -1.0)
-    line = by_subject(await check(database.dsn), "clock")
+    later = datetime.now(UTC) + timedelta(minutes=2)
+    lines = await preflight("shop", settings(database.dsn), now=lambda: later)
+    line = by_subject(lines, "clock")
     assert (line.level, line.remedy) == ("warn", "synchronize both with NTP")
 
 

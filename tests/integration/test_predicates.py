@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from ingestd.model.predicates import ColumnPredicate, IsNull, NotNull, OneOf, Operator, kept
-from ingestd.model.row_limit import UNLIMITED_BYTES
+from ingestd.model.row_checks import UNLIMITED_BYTES
 from ingestd.model.schema import Mask
 from ingestd.postgres.snapshot.ctid_splits import CtidSplits
 from ingestd.postgres.snapshot.page_source import CopyPageSource

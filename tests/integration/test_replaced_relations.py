@@ -18,7 +18,7 @@ from psycopg.conninfo import make_conninfo
 
 from ingestd.model.errors import TableChangedError, TableError
 from ingestd.model.lsn import Lsn
-from ingestd.model.row_limit import UNLIMITED_BYTES
+from ingestd.model.row_checks import UNLIMITED_BYTES
 from ingestd.ports import Split
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.connection.pinned_settings import WHERE_KNOWN

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ingestd.decode.pgoutput.frames import split_frames
+from ingestd.decode.pgoutput.messages import split_frames
 from ingestd.model.errors import OperatorError, TransientError
 from ingestd.model.lsn import ZERO, Lsn
 from ingestd.postgres.connection.session import connect
-from ingestd.postgres.transport.channels.opening import Channels
-from ingestd.postgres.transport.copy_reader import CopyReader
+from ingestd.postgres.transport.copy_reader import Channels, CopyReader
 from ingestd.postgres.wal.replication_stream import ReplicationStream, StreamLimits
 from tests.harness.channels import WAYS, dsn_by
 from tests.harness.databases import fresh_database
@@ -165,7 +164,7 @@ async def test_reading_stops_at_the_limit_and_status_continues(
     async with streaming(dsn, database.name, limit_bytes=1 << 16) as stream:
         found = await asyncio.wait_for(stream.receive(), LIMIT_S)
         assert len(found.block().buffer) < 5 << 20  # a turn or two, not all
-        await stream.confirm(now)
+        await stream.report_durable(now)
 
         def confirmed() -> bool:
             text = database.value(

@@ -22,7 +22,7 @@ from ingestd.decode.pgoutput.decoder import PgoutputDecoder
 from ingestd.decode.type_mapping import Types, override_type
 from ingestd.model.changes import change_schema
 from ingestd.model.lsn import Lsn
-from ingestd.model.row_limit import UNLIMITED_BYTES
+from ingestd.model.row_checks import UNLIMITED_BYTES
 from ingestd.ports import Split
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.tables import describe, list_tables, list_types

@@ -33,7 +33,7 @@ async def test_a_slot_is_moved_by_steps_and_small_ones_wait(database: Database) 
 
     async def moved(nbytes: int) -> bool:
         position = Lsn(start + nbytes)
-        await advance.confirm(position)
+        await advance.advance_to(position)
         await advance.settle()
         return confirmed(database) == position
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -211,9 +211,8 @@ def listens_at(process: psutil.Process, port: int) -> bool:
 
 
 @pytest.mark.parametrize("says", [b"", b"n", b"n" * 32 + b"\n", b"n" * 32 + b"\n" + b"0" * 67])
-async def test_a_stranger_has_little_time(says: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_jobs.source.keeper.AUTHENTICATION_LIMIT_S", 0.3)
-    async with keeper_here() as keeper:
+async def test_a_stranger_has_little_time(says: bytes) -> None:
+    async with keeper_here(authentication_limit_s=0.3) as keeper:
         reader, writer = await asyncio.open_connection(keeper.host, keeper.port)
         writer.write(says)
         async with asyncio.timeout(LIMIT_S):
@@ -223,9 +222,8 @@ async def test_a_stranger_has_little_time(says: bytes, monkeypatch: pytest.Monke
         assert await asyncio.to_thread(is_there, keeper)
 
 
-async def test_strangers_do_not_keep_readers_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_jobs.source.keeper.MOST_STRANGERS", 4)
-    async with keeper_here() as keeper, asyncio.timeout(LIMIT_S):
+async def test_strangers_do_not_keep_readers_out() -> None:
+    async with keeper_here(most_strangers=4) as keeper, asyncio.timeout(LIMIT_S):
         own, _ = await asyncio.to_thread(connected, keeper)
         strangers = []
         for _ in range(12):
@@ -246,10 +244,10 @@ def connected(keeper: KeeperAddress) -> tuple[_LeaseConnection, socket.socket]:
 
 
 @asynccontextmanager
-async def keeper_here() -> AsyncIterator[KeeperAddress]:
+async def keeper_here(**limits: Any) -> AsyncIterator[KeeperAddress]:
     """Run a keeper in this event loop."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = KeeperServer(SnapshotKeeper(), "token")
+        server = KeeperServer(SnapshotKeeper(), "token", **limits)
         serving = asyncio.create_task(server.serve(listener))
         yield KeeperAddress("127.0.0.1", listener.getsockname()[1], "token")
         serving.cancel()

@@ -19,15 +19,14 @@ from ingestd.model.lsn import ZERO, Lsn
 from ingestd.pipeline.filling_epoch import EpochPolicy
 from ingestd.pipeline.pipeline import Pipeline
 from ingestd.pipeline.policy import PipelinePolicy
-from ingestd.postgres.connection import liveness as watched
+from ingestd.postgres.connection.liveness import LivenessPolicy
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.connection.wal_position import insert_position
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal.capture import WalCapture
 from ingestd.postgres.wal.drain.drain import CatchUpPolicy
 from ingestd.postgres.wal.preflight import preflight
-from ingestd.postgres.wal.slots import create as slot_making
-from ingestd.postgres.wal.slots.create import prepare_slot, temporary_point
+from ingestd.postgres.wal.slots.create import SlotCreationPolicy, prepare_slot, temporary_point
 from ingestd.testing.oracle.comparison import compare_source
 from tests.harness.compare import assert_change_log_is_sound, await_listed, epochs
 from tests.harness.shop_servers import (
@@ -56,7 +55,7 @@ from tests.unit.pipeline.fixtures import watch
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ingestd.postgres.wal.slots.slot import ExportedPoint
+    from ingestd.postgres.wal.slots.create import ExportedPoint
     from ingestd.testing.embedded.daemon import Daemon
     from tests.conftest import MakeDaemon
     from tests.harness.databases import Database
@@ -249,16 +248,12 @@ def test_a_slot_whose_rows_a_standby_lost_says_so(
             daemon.close()
 
 
-def watch_impatiently(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let an answer be doubted after a moment."""
-    for limit in ("SILENT_S", "AGAIN_S", "ON_ITS_WAY_S", "LOOK_EVERY_S"):
-        monkeypatch.setattr(watched, limit, 0.3)
+IMPATIENT = LivenessPolicy(silent_s=0.3, again_s=0.3, in_flight_s=0.3, probe_interval_s=0.3)
+"""Doubts an answer after a moment."""
 
 
 @pytest.mark.thorough
-async def test_a_slot_advance_that_waits_for_a_standby_is_not_lost(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_slot_advance_that_waits_for_a_standby_is_not_lost() -> None:
     with server_of(18) as primary:
         shop = with_shop(primary)
         with standby_of(primary) as standby:
@@ -268,8 +263,7 @@ async def test_a_slot_advance_that_waits_for_a_standby_is_not_lost(
             shop.execute(
                 "SELECT pg_create_logical_replication_slot('s', 'pgoutput', false, false, true)"
             )
-            watch_impatiently(monkeypatch)
-            async with await connect(shop.dsn) as connection:
+            async with await connect(shop.dsn, liveness=IMPATIENT) as connection:
                 os.kill(receiver, signal.SIGSTOP)
                 try:
                     shop.execute("UPDATE orders SET note = 'new'")
@@ -287,22 +281,18 @@ async def test_a_slot_advance_that_waits_for_a_standby_is_not_lost(
 
 
 @pytest.mark.thorough
-async def test_a_slot_on_the_standby_of_an_idle_primary_says_it_waits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_slot_on_the_standby_of_an_idle_primary_says_it_waits() -> None:
     with server_of(18, {"checkpoint_timeout": "1h"}) as primary:
         shop = with_shop(primary)
         with standby_of(primary) as standby:
             await asyncio.to_thread(await_replayed, primary, standby)
             other = shop_on(standby)
-            monkeypatch.setattr(slot_making, "STANDBY_PATIENCE_S", 1.0)
             with pytest.raises(TransientError) as waits:
-                await temporary_point(settings(other))
+                await temporary_point(settings(other), SlotCreationPolicy(1.0))
             assert waits.value.reason == "standby_waits"
             assert not other.slots()
-            monkeypatch.setattr(slot_making, "STANDBY_PATIENCE_S", LIMIT_S)
-            watch_impatiently(monkeypatch)
-            making = asyncio.create_task(temporary_point(settings(other)))
+            patient = SlotCreationPolicy(LIMIT_S, IMPATIENT)
+            making = asyncio.create_task(temporary_point(settings(other), patient))
             await asyncio.wait([making], timeout=4)
             assert not making.done()  # the server works on it, although it seems idle
             statement = (waits.value.remedy or "").partition(";")[0]
@@ -317,22 +307,24 @@ async def test_a_slot_on_the_standby_of_an_idle_primary_says_it_waits(
 
 
 @pytest.mark.thorough
-async def test_a_slot_is_created_in_steps_on_an_idle_primarys_standby(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_slot_is_created_in_steps_on_an_idle_primarys_standby() -> None:
     """Its remedy, once for each attempt, is enough: the slot of the first is kept."""
     with server_of(18, {"checkpoint_timeout": "1h"}) as primary:
         shop = with_shop(primary)
         with standby_of(primary) as standby:
             await asyncio.to_thread(await_replayed, primary, standby)
             other = shop_on(standby)
-            monkeypatch.setattr(slot_making, "STANDBY_PATIENCE_S", 3.0)
             async with await connect(other.dsn) as control:
 
                 async def attempt() -> ExportedPoint | None:
                     making = asyncio.create_task(
                         prepare_slot(
-                            control, settings(other), renew=False, unread_above=ZERO, where="shop"
+                            control,
+                            settings(other),
+                            renew=False,
+                            unread_above=ZERO,
+                            where="shop",
+                            policy=SlotCreationPolicy(3.0),
                         )
                     )
                     await asyncio.sleep(1)

@@ -17,11 +17,9 @@ from psycopg.conninfo import make_conninfo
 
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.transport.channels import tls
-from ingestd.postgres.transport.channels.libpq import LibpqChannel
-from ingestd.postgres.transport.channels.opening import Channels
 from ingestd.postgres.transport.channels.tls import TlsChannel
 from ingestd.postgres.transport.copy_out import CopyOut
-from ingestd.postgres.transport.copy_reader import CopyReader
+from ingestd.postgres.transport.copy_reader import Channels, CopyReader
 from tests.harness.certificates import Authority
 from tests.harness.channels import encrypted
 from tests.harness.databases import fresh_database
@@ -162,7 +160,7 @@ async def test_keys_that_are_changed_meanwhile_are_followed(
     connection = await connect(encrypted(shop.dsn, secure))
     assert connection.pgconn.ssl_in_use
     library = tls.find_library()
-    update = ctypes.PyDLL(tls._file_of_libpq()).SSL_key_update
+    update = ctypes.PyDLL(tls.file_of_libpq()).SSL_key_update
     update.argtypes = [ctypes.c_void_p, ctypes.c_int]
     copy = CopyOut(connection)
     async with asyncio.timeout(LIMIT_S):
@@ -184,7 +182,7 @@ async def test_a_connection_that_is_closed_under_the_reader_ends_it(
         reader = CopyReader(await Channels(connection).open())
         async with asyncio.timeout(LIMIT_S):
             await reader.start(f"COPY ({MANY}) TO STDOUT".encode())
-            while not reader._has_read_on:
+            while not reader.has_read_on:
                 await reader.collect(0.05)
                 reader.read_nowait()
             reading = asyncio.create_task(reader.collect(5.0))
@@ -224,28 +222,18 @@ async def test_a_pooler_that_speaks_tls_is_read(database: Database, tmp_path: Pa
         )
 
 
-async def test_without_openssls_functions_libpq_reads(
-    secure: TlsServer, shop: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(tls._FUNCTIONS, "read", ("SSL_read_no_more", ctypes.c_int, []))
-    tls._library.cache_clear()
-    try:
-        connection = await connect(encrypted(shop.dsn, secure))
-        assert await kind_of(connection) is LibpqChannel
-        copy = CopyOut(connection)
-        async with asyncio.timeout(LIMIT_S):
-            await start(copy, ROWS)
-            assert await read_on(copy) == EXPECTED
-            await copy.close()
-    finally:
-        tls._library.cache_clear()
+def test_without_openssls_functions_there_is_no_channel() -> None:
+    """Then libpq reads (`dsn_by`)."""
+    assert tls.usable_library() is not None
+    lacking = {**tls.FUNCTIONS, "read": ("SSL_read_no_more", ctypes.c_int, [])}
+    assert tls.usable_library(lacking) is None
 
 
 def test_a_function_that_the_program_has_too_is_not_called(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The linker may have chosen it for libpq."""
-    own = ctypes.PyDLL(tls._file_of_libpq())
+    own = ctypes.PyDLL(tls.file_of_libpq())
 
     class Program:
         SSL_read = own.SSL_write
@@ -261,7 +249,7 @@ def test_a_function_that_the_program_has_too_is_not_called(
 SCRIPT = """
 import asyncio, sys
 from psycopg import pq, sql
-from ingestd.postgres.transport.channels.opening import Channels
+from ingestd.postgres.transport.copy_reader import Channels
 from ingestd.postgres.transport.copy_out import CopyOut
 from ingestd.postgres.connection.session import connect
 async def main():

@@ -10,7 +10,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from ingestd.model.errors import TableError
-from ingestd.model.row_limit import UNLIMITED_BYTES
+from ingestd.model.row_checks import UNLIMITED_BYTES
 from ingestd.ports import Split
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.snapshot.page_reader import TablePages

@@ -18,12 +18,13 @@ from psycopg import AsyncConnection
 from typer.testing import CliRunner
 
 from ingestd import cli
+from ingestd.app.verify import verify
 from ingestd.lake.delta.read import read_raw
 from ingestd.lake.layout import Layout
 from ingestd.lake.maintenance.process import maintain
 from ingestd.model.schema import TableId
-from ingestd.postgres import verify_source as verified_source
-from ingestd.postgres.snapshot import page_reader as pages
+from ingestd.postgres.verify_source import SourceAtPoint
+from ingestd.terminal.verify import Untold
 from ingestd.testing.oracle.comparison import await_caught_up
 from tests.harness.compare import registry
 from tests.harness.config import polling_config, wal_config
@@ -65,6 +66,25 @@ class Shop:
         if found.exception is not None and not isinstance(found.exception, SystemExit):
             raise found.exception
         return found.exit_code, found.stdout if "--json" in more else found.output
+
+    def verify_by(
+        self, source_type: type[SourceAtPoint], *tables: str
+    ) -> tuple[int, dict[str, dict[str, Any]]]:
+        """Verify as the command does, with another way to read the source."""
+        with ticking(self.database):
+            found = verify(
+                self.daemon.config_path,
+                "shop",
+                tables,
+                wait_s=LIMIT_S,
+                memory_bytes=None,
+                rate_bytes_per_s=None,
+                shown=20,
+                with_values=False,
+                progress=Untold(),
+                source_type=source_type,
+            )
+        return found.exit_code, by_table(json.dumps(found.to_json()))
 
     def report(self, *more: str) -> dict[str, dict[str, Any]]:
         _, said = self.verify("--json", *more)
@@ -423,27 +443,25 @@ def test_joined_files_of_a_table_that_was_once_sent_whole(
 @pytest.mark.thorough
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_a_locked_table_is_not_waited_for(
-    database: Database, make_shop: Any, monkeypatch: pytest.MonkeyPatch, *, is_cut: bool
+    database: Database, make_shop: Any, *, is_cut: bool
 ) -> None:
     """Neither where its size is asked for, nor where it is read: the snapshot would be kept."""
     database.execute("CREATE TABLE aa (id int PRIMARY KEY)", "CREATE TABLE bb (id int PRIMARY KEY)")
     shop: Shop = make_shop(("public.aa", "public.bb"))
-    monkeypatch.setattr(verified_source, "LOCK_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(pages, "LOCK_TIMEOUT_S", 0.5)
-    splits = verified_source.SourceAtPoint.splits
     with database.connect(autocommit=False) as holder:
 
-        async def cut(self: verified_source.SourceAtPoint, table: Table) -> Sequence[Split]:
-            if not is_cut:
-                holder.execute("LOCK TABLE aa IN ACCESS EXCLUSIVE MODE")
-            found = await splits(self, table)
-            holder.execute("LOCK TABLE aa IN ACCESS EXCLUSIVE MODE")
-            return found
+        class Locked(SourceAtPoint):
+            lock_timeout_s = 0.5
 
-        monkeypatch.setattr(verified_source.SourceAtPoint, "splits", cut)
-        code, said = shop.verify("--json", "public.aa", "public.bb")
+            async def splits(self, table: Table) -> Sequence[Split]:
+                if not is_cut:
+                    holder.execute("LOCK TABLE aa IN ACCESS EXCLUSIVE MODE")
+                found = await super().splits(table)
+                holder.execute("LOCK TABLE aa IN ACCESS EXCLUSIVE MODE")
+                return found
+
+        code, found = shop.verify_by(Locked, "public.aa", "public.bb")
         holder.rollback()
-    found = by_table(said)
     assert found["public.bb"]["state"] == "equal"
     assert found["public.aa"]["state"] == "not compared"
     assert "holds a lock on it" in found["public.aa"]["fault"]["what"]
@@ -474,22 +492,19 @@ def test_a_damaged_file_is_a_fault_of_its_table_alone(
     assert code == 1
 
 
-def test_tables_compared_before_a_fault_are_reported(
-    database: Database, make_shop: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_compared_before_a_fault_are_reported(database: Database, make_shop: Any) -> None:
     database.execute(*(f"CREATE TABLE {n} (id int PRIMARY KEY)" for n in ("aa", "bb", "cc")))
     shop: Shop = make_shop(("public.aa", "public.bb", "public.cc"))
-    splits = verified_source.SourceAtPoint.splits
 
-    async def cut(self: verified_source.SourceAtPoint, table: Table) -> Sequence[Split]:
-        if table.id.name == "bb":  # the session that holds the snapshot
-            assert isinstance(self._held, AsyncConnection)
-            database.execute(f"SELECT pg_terminate_backend({self._held.info.backend_pid}, 30000)")
-        return await splits(self, table)
+    class CutOff(SourceAtPoint):
+        async def splits(self, table: Table) -> Sequence[Split]:
+            if table.id.name == "bb":  # the session that holds the snapshot
+                assert isinstance(self._held, AsyncConnection)
+                pid = self._held.info.backend_pid
+                database.execute(f"SELECT pg_terminate_backend({pid}, 30000)")
+            return await super().splits(table)
 
-    monkeypatch.setattr(verified_source.SourceAtPoint, "splits", cut)
-    code, said = shop.verify("--json", "public.aa", "public.bb", "public.cc")
-    found = by_table(said)
+    code, found = shop.verify_by(CutOff, "public.aa", "public.bb", "public.cc")
     assert [found[f"public.{n}"]["state"] for n in ("aa", "bb", "cc")] == [
         "equal",
         "not reached",

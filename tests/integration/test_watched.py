@@ -7,6 +7,7 @@ import contextlib
 import resource
 import struct
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -15,14 +16,18 @@ import structlog
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from ingestd.decode.pgoutput.frames import split_frames
+from ingestd.decode.pgoutput.messages import split_frames
 from ingestd.model.errors import TransientError
 from ingestd.model.lsn import ZERO
-from ingestd.postgres.connection import liveness as watched
+from ingestd.postgres.connection import session
 from ingestd.postgres.connection.errors import classify
-from ingestd.postgres.connection.session import DEFAULTS, connect
+from ingestd.postgres.connection.liveness import (
+    LivenessCheckedConnection,
+    LivenessPolicy,
+    ServerInstance,
+)
+from ingestd.postgres.connection.session import DEFAULTS
 from ingestd.postgres.transport.copy_out import CopyOut
-from ingestd.postgres.wal import replication_stream as streaming
 from ingestd.postgres.wal.replication_stream import ReplicationStream, StreamLimits, open_stream
 from tests.harness.databases import lineage_of
 from tests.harness.flaky_network import STREAM, FlakyNetwork
@@ -37,6 +42,13 @@ LIMIT_S = 60
 ALLOWED_S = 30
 """Within which a silent peer has to be noticed."""
 SHORT_S = 0.3
+IMPATIENT = LivenessPolicy(
+    silent_s=SHORT_S,
+    again_s=SHORT_S,
+    probe_interval_s=0.7,
+    in_flight_s=SHORT_S,
+    ask_after_s=SHORT_S,
+)
 
 FAULTS = (FlakyNetwork.blackhole, pytest.param(FlakyNetwork.stall, marks=pytest.mark.long))
 
@@ -47,13 +59,8 @@ def network(database: Database) -> Iterator[FlakyNetwork]:
         yield running
 
 
-@pytest.fixture
-def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watched, "SILENT_S", SHORT_S)
-    monkeypatch.setattr(watched, "AGAIN_S", SHORT_S)
-    monkeypatch.setattr(watched, "LOOK_EVERY_S", 0.7)
-    monkeypatch.setattr(watched, "ON_ITS_WAY_S", SHORT_S)
-    monkeypatch.setattr(streaming, "ASK_AFTER_S", SHORT_S)
+async def connect(dsn: str, liveness: LivenessPolicy = IMPATIENT) -> LivenessCheckedConnection:
+    return await session.connect(dsn, liveness=liveness)
 
 
 def test_a_silent_peer_is_noticed_within_half_a_minute() -> None:
@@ -62,12 +69,12 @@ def test_a_silent_peer_is_noticed_within_half_a_minute() -> None:
     assert number["keepalives_idle"] + probes_s <= ALLOWED_S
     assert number["tcp_user_timeout"] / 1000 <= ALLOWED_S
     assert number["connect_timeout"] <= ALLOWED_S
-    away_s = watched.SILENT_S + watched.LOOKS * watched.LOOK_EVERY_S
-    answering_s = watched.SILENT_S + 2 * (watched.ON_ITS_WAY_S + watched.LOOK_EVERY_S)
-    assert streaming.ASK_AFTER_S + max(away_s, answering_s) < ALLOWED_S - 5
+    policy = LivenessPolicy()
+    away_s = policy.silent_s + policy.probes * policy.probe_interval_s
+    answering_s = policy.silent_s + 2 * (policy.in_flight_s + policy.probe_interval_s)
+    assert policy.ask_after_s + max(away_s, answering_s) < ALLOWED_S - 5
 
 
-@pytest.mark.usefixtures("little_patience")
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("is_all", [True, False], ids=["everything", "this connection"])
 async def test_a_query_without_an_answer_is_given_up(
@@ -92,7 +99,6 @@ async def test_a_query_without_an_answer_is_given_up(
 
 
 @pytest.mark.thorough
-@pytest.mark.usefixtures("little_patience")
 async def test_a_copy_whose_rows_do_not_arrive_is_given_up(
     database: Database, network: FlakyNetwork
 ) -> None:
@@ -112,7 +118,6 @@ async def read_to_the_end(copy: CopyOut) -> None:
         pass
 
 
-@pytest.mark.usefixtures("little_patience")
 async def test_what_takes_long_is_waited_for(database: Database, network: FlakyNetwork) -> None:
     database.execute("CREATE TABLE t ()")
     async with (
@@ -130,30 +135,6 @@ async def test_what_takes_long_is_waited_for(database: Database, network: FlakyN
         await idle.execute("SELECT 1")  # nothing was expected of it meanwhile
         network.slow_down(20_000)
         await one.execute("SELECT repeat('x', %s)", (int(20_000 * 6 * SHORT_S),))
-
-
-@pytest.mark.usefixtures("little_patience")
-async def test_a_server_that_refuses_to_say_is_no_sign_of_its_end(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    user = f"u_{database.name}"
-    database.execute(f"CREATE ROLE {user} LOGIN CONNECTION LIMIT 1")
-    looks = 0
-    look = watched.LivenessCheckedConnection._probe
-
-    async def counted(self: watched.LivenessCheckedConnection, *when: float) -> watched._Doing:
-        nonlocal looks
-        doing = await look(self, *when)
-        looks += 1
-        return doing
-
-    monkeypatch.setattr(watched.LivenessCheckedConnection, "_probe", counted)
-    try:
-        async with await connect(database.server.dsn(database.name, user=user)) as connection:
-            await connection.execute("SELECT pg_sleep(%s)", (6 * SHORT_S,))
-    finally:
-        database.execute(f"DROP ROLE {user}")
-    assert looks > 1
 
 
 # --- what the looks come to -------------------------------------------------------------------
@@ -213,13 +194,32 @@ async def refuse_in_russian(reader: asyncio.StreamReader, writer: asyncio.Stream
     await writer.drain()
 
 
+async def test_a_server_that_refuses_to_say_is_no_sign_of_its_end(database: Database) -> None:
+    user = f"u_{database.name}"
+    database.execute(f"CREATE ROLE {user} LOGIN CONNECTION LIMIT 1")
+    refused = []
+
+    async def route(n: int, *ends: Any) -> None:
+        await pass_on(database.server.port, *ends)
+        refused.append(n)
+
+    try:
+        async with (
+            routed(database, route) as dsn,
+            await connect(make_conninfo(dsn, user=user)) as one,
+        ):
+            await one.execute("SELECT pg_sleep(%s)", (6 * SHORT_S,))
+            assert len(refused) > 1
+    finally:
+        database.execute(f"DROP ROLE {user}")
+
+
 @pytest.mark.thorough
-@pytest.mark.usefixtures("little_patience")
 @pytest.mark.parametrize("how", ["refused", "slow"])
 async def test_one_connection_that_fails_is_no_sign_of_the_end(
-    database: Database, monkeypatch: pytest.MonkeyPatch, how: str
+    database: Database, how: str
 ) -> None:
-    monkeypatch.setattr(watched, "LOOK_EVERY_S", 1.0)
+    liveness = replace(IMPATIENT, probe_interval_s=1.0)
     seen = []
 
     async def route(n: int, *ends: Any) -> None:
@@ -229,12 +229,15 @@ async def test_one_connection_that_fails_is_no_sign_of_the_end(
         elif how == "slow":
             await asyncio.Event().wait()
 
-    async with asyncio.timeout(LIMIT_S), routed(database, route) as dsn, await connect(dsn) as one:
+    async with (
+        asyncio.timeout(LIMIT_S),
+        routed(database, route) as dsn,
+        await connect(dsn, liveness) as one,
+    ):
         await one.execute("SELECT pg_sleep(3)")
     assert len(seen) > 2
 
 
-@pytest.mark.usefixtures("little_patience")
 async def test_a_refusal_in_another_language_is_no_sign_of_the_end(database: Database) -> None:
     seen = []
 
@@ -251,7 +254,6 @@ async def test_a_refusal_in_another_language_is_no_sign_of_the_end(database: Dat
 
 
 @pytest.mark.thorough
-@pytest.mark.usefixtures("little_patience")
 async def test_what_another_server_says_counts_for_nothing(
     database: Database, own_postgres: PostgresServer
 ) -> None:
@@ -268,19 +270,16 @@ async def test_what_another_server_says_counts_for_nothing(
 
 
 def test_a_server_is_known_by_when_it_was_started() -> None:
-    ours = watched.ServerInstance(started_us=100, place="10.0.0.1:5432", now_us=200)
+    ours = ServerInstance(started_us=100, place="10.0.0.1:5432", now_us=200)
     elsewhere = "10.0.0.2:5432"
-    assert not ours.is_another(watched.ServerInstance(100, ours.place, 300))
-    assert not ours.is_another(watched.ServerInstance(100, elsewhere, 300))  # it has two addresses
-    assert not ours.is_another(watched.ServerInstance(250, ours.place, 300))  # was restarted
-    assert ours.is_another(
-        watched.ServerInstance(50, ours.place, 300)
-    )  # containers with one address
-    assert ours.is_another(watched.ServerInstance(250, elsewhere, 300))
+    assert not ours.is_another(ServerInstance(100, ours.place, 300))
+    assert not ours.is_another(ServerInstance(100, elsewhere, 300))  # it has two addresses
+    assert not ours.is_another(ServerInstance(250, ours.place, 300))  # was restarted
+    assert ours.is_another(ServerInstance(50, ours.place, 300))  # containers with one address
+    assert ours.is_another(ServerInstance(250, elsewhere, 300))
 
 
 @pytest.mark.thorough
-@pytest.mark.usefixtures("little_patience")
 async def test_a_server_that_may_not_say_is_still_missed(
     database: Database, network: FlakyNetwork, stranger: str
 ) -> None:
@@ -297,7 +296,6 @@ async def test_a_server_that_may_not_say_is_still_missed(
     assert "pg_stat_activity" in line["reason"]
 
 
-@pytest.mark.usefixtures("little_patience")
 async def test_it_is_cut_with_no_file_to_be_had(database: Database, network: FlakyNetwork) -> None:
     one = await connect(network.dsn(database.dsn))
     await one.execute("SELECT 1")
@@ -333,7 +331,7 @@ async def streamed(database: Database, dsn: str) -> AsyncIterator[ReplicationStr
         ZERO,
         lineage=await lineage_of(database.dsn),
         where="source shop, stream",
-        limits=StreamLimits(1 << 20),
+        limits=StreamLimits(1 << 20, liveness=IMPATIENT),
     )
     stream.begin_reporting()
     try:
@@ -356,7 +354,6 @@ async def take_for_ever(stream: ReplicationStream) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.usefixtures("little_patience")
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("saw", [b"", STREAM], ids=["everything", "the stream"])
 async def test_a_silent_stream_is_given_up_and_an_idle_one_is_not(
@@ -379,7 +376,6 @@ async def test_a_silent_stream_is_given_up_and_an_idle_one_is_not(
         assert caught.value.reason == "connection_lost"
 
 
-@pytest.mark.usefixtures("little_patience")
 async def test_a_walsender_that_decodes_without_sending_is_awaited(
     database: Database, network: FlakyNetwork
 ) -> None:
@@ -394,7 +390,6 @@ async def test_a_walsender_that_decodes_without_sending_is_awaited(
         await next_commit(stream)
 
 
-@pytest.mark.usefixtures("little_patience")
 async def test_a_stream_blocked_by_the_lake_is_not_taken_for_silent(
     database: Database, network: FlakyNetwork
 ) -> None:

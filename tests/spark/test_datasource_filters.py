@@ -159,4 +159,4 @@ def test_a_loaded_frame_takes_the_filters_of_one_plan(reading: Reading) -> None:
 
 
 def plan_of(frame: DataFrame) -> str:
-    return str(frame._jdf.queryExecution().executedPlan().toString())
+    return str(frame._jdf.queryExecution().executedPlan().toString())  # noqa: SLF001 - Spark's

@@ -39,8 +39,7 @@ def parse(script: str, arguments: Sequence[str]) -> None:
     path = ROOT / script.removeprefix(IMAGE)
     assert path.is_file(), script
     job = importlib.import_module(f"spark_jobs.{path.stem}")
-    parser = getattr(job, "parser", None) or job._parser
-    parser().parse_args(list(arguments))
+    job.parser().parse_args(list(arguments))
 
 
 def commands(text: str) -> Iterator[list[str]]:
@@ -70,7 +69,7 @@ def test_submitted_commands_are_what_the_jobs_take() -> None:
 
 def test_kubernetes_manifests_are_what_the_jobs_take(spark: SparkSession) -> None:
     """Read by the YAML library of Java that Kubernetes clients use: Spark brings it along."""
-    jvm: Any = spark._jvm
+    jvm: Any = spark._jvm  # noqa: SLF001 - Spark's
     jackson = jvm.com.fasterxml.jackson
     mapper = jackson.databind.ObjectMapper(jackson.dataformat.yaml.YAMLFactory())
     text = (DEPLOY / "sparkapplication.yaml").read_text(encoding="utf-8")

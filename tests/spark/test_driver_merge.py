@@ -15,18 +15,26 @@ import pyarrow as pa
 import pytest
 
 from ingestd.model.schema import TIMESTAMP, Column, Table, TableId
-from spark_jobs.delta_log import driver_commit, driver_files
-from spark_jobs.delta_log import file_cache as mirror_files
+from spark_jobs.delta_log import driver_files
 from spark_jobs.delta_log.commits import snapshot_of
+from spark_jobs.delta_log.file_cache import MirrorFiles
 from spark_jobs.epochs import latest
 from spark_jobs.mirror import main
-from spark_jobs.mirrors import driver_merge, driver_step
-from spark_jobs.mirrors import job as mirroring
-from spark_jobs.mirrors import table as mirror_table
+from spark_jobs.mirrors.driver_merge import DriverMerge
+from spark_jobs.mirrors.job import MirrorJob
+from spark_jobs.mirrors.policy import MirrorPolicy
+from spark_jobs.mirrors.table import MirrorTable
 from tests.harness.raw_lake import Change, RawLake
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyspark.sql import SparkSession
+
+    from spark_jobs.delta_log.commits import Signature
+    from spark_jobs.delta_log.file_cache import Action
+    from spark_jobs.engine.table_mover import TableJob
+    from spark_jobs.mirrors.table import Outcomes
 
 pytestmark = pytest.mark.thorough
 
@@ -75,11 +83,11 @@ class Mirror:
         self.spark, self.raw, self.target = spark, RawLake(lake), str(target)
         self.path = f"{target}/public/kinds"
 
-    def run(self, *changes: Change, table: Table = TABLE) -> None:
+    def run(self, *changes: Change, table: Table = TABLE, job: TableJob | None = None) -> None:
         self.raw.commit({table: [{"_cdc_lsn": self.raw.lsn} | c for c in changes]})
         self.raw.record("live", table)
         lake = ["--lake", str(self.raw.uri), "--source", self.raw.source]
-        assert main([*lake, "--target", self.target, "--once"]) == 0
+        assert main([*lake, "--target", self.target, "--once"], job=job) == 0
         self.raw.next_lsn()
 
     def rows(self, name: str = "public.kinds") -> dict[int, Any]:
@@ -100,45 +108,46 @@ def mirror(spark: SparkSession, lake: Path, tmp_path: Path) -> Mirror:
     return Mirror(spark, lake, tmp_path / "mirror")
 
 
-@pytest.fixture
-def _by_the_driver_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+class DriverOnly(MirrorTable):
+    """Refuses to be changed by Spark."""
+
+    def apply(self, outcomes: Outcomes, signature: Signature) -> None:
+        del outcomes, signature
         pytest.fail("it was left to Spark")
 
-    monkeypatch.setattr(mirror_table.MirrorTable, "apply", refuse)
+
+def in_driver(**limits: int) -> MirrorJob:
+    return MirrorJob(table_type=DriverOnly, policy=MirrorPolicy(**limits))
 
 
-@pytest.mark.usefixtures("_by_the_driver_only")
-def test_values_of_all_kinds_stay_what_they_are(
-    mirror: Mirror, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def by_way(**limits: int) -> MirrorJob:
+    return MirrorJob(policy=MirrorPolicy(**limits))
+
+
+def test_values_of_all_kinds_stay_what_they_are(mirror: Mirror) -> None:
     rows = [{"_cdc_op": "r", "_cdc_seq": 0, "id": n, **v} for n, v in enumerate(VALUES)]
-    with monkeypatch.context() as by_spark_only:
-        by_spark_only.setattr(driver_step, "HERE_ROWS", -1)
-        mirror.run(*rows, {"_cdc_op": "r", "_cdc_seq": 0, "id": 7, "note": "to be gone"})
+    gone = {"_cdc_op": "r", "_cdc_seq": 0, "id": 7, "note": "to be gone"}
+    mirror.run(*rows, gone, job=in_driver(driver_rows=-1))
     by_spark = mirror.rows()
     changed = [{"_cdc_op": "c", "_cdc_seq": 1, "id": 10 + n, **v} for n, v in enumerate(VALUES)]
-    mirror.run(*changed, {"_cdc_op": "d", "_cdc_seq": 9, "id": 7})
+    mirror.run(*changed, {"_cdc_op": "d", "_cdc_seq": 9, "id": 7}, job=in_driver())
     found = mirror.rows()
     assert {n: found[n] for n in range(3)} == {n: by_spark[n] for n in range(3)}
     assert found.keys() == {0, 1, 2, 10, 11, 12}
     where = {"id": 0, "_cdc_lsn": 0, "_cdc_seq": 0}
     for n in range(3):
         assert found[10 + n] | where == found[n] | where
-    monkeypatch.setattr(mirroring, "FEW_ROWS", -1)  # as if there were many
-    mirror.run({"_cdc_op": "u", "_cdc_seq": 1, "id": 0, "note": "again"})
+    many = in_driver(few_rows=-1)  # as if there were many
+    mirror.run({"_cdc_op": "u", "_cdc_seq": 1, "id": 0, "note": "again"}, job=many)
     assert (mirror.rows()[10], mirror.rows()[2]) == (found[10], found[2])
 
 
-def test_mirrors_are_clustered_by_key_however_they_are_written(
-    mirror: Mirror, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mirrors_are_clustered_by_key_however_they_are_written(mirror: Mirror) -> None:
     mirror.run({"_cdc_op": "r", "_cdc_seq": 0, "id": 1})
     assert mirror.detail()["clusteringColumns"] == ["id"]
     mirror.run({"_cdc_op": "u", "_cdc_seq": 1, "id": 1, "note": "by the driver"})
-    monkeypatch.setattr(driver_merge, "MAX_BYTES", -1)
-    mirror.run({"_cdc_op": "u", "_cdc_seq": 1, "id": 1, "note": "by a plain write"})
-    monkeypatch.undo()
+    written = {"_cdc_op": "u", "_cdc_seq": 1, "id": 1, "note": "by a plain write"}
+    mirror.run(written, job=by_way(read_file_bytes=-1))
     assert mirror.detail()["clusteringColumns"] == ["id"]
     assert "deletionVectors" in mirror.detail()["tableFeatures"]
     mirror.run({"_cdc_op": "t", "_cdc_seq": 1}, {"_cdc_op": "c", "_cdc_seq": 2, "id": 4})
@@ -146,53 +155,49 @@ def test_mirrors_are_clustered_by_key_however_they_are_written(
     assert mirror.rows().keys() == {4}
 
 
-def test_deletion_vectors_of_the_driver_and_of_spark_are_one(
-    mirror: Mirror, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deletion_vectors_of_the_driver_and_of_spark_are_one(mirror: Mirror) -> None:
     mirror.run(*({"_cdc_op": "r", "_cdc_seq": 0, "id": n, "note": "first"} for n in range(40)))
-    monkeypatch.setattr(driver_merge, "SMALL_FILE", 0)
+    vectors = MirrorPolicy(small_file_bytes=0)
     [loaded] = mirror.files()
     update = {"_cdc_op": "u", "_cdc_seq": 1}
-    mirror.run(update | {"id": 1, "note": "by the driver"}, {**update, "_cdc_op": "d", "id": 2})
-    with monkeypatch.context() as spark_only:
-        spark_only.setattr(driver_merge, "MAX_BYTES", -1)
-        spark_only.setattr(mirror_table, "SMALL_BYTES", 0)
-        spark_only.setattr(mirror_table, "CHANGED_SHARE", 0)
-        mirror.run(update | {"id": 3, "note": "by Spark"})
+    mirror.run(
+        update | {"id": 1, "note": "by the driver"},
+        {**update, "_cdc_op": "d", "id": 2},
+        job=MirrorJob(policy=vectors),
+    )
+    by_spark = by_way(small_file_bytes=0, read_file_bytes=-1, small_bytes=0, changed_share=0)
+    mirror.run(update | {"id": 3, "note": "by Spark"}, job=by_spark)
     assert mirror.files()[loaded]["cardinality"] == 3
-    monkeypatch.setattr(mirror_files, "_MAX_ENTRIES", 1)  # so that Spark has to list them
-    mirror.run(update | {"id": 4, "note": "by the driver"})
+    listed = MirrorJob(policy=vectors, files=MirrorFiles(most_entries=1))  # Spark has to list them
+    mirror.run(update | {"id": 4, "note": "by the driver"}, job=listed)
     assert mirror.files()[loaded]["cardinality"] == 4
     notes = dict.fromkeys((0, *range(5, 40)), "first")
     notes |= {1: "by the driver", 3: "by Spark", 4: "by the driver"}
     assert {n: row["note"] for n, row in mirror.rows().items()} == notes
     mirror.spark.sql(f"REORG TABLE delta.`{mirror.path}` APPLY (PURGE)")
     assert loaded not in mirror.files()
-    monkeypatch.undo()
     mirror.run(update | {"id": 5, "note": "after all"})
     assert {n: row["note"] for n, row in mirror.rows().items()} == notes | {5: "after all"}
 
 
-@pytest.mark.usefixtures("_by_the_driver_only")
-def test_small_files_are_joined(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver_merge, "_MAX_SMALL", 2)
+def test_small_files_are_joined(mirror: Mirror) -> None:
     counts = []
     for n in range(4):  # by its key no existing file may have it
-        mirror.run({"_cdc_op": "c", "_cdc_seq": 1, "id": n})
+        mirror.run({"_cdc_op": "c", "_cdc_seq": 1, "id": n}, job=in_driver(most_small_files=2))
         counts.append(len(mirror.files()))
     assert counts == [1, 2, 3, 1]
     assert mirror.rows().keys() == {0, 1, 2, 3}
 
 
-@pytest.mark.usefixtures("_by_the_driver_only")
 def test_files_of_stores_go_through_temporary_ones(
     mirror: Mirror, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(driver_files, "_is_local", lambda _: False)
-    monkeypatch.setattr(driver_merge, "SMALL_FILE", 0)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    mirror.run(*({"_cdc_op": "r", "_cdc_seq": 0, "id": n, "note": "first"} for n in range(9)))
-    mirror.run({"_cdc_op": "u", "_cdc_seq": 1, "id": 1, "note": "second"})
+    rows = ({"_cdc_op": "r", "_cdc_seq": 0, "id": n, "note": "first"} for n in range(9))
+    mirror.run(*rows, job=in_driver(small_file_bytes=0))
+    changed = {"_cdc_op": "u", "_cdc_seq": 1, "id": 1, "note": "second"}
+    mirror.run(changed, job=in_driver(small_file_bytes=0))
     assert [row["note"] for _, row in sorted(mirror.rows().items())][:3] == [
         "first",
         "second",
@@ -201,33 +206,45 @@ def test_files_of_stores_go_through_temporary_ones(
     assert not list(tmp_path.glob("ingestd-*"))
 
 
-def test_what_the_driver_cant_do_is_done_by_spark(
-    mirror: Mirror, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+class FullDisk(MirrorTable):
+    """The driver has no room to write."""
 
-    with monkeypatch.context() as full:
-        full.setattr(driver_commit, "write_parquet", refuse)
-        mirror.run({"_cdc_op": "r", "_cdc_seq": 0, "id": 1, "note": "first"})
-        mirror.run({"_cdc_op": "c", "_cdc_seq": 1, "id": 2, "note": "second"})
-    with monkeypatch.context() as narrow:
-        narrow.setattr(driver_merge, "_MAX_NBYTES", 0)
-        mirror.run({"_cdc_op": "c", "_cdc_seq": 1, "id": 3, "note": "third"})
+    def in_driver(self, above: int) -> DriverMerge | None:
+        class FullMerge(DriverMerge):
+            def _new_file(self, rows: pa.Table, key: Sequence[str]) -> Action:
+                del rows, key
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        return FullMerge(self.session, self.path, self.app_id, above, self.files)
+
+
+def test_what_the_driver_cant_do_is_done_by_spark(mirror: Mirror) -> None:
+    first = {"_cdc_op": "r", "_cdc_seq": 0, "id": 1, "note": "first"}
+    mirror.run(first, job=MirrorJob(table_type=FullDisk))
+    second = {"_cdc_op": "c", "_cdc_seq": 1, "id": 2, "note": "second"}
+    mirror.run(second, job=MirrorJob(table_type=FullDisk))
+    third = {"_cdc_op": "c", "_cdc_seq": 1, "id": 3, "note": "third"}
+    mirror.run(third, job=by_way(read_memory_bytes=0))
     found = {n: row["note"] for n, row in mirror.rows().items()}
     assert found == {1: "first", 2: "second", 3: "third"}
 
 
-def test_killed_between_making_a_mirror_and_its_rows(
-    mirror: Mirror, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def die(*_: object) -> bool:  # what stops a table leaves it as a kill does
-        raise LookupError
+class Killed(MirrorTable):
+    """Ends before rows are written."""
 
-    with monkeypatch.context() as killed:
-        killed.setattr(driver_merge.DriverMerge, "apply", die)
-        with pytest.raises(AssertionError):
-            mirror.run({"_cdc_op": "r", "_cdc_seq": 0, "id": 1, "note": "first"})
+    def in_driver(self, above: int) -> DriverMerge | None:
+        class KilledMerge(DriverMerge):
+            def apply(self, outcomes: pa.Table, key: Sequence[str], signature: Signature) -> bool:
+                del outcomes, key, signature
+                raise LookupError  # what stops a table leaves it as a kill does
+
+        return KilledMerge(self.session, self.path, self.app_id, above, self.files)
+
+
+def test_killed_between_making_a_mirror_and_its_rows(mirror: Mirror) -> None:
+    first = {"_cdc_op": "r", "_cdc_seq": 0, "id": 1, "note": "first"}
+    with pytest.raises(AssertionError):
+        mirror.run(first, job=MirrorJob(table_type=Killed))
     assert mirror.spark.read.format("delta").load(mirror.path).count() == 0
     assert not latest(mirror.spark, mirror.target)
     mirror.run({"_cdc_op": "c", "_cdc_seq": 1, "id": 2, "note": "second"})

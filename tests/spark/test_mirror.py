@@ -11,6 +11,8 @@ from ingestd.model.schema import Column, Table, TableId
 from spark_jobs.epochs import latest, read_at
 from spark_jobs.lake.targets import table_path
 from spark_jobs.mirror import main
+from spark_jobs.mirrors.job import MirrorJob
+from spark_jobs.mirrors.policy import MirrorPolicy
 from tests.harness.plain_delta import read_delta
 from tests.harness.raw_lake import Change, RawLake
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from pyspark.sql import SparkSession
+
+    from spark_jobs.engine.table_mover import TableJob
 
 Row = tuple[Any, ...]
 COLUMNS = ("id", "note", "n")
@@ -47,9 +51,9 @@ class Mirror:
         self.raw = raw
         self.target = str(target)
 
-    def run(self, *more: str) -> int:
+    def run(self, *more: str, job: TableJob | None = None) -> int:
         lake = ["--lake", str(self.raw.uri), "--source", self.raw.source, "--target", self.target]
-        return main([*lake, "--once", *more])
+        return main([*lake, "--once", *more], job=job)
 
     def rows(self, of: Table, *columns: str, texts: Sequence[str] = ()) -> list[Row]:
         """Return these columns (id, note, n without any) of the newest cut's rows, read by hand.
@@ -155,19 +159,18 @@ class Simulated:
         return sorted((key, *row) for key, row in self.rows.items())
 
 
-SPARK_MERGES = {"mirrors.driver_merge.MAX_BYTES": -1, "mirrors.table.SMALL_BYTES": 0}
-SPARK_FOLDS = {"mirrors.job.FEW_ROWS": -1, "mirrors.driver_step.HERE_ROWS": -1}
-WAYS: tuple[dict[str, int], ...] = (
-    {},  # all in the driver, files rewritten
-    SPARK_MERGES | {"mirrors.table.CHANGED_SHARE": 0},  # folded in the driver, then a MERGE
-    {"mirrors.driver_merge.SMALL_FILE": 0},  # all in the driver, deletion vectors
-    SPARK_FOLDS
-    | {"mirrors.table.SMALL_BYTES": 0, "mirrors.table.CHANGED_SHARE": 0},  # all by Spark
-    {"mirrors.driver_merge.MAX_BYTES": -1},  # folded in the driver, then a plain write as one file
-    {"mirrors.job.FEW_ROWS": -1},  # as many rows in the driver
-    SPARK_FOLDS | {"mirrors.table.CHANGED_SHARE": 1 << 40},  # by Spark, then a plain write
+WAYS = (
+    MirrorPolicy(),  # all in the driver, files rewritten
+    # folded in the driver, then a MERGE
+    MirrorPolicy(read_file_bytes=-1, small_bytes=0, changed_share=0),
+    MirrorPolicy(small_file_bytes=0),  # all in the driver, deletion vectors
+    MirrorPolicy(few_rows=-1, driver_rows=-1, small_bytes=0, changed_share=0),  # all by Spark
+    MirrorPolicy(read_file_bytes=-1),  # folded in the driver, then a plain write as one file
+    MirrorPolicy(few_rows=-1),  # as many rows in the driver
+    # by Spark, then a plain write
+    MirrorPolicy(few_rows=-1, driver_rows=-1, changed_share=1 << 40),
 )
-"""How a batch is brought into the mirror: what is set in which module."""
+"""How a batch is brought into the mirror."""
 
 
 @pytest.mark.parametrize(
@@ -179,7 +182,7 @@ WAYS: tuple[dict[str, int], ...] = (
     ],
 )
 def test_mirror_equals_its_source_after_every_batch(
-    mirror: Mirror, raw: RawLake, monkeypatch: pytest.MonkeyPatch, seed: int, batches: int
+    mirror: Mirror, raw: RawLake, seed: int, batches: int
 ) -> None:
     """Updates with values not sent, key changes, deletes, truncates, chunks that come late.
 
@@ -188,9 +191,7 @@ def test_mirror_equals_its_source_after_every_batch(
     chance = random.Random(seed)
     tables = [Simulated(table("a"), chance), Simulated(table("b", oid=2), chance)]
     for batch in range(batches):
-        monkeypatch.undo()
-        for name, value in WAYS[(batch + seed) % len(WAYS)].items():
-            monkeypatch.setattr(f"spark_jobs.{name}", value)
+        policy = WAYS[(batch + seed) % len(WAYS)]
         for _ in range(chance.randint(1, 3)):
             for one in tables:
                 for _ in range(8):
@@ -204,7 +205,7 @@ def test_mirror_equals_its_source_after_every_batch(
                 one.read(raw.next_lsn())
             raw.commit(changes)
         raw.record("live", *[one.table for one in tables])
-        assert mirror.run() == 0
+        assert mirror.run(job=MirrorJob(policy=policy)) == 0
         for one in tables:
             assert mirror.rows(one.table) == one.expected(), f"batch {batch}, {one.table.id}"
     for one in tables:

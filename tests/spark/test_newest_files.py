@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ingestd.testing.oracle.comparison import await_caught_up
-from spark_jobs.delta_log import newest_files
 from spark_jobs.delta_log.newest_files import NewestFiles
 from spark_jobs.lake.source_lake import SourceLake
 from tests.harness.config import wal_config
@@ -27,7 +26,6 @@ def test_a_daemons_lake(
     database: Database,
     make_daemon: MakeDaemon,
     lake: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     extra = f'slot = "{database.name}"\npublication = "{database.name}"'
     config = wal_config(lake=lake, dsn=database.dsn, max_delay="200ms", source_extra=extra)
@@ -45,8 +43,8 @@ def test_a_daemons_lake(
             await_caught_up(connection, database.name)
     daemon.sigterm()
 
-    def read() -> tuple[object, ...]:
-        found = SourceLake(spark, str(lake), "shop")
+    def read(**limit: Any) -> tuple[object, ...]:
+        found = SourceLake(spark, str(lake), "shop", **limit)
         registry = found.registry()
         ends = [epoch.end_lsn for epoch in found.epochs()]
         tables = [registry.at(table, lsn) for table in registry.tables for lsn in [*ends, None]]
@@ -55,15 +53,9 @@ def test_a_daemons_lake(
     tables = NewestFiles(spark, SourceLake(spark, str(lake), "shop").tables_path)
     assert tables.all_rows() is not None
     by_driver = read()
-    with monkeypatch.context() as spark_only:
-        spark_only.setattr(newest_files, "_MAX_ENTRIES", 0)
-        assert (
-            NewestFiles(spark, SourceLake(spark, str(lake), "shop").epochs_path).rows_above(
-                "epoch", 0
-            )
-            is None
-        )
-        assert read() == by_driver
+    epochs_path = SourceLake(spark, str(lake), "shop").epochs_path
+    assert NewestFiles(spark, epochs_path, most_entries=0).rows_above("epoch", 0) is None
+    assert read(most_entries=0) == by_driver
     assert by_driver[2] == ["public.t"]
     assert len(by_driver[0]) >= 4  # type: ignore[arg-type] # a list
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from benchmarks.figure import Figure
-from benchmarks.report import line_of, read_lines, report
-from benchmarks.staged import STAGES, Stopwatch
+from benchmarks.daemon.staged import STAGES, Stopwatch
+from benchmarks.harness.figure import Figure
+from benchmarks.harness.report import line_of, read_lines, report
 
 
 def test_lines_of_a_report_are_read_back_by_what_they_measure() -> None:

@@ -11,7 +11,7 @@ import re
 
 import pytest
 
-from tests.harness.composed_sql import ROOT
+from tests.harness.source_code import ROOT
 
 UNBOUNDED = (
     "adbin",

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import spark_jobs
+from tests.harness.source_code import READS_CODE, modules, name_of, nodes, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+pytestmark = READS_CODE
 
 READ_OTHERWISE = {
     "delta_log/checked_tables.py": "it is the way",
     "engine/epoch_query.py": "a stream, whose rows say which file they are of",
     "source/split_frame.py": "rows of the source, by a data source of its own",
-    "warm_up.py": "tables that it has just made",
 }
 
 
 def reads(source: str) -> Iterator[str]:
     """Name what a module reads Delta tables by: sessions' readers, and tables to be changed."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if not isinstance(node, ast.Attribute):
             continue
         if node.attr in {"forPath", "forName", "read", "readStream", "inputFiles"}:
@@ -31,10 +31,9 @@ def reads(source: str) -> Iterator[str]:
 
 
 def test_delta_tables_are_read_one_way() -> None:
-    package = Path(spark_jobs.__file__).parent
     found = {
-        path.relative_to(package).as_posix(): list(reads(path.read_text()))
-        for path in package.rglob("*.py")
+        name_of(path).removeprefix("spark_jobs/"): list(reads(text_of(path)))
+        for path in modules("spark_jobs")
     }
     reading = {name: lines for name, lines in found.items() if lines}
     assert reading.keys() == READ_OTHERWISE.keys(), reading

@@ -3,39 +3,38 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import ingestd
+from tests.harness.source_code import READS_CODE, modules, name_of, nodes, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROOT = Path(ingestd.__file__).parent.parent
+pytestmark = READS_CODE
 MEANT = {
     ("ingestd/process/file_creation.py", "os.open"): "it is the rule",
     (
         "ingestd/lake/store/plain_files.py",
         "os.open",
-    ): "below the table's folder, O_EXCL, O_NOFOLLOW",
+    ): "below the table's folder, O_EXCL, O_NOFOLLOW; or for reading, to sync it",
     ("ingestd/http/command_token.py", "os.open"): "O_EXCL, O_NOFOLLOW below its folder; renamed",
     ("spark_jobs/session.py", "open"): "a lock in the user's own cache folder; nothing is written",
     (
         "spark_jobs/source/keeper_process.py",
         "os.open",
     ): "a lock in a private folder; nothing is written",
-    ("ingestd/lake/store/fsync.py", "os.open"): "for reading, to sync it",
 }
+_OPENS = {"open", "write_text", "write_bytes", "touch"}
 _WRITES = tuple(quote + mode for quote in "'\"" for mode in "wxa")
 
 
 def written(source: str) -> Iterator[str]:
     """Name the calls that open files for writing."""
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.Call):
+    for node in nodes(source):
+        if not isinstance(node, ast.Call) or _last_name(node.func) not in _OPENS:
             continue
         called = ast.unparse(node.func)
-        name = called.rpartition(".")[2]
+        name = _last_name(node.func)
         words = [ast.unparse(each) for each in (*node.args, *(k.value for k in node.keywords))]
         if called == "os.open":
             if not any(word == "os.devnull" or "O_RDONLY" in word for word in words):
@@ -46,12 +45,17 @@ def written(source: str) -> Iterator[str]:
             yield name
 
 
+def _last_name(called: ast.expr) -> str:
+    if isinstance(called, ast.Attribute):
+        return called.attr
+    return called.id if isinstance(called, ast.Name) else ""
+
+
 def test_files_are_created_by_one_rule() -> None:
     found = {
-        (path.relative_to(ROOT).as_posix(), call)
-        for package in ("ingestd", "spark_jobs")
-        for path in sorted((ROOT / package).rglob("*.py"))
-        for call in written(path.read_text("utf-8"))
+        (name_of(path), call)
+        for path in modules("ingestd", "spark_jobs")
+        for call in written(text_of(path))
     }
     assert found == MEANT.keys()
 

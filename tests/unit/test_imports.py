@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import ingestd
+from tests.harness.source_code import READS_CODE, ROOT, modules, statements, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-ROOT = Path(ingestd.__file__).parent.parent
-PACKAGES = ("ingestd", "spark_jobs")
+pytestmark = READS_CODE
+PACKAGES = ("ingestd", "spark_jobs", "benchmarks")
 
 LAYERS = (
     "__init__",
@@ -57,6 +57,7 @@ All others know `ingestd.ports` alone.
 REGISTRY = "ingestd.app.lakes"
 
 LOOSE = {
+    "benchmarks": {"__init__", "__main__", "plots", "reach", "wider"},
     "ingestd": {"__init__", "__main__", "failpoints"},
     "spark_jobs": {
         "__init__",
@@ -67,9 +68,7 @@ LOOSE = {
         "mirror",
         "reconcile",
         "session",
-        "session_cache",
         "spark_errors",
-        "warm_up",
     },
 }
 """The modules beside the folders: entry points, and what all of them need."""
@@ -86,14 +85,13 @@ def imports(
     `at_runtime`: without those that are for types only.
     """
     parents = module.split(".") if is_package else module.split(".")[:-1]
-    tree = ast.parse(source)
     skipped = {
         id(inner)
-        for node in ast.walk(tree)
+        for node in statements(source)
         if at_runtime and isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
         for inner in ast.walk(node)
     }
-    for node in ast.walk(tree):
+    for node in statements(source):
         if id(node) in skipped:
             continue
         if isinstance(node, ast.Import):
@@ -179,17 +177,16 @@ def circles(runtime: Mapping[str, set[str]], typed: Mapping[str, set[str]]) -> l
 def read_modules(package: str) -> dict[str, tuple[str, bool]]:
     """Return text of each module, and whether it is a folder's `__init__`, by dotted name."""
     return {
-        module_name(path): (path.read_text("utf-8"), path.name == "__init__.py")
-        for path in sorted((ROOT / package).rglob("*.py"))
+        module_name(path): (text_of(path), path.name == "__init__.py") for path in modules(package)
     }
 
 
 def test_imports_point_downwards() -> None:
-    modules = read_modules("ingestd")
-    assert len(modules) > 20
+    texts = read_modules("ingestd")
+    assert len(texts) > 20
     found = [
         fault
-        for module, (source, is_package) in modules.items()
+        for module, (source, is_package) in texts.items()
         for fault in faults(source, module, is_package=is_package)
     ]
     assert found == []
@@ -197,12 +194,12 @@ def test_imports_point_downwards() -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_folder_has_a_circle(package: str) -> None:
-    modules = read_modules(package)
+    texts = read_modules(package)
 
     def imported(*, at_runtime: bool) -> dict[str, set[str]]:
         return {
             module: set(imports(source, module, is_package=is_package, at_runtime=at_runtime))
-            for module, (source, is_package) in modules.items()
+            for module, (source, is_package) in texts.items()
         }
 
     assert circles(imported(at_runtime=True), imported(at_runtime=False)) == []

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.harness.source_code import READS_CODE, ROOT, modules, statements, text_of
+
+pytestmark = READS_CODE
+CODE = ("ingestd", "spark_jobs")
 
 STANDARD = {
     r"anew": "again, re-read, re-create",
@@ -56,10 +59,6 @@ def unquoted(page: Path) -> str:
     return QUOTED.sub("", page.read_text("utf-8"))
 
 
-def modules() -> list[Path]:
-    return sorted(p for name in ("ingestd", "spark_jobs") for p in (ROOT / name).rglob("*.py"))
-
-
 def pages() -> list[Path]:
     return sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
@@ -73,7 +72,7 @@ def found_in(lines: Iterator[tuple[int, str]], path: Path) -> list[str]:
 
 
 def test_the_code_is_written_in_standard_words() -> None:
-    found = [one for path in modules() for one in found_in(texts_of(path), path)]
+    found = [one for path in modules(*CODE) for one in found_in(texts_of(path), path)]
     assert found == []
 
 
@@ -90,8 +89,8 @@ def test_the_docs_are_written_in_standard_words() -> None:
 
 def test_docstrings_begin_with_what_is_returned_or_done() -> None:
     found = []
-    for path in modules():
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for path in modules(*CODE):
+        for node in statements(text_of(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 text = ast.get_docstring(node) or ""
                 if BARE_VERBS.match(text):

@@ -5,9 +5,19 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from pathlib import Path
+from collections.abc import Iterator
+from functools import cache
 
-ROOT = Path(__file__).parents[2]
+from tests.harness.source_code import (
+    READS_CODE,
+    modules,
+    name_of,
+    statements,
+    text_of,
+    walk_statements,
+)
+
+pytestmark = READS_CODE
 LONGEST_TEST_NAME = 60
 VAGUE = re.compile(
     "_(anew|told|nobody|somebody|whoever|gone|looked|is_there|goes_on|go_on|by_itself)(_|$)"
@@ -16,11 +26,10 @@ VAGUE = re.compile(
 
 def test_a_class_name_exists_once() -> None:
     found: defaultdict[str, list[str]] = defaultdict(list)
-    for package in ("ingestd", "spark_jobs"):
-        for path in sorted((ROOT / package).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-                if isinstance(node, ast.ClassDef):
-                    found[node.name].append(path.relative_to(ROOT).as_posix())
+    for path in modules("ingestd", "spark_jobs", "benchmarks"):
+        for node in statements(text_of(path)):
+            if isinstance(node, ast.ClassDef):
+                found[node.name].append(name_of(path))
     assert len(found) > 500
     assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}
 
@@ -34,20 +43,19 @@ def test_a_method_name_tells_its_object() -> None:
     """A call of `take` could be one of eighteen: a verb that many classes have gets its object."""
     classes: defaultdict[str, set[str]] = defaultdict(set)
     of_protocols: set[str] = set()
-    for package in ("ingestd", "spark_jobs"):
-        for path in sorted((ROOT / package).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-                if not isinstance(node, ast.ClassDef):
-                    continue
-                methods = {
-                    method.name
-                    for method in node.body
-                    if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef)
-                }
-                if any("Protocol" in ast.unparse(base) for base in node.bases):
-                    of_protocols |= methods
-                for name in methods:
-                    classes[name].add(node.name)
+    for path in modules("ingestd", "spark_jobs"):
+        for node in statements(text_of(path)):
+            if not isinstance(node, ast.ClassDef):
+                continue
+            methods = {
+                method.name
+                for method in node.body
+                if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef)
+            }
+            if any("Protocol" in ast.unparse(base) for base in node.bases):
+                of_protocols |= methods
+            for name in methods:
+                classes[name].add(node.name)
     assert len(classes) > 1000
     exempt = of_protocols | set(STANDARD_METHODS)
     assert {
@@ -57,14 +65,29 @@ def test_a_method_name_tells_its_object() -> None:
     } == {}
 
 
+@cache
+def names_by_scope() -> list[tuple[str, bool, list[str]]]:
+    """Return the path of a file, whether the scope is a module or class, and the tests in it.
+
+    The trees of all tests together would fill the memory: they are not kept.
+    """
+    return [
+        (name_of(path), isinstance(scope, ast.Module | ast.ClassDef), names)
+        for path in modules("tests")
+        for scope in walk_statements(ast.parse(path.read_text("utf-8")))
+        if (names := list(names_in(scope)))
+    ]
+
+
+def names_in(scope: ast.AST) -> Iterator[str]:
+    for node in ast.iter_child_nodes(scope):
+        name = node.name if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else ""
+        if name.startswith("test_"):
+            yield name
+
+
 def test_names_of_tests_are_short_and_in_words_of_the_field() -> None:
-    names = {
-        f"{path.relative_to(ROOT).as_posix()}::{node.name}": node.name
-        for path in sorted((ROOT / "tests").rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.name.startswith("test_")
-    }
+    names = {f"{path}::{name}": name for path, _, found in names_by_scope() for name in found}
     assert len(names) > 2000
     assert [at for at, name in names.items() if len(name) > LONGEST_TEST_NAME] == []
     assert [at for at, name in names.items() if VAGUE.search(name)] == []
@@ -72,20 +95,7 @@ def test_names_of_tests_are_short_and_in_words_of_the_field() -> None:
 
 def test_a_test_name_exists_once_in_its_file() -> None:
     """Python keeps the last function of a name: the others would silently not run."""
-    twice: list[str] = []
-    count = 0
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        for scope in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if not isinstance(scope, ast.Module | ast.ClassDef):
-                continue
-            names = [
-                node.name
-                for node in scope.body
-                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-                and node.name.startswith("test_")
-            ]
-            count += len(names)
-            here = path.relative_to(ROOT).as_posix()
-            twice += [f"{here}::{name}" for name in set(names) if names.count(name) > 1]
-    assert count > 2000
+    scopes = [(path, names) for path, is_scope, names in names_by_scope() if is_scope]
+    assert sum(len(names) for _, names in scopes) > 2000
+    twice = [f"{path}::{n}" for path, names in scopes for n in set(names) if names.count(n) > 1]
     assert twice == []

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.composed_sql import ROOT, built_texts
+from tests.harness.composed_sql import built_texts
+from tests.harness.source_code import READS_CODE, modules, name_of, text_of
 
+pytestmark = READS_CODE
 MEANT = {
     ("ingestd/postgres/snapshot/where.py", "text"): "--where is SQL of whoever may run the command",
     ("ingestd/postgres/snapshot/queries.py", "table.row_filter"): "the publication's, and --where",
@@ -55,9 +57,8 @@ MEANT = {
 def test_no_sql_is_built_as_text() -> None:
     found = [
         built
-        for package in ("ingestd", "spark_jobs")
-        for path in sorted((ROOT / package).rglob("*.py"))
-        for built in built_texts(path.read_text("utf-8"), path.relative_to(ROOT).as_posix())
+        for path in modules("ingestd", "spark_jobs")
+        for built in built_texts(text_of(path), name_of(path))
     ]
     unmeant = [str(built) for built in found if (built.module, built.argument) not in MEANT]
     assert unmeant == []

@@ -10,7 +10,7 @@ import struct
 import numpy as np
 from numpy.typing import NDArray
 
-from ingestd.decode.copy.fields import CopyFields
+from ingestd.decode.copy.rows import CopyFields
 
 Ints = NDArray[np.int64]
 

@@ -193,7 +193,7 @@ class Cutter:
         self._limit_bytes = limit_bytes
         self._shortener = shortener
         self._held: list[bytes] = []
-        self._held_bytes = 0
+        self.held_bytes = 0
         self._needed = 0
         self._passing: _Passing | None = None
 
@@ -204,22 +204,22 @@ class Cutter:
         takes.
         """
         self._held += pieces
-        self._held_bytes += sum(map(len, pieces))
+        self.held_bytes += sum(map(len, pieces))
         passed_bytes = 0
         if self._passing is not None:
             passed_bytes = self._passing.row_bytes
             self._held = self._passing.consume(self._held)
-            self._held_bytes = sum(map(len, self._held))
+            self.held_bytes = sum(map(len, self._held))
             if not self._passing.is_whole:
                 return b"", CutMessages(_NONE, _NONE, 0, passed_bytes=passed_bytes)
             self._passing, self._needed = None, 0
-        if self._held_bytes < self._needed:
+        if self.held_bytes < self._needed:
             return b"", CutMessages(_NONE, _NONE, 0, passed_bytes=passed_bytes)
         buffer = b"".join(self._held)
         found = cut(buffer)
         self._check_order(found)
         rest = buffer[found.used :]
-        self._held, self._held_bytes = [rest], len(rest)
+        self._held, self.held_bytes = [rest], len(rest)
         is_over = found.last is not None  # what follows no longer belongs to the caller
         self._needed = _HEADER if is_over or len(rest) < _HEADER else 1 + _length(rest, 0)
         if self._needed > _HEADER and self._is_large(rest):
@@ -265,7 +265,7 @@ class Cutter:
         else:
             msg = f"message {rest[:1]!r} has an invalid length of {self._needed - 1} bytes"
             raise ProtocolError(msg)
-        self._held, self._held_bytes = [rest[_HEADER:]], len(rest) - _HEADER
+        self._held, self.held_bytes = [rest[_HEADER:]], len(rest) - _HEADER
         return _Passing(kind, self._needed - _HEADER, shortener)
 
 

@@ -12,8 +12,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ingestd.decode.batched_cast import Wanted, cast_batched
-from ingestd.decode.change_batch import CdcColumns, Fields, Tuples, table_batch
+from ingestd.decode.change_batch import (
+    CdcColumns,
+    Fields,
+    Tuples,
+    Wanted,
+    cast_batched,
+    table_batch,
+)
 from ingestd.decode.pgoutput.messages import (
     DELETE,
     INSERT,
@@ -23,9 +29,8 @@ from ingestd.decode.pgoutput.messages import (
     Messages,
     Transactions,
 )
-from ingestd.decode.pgoutput.native_tuples import walk_typed
 from ingestd.decode.pgoutput.relation import Relation
-from ingestd.decode.pgoutput.tuples import TupleRange, walk_tuples
+from ingestd.decode.pgoutput.tuples import TupleRange, walk_tuples, walk_typed
 from ingestd.decode.values.text_column import ByteBuffer, Field
 from ingestd.model.changes import TableBatch
 from ingestd.model.errors import ProtocolError
@@ -42,61 +47,75 @@ for _type, _op in ((INSERT, "c"), (UPDATE, "u"), (DELETE, "d"), (TRUNCATE, "t"))
     _ops[_type] = ord(_op)
 
 
+_Walked = tuple[Tuples, Tuples | None]
+"""The `new` and `old` tuples of `table_batch`."""
+
+
 @dataclass(frozen=True, slots=True)
 class TableChanges:
-    """Captured changes of one table: the message (ascending) and transaction place of each."""
+    """One table's captured changes, in a range of messages with one definition of its relation.
+
+    `messages` (ascending): that of each change. `rank`: its place among the captured relations of
+    that message (0 except for truncates).
+    """
 
     relation: Relation
     table: Table
     messages: Ints
-    seq: Ints
+    rank: Ints
 
 
 def change_batch(
-    messages: Messages, transactions: Transactions, changes: TableChanges
+    messages: Messages, transactions: Transactions, first_seq: Ints, changes: TableChanges
 ) -> TableBatch:
-    """Decode the changes of a table. Raises ProtocolError."""
-    [walked] = _walk_changes(messages, transactions, [changes], may_copy=True)
-    return walked.batch()
+    """Decode the changes of a table. Raises ProtocolError.
+
+    `first_seq`: for each message, the `_cdc_seq` of its first change.
+    """
+    [walked] = _walk_changes(messages, [changes], may_copy=True)
+    return _batch(messages, transactions, first_seq, changes, walked)
 
 
 def change_batches(
-    messages: Messages, transactions: Transactions, changes: Sequence[TableChanges]
+    messages: Messages, transactions: Transactions, first_seq: Ints, changes: Sequence[TableChanges]
 ) -> list[TableBatch]:
     """Decode the few changes of each of these tables together. Raises ProtocolError."""
-    walked = _walk_changes(messages, transactions, changes, may_copy=False)
+    walked = _walk_changes(messages, changes, may_copy=False)
     wanted: list[Wanted] = []
-    for each in walked:
-        wanted.append((each.new, each.table.columns))
-        if each.old is not None:
-            wanted.append((each.old, each.table.before_columns))
+    for each, (new, old) in zip(changes, walked, strict=True):
+        wanted.append((new, each.table.columns))
+        if old is not None:
+            wanted.append((old, each.table.before_columns))
     found = iter(cast_batched(wanted))
+    cast = [(next(found), None if old is None else next(found)) for _, old in walked]
     return [
-        replace(w, new=next(found), old=None if w.old is None else next(found)).batch()
-        for w in walked
+        _batch(messages, transactions, first_seq, each, tuples)
+        for each, tuples in zip(changes, cast, strict=True)
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Walked:
-    """One table's changes with their columns located; `new` and `old` as in `table_batch`."""
-
-    table: Table
-    places: CdcColumns
-    new: Tuples
-    old: Tuples | None
-    nbytes: int
-
-    def batch(self) -> TableBatch:
-        return table_batch(self.table, self.places, self.new, self.old, self.nbytes)
+def _batch(
+    messages: Messages,
+    transactions: Transactions,
+    first_seq: Ints,
+    changes: TableChanges,
+    walked: _Walked,
+) -> TableBatch:
+    new, old = walked
+    at = changes.messages
+    of = transactions.of.take(at)
+    places = CdcColumns(
+        _ops.take(messages.types.take(at)),
+        transactions.commit_lsns.take(of),
+        first_seq.take(at) + changes.rank,
+        transactions.xids.take(of),
+        transactions.commit_times.take(of),
+    )
+    return table_batch(changes.table, places, new, old, messages.nbytes(at))
 
 
 def _walk_changes(
-    messages: Messages,
-    transactions: Transactions,
-    changes: Sequence[TableChanges],
-    *,
-    may_copy: bool,
+    messages: Messages, changes: Sequence[TableChanges], *, may_copy: bool
 ) -> list[_Walked]:
     """Locate the columns. `may_copy`: see `Messages.only`; not for several tables."""
     rows = [_tuple_rows(messages.types[each.messages]) for each in changes]
@@ -105,14 +124,8 @@ def _walk_changes(
         for c, r in zip(changes, rows, strict=True)
     ]
     return [
-        _Walked(
-            each.table,
-            _places(messages, transactions, each),
-            _among(new, at),
-            None if old is None else _among(old, at),
-            messages.nbytes(each.messages),
-        )
-        for each, at, (new, old) in zip(changes, rows, _walk(with_tuples), strict=True)
+        (_among(new, at), None if old is None else _among(old, at))
+        for at, (new, old) in zip(rows, _walk(with_tuples), strict=True)
     ]
 
 
@@ -127,17 +140,6 @@ def _among(tuples: Tuples, rows: Ints | None) -> Tuples:
     if rows is None:
         return tuples
     return replace(tuples, rows=rows if tuples.rows is None else rows[tuples.rows])
-
-
-def _places(messages: Messages, transactions: Transactions, changes: TableChanges) -> CdcColumns:
-    of = transactions.of.take(changes.messages)
-    return CdcColumns(
-        _ops.take(messages.types.take(changes.messages)),
-        transactions.commit_lsns.take(of),
-        changes.seq,
-        transactions.xids.take(of),
-        transactions.commit_times.take(of),
-    )
 
 
 def captured_bytes(messages: Messages, index: int, is_captured: Sequence[bool]) -> int:
@@ -164,7 +166,7 @@ def captured_bytes(messages: Messages, index: int, is_captured: Sequence[bool]) 
     return total
 
 
-def _walk(parts: Sequence[tuple[Messages, TableChanges]]) -> list[tuple[Tuples, Tuples | None]]:
+def _walk(parts: Sequence[tuple[Messages, TableChanges]]) -> list[_Walked]:
     """Return the main tuples (new ones; for deletes, old ones), and those for `_cdc_before`.
 
     The messages of all parts have the same source.
@@ -187,7 +189,7 @@ def _walk_main(source: ByteBuffer, starts: Sequence[_TupleStarts]) -> list[tuple
     if len(starts) == 1:
         typed = walk_typed(source, parts[0], starts[0].wanted(starts[0].table.columns))
         if typed is not None:
-            return [(Tuples(typed.fields, values=typed.values), typed.stops)]
+            return [typed]
     walked = zip(starts, walk_tuples(source, parts), strict=True)
     return [(Tuples(_named(s.relation, fields)), stops) for s, (fields, stops) in walked]
 
@@ -199,12 +201,14 @@ def _walk_old(source: ByteBuffer, starts: Sequence[_TupleStarts]) -> None:
         [start], [part] = starts, parts
         whole = walk_typed(source, part, start.wanted(()))
         if whole is not None:
-            sent = start.take_stops(whole.stops)
+            _, stops = whole
+            sent = start.take_stops(stops)
             if len(sent):
                 part = TupleRange(part.at[sent], part.ends[sent], part.columns)
                 typed = walk_typed(source, part, start.wanted(start.table.before_columns))
                 assert typed is not None  # it has been walked before
-                start.before = Tuples(typed.fields, start.old[sent], typed.values)
+                before, _ = typed
+                start.before = replace(before, rows=start.old[sent])
             return
     for start, (fields, stops) in zip(starts, walk_tuples(source, parts), strict=True):
         sent = start.take_stops(stops)

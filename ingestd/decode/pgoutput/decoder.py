@@ -19,21 +19,23 @@ from ingestd.decode.pgoutput.changes import (
     change_batch,
     change_batches,
 )
-from ingestd.decode.pgoutput.logical_messages import TellMessage, tell_messages
 from ingestd.decode.pgoutput.messages import (
     BEGIN,
     COMMIT,
     IS_CHANGE,
     LENGTHS,
     RELATION,
+    SPARSE,
     TRUNCATE,
     Ints,
     Messages,
+    TellMessage,
     Transaction,
     Transactions,
     oids_of,
     read_messages,
     read_transactions,
+    tell_messages,
 )
 from ingestd.decode.pgoutput.relation import Relation, Resolve, TellPartition, parse_relation
 from ingestd.decode.pgoutput.shortening import LEFT_OUT, columns_left_out
@@ -41,16 +43,31 @@ from ingestd.decode.values.encodings import Encoding
 from ingestd.model.changes import Chunk, TableBatch, idle_chunk
 from ingestd.model.errors import ProtocolError, TableError
 from ingestd.model.lsn import ZERO, Lsn
-from ingestd.model.row_limit import UNLIMITED_BYTES, kept_bytes, row_too_large
+from ingestd.model.row_checks import UNLIMITED_BYTES, kept_bytes, row_too_large
 from ingestd.model.schema import Table, TableId
 
 _MAX_FEED_BYTES = 1 << 31
 """Arrow binary arrays have 32-bit offsets."""
 _TRUNCATED = struct.Struct(">iB")
-SMALL_ROWS, _SMALL_BYTES = 512, 1 << 20
-"""A table with at most this many changes in a feed is decoded together with others."""
-JOINT_VALUES, JOINT_BYTES = 50_000, 4 << 20
-"""Limits per group: a value takes up to 100 bytes until its column is cast, its text twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPolicy:
+    """Which tables of a feed are decoded together.
+
+    `small_rows`, `small_bytes`: a table with at most this many changes is decoded together with
+    others. `values`, `nbytes`: limits per group; a value takes up to 100 bytes until its column is
+    cast, its text twice. `sparse`: see `Messages`.
+    """
+
+    small_rows: int = 512
+    small_bytes: int = 1 << 20
+    values: int = 50_000
+    nbytes: int = 4 << 20
+    sparse: int = SPARSE
+
+
+GROUPS = GroupPolicy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +79,6 @@ class _Known:
     since: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class _FoundChanges:
-    """One table's changes in a range of messages with one definition of its relation.
-
-    `rank`: position among the captured relations of its message (0 except for truncates).
-    """
-
-    relation: Relation
-    table: Table
-    messages: Ints
-    rank: Ints
-
-
 class PgoutputDecoder:
     """Decodes one stream from its start. After a ProtocolError it can't continue.
 
@@ -83,7 +87,7 @@ class PgoutputDecoder:
     what precedes a buffer of that size. A change with more than `row_limit_bytes` in captured
     columns is dropped, and its table is reported in `Chunk.refused`. `tell_partition` is called
     repeatedly, `tell_message` before the chunk is returned. `encoding`: of texts and names, None
-    for UTF-8. Not thread-safe.
+    for UTF-8. `groups`: which tables are decoded together. Not thread-safe.
     """
 
     def __init__(
@@ -95,7 +99,9 @@ class PgoutputDecoder:
         hold_bytes: int = 8 << 20,
         row_limit_bytes: int = UNLIMITED_BYTES,
         encoding: Encoding | None = None,
+        groups: GroupPolicy = GROUPS,
     ) -> None:
+        self._groups = groups
         self._encoding = encoding
         self._resolve = resolve
         self._tell_partition = tell_partition
@@ -214,7 +220,9 @@ class PgoutputDecoder:
         if len(buffer) >= _MAX_FEED_BYTES:
             msg = f"{len(buffer)} bytes of messages at once: more than can be decoded"
             raise ProtocolError(msg)
-        chunk = self._decode(read_messages(buffer, starts, ends, self._encoding))
+        chunk = self._decode(
+            read_messages(buffer, starts, ends, self._encoding, sparse=self._groups.sparse)
+        )
         return [] if chunk is None else [chunk]
 
     def _decode(self, messages: Messages) -> Chunk | None:
@@ -233,7 +241,8 @@ class PgoutputDecoder:
         # the count before each transaction began; negative for the open one
         carried = 0 if self._open is None else self._open.changes
         bases = np.append([-carried], total[transactions.begun])
-        batches = _batches(messages, transactions, found, counts, total - bases[transactions.of])
+        first_seq = total - bases[transactions.of] - counts + 1
+        batches = _batches(messages, transactions, first_seq, found, self._groups)
         captured = np.diff(np.append(bases, total[-1]))
         return self._close(transactions, batches, captured)
 
@@ -274,7 +283,7 @@ class PgoutputDecoder:
 
     def _find(
         self, messages: Messages, transactions: Transactions, counts: Ints
-    ) -> Iterator[_FoundChanges]:
+    ) -> Iterator[TableChanges]:
         """Locate the captured changes; set `counts` to the number in each message."""
         if self._is_stale:
             self._is_stale = False
@@ -335,7 +344,7 @@ class PgoutputDecoder:
         start: int,
         end: int,
         counts: Ints,
-    ) -> Iterator[_FoundChanges]:
+    ) -> Iterator[TableChanges]:
         types = messages.types[start:end]
         truncated = self._find_truncates(
             messages, (np.flatnonzero(types == TRUNCATE) + start).tolist(), counts
@@ -441,45 +450,45 @@ def _left_out(messages: Messages, message: int, is_captured: Sequence[bool]) -> 
 
 def _with_truncates(
     relation: Relation, table: Table, rows: Ints, truncates: list[tuple[int, int]]
-) -> _FoundChanges:
+) -> TableChanges:
     """Merge a table's truncates (message, rank) into its row changes, in message order."""
     ranks = np.zeros(len(rows), np.int64)
     if not truncates:
-        return _FoundChanges(relation, table, rows, ranks)
+        return TableChanges(relation, table, rows, ranks)
     places = np.array(truncates, np.int64)
     messages, ranks = np.append(rows, places[:, 0]), np.append(ranks, places[:, 1])
     order = np.argsort(messages, kind="stable")
-    return _FoundChanges(relation, table, messages[order], ranks[order])
+    return TableChanges(relation, table, messages[order], ranks[order])
 
 
 def _batches(
     messages: Messages,
     transactions: Transactions,
-    found: Sequence[_FoundChanges],
-    counts: Ints,
-    reached: Ints,
+    first_seq: Ints,
+    found: Sequence[TableChanges],
+    policy: GroupPolicy,
 ) -> tuple[TableBatch, ...]:
-    """Decode each table's changes. `reached`: the last `_cdc_seq` assigned in each message."""
+    """Decode each table's changes; small ones together."""
     batches: list[TableBatch | None] = []
     small: list[TableChanges] = []
-    for part in found:
-        at = part.messages
-        seq = reached[at] - counts[at] + part.rank + 1
-        changes = TableChanges(part.relation, part.table, at, seq)
-        if len(at) <= SMALL_ROWS and messages.nbytes(at) <= _SMALL_BYTES:
+    for changes in found:
+        at = changes.messages
+        if len(at) <= policy.small_rows and messages.nbytes(at) <= policy.small_bytes:
             small.append(changes)
             batches.append(None)
         else:
-            batches.append(change_batch(messages, transactions, changes))
+            batches.append(change_batch(messages, transactions, first_seq, changes))
     together = (
         batch
-        for group in _groups(messages, small)
-        for batch in change_batches(messages, transactions, group)
+        for group in table_groups(messages, small, policy)
+        for batch in change_batches(messages, transactions, first_seq, group)
     )
     return tuple(next(together) if batch is None else batch for batch in batches)
 
 
-def _groups(messages: Messages, small: Sequence[TableChanges]) -> Iterator[list[TableChanges]]:
+def table_groups(
+    messages: Messages, small: Sequence[TableChanges], policy: GroupPolicy
+) -> Iterator[list[TableChanges]]:
     """Group the tables; a group is full with the table that reaches a limit."""
     group: list[TableChanges] = []
     values = nbytes = 0
@@ -487,7 +496,7 @@ def _groups(messages: Messages, small: Sequence[TableChanges]) -> Iterator[list[
         group.append(changes)
         values += len(changes.messages) * len(changes.relation.columns)
         nbytes += messages.nbytes(changes.messages)
-        if values >= JOINT_VALUES or nbytes >= JOINT_BYTES:
+        if values >= policy.values or nbytes >= policy.nbytes:
             yield group
             group, values, nbytes = [], 0, 0
     if group:

@@ -1,21 +1,95 @@
-"""A feed's messages as arrays: their types, and their transactions.
+"""The messages of a replication stream: those in CopyData, and pgoutput's in their data.
 
-Source: PostgreSQL documentation, "Logical Replication Message Formats", Begin and Commit.
+Source: PostgreSQL documentation, "Streaming Replication Protocol": XLogData ('w'), Primary
+keepalive message ('k'), Standby status update ('r'); "Logical Replication Message Formats": Begin,
+Commit, Message.
 """
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ingestd.decode.pgoutput.frames import POSTGRES_EPOCH_US
 from ingestd.decode.pgoutput.shortening import LEFT_OUT
 from ingestd.decode.values.encodings import Encoding
 from ingestd.decode.values.text_column import ByteBuffer, TextColumn
 from ingestd.model.errors import ProtocolError
 from ingestd.model.lsn import Lsn
+
+# --- in CopyData -------------------------------------------------------------------------------
+
+POSTGRES_EPOCH_US = 946_684_800_000_000
+"""2000-01-01 UTC, the epoch of Postgres timestamps, in us since 1970."""
+
+_XLOG_DATA, _KEEPALIVE = ord("w"), ord("k")
+_XLOG_DATA_HEADER = 25
+_KEEPALIVE_LENGTH = 18
+_KEEPALIVE_BODY = struct.Struct(">QqB")
+_STATUS = struct.Struct(">cQQQqB")
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """The contents of a block of CopyData messages.
+
+    `starts`, `ends` (int64): each XLogData's payload in the buffer. `keepalive`: the highest
+    position in a keepalive after the last data, so that nothing captured precedes it; None if there
+    is none. `reply_requested`: the server waits for a status update.
+    """
+
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    keepalive: int | None
+    reply_requested: bool
+
+
+def split_frames(buffer: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Frames:
+    """Locate the data in CopyData messages, which ascend in `buffer`. Raises ProtocolError."""
+    if len(ends) == 0:
+        return Frames(ends, ends, None, reply_requested=False)
+    lengths = ends - starts
+    if lengths.min() <= 0 or starts[0] < 0 or ends[-1] > len(buffer):
+        msg = "CopyData messages empty or outside their buffer"
+        raise ProtocolError(msg)
+    kinds = np.frombuffer(buffer, np.uint8)[starts]
+    is_data = kinds == _XLOG_DATA
+    if (lengths[is_data] < _XLOG_DATA_HEADER).any():
+        msg = "XLogData message without its header"
+        raise ProtocolError(msg)
+    others = np.flatnonzero(~is_data)
+    last_data = len(kinds) - 1 - int(is_data[::-1].argmax()) if is_data.any() else -1
+    idle, asked = None, False
+    for i in others.tolist():  # keepalives are seconds apart
+        wal_end, wants_reply = _keepalive(buffer[int(starts[i]) : int(ends[i])])
+        asked |= wants_reply
+        if i > last_data:
+            idle = max(wal_end, idle or 0)
+    if len(others):
+        starts, ends = starts[is_data], ends[is_data]
+    return Frames(starts + _XLOG_DATA_HEADER, ends, idle, reply_requested=asked)
+
+
+def _keepalive(message: bytes) -> tuple[int, bool]:
+    if message[0] != _KEEPALIVE or len(message) != _KEEPALIVE_LENGTH:
+        msg = f"unknown replication message {message[:1]!r} of {len(message)} bytes"
+        raise ProtocolError(msg)
+    wal_end, _, reply = _KEEPALIVE_BODY.unpack_from(message, 1)
+    if wal_end >= 1 << 63:
+        msg = f"position {wal_end:#x} beyond what a raw table can hold"
+        raise ProtocolError(msg)
+    return wal_end, bool(reply)
+
+
+def standby_status(received: Lsn, flushed: Lsn, applied: Lsn, now_us: int, *, reply: bool) -> bytes:
+    """Build a status update. `now_us`: us since 1970; `reply`: request an immediate keepalive."""
+    return _STATUS.pack(b"r", received, flushed, applied, now_us - POSTGRES_EPOCH_US, reply)
+
+
+# --- in their data: a feed's messages as arrays --------------------------------------------------
 
 Ints = NDArray[np.int64]
 
@@ -42,7 +116,6 @@ for _type, _length in _LEAST_LENGTHS.items():
     _least[_type] = _length
 
 SPARSE = 4
-"""Messages that take less than 1/SPARSE of their buffer are better copied together."""
 
 IS_CHANGE = np.zeros(256, np.bool_)
 """By type byte: whether the message is a change of one row."""
@@ -57,7 +130,8 @@ _END_US = 253_402_300_800_000_000
 class Messages:
     """Complete messages in one buffer: `starts` to `ends`, with `types` (the first byte of each).
 
-    `heads`: the first eight bytes of each as a number.
+    `heads`: the first eight bytes of each as a number. `sparse`: messages that take less than one
+    part in so many of their buffer are better copied together.
     """
 
     source: ByteBuffer
@@ -65,6 +139,7 @@ class Messages:
     ends: Ints
     types: NDArray[np.uint8]
     heads: Ints
+    sparse: int = SPARSE
 
     @property
     def oids(self) -> Ints:
@@ -83,12 +158,12 @@ class Messages:
         """
         starts, ends = self.starts[at], self.ends[at]
         source, lengths = self.source, ends - starts
-        if may_copy and 0 < SPARSE * int(lengths.sum()) < len(source.buffer):
+        if may_copy and 0 < self.sparse * int(lengths.sum()) < len(source.buffer):
             content = TextColumn(source, starts, lengths).gather().buffers()[2].to_pybytes()
             source = ByteBuffer(content, source.encoding)
             ends = np.cumsum(lengths)
             starts = ends - lengths
-        return Messages(source, starts, ends, self.types[at], self.heads[at])
+        return Messages(source, starts, ends, self.types[at], self.heads[at], self.sparse)
 
     def nbytes(self, at: Ints) -> int:
         """Return the total size of these messages in bytes."""
@@ -105,7 +180,12 @@ def oids_of(heads: Ints) -> Ints:
 
 
 def read_messages(
-    buffer: bytes, starts: Ints, ends: Ints, encoding: Encoding | None = None
+    buffer: bytes,
+    starts: Ints,
+    ends: Ints,
+    encoding: Encoding | None = None,
+    *,
+    sparse: int = SPARSE,
 ) -> Messages:
     """Check that these are messages of known types. Raises ProtocolError."""
     source = ByteBuffer(buffer, encoding)
@@ -118,7 +198,7 @@ def read_messages(
         i = int(short.argmax())
         msg = f"unknown or malformed message {bytes(types[i : i + 1])!r} of {lengths[i]} bytes"
         raise ProtocolError(msg)
-    return Messages(source, starts, ends, types, heads)
+    return Messages(source, starts, ends, types, heads, sparse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,3 +296,42 @@ def _check_positions(found: Transactions, told: Ints) -> None:
     if (np.diff(lsns) <= 0).any():
         msg = "transactions not in commit order"
         raise ProtocolError(msg)
+
+
+# --- logical messages, which any role may write with pg_logical_emit_message, with any content ---
+
+OWN_PREFIX = b"ingestd\0"
+"""The prefix of messages that only make the WAL grow."""
+DDL_PREFIX = b"ingestd.ddl\0"
+MOST_DDL_BYTES = 1 << 20
+"""A larger message with the prefix was not written by ingestd's triggers."""
+
+TellMessage = Callable[[bytes, Lsn, int], bool]
+"""Called with the content of a message with the prefix `ingestd.ddl`, its transaction's commit
+position, and the transaction's id. Returns whether the content is valid."""
+
+_HEAD = struct.Struct(">cBQ")
+_LENGTH = struct.Struct(">i")
+_TRANSACTIONAL = 1
+
+
+def tell_messages(messages: Messages, transactions: Transactions, tell: TellMessage) -> int:
+    """Pass on the DDL messages, in order. Return the number of other messages.
+
+    Any content is valid, because any role may write messages. Only messages passed on are copied.
+    """
+    ignored = 0
+    for i in np.flatnonzero(messages.types == MESSAGE).tolist():
+        start, end = int(messages.starts[i]), int(messages.ends[i])
+        at = start + _HEAD.size
+        head = messages.source.buffer[start : at + len(DDL_PREFIX)]
+        if head[_HEAD.size :].startswith(OWN_PREFIX):
+            continue
+        content = at + len(DDL_PREFIX) + _LENGTH.size
+        is_ours = head.endswith(DDL_PREFIX) and content <= end <= content + MOST_DDL_BYTES
+        if not (is_ours and head[1] & _TRANSACTIONAL):
+            ignored += 1
+            continue
+        lsn, xid = transactions.commit_of(i)
+        ignored += not tell(messages.source.buffer[content:end], lsn, xid)
+    return ignored

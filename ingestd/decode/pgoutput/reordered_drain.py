@@ -3,7 +3,7 @@
 With `streaming 'on'` (`decode/pgoutput/streamed_transactions.py`) a call returns large transactions
 in segments, interleaved with others, so the server need not write them to disk while it decodes. It
 has the complete result before the first row is sent, so a query can scan the result several times
-(`wal/drain_queries.py`). First it returns, in their original order, all messages about segments and
+(`wal/drain/queries.py`). First it returns, in their original order, all messages about segments and
 relations: the announcement. Then follow the ordinary transactions up to the first Stream Commit,
 that transaction's messages, and so on. So the reader knows each transaction's commit and its undone
 parts before its first message, and buffers nothing. States::
@@ -50,7 +50,7 @@ from ingestd.model.errors import ProtocolError
 
 AHEAD = 0
 """The first byte of an announced message, which no other message begins with."""
-MOST = 6
+MOST_SEGMENTED = 6
 """A result may have at most this many transactions in segments: each costs a scan of it."""
 SPAN = b"<"
 """The first byte of a message that defines which messages follow: ordinary, or of one xid."""
@@ -173,9 +173,15 @@ class _Ahead:
 
 
 class ReorderedDrain:
-    """Processes one result. After a ProtocolError it can't continue. Not thread-safe."""
+    """Processes one result. After a ProtocolError it can't continue. Not thread-safe.
 
-    def __init__(self) -> None:
+    `most_segmented`: a result may have at most this many transactions in segments. `count`: how
+    many of them were yielded.
+    """
+
+    def __init__(self, most_segmented: int = MOST_SEGMENTED) -> None:
+        self._most = most_segmented
+        self.count = 0
         self._ahead = _Ahead()
         self._span: _Span | None = None
         self._given: _Committed | None = None
@@ -202,8 +208,8 @@ class ReorderedDrain:
     def finish(self) -> None:
         """Raise ProtocolError if announced messages are missing, or the end is."""
         announced = len(self._ahead.committed)
-        if self._span is None and announced > MOST:
-            msg = f"{announced} transactions were sent in segments, more than {MOST}"
+        if self._span is None and announced > self._most:
+            msg = f"{announced} transactions were sent in segments, more than {self._most}"
             raise ProtocolError(msg)
         if announced or self._given is not None or self._span is None or not self._span.is_last:
             msg = "the server did not send all of a result"
@@ -242,6 +248,7 @@ class ReorderedDrain:
             self._expect(given is not None and not self._is_in_segment, message)
             assert given is not None
             self._expect(given.commit == StreamCommit.read(message) and not given.undone, message)
+            self.count += 1
             yield given.commit.commit_messages(given.newer)
         elif self._given is not None:  # else its transaction did not commit
             self._expect(bool(self._given.undone) and not self._is_in_segment, message)

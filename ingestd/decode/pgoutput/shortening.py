@@ -153,7 +153,7 @@ def _changed(room_bytes: int) -> _Taking:
     """Parse a pgoutput message. A logical message is dropped, because any role may write one."""
     head = yield 10
     kind = head[0]
-    if kind == _MESSAGE:  # none of ours is this large (`logical_messages.MOST_BYTES`)
+    if kind == _MESSAGE:  # none of ours is this large (`messages.MOST_DDL_BYTES`)
         while True:
             try:
                 yield -(1 << 31)

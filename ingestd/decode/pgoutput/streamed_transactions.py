@@ -195,8 +195,9 @@ class StreamCommit:
 class StreamedTransactions:
     """Processes one stream from its start. Not thread-safe; unusable after a ProtocolError."""
 
-    def __init__(self, spool: Spool) -> None:
+    def __init__(self, spool: Spool, *, most_open: int = MOST_OPEN) -> None:
         self._spool = spool
+        self._most_open = most_open
         self._segment: int | None = None
         self._open: set[int] = set()
         self._last: dict[int, int] = {}
@@ -282,7 +283,7 @@ class StreamedTransactions:
             self._spool.drop(xid)
             self._close(xid)
             self._open.add(xid)
-            ensure_few_open(len(self._open))
+            ensure_few_open(len(self._open), self._most_open)
         elif xid not in self._open:
             msg = f"a segment of transaction {xid}, which has not begun"
             raise ProtocolError(msg)
@@ -318,9 +319,9 @@ class StreamedTransactions:
             self._newest.clear()
 
 
-def ensure_few_open(count: int) -> None:
+def ensure_few_open(count: int, most: int = MOST_OPEN) -> None:
     """Raise ProtocolError for an impossible number of open transactions: each takes memory."""
-    if count > MOST_OPEN:
+    if count > most:
         msg = f"segments of {count} open transactions"
         raise ProtocolError(msg)
 

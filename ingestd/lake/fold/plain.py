@@ -12,10 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from ingestd.model.changes import DELETE, RESERVED_PREFIX, TRUNCATE
+from ingestd.model.changes import DELETE, OF_BEFORE, RESERVED_PREFIX, TRUNCATE
 
 Row = dict[str, Any]
-_BEFORE_RAW = "_cdc_before."
 
 
 def fold(rows: pa.Table, key: Sequence[str]) -> list[Row]:
@@ -85,7 +84,7 @@ def _before(change: Row) -> Row | None:
     if before is None:
         return None
     raw = change["_cdc_raw"] or {}
-    return {name: raw.get(_BEFORE_RAW + name, value) for name, value in before.items()}
+    return {name: raw.get(OF_BEFORE + name, value) for name, value in before.items()}
 
 
 def _fill_unchanged(
@@ -100,16 +99,16 @@ def _fill_unchanged(
 
 
 def _identity(row: Mapping[str, Any], names: Sequence[str]) -> Hashable:
-    return tuple(_hashable(row.get(name)) for name in names)
+    return tuple(hashable(row.get(name)) for name in names)
 
 
-def _hashable(value: Any) -> Hashable:  # noqa: ANN401 - any Arrow value
+def hashable(value: Any) -> Hashable:  # noqa: ANN401 - any Arrow value
     """Return the value so that it compares as in Postgres: NaN equals NaN."""
     if isinstance(value, float) and math.isnan(value):
-        return "NaN"
+        return math.nan  # this one object equals itself
     if isinstance(value, list):
-        return tuple(_hashable(item) for item in value)
+        return tuple(hashable(item) for item in value)
     if isinstance(value, dict):
-        return tuple((name, _hashable(item)) for name, item in value.items())
-    hashable: Hashable = value
-    return hashable
+        return tuple((name, hashable(item)) for name, item in value.items())
+    found: Hashable = value
+    return found

@@ -1,235 +1,254 @@
-"""A vectorised fold of a part of a raw table to the last row of each key (design section 2).
+"""The fold of `ingestd.lake.fold.outcomes` by arrays, for the rows that allow it: most of them.
 
-The result is the same as in `ingestd.lake.fold.plain`, for tables with a key: rows are ordered by
-position, a row whose key changed removes the old row, and values that were not sent come from the
-previous row.
+Rows with values that their columns can't represent are folded one by one.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ingestd.lake.fold.row_keys import Ints, RowKeys
-from ingestd.model.changes import DELETE, RESERVED_PREFIX, field_of
+from ingestd.lake.fold.outcomes import (
+    DELETED,
+    KEPT,
+    FoldedKey,
+    Key,
+    before_column,
+    carried,
+    fold_changes,
+    keys_of,
+    old_keys_of,
+)
+from ingestd.lake.fold.row_keys import Ints, RowKeys, are_compared
+from ingestd.model.changes import DELETE, TRUNCATE, UPDATE
 
-OF_BEFORE = "_cdc_before."
+MAX_SINGLY = 50_000
+"""The greatest number of rows that are folded one by one, and of values that are borrowed."""
+_NOTHING, _GONE = -1, -2
+"""Instead of the change that left a row: there is none, or it removed the row."""
 
-NEEDED = ("_cdc_op", "_cdc_lsn", "_cdc_seq", "_cdc_before", "_cdc_unchanged", "_cdc_raw")
-"""Columns that a change row must have besides its source columns."""
-
-Refuse = Callable[[str], Exception]
-"""Creates the error for a column that can't hold a value."""
-
-
-@dataclass(slots=True)
-class _LastRows:
-    """For each value of each last row, the row it is taken from."""
-
-    rows: Ints
-    sources: dict[str, Ints] = field(default_factory=dict)
-    unchanged: dict[int, list[str]] = field(default_factory=dict)
-    bases: dict[int, int] = field(default_factory=dict)
-
-
-def position_order(rows: pa.Table) -> Ints:
-    """Return the order of rows by position."""
-    lsn, seq = (rows[n].to_numpy() for n in ("_cdc_lsn", "_cdc_seq"))
-    order: Ints = np.lexsort((seq, lsn))
-    return order
+_Mask = NDArray[np.bool_]
 
 
-def last_rows(rows: pa.Table, key: Sequence[str], refuse: Refuse) -> pa.Table:
-    """Return one row a key, as `ReferenceTableSource.poll_changes` does; no `t` may be among them.
+def fold(
+    changes: pa.Table, columns: Sequence[str], key: Sequence[str], max_singly: int = MAX_SINGLY
+) -> FoldedKey | None:
+    """Fold as `fold_changes`, in any order of outcomes; None: too many rows to fold here."""
+    changes = changes.combine_chunks()
+    if not changes.num_rows or not are_compared(changes, key):
+        return fold_changes(changes, columns, key) if changes.num_rows <= max_singly else None
+    keys = _ChangedKeys.from_changes(changes, key)
+    is_single = keys.to_fold_singly(changes)
+    if not is_single.any():
+        return _ByArrays(changes, keys, columns, key).folded(max_singly)
+    singles = changes.filter(pa.array(is_single))
+    if singles.num_rows > max_singly:
+        return None
+    folded = fold_changes(singles, columns, key)
+    if is_single.all():
+        return folded
+    others = changes.filter(pa.array(~is_single)).combine_chunks()
+    found = _ByArrays(others, keys.among(~is_single), columns, key).folded(max_singly)
+    # (all keys that changed are among `singles`, so only `folded` borrows)
+    assert found is not None
+    return FoldedKey(pa.concat_tables([folded.outcomes, found.outcomes]), folded.borrowed)
 
-    `rows`: the wanted columns and NEEDED, in any order. Raise the error of `refuse` if a value that
-    counts is in `_cdc_raw`.
+
+def above_truncate(changes: pa.Table) -> pa.Table:
+    """Return the changes above the newest `t`. It voids all lower positions, whenever they came."""
+    is_truncate = _mask(pc.equal(changes["_cdc_op"], TRUNCATE))
+    if not is_truncate.any():
+        return changes
+    lsn, seq = (changes[name].to_numpy() for name in ("_cdc_lsn", "_cdc_seq"))
+    last = lsn[is_truncate].max()
+    last_seq = seq[is_truncate & (lsn == last)].max()
+    return changes.filter(pa.array((lsn > last) | ((lsn == last) & (seq > last_seq))))
+
+
+def unfolded(changes: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """Return rows as outcomes without a fold: a snapshot has one complete row per key."""
+    rows = changes.select([*columns, "_cdc_raw", *carried(changes)])
+    rows = rows.append_column(DELETED, pa.array(np.zeros(rows.num_rows, bool)))
+    return rows.append_column(KEPT, _lists({}, rows.num_rows))
+
+
+@dataclass(frozen=True, slots=True)
+class _ChangedKeys:
+    """The numbers of the rows' keys (`own`), and of their old keys; -1: a key has a null.
+
+    `old` is `own` in rows that did not change their key. The numbers are below `count`.
     """
-    rows = rows.take(pa.array(position_order(rows))).combine_chunks()
-    names = [n for n in rows.schema.names if not n.startswith(RESERVED_PREFIX)]
-    return _Fold(rows, names, key, refuse).result()
+
+    own: Ints
+    old: Ints
+    count: int
+
+    @classmethod
+    def from_changes(cls, changes: pa.Table, key: Sequence[str]) -> _ChangedKeys:
+        own = [changes[name].combine_chunks() for name in key]
+        before = changes["_cdc_before"]
+        if before.null_count == len(before) or not {f.name for f in before.type}.issuperset(key):
+            keys = RowKeys(own)
+            return cls(keys.numbers, keys.numbers, keys.count)
+        is_sent = _mask(pc.and_(before.is_valid(), pc.equal(changes["_cdc_op"], UPDATE)))
+        old = [
+            before_column(changes, name).filter(pa.array(is_sent)).cast(mine.type)
+            for name, mine in zip(key, own, strict=True)
+        ]
+        keys = RowKeys([pa.concat_arrays(pair) for pair in zip(own, old, strict=True)])
+        numbers = keys.numbers[: len(before)]
+        every = numbers.copy()
+        every[is_sent] = keys.numbers[len(before) :]
+        return cls(numbers, every, keys.count)
+
+    def among(self, chosen: _Mask) -> _ChangedKeys:
+        return _ChangedKeys(self.own[chosen], self.old[chosen], self.count)
+
+    def to_fold_singly(self, changes: pa.Table) -> _Mask:
+        """Return the rows of all keys with source texts or nulls, or linked with such keys."""
+        is_odd = _mask(changes["_cdc_raw"].is_valid()) | (self.own < 0) | (self.old < 0)
+        if not is_odd.any():
+            return is_odd
+        is_odd |= self.own != self.old
+        is_single = np.zeros(self.count + 1, bool)  # (the last is that of keys with a null)
+        is_single[self.own[is_odd]] = True
+        is_single[self.old[is_odd]] = True
+        return is_single[self.own]
 
 
-class _Fold:
-    """Rows in order of position. Event 2i: row i removes its old key; 2i+1: it sets its own."""
+class _ByArrays:
+    """Rows without source texts. Event 2i: change i removes its old key; 2i+1: it sets its own.
+
+    Changes are numbered by position; `_order` has their rows.
+    """
 
     def __init__(
-        self, rows: pa.Table, names: Sequence[str], key: Sequence[str], refuse: Refuse
+        self, changes: pa.Table, keys: _ChangedKeys, columns: Sequence[str], key: Sequence[str]
     ) -> None:
-        self._names = names
-        self._key = key
-        self._refuse = refuse
-        self._raw = _RawTexts(rows, refuse)
-        self._raw.check_keys(key)
-        before = _whole(rows["_cdc_before"])
-        own = []
-        for name in key:
-            column = _whole(rows[name])
-            if column.null_count:  # TOASTed and not sent, so unchanged
-                column = pc.coalesce(column, field_of(before, name))
-                rows = rows.set_column(rows.schema.get_field_index(name), name, column)
-            own.append(column)
-        self._rows = rows
-        changed = np.flatnonzero(
-            pc.and_(before.is_valid(), pc.equal(rows["_cdc_op"], "u")).to_numpy()
+        self._changes, self._columns, self._key = changes, columns, key
+        lsn, seq = (changes[name].to_numpy() for name in ("_cdc_lsn", "_cdc_seq"))
+        self._order: Ints = np.lexsort((seq, lsn))
+        self._own, self._old = keys.own[self._order], keys.old[self._order]
+        self._is_delete = _mask(pc.equal(changes["_cdc_op"], DELETE))[self._order]
+        last, self._came_from = self._followed()
+        self._at = last // 2
+        """The newest change of each outcome."""
+        self._is_vacated = last % 2 == 0
+        self._is_deleted = self._is_vacated | self._is_delete[self._at]
+
+    def folded(self, max_borrowed: int) -> FoldedKey | None:
+        unsent = self._changes["_cdc_unchanged"].combine_chunks()
+        parents, names = pc.list_parent_indices(unsent).to_numpy(), pc.list_flatten(unsent)
+        arrays, kept = {}, {}
+        borrowed: list[tuple[int, str, int]] = []
+        for name in self._columns:
+            is_unsent = np.zeros(self._changes.num_rows, bool)
+            is_unsent[parents[_mask(pc.equal(names, name))]] = True
+            source, is_absent = self._order[self._at], np.zeros(len(self._at), bool)
+            if is_unsent.any():
+                source, is_absent, begins = self._sources(name, is_unsent)
+                is_mine = self._old[begins] == self._own[self._at]
+                kept[name] = is_absent & is_mine
+                others = np.flatnonzero(is_absent & ~is_mine).tolist()
+                borrowed += [(n, name, int(begins[n])) for n in others]
+            if name in self._key:
+                rows = self._order[self._at] + self._changes.num_rows
+                source = np.where(self._is_vacated, rows, source)
+            arrays[name] = self._values(name, source, is_absent)
+        if len(borrowed) > max_borrowed:
+            return None
+        newest = pa.array(self._order[self._at])
+        outcomes = pa.table(
+            {
+                **arrays,
+                "_cdc_raw": pa.nulls(len(newest), pa.map_(pa.string(), pa.string())),
+                **{n: self._changes[n].take(newest) for n in carried(self._changes)},
+                DELETED: pa.array(self._is_deleted),
+                KEPT: _lists(kept, len(newest)),
+            }
         )
-        old = [field_of(before, n).take(pa.array(changed)) for n in key]
-        keys = RowKeys([pa.concat_arrays([a, b]) for a, b in zip(own, old, strict=True)])
-        self._count = keys.count
-        self._new: Ints = keys.numbers[: len(rows)]
-        self._old: Ints = np.full(len(rows), -1, np.int64)
-        self._old[changed] = keys.numbers[len(rows) :]
-        self._old[self._old == self._new] = -1
-        self._is_gone = pc.equal(rows["_cdc_op"], DELETE).to_numpy()
-        self._lists = _whole(rows["_cdc_unchanged"])
-        self._lacks = pc.greater(pc.fill_null(pc.list_value_length(self._lists), 0), 0).to_numpy(
-            zero_copy_only=False
-        )
+        return FoldedKey(outcomes, self._with_keys(borrowed))
 
-    def result(self) -> pa.Table:
-        if (self._new < 0).any():
-            raise self._refuse(self._key[0])
-        last = np.full(self._count, -1, np.int64)
-        numbers = np.arange(len(self._rows))
-        last[self._new] = 2 * numbers + 1  # the last of several wins
-        moved = np.flatnonzero(self._old >= 0)
-        np.maximum.at(last, self._old[moved], 2 * moved)
-        is_own = last % 2 == 1
-        is_kept = is_own & ~self._is_gone[last // 2]
-        kept = np.sort(last[is_kept] // 2)
-        deleted = last[~is_kept]
-        found = self._resolve(kept)
-        return pa.concat_tables([self._kept(found), self._deleted(np.sort(deleted))])
+    def _followed(self) -> tuple[Ints, Ints]:
+        """Return each key's last event, and for each change the one that left its row before."""
+        count = len(self._order)
+        moved = np.flatnonzero(self._own != self._old)
+        keys = np.concatenate([self._own, self._old[moved]])
+        events = np.concatenate([2 * np.arange(count) + 1, 2 * moved])
+        order = np.lexsort((events, keys))
+        keys, events = keys[order], events[order]
+        is_first = np.append(True, keys[1:] != keys[:-1])[: len(keys)]
+        rows, is_own = events // 2, events % 2 == 1
+        left = np.where(is_own & ~self._is_delete[rows], rows, _GONE)
+        before = np.where(is_first, _NOTHING, np.roll(left, 1))
+        is_origin = ~is_own | (self._own == self._old)[rows]
+        came_from: Ints = np.full(count, _NOTHING)
+        came_from[rows[is_origin]] = before[is_origin]
+        return events[np.roll(is_first, -1)], came_from
 
-    # --- values that were not sent ------------------------------------------------------------
+    def _sources(self, name: str, is_unsent: _Mask) -> tuple[Ints, _Mask, Ints]:
+        """Return, per outcome, the row that a column's value is from.
 
-    def _resolve(self, kept: Ints) -> _LastRows:
-        found = _LastRows(kept)
-        lacking = np.flatnonzero(self._lacks[kept])
-        if not len(lacking):
-            return found
-        history = self._history()
-        for place in lacking:
-            for name in self._lists[int(kept[place])].as_py():
-                if name in self._names and name not in self._key:
-                    self._resolve_one(found, int(place), name, history)
-        return found
+        Numbers from the row count on stand for old rows. Also return which outcomes have the value
+        from before all changes, and the change that each value was followed to.
+        """
+        is_unsent = is_unsent[self._order]
+        is_old = is_unsent & _mask(self._before(name).is_valid())[self._order]
+        numbers = np.arange(len(is_unsent))
+        is_end = ~is_unsent | is_old | self._is_delete | (self._came_from < 0)
+        at = np.where(is_end, numbers, self._came_from)
+        while True:  # halves the distance each time
+            further = at[at]
+            if np.array_equal(further, at):
+                break
+            at = further
+        at = np.where(self._is_deleted, self._at, at[self._at])
+        is_absent = is_unsent & ~is_old & ~self._is_delete & (self._came_from == _NOTHING)
+        is_taken_old = (is_old & ~self._is_delete)[at] & ~self._is_deleted
+        source = self._order[at] + np.where(is_taken_old, len(numbers), 0)
+        return source, is_absent[at] & ~self._is_deleted, at
 
-    def _resolve_one(
-        self, found: _LastRows, place: int, name: str, history: dict[int, list[int]]
-    ) -> None:
-        row = int(found.rows[place])
-        while True:
-            key = int(self._new[row] if self._old[row] < 0 else self._old[row])
-            events = history[key]
-            at = int(np.searchsorted(events, 2 * row if self._old[row] >= 0 else 2 * row + 1)) - 1
-            if at < 0:
-                found.unchanged.setdefault(place, []).append(name)
-                found.bases[place] = key
-                return
-            row = events[at] // 2
-            if events[at] % 2 == 0 or self._is_gone[row]:
-                return  # there was no row to take it from
-            if not self._lacks[row] or name not in self._lists[row].as_py():
-                sources = found.sources.setdefault(name, found.rows.copy())
-                sources[place] = row
-                return
+    def _values(self, name: str, source: Ints, is_absent: _Mask) -> pa.Array:
+        values = self._changes[name].combine_chunks()
+        if (source >= len(values)).any():
+            values = pa.concat_arrays([values, self._before(name)])
+        return values.take(pa.array(source, mask=is_absent if is_absent.any() else None))
 
-    def _history(self) -> dict[int, list[int]]:
-        """Return the events of each key, in order."""
-        found: dict[int, list[int]] = defaultdict(list)
-        for row, (old, new) in enumerate(zip(self._old.tolist(), self._new.tolist(), strict=True)):
-            if old >= 0:
-                found[old].append(2 * row)
-            found[new].append(2 * row + 1)
-        return found
+    def _before(self, name: str) -> pa.Array:
+        like = self._changes[name]
+        if name not in {f.name for f in self._changes["_cdc_before"].type}:
+            return pa.nulls(len(like), like.type)
+        return before_column(self._changes, name).cast(like.type)
 
-    # --- the outcome --------------------------------------------------------------------------
-
-    def _kept(self, found: _LastRows) -> pa.Table:
-        columns = {}
-        for name in self._names:
-            sources = found.sources.get(name, found.rows)
-            self._raw.check(name, sources)
-            columns[name] = self._rows[name].take(pa.array(sources))
-        count = len(found.rows)
-        columns["_cdc_op"] = pa.array(["u"] * count, pa.string())
-        unchanged: list[list[str] | None] = [None] * count
-        for place, names in found.unchanged.items():
-            unchanged[place] = names
-        columns["_cdc_unchanged"] = pa.array(unchanged, pa.list_(pa.string()))
-        columns["_cdc_before"] = self._bases(found)
-        return pa.table(columns)
-
-    def _bases(self, found: _LastRows) -> pa.Array:
-        """Return the key that a row had before, if it differed."""
-        count = len(found.rows)
-        others = {
-            place: key
-            for place, key in found.bases.items()
-            if key != int(self._new[found.rows[place]])
-        }
-        arrays = [pa.nulls(count, self._rows.schema.field(n).type) for n in self._key]
-        if others:
-            where = {int(old): row for row, old in enumerate(self._old) if old >= 0}
-            rows = pa.array([where[others[p]] if p in others else None for p in range(count)])
-            before = _whole(self._rows["_cdc_before"])
-            arrays = [field_of(before, n).take(rows) for n in self._key]
-        mask = pa.array([place not in others for place in range(count)], pa.bool_())
-        return pa.StructArray.from_arrays(arrays, names=list(self._key), mask=mask)
-
-    def _deleted(self, events: Ints) -> pa.Table:
-        """Return the keys of removed rows: deleted, or replaced by a row with a new key."""
-        rows = pa.array(events // 2)
-        is_moved = events % 2 == 0
-        before = _whole(self._rows["_cdc_before"]).take(rows)
-        columns: dict[str, pa.Array] = {}
-        for name in self._names:
-            kind = self._rows.schema.field(name).type
-            if name not in self._key:
-                columns[name] = pa.nulls(len(events), kind)
-                continue
-            own = _whole(self._rows[name]).take(rows)
-            both = pa.concat_arrays([own, field_of(before, name)])
-            places = np.arange(len(events)) + np.where(is_moved, len(events), 0)
-            columns[name] = both.take(pa.array(places))
-        columns["_cdc_op"] = pa.array([DELETE] * len(events), pa.string())
-        columns["_cdc_unchanged"] = pa.nulls(len(events), pa.list_(pa.string()))
-        base = pa.struct([self._rows.schema.field(n) for n in self._key])
-        columns["_cdc_before"] = pa.nulls(len(events), base)
-        return pa.table(columns)
+    def _with_keys(self, borrowed: Sequence[tuple[int, str, int]]) -> list[tuple[int, str, Key]]:
+        """Return what is borrowed, with the old key of each change instead of its number."""
+        if not borrowed:
+            return []
+        every = {at: n for n, at in enumerate(dict.fromkeys(at for _, _, at in borrowed))}
+        rows = self._changes.take(pa.array(self._order[list(every)])).combine_chunks()
+        own, old = keys_of(rows, self._key), old_keys_of(rows, self._key)
+        keys = [old.get(n, mine) for n, mine in enumerate(own)]
+        return [(number, name, keys[every[at]]) for number, name, at in borrowed]
 
 
-class _RawTexts:
-    """The values that are kept only as text."""
-
-    def __init__(self, rows: pa.Table, refuse: Refuse) -> None:
-        self._refuse = refuse
-        self._rows: dict[str, set[int]] = defaultdict(set)
-        raw = _whole(rows["_cdc_raw"])
-        if raw.null_count < len(raw):
-            for row in np.flatnonzero(raw.is_valid().to_numpy(zero_copy_only=False)).tolist():
-                for name, _ in raw[row].as_py():
-                    self._rows[name].add(row)
-
-    def check_keys(self, key: Sequence[str]) -> None:
-        for name in key:
-            if self._rows.get(name) or self._rows.get(OF_BEFORE + name):
-                raise self._refuse(name)
-
-    def check(self, name: str, rows: NDArray[np.int64]) -> None:
-        if name in self._rows and not self._rows[name].isdisjoint(rows.tolist()):
-            raise self._refuse(name)
+def _lists(kept: dict[str, _Mask], count: int) -> pa.Array:
+    """Return the names of the kept columns, by row; null for none."""
+    kind = pa.list_(pa.string())
+    if not kept:
+        return pa.nulls(count, kind)
+    table = np.stack(list(kept.values()), axis=1)
+    offsets = np.concatenate([[0], np.cumsum(table.sum(axis=1))]).astype(np.int32)
+    names = pa.array(list(kept)).take(pa.array(np.nonzero(table)[1]))
+    return pa.ListArray.from_arrays(
+        pa.array(offsets), names, type=kind, mask=pa.array(~table.any(axis=1))
+    )
 
 
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    found = column.combine_chunks()
-    if isinstance(found, pa.ChunkedArray):
-        return pa.concat_arrays(found.chunks) if found.num_chunks else pa.array([], found.type)
+def _mask(values: pa.ChunkedArray | pa.Array) -> _Mask:
+    found: _Mask = np.asarray(values.to_numpy(zero_copy_only=False), bool)
     return found

@@ -23,7 +23,7 @@ from contextlib import aclosing, suppress
 from typing import IO, Any
 
 from ingestd import failpoints
-from ingestd.lake.delta.appender import AppendLog
+from ingestd.lake.delta.append_log import AppendLog
 from ingestd.lake.layout import Layout
 from ingestd.lake.maintenance.compaction import (
     MaintenancePolicy,

@@ -26,7 +26,7 @@ class ReferenceChanges:
         self.key = list(key)
         names = [n for n in table.schema.names if not n.startswith(RESERVED_PREFIX)]
         self._table = table.select(names)
-        self.keys = RowKeys([_whole(table[n]) for n in key])
+        self.keys = RowKeys([table[n] for n in key])
         self._is_kept = pc.not_equal(table["_cdc_op"], DELETE).to_numpy()
         self._unchanged = _unchanged(table)
         self._base = self._bases(table) if self._unchanged else None
@@ -49,7 +49,7 @@ class ReferenceChanges:
 
     def find(self, rows: pa.Table) -> Ints:
         """Return the number of each row's key, -1 if that key did not change."""
-        return self.keys.find([_whole(rows[n]) for n in self.key])
+        return self.keys.find([rows[n] for n in self.key])
 
     def without_changed(self, rows: pa.Table, numbers: Ints) -> pa.Table:
         """Return the rows whose key did not change; remember the values still needed of others."""
@@ -75,7 +75,7 @@ class ReferenceChanges:
         place[numbers] = np.arange(len(numbers))
         columns = []
         for name in self._table.schema.names:
-            column = _whole(self._table[name])
+            column = self._table[name].combine_chunks()
             rows = self._unchanged.get(name)
             if rows is not None:
                 taken = place[self._base[rows]]
@@ -83,7 +83,7 @@ class ReferenceChanges:
                     raise self._missing()
                 source = np.arange(len(column))
                 source[rows] = taken + len(column)
-                both = pa.concat_arrays([column, _whole(old[name])])
+                both = pa.concat_arrays([column, old[name].combine_chunks()])
                 column = both.take(pa.array(source))
             columns.append(column)
         return pa.Table.from_arrays(columns, schema=self._table.schema)
@@ -96,7 +96,7 @@ class ReferenceChanges:
         own = self.keys.numbers
         if "_cdc_before" not in table.schema.names:
             return own
-        before = _whole(table["_cdc_before"])
+        before = table["_cdc_before"].combine_chunks()
         has_other = before.is_valid().to_numpy(zero_copy_only=False)
         other = self.keys.find([field_of(before, n) for n in self.key])
         return np.where(has_other, other, own)
@@ -107,15 +107,8 @@ def _unchanged(table: pa.Table) -> dict[str, Ints]:
     if "_cdc_unchanged" not in table.schema.names:
         return {}
     found: dict[str, list[int]] = {}
-    lists = _whole(table["_cdc_unchanged"])
+    lists = table["_cdc_unchanged"].combine_chunks()
     for row in np.flatnonzero(lists.is_valid().to_numpy(zero_copy_only=False)):
         for name in lists[int(row)].as_py():
             found.setdefault(name, []).append(int(row))
     return {name: np.array(rows, np.int64) for name, rows in found.items()}
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    found = column.combine_chunks()
-    if isinstance(found, pa.ChunkedArray):
-        return pa.concat_arrays(found.chunks) if found.num_chunks else pa.array([], found.type)
-    return found

@@ -107,8 +107,6 @@ def unheld(table: TableId, column: str) -> TableError:
 def _choose(mask: pa.ChunkedArray, value: pa.Array, column: pa.ChunkedArray) -> pa.Array:
     """Return `value` (of length one) where `mask`, else the column's own value; any type."""
     own = column.combine_chunks()
-    if isinstance(own, pa.ChunkedArray):
-        own = pa.concat_arrays(own.chunks)
     places = np.arange(len(own))
     places[mask.to_numpy()] = len(own)
     return pa.concat_arrays([own, value]).take(pa.array(places))

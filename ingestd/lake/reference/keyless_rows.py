@@ -17,13 +17,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ingestd.lake.reference.definition import ReferenceDefinition
-from ingestd.lake.reference.raw_changes import key_hashes
-from ingestd.model.changes import DELETE
+from ingestd.lake.reference.raw_changes import hashes_of
+from ingestd.model.changes import DELETE, OF_BEFORE
 
 _RAW = "_cdc_raw_name"
 """The name of a row's first column, in alphabetical order, that can't hold its value."""
 _SALT = "_cdc_salt"
-_OF_BEFORE = "_cdc_before."
 
 
 class WholeRows:
@@ -74,7 +73,7 @@ class WholeRows:
         if len(refused):
             raise self._definition.refusal(refused[0].as_py())
         found = found.select(self._names)
-        return found.take(pa.array(np.argsort(key_hashes(found, self._names), kind="stable")))
+        return found.take(pa.array(np.argsort(hashes_of(found, self._names), kind="stable")))
 
     def _own(self, rows: pa.Table, *, is_new: bool) -> tuple[pa.Table, NDArray[np.uint64]]:
         """Return the rows of this share with their hashes."""
@@ -83,11 +82,11 @@ class WholeRows:
         raw = self._raw_names(rows)
         rows = self._definition.with_missing(rows).select(self._names).append_column(_RAW, raw)
         if self._shares > 1:
-            hashes = key_hashes(rows, rows.column_names)
+            hashes = hashes_of(rows, rows.column_names)
             rows = rows.filter(pa.array(hashes % np.uint64(self._shares) == self._share))
         salt = pa.array(np.full(len(rows), self._salt))
         keyed = rows.add_column(0, _SALT, salt)
-        return rows, key_hashes(keyed, keyed.column_names)
+        return rows, hashes_of(keyed, keyed.column_names)
 
     def _before(self, rows: pa.Table) -> pa.Table:
         """Return the old rows in the form of rows."""
@@ -107,7 +106,7 @@ class WholeRows:
         found = []
         for texts, unsent in zip(raw.to_pylist(), rows["_cdc_unchanged"].to_pylist(), strict=True):
             named = {n for n, _ in texts or ()}
-            named |= {n for n in unsent or () if _OF_BEFORE + n in named}
+            named |= {n for n in unsent or () if OF_BEFORE + n in named}
             found.append(min(named.intersection(self._names), default=None))
         return pa.array(found, pa.string())
 
@@ -116,7 +115,7 @@ def _of_before(texts: list[tuple[str, str]] | None) -> list[tuple[str, str]] | N
     """Return the raw texts of the old row's values."""
     if texts is None:
         return None
-    return [(n.removeprefix(_OF_BEFORE), t) for n, t in texts if n.startswith(_OF_BEFORE)]
+    return [(n.removeprefix(OF_BEFORE), t) for n, t in texts if n.startswith(OF_BEFORE)]
 
 
 def _filled(rows: pa.Table, names: list[str]) -> pa.Table:

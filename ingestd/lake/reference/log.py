@@ -16,8 +16,8 @@ import pyarrow as pa
 from deltalake import CommitProperties, Schema, TableFeatures
 from deltalake.transaction import AddAction, RemoveAction
 
-from ingestd.lake.delta.actions import CONTENT
-from ingestd.lake.delta.appender import CHECKPOINT_INTERVAL, AppendLog, Creation
+from ingestd.lake.delta.append_log import CHECKPOINT_INTERVAL, AppendLog, Creation
+from ingestd.lake.delta.commit import CONTENT
 from ingestd.lake.delta.log_paths import OWN_FILE
 from ingestd.lake.store.errors import storage_faults
 from ingestd.model.errors import TransientError
@@ -34,6 +34,7 @@ class ReferenceLog(AppendLog):
     """See AppendLog; its commits may carry a digest of the rows."""
 
     removes_rows = True
+    retention = RETENTION
     _content: str | None = None
 
     def replace(
@@ -50,7 +51,7 @@ class ReferenceLog(AppendLog):
             configuration = {
                 "delta.enableDeletionVectors": "false",
                 "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
-                "delta.deletedFileRetentionDuration": RETENTION,
+                "delta.deletedFileRetentionDuration": self.retention,
             }
             return self.create(Creation(schema, configuration), fragments, app_version)
         if _has_local_time(schema):
@@ -93,7 +94,11 @@ class ReferenceLog(AppendLog):
 
     def content(self) -> str | None:
         """Return the digest of this version's rows, None if it is unknown."""
-        for number in range(self.version, max(-1, self.version - LOOK_BACK), -1):
+        return self.content_at(self.version)
+
+    def content_at(self, version: int) -> str | None:
+        """Return the digest of a version's rows, None if it is unknown."""
+        for number in range(version, max(-1, version - LOOK_BACK), -1):
             if not self.has_commit(number):
                 return None
             commit = self._commit_at(number)
@@ -105,7 +110,7 @@ class ReferenceLog(AppendLog):
         return None
 
     def vacuum(self) -> None:
-        """Remove the files that no version younger than RETENTION uses."""
+        """Remove the files that no version younger than the retention uses."""
         with storage_faults(self.uri):
             # deltalake itself would follow links in the table's folder.
             for name in self.handle.vacuum(dry_run=True):

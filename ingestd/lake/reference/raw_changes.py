@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,13 +10,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ingestd.digests.value_hashes import row_hashes
+from ingestd.digests.row_digests import key_digests
+from ingestd.digests.value_hashes import Hashes, column_hashes, row_hashes
 from ingestd.lake.delta.arrow_types import plain
 from ingestd.lake.delta.log import TableLog
 from ingestd.lake.delta.read import conform, open_parquet
 from ingestd.lake.delta.tail import File
-from ingestd.lake.fold.vectorized import NEEDED
 from ingestd.lake.reference.definition import ReferenceDefinition
+from ingestd.lake.reference.last_rows import NEEDED
 
 Position = tuple[int, int]
 """`_cdc_lsn` and `_cdc_seq`."""
@@ -90,12 +91,22 @@ def epochs_of(statistics: Mapping[str, Any]) -> tuple[int, int]:
     return (0 if low is None else low), (1 << 62 if high is None else high)
 
 
-def key_hashes(rows: pa.Table, key: Sequence[str]) -> NDArray[np.uint64]:
+def key_hashes(rows: pa.Table, key: Sequence[str]) -> Hashes:
     """Return a hash of each row's key."""
-    parts = [
-        row_hashes([batch.column(n) for n in key], batch.num_rows) for batch in rows.to_batches()
-    ]
-    return np.concatenate(parts) if parts else np.empty(0, np.uint64)
+    return _joined(
+        key_digests(((column_hashes(c), c.type) for c in batch.columns), batch.num_rows)
+        for batch in rows.select(list(key)).to_batches()
+    )
+
+
+def hashes_of(rows: pa.Table, names: Sequence[str]) -> Hashes:
+    """Return a hash of each row's values."""
+    batches = rows.select(list(names)).to_batches()
+    return _joined(row_hashes(batch.columns, batch.num_rows) for batch in batches)
+
+
+def _joined(hashes: Iterable[Hashes]) -> Hashes:
+    return np.concatenate([np.empty(0, np.uint64), *hashes])
 
 
 def is_in_share(
@@ -103,7 +114,7 @@ def is_in_share(
     key: Sequence[str],
     share: int,
     shares: int,
-    linked: NDArray[np.uint64] | None,
+    linked: Hashes | None,
 ) -> NDArray[np.bool_]:
     """Return for each row whether its key is in a share; those in `linked` are in the first."""
     if shares == 1:

@@ -20,15 +20,16 @@ from numpy.typing import NDArray
 from ingestd.lake.delta.log import TableLog
 from ingestd.lake.delta.read import list_files, read_files
 from ingestd.lake.delta.tail import CommitTail, EpochEnd, File
-from ingestd.lake.fold.vectorized import last_rows
 from ingestd.lake.layout import Layout
 from ingestd.lake.reference.definition import ReferenceDefinition, read_definition
 from ingestd.lake.reference.keyless_rows import WholeRows
+from ingestd.lake.reference.last_rows import last_rows
 from ingestd.lake.reference.raw_changes import (
     POSITION,
     Position,
     change_rows_schema,
     epochs_of,
+    hashes_of,
     highest,
     is_in_share,
     key_hashes,
@@ -290,7 +291,7 @@ class RawReferenceSource:
             if not len(current):
                 continue
             # In an order independent of the files' order, as `restore` counts batches.
-            order = np.argsort(key_hashes(current, definition.key or names), kind="stable")
+            order = np.argsort(hashes_of(current, definition.key or names), kind="stable")
             current = current.select(names).take(pa.array(order))
             whole = current.rename_columns(definition.schema.names).cast(definition.schema)
             yield from whole.to_batches(max_chunksize=self._batch_rows)

@@ -12,17 +12,16 @@ import pyarrow as pa
 
 from ingestd.lake.delta.arrow_types import conformed
 from ingestd.lake.delta.read import conform, list_files, open_parquet
-from ingestd.lake.delta.statistics import has_statistics
 from ingestd.lake.layout import Layout
 from ingestd.lake.marker import read_marker
 from ingestd.lake.opening import never_refuse, refuse_foreign
-from ingestd.lake.parquet_writer import FragmentSink, FragmentWriter
+from ingestd.lake.parquet_writer import FragmentSink, FragmentWriter, has_statistics
 from ingestd.lake.reference.changes import ReferenceChanges
 from ingestd.lake.reference.digest import ContentDigest
-from ingestd.lake.reference.log import ReferenceLog
+from ingestd.lake.reference.log import RETENTION, ReferenceLog
 from ingestd.lake.store.errors import reference_fault, storage_faults, unreadable
-from ingestd.lake.store.fsync import Durability
 from ingestd.lake.store.pending_calls import StorageCalls
+from ingestd.lake.store.plain_files import Durability
 from ingestd.lake.store.store import open_store
 from ingestd.lake.threads import WorkerThreads
 from ingestd.model.changes import RESERVED_PREFIX
@@ -35,7 +34,6 @@ FILE_BYTES = 16 << 20
 SMALL_BYTES = 1 << 20
 SMALL_FILES = 16
 """When this many files are below SMALL_BYTES, the next merge joins them."""
-VACUUM_INTERVAL_S = 3600.0
 
 
 def _go_on(_step: str) -> None:
@@ -52,7 +50,8 @@ class DeltaReferenceTable:
 
     `step` is called in a worker thread with ``write``, ``commit`` and ``committed`` at these steps;
     if it raises, the call ends there. `is_claimed`: see `ingestd.lake.delta_lake.DeltaLake`.
-    `needs_marker`, `calls`: see `ingestd.lake.store.store.Store`.
+    `retention`: how long removed files are kept (an interval of SQL); they are looked for every
+    `vacuum_interval_s`. `needs_marker`, `calls`: see `ingestd.lake.store.store.Store`.
     """
 
     def __init__(
@@ -64,6 +63,8 @@ class DeltaReferenceTable:
         storage_options: Mapping[str, str] | None = None,
         buffer_bytes: int = 32 << 20,
         file_bytes: int = FILE_BYTES,
+        retention: str = RETENTION,
+        vacuum_interval_s: float = 3600.0,
         durability: Durability | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         step: Callable[[str], None] = _go_on,
@@ -78,6 +79,8 @@ class DeltaReferenceTable:
         self._store.needs_marker = needs_marker
         self._buffer_bytes = buffer_bytes
         self._file_bytes = file_bytes
+        self._retention = retention
+        self._vacuum_interval_s = vacuum_interval_s
         self._monotonic = monotonic
         self._step = step
         self._jobs = WorkerThreads(at_once=1)
@@ -138,7 +141,9 @@ class DeltaReferenceTable:
     def _log(self) -> ReferenceLog:
         """The table's log. Raises TableError for a name that is too long."""
         folder, table = self._layout.reference(self._table), self._table
-        return ReferenceLog(self._store, folder, self._layout.reference_app_id(table))
+        log = ReferenceLog(self._store, folder, self._layout.reference_app_id(table))
+        log.retention = self._retention
+        return log
 
     @contextmanager
     def _own_faults(self) -> Iterator[None]:
@@ -284,7 +289,7 @@ class DeltaReferenceTable:
 
     def _vacuum_if_due(self) -> None:
         now = self._monotonic()
-        if now - self._vacuumed_s >= VACUUM_INTERVAL_S:
+        if now - self._vacuumed_s >= self._vacuum_interval_s:
             self._vacuumed_s = now
             self._log.vacuum()
 

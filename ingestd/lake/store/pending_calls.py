@@ -38,10 +38,14 @@ S = TypeVar("S", bound=HasCalls)
 class StorageCalls:
     """The calls of one source's stores that are in flight, from any thread.
 
-    `monotonic`: seconds of a clock that never goes backwards.
+    `patience_s`: a call that takes longer is reported. `monotonic`: seconds of a clock that never
+    goes backwards.
     """
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, patience_s: float = PATIENCE_S, *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._patience_s = patience_s
         self._monotonic = monotonic
         self._under_way: dict[object, tuple[HasCalls, str, float]] = {}
 
@@ -65,8 +69,8 @@ class StorageCalls:
             self.end_call(call)
 
     def waiting(self, patience_s: float | None = None) -> StorageWait | None:
-        """Return the oldest call if it took `patience_s` (default PATIENCE_S) or more."""
-        patience_s = PATIENCE_S if patience_s is None else patience_s
+        """Return the oldest call if it took `patience_s` (default: its own) or more."""
+        patience_s = self._patience_s if patience_s is None else patience_s
         calls = list(self._under_way.values())
         if not calls:
             return None

@@ -1,13 +1,18 @@
-"""Safe opening of local files: only through links of trusted users, and only regular files.
+"""Local files: opened safely, and made durable.
 
-The operator chooses a lake's root, which may contain links. Below it, the folders that lead to a
-table (the source's, the schema's, its own) may be links made by root or by the user of this
-process, as with the sysctl fs.protected_symlinks. The same applies to links on the way to a link's
-target. Inside a table's folder no links are allowed. Otherwise, anyone who can write to the lake
-could have files elsewhere read, written and removed. A name is used relative to a descriptor of its
-folder, so exchanging either meanwhile has no effect.
+They are opened only through links of trusted users, and only regular files. The operator chooses a
+lake's root, which may contain links. Below it, the folders that lead to a table (the source's, the
+schema's, its own) may be links made by root or by the user of this process, as with the sysctl
+fs.protected_symlinks. The same applies to links on the way to a link's target. Inside a table's
+folder no links are allowed. Otherwise, anyone who can write to the lake could have files elsewhere
+read, written and removed. A name is used relative to a descriptor of its folder, so exchanging
+either meanwhile has no effect.
 
-Source: open(2), O_NOFOLLOW, O_PATH and O_NONBLOCK; openat(2); readlink(2); symlink(7).
+A durable file's content and name survive a power failure (I1). deltalake itself never calls fsync.
+
+Source: open(2), O_NOFOLLOW, O_PATH and O_NONBLOCK; openat(2); readlink(2); symlink(7); POSIX fsync;
+fsync(2): "calling fsync() does not necessarily ensure that the entry in the directory containing
+the file has also reached disk".
 """
 
 from __future__ import annotations
@@ -20,10 +25,10 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import pyarrow as pa
 
-from ingestd.lake.store.fsync import Durability, make_folder
 from ingestd.lake.store.paths import OddFileError, parts_of
 
 LOG = "_delta_log"
@@ -277,3 +282,50 @@ def write_new(name: str, folder: int | None, content: bytes) -> None:
             left = left[os.write(descriptor, left) :]
     finally:
         os.close(descriptor)
+
+
+# --- durability ----------------------------------------------------------------------------------
+
+
+class Durability(Protocol):
+    """Makes files of a local lake durable; tests pass one that records calls."""
+
+    def file(self, path: Path) -> None:
+        """Return when the file's content is durable. Raise OSError."""
+        ...
+
+    def folder(self, path: Path) -> None:
+        """Return when the folder's entries are durable. Raise OSError."""
+        ...
+
+
+class Fsync:
+    """fsync(2)."""
+
+    def file(self, path: Path) -> None:
+        """Sync a file's content; never follow a link or wait for a pipe."""
+        _sync(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+    def folder(self, path: Path) -> None:
+        """Sync a folder's entries."""
+        _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(path: Path, durability: Durability) -> None:
+    """Create a folder and its missing parents, durably. Raise OSError."""
+    missing: list[Path] = []
+    at = path
+    while not at.exists():
+        missing.append(at)
+        at = at.parent
+    for folder in reversed(missing):
+        folder.mkdir(exist_ok=True)
+        durability.folder(folder.parent)

@@ -24,11 +24,12 @@ from deltalake.fs import DeltaStorageHandler
 
 from ingestd.failpoints import reach
 from ingestd.lake.store.errors import storage_faults
-from ingestd.lake.store.fsync import Durability, Fsync
 from ingestd.lake.store.paths import OddFileError, checked, checked_folder, why_odd
 from ingestd.lake.store.pending_calls import StorageCalls, timed
 from ingestd.lake.store.plain_files import (
     LOG,
+    Durability,
+    Fsync,
     create_plain,
     ensure_size,
     folder_at,

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from ingestd.digests.row_digests import (
     NULL,
-    OF_BEFORE,
     RAW,
     ComparedColumn,
     Given,
@@ -22,7 +21,7 @@ from ingestd.digests.row_digests import (
     row_digests,
 )
 from ingestd.digests.value_hashes import Hashes
-from ingestd.model.changes import DELETE, UPDATE, field_of
+from ingestd.model.changes import DELETE, OF_BEFORE, UPDATE, field_of
 from ingestd.ports.verify import KEY, LSN, OLD, ROW, SEQ, THERE, UNSENT, Digested, Matrix
 
 Flags = NDArray[np.bool_]

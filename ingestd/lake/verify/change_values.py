@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from ingestd.digests.row_digests import OF_BEFORE, RawTexts, given_by, values_of
+from ingestd.digests.row_digests import RawTexts, given_by, values_of
 from ingestd.lake.verify.change_digests import BEFORE, UNCHANGED
 from ingestd.lake.verify.visible_changes import PLACE
-from ingestd.model.changes import field_of
+from ingestd.model.changes import OF_BEFORE, field_of
 from ingestd.ports.verify import Digested, Rows
 
 

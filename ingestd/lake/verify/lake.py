@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Collection,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -13,7 +21,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ingestd.digests.value_hashes import Hashes
-from ingestd.lake.delta.appender import AppendLog
+from ingestd.lake.delta.append_log import AppendLog
 from ingestd.lake.delta.log import TableLog
 from ingestd.lake.delta.read import list_files, read_files
 from ingestd.lake.delta.tail import File
@@ -63,11 +71,20 @@ _RELEASED_EVERY = 8
 
 
 class DeltaVerifiedLake:
-    """See `ingestd.ports.verify.VerifiedLake`. Pinned files are kept until the next survey."""
+    """See `ingestd.ports.verify.VerifiedLake`. Pinned files are kept until the next survey.
+
+    `values`: returns the values of change rows.
+    """
 
     def __init__(
-        self, uri: str, source: str, *, storage_options: Mapping[str, str] | None = None
+        self,
+        uri: str,
+        source: str,
+        *,
+        storage_options: Mapping[str, str] | None = None,
+        values: Callable[[pa.RecordBatch, Digested], Rows] = values_of_changes,
     ) -> None:
+        self._values = values
         self._layout = Layout(source)
         self._store = open_store(uri, storage_options)
         self._epochs = TableLog(self._store, self._layout.epochs, self._layout.app_id())
@@ -267,7 +284,7 @@ class DeltaVerifiedLake:
                 continue
             flags = _touches(rows, digested, wanted)
             if flags.any():
-                changes += values_of_changes(rows.filter(pa.array(flags)), digested)
+                changes += self._values(rows.filter(pa.array(flags)), digested)
         columns = [c.name for c in digested.columns]
         return fold_rows(changes, columns, [columns[i] for i in digested.key])
 

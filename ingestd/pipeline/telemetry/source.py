@@ -63,10 +63,10 @@ class SourceTelemetry(TableTelemetry):
 
         A new start after a fault keeps the fault's state and reason until it has made progress.
         """
-        failed = self._status.state in {SourceState.BACKING_OFF, SourceState.STOPPED}
+        failed = self.status.state in {SourceState.BACKING_OFF, SourceState.STOPPED}
         if failed and state is SourceState.STARTING:
             return
-        if self._status.enter(state, self._now()):
+        if self.status.enter(state, self._now()):
             self._metrics.source_state(self.source, state)
             if state not in _RUNNING:
                 self._not_connected()
@@ -80,24 +80,24 @@ class SourceTelemetry(TableTelemetry):
 
     def paused(self, since: datetime) -> None:
         """Record that the source was paused, now or before this daemon started."""
-        if self._status.state is SourceState.PAUSED:
+        if self.status.state is SourceState.PAUSED:
             return
-        self._status.pause(since)
-        for table in self._status.tables.values():  # a running read continues after the pause
+        self.status.pause(since)
+        for table in self.status.tables.values():  # a running read continues after the pause
             table.snapshot = None
             self._metrics.no_snapshot(self.source, table.table)
         self._metrics.source_state(self.source, SourceState.PAUSED)
         self._not_connected()
         self._is_measured = True
-        self._log.info("source.paused", since=since.isoformat(), remedy=self._status.remedy)
+        self._log.info("source.paused", since=since.isoformat(), remedy=self.status.remedy)
         self._told_held_at = None
         self._publish()
 
     def resumed(self) -> None:
         """Record that the source delivers; no change if it was not paused."""
-        if self._status.state is not SourceState.PAUSED:
+        if self.status.state is not SourceState.PAUSED:
             return
-        paused_s = (self._now() - self._status.since).total_seconds()
+        paused_s = (self._now() - self.status.since).total_seconds()
         self._log.info("source.resumed", paused_s=round(paused_s, 1))
         self.enter(SourceState.STARTING)
 
@@ -106,16 +106,16 @@ class SourceTelemetry(TableTelemetry):
         self._is_measured = True
         self._forget_dropped()
         now = self._now()
-        self._status.measured(lag, None, now)
+        self.status.measured(lag, None, now)
         self._metrics.set_retained(self.source, lag)
         if lag.confirmed_lsn is not None:
-            self._status.confirmed(lag.confirmed_lsn)
+            self.status.confirmed(lag.confirmed_lsn)
         due = self._told_held_at is None or now - self._told_held_at >= REMIND_EVERY
         if due:
             self._told_held_at = now
             self._log.info(
                 "source.held",
-                since=self._status.since.isoformat(),
+                since=self.status.since.isoformat(),
                 lag_bytes=lag.lag_bytes,
                 retained_bytes=lag.retained_bytes,
                 safe_bytes=lag.safe_bytes,
@@ -124,11 +124,11 @@ class SourceTelemetry(TableTelemetry):
     @property
     def knows_lake(self) -> bool:
         """True if this daemon has read or written the contents of the source's lake."""
-        return self._status.end_lsn is not None or bool(self._status.epoch)
+        return self.status.end_lsn is not None or bool(self.status.epoch)
 
     def found(self, committed: LakeState) -> None:
         """Record the lake's contents for a source that was paused before this daemon started."""
-        self._status.resumed(epoch=committed.epoch, end_lsn=committed.position)
+        self.status.resumed(epoch=committed.epoch, end_lsn=committed.position)
         for known in committed.tables.values():
             why = None if known.reason is None else OperatorError(known.reason)
             self._registered(known, known.state, why)
@@ -136,22 +136,20 @@ class SourceTelemetry(TableTelemetry):
 
     def refuse_if_paused(self) -> None:
         """Raise OperatorError while the source is paused: waiting does not help."""
-        if self._status.state is SourceState.PAUSED:
-            what = (
-                f"source {self.source} is paused since {self._status.since:%Y-%m-%d %H:%M:%S} UTC"
-            )
-            raise OperatorError(what, remedy=self._status.remedy)
+        if self.status.state is SourceState.PAUSED:
+            what = f"source {self.source} is paused since {self.status.since:%Y-%m-%d %H:%M:%S} UTC"
+            raise OperatorError(what, remedy=self.status.remedy)
 
     def not_running(self) -> TransientError | None:
         """Return why the source can't accept requests now; None if it can."""
-        state, reason = self._status.state, self._status.reason
+        state, reason = self.status.state, self.status.reason
         if state in _RUNNING:
             return None
         why = f": {reason}" if reason else ""
         return TransientError(
             f"source {self.source} is {state}{why}",
             reason="not_running",
-            remedy=self._status.remedy or "retry when it is streaming",
+            remedy=self.status.remedy or "retry when it is streaming",
         )
 
     def failed(self, error: IngestdError, delay_s: float) -> None:
@@ -165,7 +163,7 @@ class SourceTelemetry(TableTelemetry):
         self._metrics.restarted(self.source, reason)
         self._not_connected()
         self._forget_dropped()
-        if self._status.enter(state, self._now(), error):
+        if self.status.enter(state, self._now(), error):
             self._metrics.source_state(self.source, state)
             log = self._log.warning if transient else self._log.error
             log(
@@ -209,7 +207,7 @@ class SourceTelemetry(TableTelemetry):
             self._log.warning(notice.event, reason=notice.what, remedy=notice.remedy)
 
     def _lake_lost(self, *, is_lost: bool) -> None:
-        self._status.lake_lost = is_lost
+        self.status.lake_lost = is_lost
         self._metrics.lake_lost(self.source, is_lost=is_lost)
 
     def lake_found(self) -> None:
@@ -224,19 +222,19 @@ class SourceTelemetry(TableTelemetry):
         """Record that the source starts over, in another lake than it was written to."""
         self._log.warning("source.lake_lost", reason=reason, action="resnapshot")
         remedy = "nothing to do: every table is re-read, as an operator agreed to"
-        note_error(self._status.last_errors, self._now(), reason, remedy)
+        note_error(self.status.last_errors, self._now(), reason, remedy)
         self._metrics.restarted(self.source, "lake_resnapshot")
 
     def lost(self, reason: str) -> None:
         """Record that the stream can't continue where the lake ends."""
         self._log.warning("source.slot_lost", reason=reason, action="resnapshot")
         remedy = "nothing to do: every table is re-read, and its old rows remain until then"
-        note_error(self._status.last_errors, self._now(), reason, remedy)
+        note_error(self.status.last_errors, self._now(), reason, remedy)
         self._metrics.restarted(self.source, "slot_lost")
 
     def discovered(self, committed: LakeState, discovery: Discovery) -> None:
         """Record the contents of the lake and the source's offer."""
-        self._status.resumed(epoch=committed.epoch, end_lsn=committed.position)
+        self.status.resumed(epoch=committed.epoch, end_lsn=committed.position)
         self.offered(discovery)
         self._forget_requests()
         for table in discovery.tables:
@@ -265,7 +263,7 @@ class SourceTelemetry(TableTelemetry):
 
     def received(self, chunk: Chunk, epoch: FillingEpoch) -> None:
         """Record a chunk that is now in the epoch."""
-        self._status.received(chunk.position)
+        self.status.received(chunk.position)
         self._metrics.received(self.source, chunk.position)
         self._metrics.decoded(self.source, chunk.decode_s)
         self._metrics.ignored(self.source, chunk.ignored_messages)
@@ -279,7 +277,7 @@ class SourceTelemetry(TableTelemetry):
         times = np.concatenate(epoch.commit_times or [np.empty(0, np.int64)])
         ages_s = (now_us - times) / 1e6
         rows = {str(t.table): t.rows for t in committed.tables}
-        self._status.committed(
+        self.status.committed(
             committed.epoch,
             committed.summary.end_lsn,
             self._now(),
@@ -327,7 +325,7 @@ class SourceTelemetry(TableTelemetry):
 
     def confirmed(self, position: Lsn) -> None:
         """Record the position below which the source may discard."""
-        self._status.confirmed(position)
+        self.status.confirmed(position)
         self._metrics.confirmed(self.source, position)
 
     def measured(self, lag: CaptureLag, oldest_us: int | None) -> None:
@@ -337,5 +335,5 @@ class SourceTelemetry(TableTelemetry):
         seconds = 0.0 if oldest_us is None else max(0.0, time.time_ns() / 1e9 - oldest_us / 1e6)
         if lag.seconds is not None:
             seconds = max(seconds, lag.seconds)
-        self._status.measured(lag, seconds, self._now())
+        self.status.measured(lag, seconds, self._now())
         self._metrics.lag(self.source, lag, seconds)

@@ -38,7 +38,7 @@ class TableTelemetry:
         now: Callable[[], datetime] = utc_now,
     ) -> None:
         self.source = status.source
-        self._status = status
+        self.status = status
         self._metrics = metrics
         self._log = log.bind(source=status.source)
         self._now = now
@@ -51,17 +51,17 @@ class TableTelemetry:
         """Record the tables that exist, and stop showing others. A table may be dropped later."""
         offered = {str(t.id) for t in discovery.tables}
         self._refused = frozenset(str(r.table.id) for r in discovery.refused)
-        for notice in self._status.attend(discovery.notices):
+        for notice in self.status.attend(discovery.notices):
             self._log.warning(notice.event, reason=notice.what, remedy=notice.remedy)
-            note_error(self._status.last_errors, self._now(), notice.what, notice.remedy)
-        others = set(self._status.tables) - offered - self._refused - self.kept
+            note_error(self.status.last_errors, self._now(), notice.what, notice.remedy)
+        others = set(self.status.tables) - offered - self._refused - self.kept
         for name in others:
-            del self._status.tables[name]
+            del self.status.tables[name]
         self._metrics.forget_tables(self.source, others)
 
     def _forget_dropped(self) -> None:
         """Remove tables that were dropped long ago from the metrics."""
-        self._metrics.forget_tables(self.source, set(self._status.forget_dropped(self._now())))
+        self._metrics.forget_tables(self.source, set(self.status.forget_dropped(self._now())))
 
     def _registered(
         self, known: RegisteredTable, state: TableState, error: IngestdError | None = None
@@ -75,7 +75,7 @@ class TableTelemetry:
 
         The next pipeline continues the reads that had begun, except partial ones.
         """
-        tables = [t for t in self._status.tables.values() if t.table not in self.kept]
+        tables = [t for t in self.status.tables.values() if t.table not in self.kept]
         for table in tables:
             table.snapshot = None
         forgotten = [t for t in tables if t.snapshot_requested or t.table in self._partial]
@@ -100,7 +100,7 @@ class TableTelemetry:
             else:
                 remedy = event.remedy
                 why = {"reason": event.reason} if event.reason else {}
-                known = self._status.tables.get(name)
+                known = self.status.tables.get(name)
                 is_news = known is None or known.state is not event.state
                 if event.state is TableState.SNAPSHOTTING:  # recorded at each step
                     is_news |= known is not None and known.reason != event.reason
@@ -130,9 +130,9 @@ class TableTelemetry:
         since: datetime | None = None,
         snapshot_lsn: Lsn | None = None,
     ) -> None:
-        self._status.table(name, state, since or self._now(), error, snapshot_lsn=snapshot_lsn)
+        self.status.table(name, state, since or self._now(), error, snapshot_lsn=snapshot_lsn)
         self._metrics.table_state(self.source, name, state)
-        if self._status.tables[name].snapshot is None:
+        if self.status.tables[name].snapshot is None:
             self._metrics.no_snapshot(self.source, name)
         if state is not TableState.LIVE:
             self._partial.discard(name)
@@ -140,7 +140,7 @@ class TableTelemetry:
     def snapshot_requested(self, tables: Sequence[TableId], *, partial: bool = False) -> None:
         """Record that a re-read of these tables, or of some of their rows, was requested."""
         for table in tables:
-            status = self._status.tables.get(str(table))
+            status = self.status.tables.get(str(table))
             if status is not None:  # else it is new, and about to be read
                 status.snapshot_requested = True
                 if partial:
@@ -155,7 +155,7 @@ class TableTelemetry:
         `snapshot_failed`.
         """
         name = str(table)
-        status = self._status.tables.get(name)
+        status = self.status.tables.get(name)
         if status is None:
             return
         if status.state is TableState.SNAPSHOTTING or name in self._partial:
@@ -178,7 +178,7 @@ class TableTelemetry:
         why = error.reason if isinstance(error, TableError) else error.what
         told = OperatorError(why, remedy=error.remedy)
         self._end_snapshot(str(table), SnapshotOutcome.FAILED, told)
-        errors, now = self._status.last_errors, self._now()
+        errors, now = self.status.last_errors, self._now()
         note_error(errors, now, f"its snapshot failed: {why}", error.remedy, table=str(table))
         self._log.error("snapshot.failed", table=str(table), reason=why, remedy=error.remedy)
 
@@ -186,7 +186,7 @@ class TableTelemetry:
         self, name: str, outcome: SnapshotOutcome, error: IngestdError | None = None
     ) -> None:
         self._partial.discard(name)
-        status = self._status.tables.get(name)
+        status = self.status.tables.get(name)
         if status is not None:
             status.end_snapshot(outcome, self._now(), error)
             self._metrics.no_snapshot(self.source, name)
@@ -194,7 +194,7 @@ class TableTelemetry:
     def reading_failed(self, error: IngestdError, delay_s: float) -> None:
         """Record that tables could not be read, and when that is retried; the stream continues."""
         self._log.warning("snapshot.retried", reason=error.what, retry_s=round(delay_s, 1))
-        note_error(self._status.last_errors, self._now(), error.what, error.remedy)
+        note_error(self.status.last_errors, self._now(), error.what, error.remedy)
 
     def reading_waits(self, tables: Sequence[TableId]) -> None:
         """Record that a snapshot waits long to begin."""

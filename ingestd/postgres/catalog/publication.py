@@ -97,15 +97,6 @@ class Publication:
         return self.all_operations and self.via_root
 
 
-def was_altered(then: str, now: str) -> bool:
-    """Return whether a publication was altered between two marks: it may have sent less.
-
-    Each mark is its `altered`, which earlier releases recorded with the owner, or "" if unknown. A
-    new owner counts, too: it may not be the only change between two catalog polls.
-    """
-    return bool(then and now) and then.partition(":")[0] != now
-
-
 @dataclass(frozen=True, slots=True)
 class Published:
     """What a publication sends of a table.

@@ -19,7 +19,7 @@ from psycopg import AsyncConnection
 from psycopg.abc import PQGen
 from psycopg.waiting import Ready
 
-MOST_BYTES = 512 << 20
+ANSWER_LIMIT_BYTES = 512 << 20
 """Of one answer. The catalog of 10,000 tables with 100 columns each takes half of that."""
 TOO_LARGE = "the server answered a query with more than"
 _RECEIVED = struct.Struct("@128xQ")
@@ -28,17 +28,20 @@ _T = TypeVar("_T")
 
 
 class LimitedConnection(AsyncConnection[Any]):
-    """A connection that is shut down by an answer of more than MOST_BYTES.
+    """A connection that is shut down by an answer of more than `answer_limit_bytes`.
 
     The caller gets psycopg.OperationalError.
     """
 
+    answer_limit_bytes = ANSWER_LIMIT_BYTES
+
     async def wait(self, gen: PQGen[_T], *args: Any, **kwargs: Any) -> _T:  # noqa: ANN401
         """Wait as psycopg does, for every query and every row."""
-        return await super().wait(_limited(gen, self.pgconn.socket), *args, **kwargs)
+        limited = _limited(gen, self.pgconn.socket, self.answer_limit_bytes)
+        return await super().wait(limited, *args, **kwargs)
 
 
-def _limited(gen: PQGen[_T], descriptor: int) -> PQGen[_T]:
+def _limited(gen: PQGen[_T], descriptor: int, limit_bytes: int) -> PQGen[_T]:
     """Run a generator of psycopg that uses a socket.
 
     What one read receives is not limited. The first is not counted, as most answers need one only.
@@ -53,10 +56,10 @@ def _limited(gen: PQGen[_T], descriptor: int) -> PQGen[_T]:
             if reads > 1:
                 received = _received(descriptor)
                 first = received if first is None else first
-                if received - first > MOST_BYTES:
+                if received - first > limit_bytes:
                     with contextlib.suppress(OSError), _socket(descriptor) as end:
                         end.shutdown(socket.SHUT_RDWR)
-                    raise psycopg.OperationalError(f"{TOO_LARGE} {MOST_BYTES >> 20} MB")
+                    raise psycopg.OperationalError(f"{TOO_LARGE} {limit_bytes >> 20} MB")
             state = gen.send(ready)
     except StopIteration as done:
         found: _T = done.value

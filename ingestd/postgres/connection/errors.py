@@ -348,3 +348,8 @@ def _place(error: psycopg.Error, dsn: str | None) -> dict[str, str]:
     told = read_dsn(dsn)
     names = {"host": "host", "port": "port", "database": "dbname", "user": "user"}
     return {ours: str(told[theirs]) for ours, theirs in names.items() if told.get(theirs)}
+
+
+def cut_off(text: str) -> psycopg.Error:
+    """Return the error that psycopg raises when the server closes the connection: a failpoint's."""
+    return psycopg.OperationalError(f"server closed the connection unexpectedly ({text})")

@@ -37,17 +37,6 @@ from ingestd.postgres.connection.pinned_settings import SETTINGS, pinning
 from ingestd.postgres.connection.refusals import OF_A_SERVER
 from ingestd.postgres.connection.server_messages import loggable_message, server_text
 
-SILENT_S = 7.0
-"""How long an answer may take before a second connection asks for the session's state."""
-AGAIN_S = 10.0
-"""The interval at which it asks again."""
-LOOKS = 3
-"""How many times in a row the server must be unreachable."""
-LOOK_EVERY_S = 4.0
-"""Delay between the starts of two probes. All end together, this long after the last start."""
-ON_ITS_WAY_S = 1.0
-"""How long an answer may be in flight after the session has started to wait for us."""
-
 # Everything is qualified: names are resolved before the statement itself pins `search_path`.
 SERVER: LiteralString = """
 (extract(epoch FROM pg_catalog.pg_postmaster_start_time())
@@ -70,6 +59,26 @@ _SESSION: LiteralString = f"""
 _TCP_INFO = struct.Struct("@52xI")
 """From Linux' struct tcp_info: only tcpi_last_data_recv, in milliseconds."""
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class LivenessPolicy:
+    """How long an answer may take until a peer is probed, and until it counts as dead.
+
+    `silent_s`: how long an answer may take before a second connection asks for the session's state;
+    `again_s`: the interval at which it asks again. `probes`: how many times in a row the server
+    must be unreachable. `probe_interval_s`: delay between the starts of two probes; all end
+    together, this long after the last start. `in_flight_s`: how long an answer may be in flight
+    after the session has started to wait for us. `ask_after_s`: the silence of a stream after which
+    the server is asked for a reply.
+    """
+
+    silent_s: float = 7.0
+    again_s: float = 10.0
+    probes: int = 3
+    probe_interval_s: float = 4.0
+    in_flight_s: float = 1.0
+    ask_after_s: float = 5.0
 
 
 class _Doing(Enum):
@@ -110,6 +119,7 @@ class LivenessCheckedConnection(LimitedConnection):
     Call `watch` right after connecting. `why_lost`: why it was cut; empty if it was not.
     """
 
+    liveness = LivenessPolicy()
     _borrower: ConnectionUser | None = None
 
     _elsewhere: Mapping[str, Any] | None = None
@@ -158,7 +168,9 @@ class LivenessCheckedConnection(LimitedConnection):
         """Watch the wait for an answer inside. Raises psycopg.OperationalError if cut."""
         loop = asyncio.get_running_loop()
         doubting: list[asyncio.Task[None]] = []
-        timer = loop.call_later(SILENT_S, lambda: doubting.append(loop.create_task(self._doubt())))
+        timer = loop.call_later(
+            self.liveness.silent_s, lambda: doubting.append(loop.create_task(self._doubt()))
+        )
         try:
             yield
         except psycopg.OperationalError as error:
@@ -175,7 +187,7 @@ class LivenessCheckedConnection(LimitedConnection):
     async def _doubt(self) -> None:
         doing = await self._looked_at()
         while doing is _Doing.WORKING:
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(self.liveness.again_s)
             doing = await self._looked_at()
         found = (
             "a second connection can't reach the server either"
@@ -208,8 +220,8 @@ class LivenessCheckedConnection(LimitedConnection):
             doing = await self._look_until_answered()
             if doing is not _Doing.WAITING:
                 break
-            await asyncio.sleep(ON_ITS_WAY_S)
-        return _Doing.WORKING if self._heard_s() < SILENT_S else doing
+            await asyncio.sleep(self.liveness.in_flight_s)
+        return _Doing.WORKING if self._heard_s() < self.liveness.silent_s else doing
 
     def _heard_s(self) -> float:
         """Return seconds since the kernel last received data; inf unless TCP on Linux."""
@@ -224,8 +236,9 @@ class LivenessCheckedConnection(LimitedConnection):
 
     async def _look_until_answered(self) -> _Doing:
         """Start several probes one after another: one may be refused, or take long."""
-        end_s = asyncio.get_running_loop().time() + LOOKS * LOOK_EVERY_S
-        looks = [asyncio.create_task(self._probe(n * LOOK_EVERY_S, end_s)) for n in range(LOOKS)]
+        count, interval_s = self.liveness.probes, self.liveness.probe_interval_s
+        end_s = asyncio.get_running_loop().time() + count * interval_s
+        looks = [asyncio.create_task(self._probe(n * interval_s, end_s)) for n in range(count)]
         try:
             for look in asyncio.as_completed(looks):
                 if (doing := await look) is not _Doing.AWAY:
@@ -251,10 +264,10 @@ class LivenessCheckedConnection(LimitedConnection):
         except psycopg.OperationalError as error:
             # A server that explains why it refuses us is alive, and says nothing of the session.
             return _Doing.WORKING if OF_A_SERVER.search(server_text(error)) else _Doing.AWAY
-        asking = asyncio.create_task(self._is_waiting_by(other))
+        asking = asyncio.create_task(self.is_waiting_by(other))
         try:
             # A pooler without free sessions accepts the connection and lets it wait.
-            left_s = max(ON_ITS_WAY_S, end_s - asyncio.get_running_loop().time())
+            left_s = max(self.liveness.in_flight_s, end_s - asyncio.get_running_loop().time())
             done, _ = await asyncio.wait({asking}, timeout=left_s)
             return _Doing.WAITING if done and asking.result() else _Doing.WORKING
         except psycopg.OperationalError:
@@ -267,7 +280,7 @@ class LivenessCheckedConnection(LimitedConnection):
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
 
-    async def _is_waiting_by(self, other: AsyncConnection[Any]) -> bool:
+    async def is_waiting_by(self, other: AsyncConnection[Any]) -> bool:
         """Return whether the session waits for its client or does not exist."""
         # For this statement only: a pooler may pass the session to other clients afterwards.
         query = pinning(SETTINGS, is_local=True) + sql.SQL(_SESSION).format(self._pid)

@@ -19,7 +19,12 @@ from ingestd.postgres.connection.authentication import required
 from ingestd.postgres.connection.claim_session import member_lock
 from ingestd.postgres.connection.dsn import read_dsn
 from ingestd.postgres.connection.errors import is_understood
-from ingestd.postgres.connection.liveness import SERVER, LivenessCheckedConnection, ServerInstance
+from ingestd.postgres.connection.liveness import (
+    SERVER,
+    LivenessCheckedConnection,
+    LivenessPolicy,
+    ServerInstance,
+)
 from ingestd.postgres.connection.names import read_names
 from ingestd.postgres.connection.pinned_settings import (
     ENCODING,
@@ -69,6 +74,7 @@ async def connect(
     lock_timeout_s: float = 0,
     claim: str | None = None,
     reads_names: bool = False,
+    liveness: LivenessPolicy | None = None,
 ) -> LivenessCheckedConnection:
     """Connect with pinned settings; with `replication` to a walsender of the DSN's database.
 
@@ -78,9 +84,9 @@ async def connect(
     there, only the statement sets them, provided that the session is not shared. `claim`: the
     holder of the claim of that name connects; the next holder ends this session if it still exists.
     `reads_names`: for the catalog, whose names may have any bytes
-    (`ingestd.postgres.connection.names`), not for table rows. Raises psycopg.Error, for `classify`;
-    OperatorError if the DSN can't be read, for a pooler in transaction mode, and for a setting that
-    does not take effect.
+    (`ingestd.postgres.connection.names`), not for table rows. `liveness`: another policy than the
+    default. Raises psycopg.Error, for `classify`; OperatorError if the DSN can't be read, for a
+    pooler in transaction mode, and for a setting that does not take effect.
     """
     parameters = parameters_of(dsn)
     settings = {
@@ -95,6 +101,7 @@ async def connect(
         parameters["application_name"] = stream_name(parameters["application_name"])
     is_pooled = not (own or replication)
     connection = await _open(parameters, own, settings, claim, is_pooled=is_pooled)
+    connection.liveness = liveness or connection.liveness
     try:
         if reads_names:
             await read_names(connection)

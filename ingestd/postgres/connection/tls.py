@@ -10,7 +10,7 @@ Source: PostgreSQL documentation, "SSL Support", "Protection Provided in Differe
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ _LIBPQ_DEFAULT = "prefer"
 _FIRST_WITH_SYSTEM_ROOTS = 160000
 _OWN_ROOTS = "~/.postgresql/root.crt"
 """libpq's own default, if it exists."""
-_BUNDLES = (
+BUNDLES = (
     "/etc/ssl/certs/ca-certificates.crt",  # Debian, Ubuntu, Alpine, Arch
     "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",  # Fedora, RHEL
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -109,22 +109,27 @@ def _is_there(path: Path) -> bool:
 
 
 def secured(
-    parameters: Mapping[str, Any], known: Mapping[str, str] | None = None
+    parameters: Mapping[str, Any],
+    known: Mapping[str, str] | None = None,
+    *,
+    bundles: Sequence[str] = BUNDLES,
 ) -> dict[str, str]:
     """Return the parameters to add to a DSN's so that another machine's identity is verified.
 
-    `known`: as `resolved`, if available.
+    `known`: as `resolved`, if available. `bundles`: see `system_roots`.
     """
     found = transport(parameters, known)
     if found.is_local or found.is_weak:
         return {}
     added = {"sslmode": VERIFIED}
-    roots = None if found.has_roots else system_roots()
+    roots = None if found.has_roots else system_roots(bundles)
     return added if roots is None else {**added, "sslrootcert": roots}
 
 
-def system_roots() -> str | None:
+def system_roots(bundles: Sequence[str] = BUNDLES) -> str | None:
     """Return the system's trusted CAs as a value of sslrootcert; None if there are none.
+
+    `bundles`: files that may have them.
 
     psycopg's bundled libpq finds no system's CAs, except through SSL_CERT_FILE and SSL_CERT_DIR.
     """
@@ -132,7 +137,7 @@ def system_roots() -> str | None:
     looks_elsewhere = bool(os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR"))
     if has_system and (looks_elsewhere or pq.__impl__ != "binary"):
         return "system"
-    bundle = next((path for path in _BUNDLES if _is_there(Path(path))), None)
+    bundle = next((path for path in bundles if _is_there(Path(path))), None)
     return bundle or ("system" if has_system else None)
 
 

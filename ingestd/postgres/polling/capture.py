@@ -27,7 +27,7 @@ from ingestd.model.errors import OperatorError, TransientError
 from ingestd.model.lake_state import LakeState, RegisteredTable
 from ingestd.model.lsn import ZERO, Lsn
 from ingestd.model.pg_snapshot import PgSnapshot
-from ingestd.model.row_limit import row_limit_bytes
+from ingestd.model.row_checks import row_limit_bytes
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import (
     CaptureLag,
@@ -50,6 +50,7 @@ from ingestd.postgres.connection.wal_position import (
     current_position,
 )
 from ingestd.postgres.polling.discovery import PolledTables
+from ingestd.postgres.polling.keys.delete_sweep import SWEEPS, SweepPolicy
 from ingestd.postgres.polling.lag import seconds_behind
 from ingestd.postgres.polling.poll import backend_of, begin_poll
 from ingestd.postgres.polling.position_clock import Positions
@@ -76,7 +77,10 @@ LAG_PATIENCE_S = 1.0
 
 
 class PollingCapture:
-    """Changes found by queries; see `ingestd.ports.ChangeCapture` for the contract."""
+    """Changes found by queries; see `ingestd.ports.ChangeCapture` for the contract.
+
+    `polls`: runs the polls.
+    """
 
     supports_replay = False
 
@@ -87,6 +91,7 @@ class PollingCapture:
         *,
         memory_bytes: int,
         log: ChangeLog | None = None,
+        sweeps: SweepPolicy = SWEEPS,
     ) -> None:
         self._source = source
         self._where = f"source {source}"
@@ -99,8 +104,8 @@ class PollingCapture:
         self._tables = PolledTables(settings)
         self._positions = Positions()
         self._row_limit_bytes = row_limit_bytes(memory_bytes)
-        self._polls = PollScheduler(
-            source, settings, self._positions, log, memory_bytes=memory_bytes
+        self.polls = PollScheduler(
+            source, settings, self._positions, log, memory_bytes=memory_bytes, sweeps=sweeps
         )
         self._progress: dict[TableId, PollProgress] = {}
         self._delivered = ZERO
@@ -126,16 +131,16 @@ class PollingCapture:
         with self._control.errors("discover"):
             server = await self._checked_server(control)
             found = await self._tables.discover(control, known)
-        self._polls.noticed.clear()
-        self._polls.faults.try_again()
+        self.polls.noticed.clear()
+        self.polls.faults.try_again()
         # The pipeline waits for the position of the discovery: it must not wait for the next poll.
         self._positions.pass_by(found.lsn)
-        self._polls.wake.set()
+        self.polls.wake.set()
         return self._without_faulty(replace(found, origin=server.origin))
 
     def _without_faulty(self, found: Discovery) -> Discovery:
         """Refuse, for a time, the tables that can't be polled."""
-        faults = self._polls.faults.lasting()
+        faults = self.polls.faults.lasting()
         refused = [Refused(t, faults[t.id]) for t in found.tables if t.id in faults]
         tables = tuple(t for t in found.tables if t.id not in faults)
         return replace(found, tables=tables, refused=(*found.refused, *refused))
@@ -143,11 +148,11 @@ class PollingCapture:
     async def tables_changed(self) -> None:
         """Return once the catalog differs from the last discovery: check regularly or on notice."""
         while True:
-            noticed = self._polls.noticed
+            noticed = self.polls.noticed
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.discover_interval):
                     await noticed.wait()
-            if noticed.is_set() or self._polls.faults.has_waited:
+            if noticed.is_set() or self.polls.faults.has_waited:
                 return
             with (
                 self._control.errors("catalog"),
@@ -230,13 +235,13 @@ class PollingCapture:
         del read_to
         if renew:
             self._progress = {}
-            self._polls.use_tables([], {})
+            self.polls.use_tables([], {})
         polled = [replace(self._tables.polled(t.id), table=t) for t in tables]
         # The lake's progress at the start does not apply to a table that comes back later.
         ahead = self._tables.ahead
         progress = {name: p for name, p in self._progress.items() if name not in ahead}
         self._progress = {}
-        self._polls.use_tables(polled, progress)
+        self.polls.use_tables(polled, progress)
         return Prepared()
 
     async def chunked(self, tables: Sequence[Table], *, initial: bool) -> frozenset[TableId]:
@@ -259,18 +264,18 @@ class PollingCapture:
             msg = "polled tables are read at one point only"
             raise RuntimeError(msg)
         self._snapshots = [s for s in self._snapshots if not s.is_closed]
-        states = {t.id: s for t in tables if (s := self._polls.states.get(t.id)) is not None}
+        states = {t.id: s for t in tables if (s := self.polls.states.get(t.id)) is not None}
         if len(states) < len(tables):
             raise TransientError(f"{self._where}: a table was dropped", reason="table_gone")
         # From here on they are not polled: a poll that saw more must not get a lower position.
-        reads = _Reads(self._polls, self._positions, states)
+        reads = _Reads(self.polls, self._positions, states)
         try:
             made = await self._begin_snapshot(tables, reads)
         except BaseException:
             reads.close()
             raise
         self._snapshots.append(made)
-        self._polls.wake.set()
+        self.polls.wake.set()
         return made
 
     async def _begin_snapshot(self, tables: Sequence[Table], reads: _Reads) -> PollingSnapshot:
@@ -307,11 +312,11 @@ class PollingCapture:
             self._positions.begin_at(after)
         if self._settings.listen is not None and self._listener is None:
             self._listener = asyncio.create_task(self._listen(self._settings.listen))
-        async with contextlib.aclosing(self._polls.chunks()) as chunks:
+        async with contextlib.aclosing(self.polls.chunks()) as chunks:
             async for chunk in chunks:
                 self._control.ensure_claimed()
                 if self._tables.texts.record_changes(chunk.batches):
-                    self._polls.noticed.set()
+                    self.polls.noticed.set()
                 self._delivered = max(self._delivered, chunk.position)
                 yield chunk
 
@@ -330,8 +335,8 @@ class PollingCapture:
         if position > self._delivered:
             msg = f"confirm {position} is beyond what was delivered, {self._delivered}"
             raise ValueError(msg)
-        self._polls.confirmed = max(self._polls.confirmed, position)
-        self._polls.wake.set()
+        self.polls.confirmed = max(self.polls.confirmed, position)
+        self.polls.wake.set()
 
     async def lag(self) -> CaptureLag:
         """Query the server's position and the newest cursors of the tables."""
@@ -342,9 +347,9 @@ class PollingCapture:
                     self._dsn, statement_timeout_s=timeout_s, lock_timeout_s=LAG_PATIENCE_S
                 )
             current = await current_position(self._monitor)
-            states = list(self._polls.states.values())
+            states = list(self.polls.states.values())
             seconds = await seconds_behind(self._monitor, states, current)
-        confirmed = self._polls.confirmed or None
+        confirmed = self.polls.confirmed or None
         behind = None if confirmed is None else max(0, current - confirmed)
         return CaptureLag(current, confirmed, behind, None, None, seconds)
 
@@ -361,7 +366,7 @@ class PollingCapture:
         if listener is not None:
             listener.cancel()
             await asyncio.gather(listener, return_exceptions=True)
-        await self._polls.close()
+        await self.polls.close()
         for snapshot in self._snapshots:
             await snapshot.close()
         monitor, self._monitor = self._monitor, None
@@ -373,7 +378,7 @@ class PollingCapture:
 
     def _move_on(self) -> None:
         self._positions.advance()
-        self._polls.wake.set()
+        self.polls.wake.set()
 
     async def _listen(self, channel: str) -> None:
         """Poll at each notification of the source. Raises IngestdError."""
@@ -381,7 +386,7 @@ class PollingCapture:
             async with await connect(self._dsn) as connection:
                 await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
                 async for _ in connection.notifies():
-                    self._polls.poll_now()
+                    self.polls.poll_now()
         raise TransientError(f"{self._where}: LISTEN ended", reason="connection_lost")
 
     async def _checked_server(self, control: AsyncConnection[Any]) -> PolledServer:
@@ -402,7 +407,7 @@ class _Reads:
     ) -> None:
         self.states = states
         self.point = ZERO
-        self._polls = polls
+        self.polls = polls
         self._positions = positions
         self._before = {name: state.progress for name, state in states.items()}
         self._reading = set(states)
@@ -414,7 +419,7 @@ class _Reads:
 
         A table that was polled before resumes where it was: rows changed since are delivered twice.
         """
-        if self.states[table].resumes_at < self._polls.confirmed:
+        if self.states[table].resumes_at < self.polls.confirmed:
             return None
         return (self._before[table] or first).to_text()
 
@@ -445,7 +450,7 @@ class _Reads:
         state.readings -= 1
         state.forget_keys(self._positions.end)
         self._positions.advance()
-        self._polls.wake.set()
+        self.polls.wake.set()
 
 
 def _progress_of(committed: LakeState) -> dict[TableId, PollProgress]:

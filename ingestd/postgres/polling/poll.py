@@ -15,7 +15,7 @@ from ingestd.decode.copy.rows import CopyRows
 from ingestd.model.errors import TableChangedError, TableError
 from ingestd.model.lsn import Lsn
 from ingestd.model.pg_snapshot import PgSnapshot
-from ingestd.model.row_limit import refuse_too_large
+from ingestd.model.row_checks import refuse_too_large
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.partitions import leaves_of
 from ingestd.postgres.catalog.relation_lock import lock_table
@@ -40,7 +40,7 @@ from ingestd.postgres.polling.queries import (
     xids_query,
 )
 from ingestd.postgres.polling.rows import FoundRows
-from ingestd.postgres.snapshot.staleness import ensure_described
+from ingestd.postgres.snapshot.read_view import ensure_described
 from ingestd.postgres.transport.copy_out import copying
 
 PAGE_BLOCKS = 16_384

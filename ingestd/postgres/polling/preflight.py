@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -55,7 +55,13 @@ SELECT bool_and(substr(v::text, 15, 1) = '7')
 """
 
 
-async def preflight(source: str, settings: PollingSettings) -> list[CheckLine]:
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+async def preflight(
+    source: str, settings: PollingSettings, *, now: Callable[[], datetime] = _utc_now
+) -> list[CheckLine]:
     """Check the server, the role, poolers and the tables. Changes nothing."""
     found = CheckFindings(source)
     dsn = settings.dsn.get_secret_value()
@@ -66,7 +72,7 @@ async def preflight(source: str, settings: PollingSettings) -> list[CheckLine]:
         async with await connect(
             dsn, statement_timeout_s=TIMEOUT_S, reads_names=True
         ) as connection:
-            await _check_server(connection, source, settings, found)
+            await _check_server(connection, source, settings, found, now)
     except IngestdError as error:
         found.fault("connection", error)
     except psycopg.Error as error:
@@ -75,10 +81,14 @@ async def preflight(source: str, settings: PollingSettings) -> list[CheckLine]:
 
 
 async def _check_server(
-    connection: AsyncConnection[Any], source: str, settings: PollingSettings, found: CheckFindings
+    connection: AsyncConnection[Any],
+    source: str,
+    settings: PollingSettings,
+    found: CheckFindings,
+    clock: Callable[[], datetime],
 ) -> None:
     server = await inspect_polled_server(connection)
-    now = datetime.now(UTC)
+    now = clock()
     info = connection.info
     found.note("connection", "ok", f"{server.role}@{info.host}:{info.port}/{server.database}")
     _server(server, settings, now, found)

@@ -17,7 +17,7 @@ from ingestd.model.changes import Chunk, TableBatch, idle_chunk
 from ingestd.model.errors import ProtocolError, TableChangedError, TableError, TransientError
 from ingestd.model.lsn import ZERO
 from ingestd.model.memory_shares import POLLED, POLLED_KEYS, bytes_of
-from ingestd.model.row_limit import row_limit_bytes
+from ingestd.model.row_checks import row_limit_bytes
 from ingestd.model.schema import TableId
 from ingestd.ports import ChangeLog
 from ingestd.postgres.connection.errors import classify
@@ -26,7 +26,7 @@ from ingestd.postgres.connection.session import connect
 from ingestd.postgres.connection.wal_position import await_flushed
 from ingestd.postgres.polling.backoff import PollBackoff
 from ingestd.postgres.polling.intervals import PollSchedule
-from ingestd.postgres.polling.keys.delete_sweep import Sweep, absent
+from ingestd.postgres.polling.keys.delete_sweep import SWEEPS, Sweep, SweepPolicy, absent
 from ingestd.postgres.polling.keys.key_set import KeySet
 from ingestd.postgres.polling.keys.lake_keys import WHOLE
 from ingestd.postgres.polling.poll import TablePoll, backend_of, begin_poll, first_progress, look_at
@@ -41,8 +41,6 @@ from ingestd.postgres.snapshot.ctid_splits import read_error
 
 FAILURES = 5
 """Consecutive polls that a lock or a statement timeout may fail before a table is stopped."""
-SWEEP_RETRY_S = 60.0
-"""How long after a failed sweep to start the next one, if it is not due earlier anyway."""
 _WAITING = frozenset({"lock_timeout", "timeout", "deadlock"})
 
 
@@ -61,6 +59,7 @@ class PollScheduler:
         log: ChangeLog | None,
         *,
         memory_bytes: int,
+        sweeps: SweepPolicy = SWEEPS,
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -69,6 +68,7 @@ class PollScheduler:
         self._dsn = settings.dsn.get_secret_value()
         self._positions = positions
         self._log = log
+        self._sweeps = sweeps
         self._hold_bytes = bytes_of(POLLED, memory_bytes)
         self._key_bytes = bytes_of(POLLED_KEYS, memory_bytes)
         self._row_limit_bytes = row_limit_bytes(memory_bytes)
@@ -357,7 +357,12 @@ class PollScheduler:
             if not state.knows_keys and self._log is not None:
                 table = state.polled.table
                 limit, before = self.key_bytes_for(table.id), state.forgotten
-                keys = await KeySet.load(self._log, table, limit_bytes=limit)
+                keys = await KeySet.load(
+                    self._log,
+                    table,
+                    limit_bytes=limit,
+                    least_bytes=self._sweeps.least_key_bytes,
+                )
                 if before == state.forgotten:
                     state.keys, state.knows_keys = keys, True
         return state.keys
@@ -399,7 +404,7 @@ class PollScheduler:
 
     def _swept_now(self, state: PolledState, sweep: asyncio.Task[None]) -> None:
         is_cut = sweep.cancelled() or sweep.exception() is not None
-        early_s = max(0.0, state.sweep_s - SWEEP_RETRY_S) if is_cut else 0.0
+        early_s = max(0.0, state.sweep_s - self._sweeps.restart_s) if is_cut else 0.0
         state.turn.swept_at = self._monotonic() - early_s
         self.wake.set()
 
@@ -413,6 +418,7 @@ class PollScheduler:
             log,
             key_bytes=self._key_bytes,
             row_limit_bytes=self._row_limit_bytes,
+            policy=self._sweeps,
             first=state.part,
             began=state.begin_part,
         )

@@ -163,31 +163,29 @@ def _difference(event: DdlEvent, known: KnownObject, by: str) -> str | None:
     return None
 
 
-_MOST_KEPT = 20_000
-"""Limit for the columns and labels kept in earlier events of one object, for comparison."""
-
-
 @dataclass(slots=True)
 class DdlLog:
     """The events that no catalog poll has judged yet. Used on the event loop only.
 
     `_pending`: by the table's OID and the transaction's id, the reason to re-read it, and the
-    commit position. `_tables`, `_seen`: the last poll, by the table's OID. `_before`: by OID, the
+    commit position. `_tables`, `_seen`: the last poll, by the table's OID. `before`: by OID, the
     events since the last poll and the one before them, because any role may have written the last.
-    `_objects`: the captured tables, and the component types of their columns. `_leaves`: by the
+    `_objects`: the captured tables, and the component types of their columns. `leaves`: by the
     root's OID, the partitions known from events. `_voided`: the last poll that caused the table to
     be re-read. `_points`: the position of the lake's snapshot of it. `_last`: the commit position
     of the last event's transaction; earlier events are repetitions. `awaits`: the last poll did not
-    see an event's transaction.
+    see an event's transaction. `most_kept`: limit for the columns and labels kept in earlier events
+    of one object, for comparison.
     """
 
     awaits: bool = False
+    most_kept: int = 20_000
     _pending: dict[tuple[int, int], tuple[str, Lsn]] = field(default_factory=dict)
     _tables: Mapping[int, tuple[TableId, TableFingerprint]] = field(default_factory=dict)
     _seen: PgSnapshot | None = None
     _objects: AbstractSet[int] = frozenset()
-    _before: dict[int, list[KnownObject]] = field(default_factory=dict)
-    _leaves: dict[int, set[int]] = field(default_factory=dict)
+    before: dict[int, list[KnownObject]] = field(default_factory=dict)
+    leaves: dict[int, set[int]] = field(default_factory=dict)
     _voided: dict[int, PgSnapshot] = field(default_factory=dict)
     _points: Mapping[int, Lsn] = field(default_factory=dict)
     _last: Lsn = ZERO
@@ -246,12 +244,12 @@ class DdlLog:
         self._pending = {
             key: found for key, found in self._pending.items() if not _sees(seen, key[1])
         }
-        self._before = {
+        self.before = {
             oid: events if self._unseen else events[-1:]
-            for oid, events in self._before.items()
+            for oid, events in self.before.items()
             if oid in self._objects
         }
-        self._leaves = {r: found for r, found in self._leaves.items() if r in self._objects}
+        self.leaves = {r: found for r, found in self.leaves.items() if r in self._objects}
 
     def _judged(self, event: DdlEvent, xid: int) -> Iterable[tuple[int, str | None]]:
         """Yield the captured tables that an event concerns, and why each is re-read, if it is."""
@@ -274,7 +272,7 @@ class DdlLog:
                 yield leaf, f"it was attached to a partitioned table ({event.command})"
 
     def _judged_type(self, event: DdlEvent) -> Iterable[tuple[int, str | None]]:
-        before, too_many = self._before.get(event.oid, ()), self._too_many(event)
+        before, too_many = self.before.get(event.oid, ()), self._too_many(event)
         oid = -event.oid if event.what == "composite type column" else event.oid
         for table, (_, storage) in self._tables.items():
             for part in storage.types:
@@ -289,16 +287,16 @@ class DdlLog:
         if event.leaves is not None:
             is_later = self._seen is not None and _sees(self._seen, xid)
             gone = event.leaves - leaves if is_later else leaves - event.leaves
-            gone |= self._leaves.get(event.oid, set()) - event.leaves
+            gone |= self.leaves.get(event.oid, set()) - event.leaves
         yield KnownObject(name, {c.number: c.type_oid for c in storage.columns}, gone=gone)
-        yield from self._before.get(event.oid, ())
+        yield from self.before.get(event.oid, ())
 
     def _too_many(self, event: DdlEvent) -> str | None:
         """Return why a table is re-read if it has too many events to compare; forget these then."""
-        kept = self._before.get(event.oid, ())
-        if sum(1 + len(k.types) + len(k.labels) for k in kept) <= _MOST_KEPT:
+        kept = self.before.get(event.oid, ())
+        if sum(1 + len(k.types) + len(k.labels) for k in kept) <= self.most_kept:
             return None
-        del self._before[event.oid]
+        del self.before[event.oid]
         return f"too many commands at once ({event.command})"
 
     def _note(self, event: DdlEvent) -> None:
@@ -306,20 +304,20 @@ class DdlLog:
         if not {event.oid, event.root} & self._objects and event.what != "dropped table":
             return
         if event.what == "table" and event.command.startswith("CREATE") and event.root is not None:
-            self._leaves.setdefault(event.root, set()).add(event.oid)
+            self.leaves.setdefault(event.root, set()).add(event.oid)
         elif event.leaves is not None:
-            self._leaves[event.oid] = set(event.leaves)
+            self.leaves[event.oid] = set(event.leaves)
         elif event.what == "dropped table":
             for root in self._roots_of(event.oid):
-                self._leaves.get(root, set()).discard(event.oid)
+                self.leaves.get(root, set()).discard(event.oid)
         if event.types is not None or event.labels is not None:
             known = KnownObject(event.table, event.types or {}, event.labels or {})
-            kept = self._before.setdefault(event.oid, [])
+            kept = self.before.setdefault(event.oid, [])
             kept[:] = [k for k in kept if k != known] + [known]
 
     def _roots_of(self, leaf: int) -> set[int]:
         looked = {t for t, (_, s) in self._tables.items() if leaf in s.files and leaf != t}
-        told = {root for root, leaves in self._leaves.items() if leaf in leaves}
+        told = {root for root, leaves in self.leaves.items() if leaf in leaves}
         return looked | (told & self._tables.keys())
 
     def _is_void(self, table: int, lsn: Lsn, xid: int) -> bool:

@@ -113,8 +113,8 @@ class StreamEvidence:
     `_empty`: those recorded as empty. `_quiet`: those that were empty at two polls although their
     file was replaced in between, with the second poll. `_emptied`: those of them that changed
     before it. `_labels`: by the table's OID, enum labels that no poll had seen, each with the last
-    transaction that wrote it. `_first`: by partition and table, the transaction with the first
-    change of it. `_makers`: the (sub)transactions that created partitions. `texts`: evidence from
+    transaction that wrote it. `first`: by partition and table, the transaction with the first
+    change of it. `makers`: the (sub)transactions that created partitions. `texts`: evidence from
     the texts of values that refer to objects. `ddl`: the events of event triggers.
     """
 
@@ -129,8 +129,8 @@ class StreamEvidence:
     _quiet: dict[tuple[int, int], PgSnapshot] = field(default_factory=dict)
     _emptied: set[tuple[int, int]] = field(default_factory=set)
     _labels: dict[int, dict[str, int]] = field(default_factory=dict)
-    _first: dict[tuple[int, int], int] = field(default_factory=dict)
-    _makers: dict[tuple[int, int], int] = field(default_factory=dict)
+    first: dict[tuple[int, int], int] = field(default_factory=dict)
+    makers: dict[tuple[int, int], int] = field(default_factory=dict)
     texts: StreamedTexts = field(default_factory=StreamedTexts)
 
     def columns(self, relation: Relation, last: TableFingerprint | None) -> None:
@@ -191,7 +191,7 @@ class StreamEvidence:
         if quiet is not None and _sees(quiet, {xid}):
             self._emptied.add(pair)
             return True
-        self._first.setdefault(pair, xid)
+        self.first.setdefault(pair, xid)
         if self._is_loaded_when_made(pair):
             return True
         is_filled = pair in self._empty
@@ -211,14 +211,14 @@ class StreamEvidence:
 
     def expect_made(self, table: int, makers: Mapping[int, int]) -> None:
         """Watch for changes of new partitions by the transactions that created them."""
-        self._makers |= {(oid, table): xid for oid, xid in makers.items()}
+        self.makers |= {(oid, table): xid for oid, xid in makers.items()}
 
     def loaded_when_made(self, table: int) -> str | None:
         """Return why a table is re-read if one transaction created and filled a partition of it.
 
         A TRUNCATE by that transaction keeps the file and is not sent, so it leaves no trace.
         """
-        loaded = any(self._is_loaded_when_made(pair) for pair in self._makers if pair[1] == table)
+        loaded = any(self._is_loaded_when_made(pair) for pair in self.makers if pair[1] == table)
         return "a partition was created and filled by one transaction" if loaded else None
 
     def _is_loaded_when_made(self, pair: tuple[int, int]) -> bool:
@@ -227,7 +227,7 @@ class StreamEvidence:
         A subtransaction has a higher id than its parent transaction, so one with a higher id than
         the creator's is a different one. One whose id compares as older may be the same.
         """
-        first, maker = self._first.get(pair), self._makers.get(pair)
+        first, maker = self.first.get(pair), self.makers.get(pair)
         return first is not None and maker is not None and not is_before(maker, first)
 
     def labels(self, oid: int, labels: Mapping[str, int], position: Lsn) -> bool:
@@ -263,7 +263,7 @@ class StreamEvidence:
         """Return the tables with evidence from the stream that must still be judged."""
         came = {table for leaf, table in self._partitions if (leaf, table) not in self._had}
         emptied = {table for _, table in self._emptied}
-        loaded = {pair[1] for pair in self._makers if self._is_loaded_when_made(pair)}
+        loaded = {pair[1] for pair in self.makers if self._is_loaded_when_made(pair)}
         told = {*self._columns, *came, *emptied, *loaded, *self._labels}
         return frozenset(told | self.texts.unjudged() | self.ddl.unjudged())
 
@@ -290,18 +290,17 @@ class StreamEvidence:
         self._voided |= dict.fromkeys(voided, seen)
         # Proven or void: nothing more is expected. What arrived since this poll is for the next
         # one.
-        self._makers = {
+        self.makers = {
             p: xid
-            for p, xid in self._makers.items()
+            for p, xid in self.makers.items()
             if p in self._had
             and p[1] not in voided
-            and (p not in self._first or self._is_loaded_when_made(p))
+            and (p not in self.first or self._is_loaded_when_made(p))
         }
-        self._first = {
+        self.first = {
             p: xid
-            for p, xid in self._first.items()
-            if p in self._makers
-            or (p not in self._had and p[1] in looked_at and p[1] not in voided)
+            for p, xid in self.first.items()
+            if p in self.makers or (p not in self._had and p[1] in looked_at and p[1] not in voided)
         }
         judged = {(oid, table) for table, oids in taken.partitions.items() for oid in oids}
         self._partitions = {

@@ -22,7 +22,7 @@ from ingestd.model.lsn import Lsn
 from ingestd.model.memory_shares import SNAPSHOT_PAGES, bytes_of
 from ingestd.model.pg_snapshot import PgSnapshot, is_before
 from ingestd.model.recorded import RecordError
-from ingestd.model.row_limit import row_limit_bytes
+from ingestd.model.row_checks import row_limit_bytes
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import SnapshotItem, SnapshotPage, Split
 from ingestd.postgres.catalog.partitions import leaves_of

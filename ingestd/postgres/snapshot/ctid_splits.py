@@ -14,7 +14,7 @@ import psycopg
 from psycopg import AsyncConnection, sql
 
 from ingestd.model.errors import IngestdError, TableChangedError, TableError, TransientError
-from ingestd.model.row_limit import WITHOUT_ITS_COLUMN
+from ingestd.model.row_checks import WITHOUT_ITS_COLUMN
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import Split
 from ingestd.postgres.catalog.block_range import BlockRange

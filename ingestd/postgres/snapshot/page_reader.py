@@ -26,7 +26,7 @@ from ingestd.decode.values.encodings import Encoding
 from ingestd.model.changes import TableBatch, change_schema
 from ingestd.model.errors import IngestdError, ProtocolError, TableError
 from ingestd.model.keys import Key
-from ingestd.model.row_limit import refuse_too_large
+from ingestd.model.row_checks import refuse_too_large
 from ingestd.ports import SnapshotPage, Split
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.connection.session import connect
@@ -59,8 +59,9 @@ class TablePages:
     Its connection lives from the first page to `close`. Raises TableError if the table, or what the
     server sent of it, is the cause; TransientError, OperatorError. Memory: a few blocks of 4 MB.
     `entered` is called with each place at which rows are read, before they are. A row of more than
-    `row_limit_bytes` raises TableError. `columns`: those to read, None for all. `conditions`: only
-    rows for which they hold; they may name any columns of the table.
+    `row_limit_bytes` raises TableError; a block above `large_block_bytes` is not read ahead of.
+    `columns`: those to read, None for all. `conditions`: only rows for which they hold; they may
+    name any columns of the table.
     """
 
     def __init__(
@@ -70,12 +71,16 @@ class TablePages:
         view: ReadView,
         *,
         row_limit_bytes: int,
+        large_block_bytes: int = LARGE_BLOCK_BYTES,
+        lock_timeout_s: float = LOCK_TIMEOUT_S,
         entered: Callable[[RowOrigin], None] = lambda _: None,
         columns: Sequence[str] | None = None,
         conditions: Sequence[sql.Composable] = (),
     ) -> None:
         self._dsn = dsn
         self._row_limit_bytes = row_limit_bytes
+        self._large_block_bytes = large_block_bytes
+        self._lock_timeout_s = lock_timeout_s
         self._described = self._table = split.table
         if columns is not None:
             read = tuple(map(split.table.column, columns))
@@ -203,7 +208,7 @@ class TablePages:
         return f"in blocks {blocks.start} to {'the last' if blocks.end is None else blocks.end - 1}"
 
     async def _enter(self, blocks: BlockRange) -> RowOrigin:
-        connection = await connect(self._dsn, autocommit=False, lock_timeout_s=LOCK_TIMEOUT_S)
+        connection = await connect(self._dsn, autocommit=False, lock_timeout_s=self._lock_timeout_s)
         try:
             place = await self._view.enter(connection, self._described, blocks)
             self._copy = CopyOut(connection, limit_bytes=self._row_limit_bytes)
@@ -229,7 +234,7 @@ class TablePages:
                 )
             elif block.passed_bytes:
                 raise _TooLargeToPackError
-            is_large, is_last = len(block.buffer) > LARGE_BLOCK_BYTES, block.is_last
+            is_large, is_last = len(block.buffer) > self._large_block_bytes, block.is_last
             if is_last or is_large:
                 self._reading = None
             else:

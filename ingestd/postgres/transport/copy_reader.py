@@ -38,8 +38,11 @@ from ingestd.decode.pgoutput.backend_messages import (
     length_of,
 )
 from ingestd.decode.pgoutput.shortening import DroppedMessage, Shortener
+from ingestd.postgres.connection.liveness import LivenessCheckedConnection
 from ingestd.postgres.transport.channels.channel import Channel, is_last
-from ingestd.postgres.transport.socket_wait import readable, writable
+from ingestd.postgres.transport.channels.libpq import LibpqChannel, is_encrypted_by_kerberos
+from ingestd.postgres.transport.channels.plain import PlainChannel
+from ingestd.postgres.transport.channels.tls import tls_channel
 
 GLANCE_S = 0.005
 """The read interval of the event loop: a unix socket is full with 277 messages."""
@@ -84,7 +87,7 @@ class CopyReader:
         self._pieces: list[bytes] = []
         self._early_bytes = 0
         self._cutter = Cutter(limit_bytes, shortener)
-        self._is_busy = self._has_read_on = False
+        self._is_busy = self.has_read_on = False
         self._closed: asyncio.Future[None] | None = None
         self.heard_s = time.monotonic()
 
@@ -119,7 +122,7 @@ class CopyReader:
     async def _read_next(self) -> bytes:
         """Wait for the next bytes and return them."""
         while not (found := self._channel.read()):
-            wait = writable if self._channel.wants_write else readable
+            wait = _writable if self._channel.wants_write else _readable
             await wait(self._channel.fileno())
             self.heard_s = time.monotonic()  # part of a TLS record is a sign of life, too
         self.heard_s = time.monotonic()
@@ -132,7 +135,7 @@ class CopyReader:
         """
         if self._is_busy:
             loop = asyncio.get_running_loop()
-            self._has_read_on = True
+            self.has_read_on = True
             pieces = await loop.run_in_executor(self._thread, self._channel.read_turn, linger_s)
             nbytes = sum(map(self._keep, pieces))
             self._is_busy = nbytes >= PAUSE_BYTES
@@ -180,13 +183,13 @@ class CopyReader:
             while data:
                 data = data[self._channel.write(data) :]
                 if data:
-                    await writable(self._channel.fileno())
+                    await _writable(self._channel.fileno())
 
     async def close(self) -> None:
         """Release the connection; its owner closes it. May be called at any time, and twice."""
         if self._closed is None:
             self._channel.release()
-            if self._has_read_on:  # the thread reads for at most a moment
+            if self.has_read_on:  # the thread reads for at most a moment
                 self._closed = asyncio.wrap_future(self._thread.submit(self._channel.close))
                 self._thread.shutdown(wait=False)
             else:
@@ -228,3 +231,45 @@ def fault_of(last: tuple[int, bytes]) -> psycopg.Error:
     except KeyError:
         error = psycopg.DatabaseError
     return error(text.decode("utf-8", "replace"), info=info)
+
+
+class Channels:
+    """Opens the channels of a connection, one after another, each while libpq is idle."""
+
+    def __init__(self, connection: LivenessCheckedConnection) -> None:
+        self._connection = connection
+        self._by_kerberos: bool | None = None
+
+    async def open(self) -> Channel:
+        """Return the next channel. Raises psycopg.Error."""
+        connection = self._connection
+        if connection.pgconn.ssl_in_use:
+            return tls_channel(connection) or LibpqChannel(connection)
+        if self._by_kerberos is None:
+            self._by_kerberos = await is_encrypted_by_kerberos(connection)
+        return LibpqChannel(connection) if self._by_kerberos else PlainChannel(connection)
+
+
+async def _readable(socket: int) -> None:
+    """Return when the socket, which libpq owns, is readable."""
+    loop = asyncio.get_running_loop()
+    await _ready(loop.add_reader, loop.remove_reader, socket)
+
+
+async def _writable(socket: int) -> None:
+    """Return when the socket is writable."""
+    loop = asyncio.get_running_loop()
+    await _ready(loop.add_writer, loop.remove_writer, socket)
+
+
+async def _ready(
+    add: Callable[[int, Callable[[], None]], object],
+    remove: Callable[[int], object],
+    socket: int,
+) -> None:
+    ready = asyncio.Event()
+    add(socket, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        remove(socket)

@@ -11,7 +11,7 @@ import psycopg
 from numpy.typing import NDArray
 
 from ingestd.decode.pgoutput.decoder import PgoutputDecoder
-from ingestd.decode.pgoutput.frames import split_frames
+from ingestd.decode.pgoutput.messages import split_frames
 from ingestd.decode.pgoutput.streamed_transactions import StreamedTransactions
 from ingestd.failpoints import lost, reach
 from ingestd.model.changes import Chunk

@@ -21,7 +21,7 @@ from ingestd.model.errors import OperatorError, TransientError
 from ingestd.model.lake_state import LakeState, RegisteredTable
 from ingestd.model.lsn import ZERO, Lsn
 from ingestd.model.pg_snapshot import PgSnapshot
-from ingestd.model.row_limit import row_limit_bytes
+from ingestd.model.row_checks import row_limit_bytes
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import (
     CaptureLag,
@@ -53,11 +53,15 @@ from ingestd.postgres.wal.drain.drain import CatchUpPolicy
 from ingestd.postgres.wal.publication import prepare_publication
 from ingestd.postgres.wal.publication_sql import is_locked
 from ingestd.postgres.wal.relation_cache import Relations
-from ingestd.postgres.wal.server import WalServer, inspect_server, server_notices
-from ingestd.postgres.wal.server_position import position_of
-from ingestd.postgres.wal.slots.create import prepare_slot, temporary_point, without_walsender
-from ingestd.postgres.wal.slots.slot import (
+from ingestd.postgres.wal.server import WalServer, inspect_server, position_of, server_notices
+from ingestd.postgres.wal.slots.create import (
     ExportedPoint,
+    TableSnapshot,
+    prepare_slot,
+    temporary_point,
+    without_walsender,
+)
+from ingestd.postgres.wal.slots.slot import (
     SlotDecodeGap,
     find_slot,
     missing_slot,
@@ -65,7 +69,6 @@ from ingestd.postgres.wal.slots.slot import (
     skipped,
     vanished_slot,
 )
-from ingestd.postgres.wal.slots.snapshot import TableSnapshot
 from ingestd.postgres.wal.spool import SpoolPolicy
 
 DDL_PATIENCE_S = 0.2
@@ -296,7 +299,7 @@ class WalCapture:
                     raise
                 reason = "no_free_slot"
                 raise TransientError(error.what, reason=reason, remedy=error.remedy) from error
-        self._stream.confirmation.record_delivered(exported.point)
+        self._stream.confirmation.record_received(exported.point)
         limit_bytes = row_limit_bytes(self._memory_bytes)
         return TableSnapshot(self._settings, exported, tables, row_limit_bytes=limit_bytes)
 

@@ -32,7 +32,7 @@ from ingestd.model.changes import Chunk, idle_chunk
 from ingestd.model.errors import IngestdError, OperatorError, ProtocolError, TransientError
 from ingestd.model.lsn import ZERO, Lsn
 from ingestd.model.memory_shares import DECODED, OPEN_TRANSACTIONS, RECEIVED, bytes_of
-from ingestd.model.row_limit import row_limit_bytes
+from ingestd.model.row_checks import row_limit_bytes
 from ingestd.postgres.connection.errors import FULL, classify, is_unsendable
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal.block_decoder import BlockDecoder
@@ -49,8 +49,7 @@ from ingestd.postgres.wal.replication_stream import (
     StreamLimits,
     open_stream,
 )
-from ingestd.postgres.wal.server import WalServer
-from ingestd.postgres.wal.server_position import AskPosition, ServerPosition
+from ingestd.postgres.wal.server import AskPosition, ServerPosition, WalServer
 from ingestd.postgres.wal.slot_confirmation import SlotConfirmation
 from ingestd.postgres.wal.slots.advance import ADVANCE_BYTES, SlotAdvance
 from ingestd.postgres.wal.slots.slot import SlotDecodeGap, moved_slot, older_slot, skipped
@@ -181,7 +180,7 @@ class ChangeStream:
             decoding = BlockDecoder(decoder, order, collected)
             while not decoding.is_done:
                 found = await asyncio.to_thread(decoding.some)
-                if decoding.reply_requested:  # until confirmed: the pipeline polls it
+                if decoding.reply_requested:  # the reply may wait until an epoch is durable
                     self.confirmation.request_reply(decoder.position)
                 await self._server_at.ensure_reached(decoder.position, self._lineage)
                 stream.set_received(decoder.position)
@@ -395,7 +394,7 @@ class ChangeStream:
         )
 
     def _deliver(self, chunk: Chunk) -> Chunk:
-        self.confirmation.record_delivered(chunk.position)
+        self.confirmation.record_received(chunk.position)
         left_out = self._relations.take_left_out()
         return replace(chunk, left_out=left_out) if left_out else chunk
 

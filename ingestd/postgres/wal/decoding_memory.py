@@ -20,6 +20,8 @@ _RAISE = sql.SQL(
 """Formatted on the client: a walsender takes no parameters."""
 
 
-async def raise_decoding_memory(connection: AsyncConnection[Any]) -> None:
-    """Let this session decode with at least `DECODING_MEMORY`. Raises psycopg.Error."""
-    await connection.execute(_RAISE.format(memory=sql.Literal(DECODING_MEMORY)))
+async def raise_decoding_memory(
+    connection: AsyncConnection[Any], memory: str = DECODING_MEMORY
+) -> None:
+    """Let this session decode with at least so much memory. Raises psycopg.Error."""
+    await connection.execute(_RAISE.format(memory=sql.Literal(memory)))

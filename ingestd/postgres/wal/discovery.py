@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from ingestd.ports import Discovery, Refused
 from ingestd.postgres.captured.definition import Catalog, TableDefinitions, read_catalog
 from ingestd.postgres.captured.departed_tables import Departed, find_departed
 from ingestd.postgres.captured.selection import is_left_out, missing_tables, unmatched_notices
-from ingestd.postgres.catalog.publication import Publication, was_altered
+from ingestd.postgres.catalog.publication import Publication, Published
 from ingestd.postgres.catalog.replica_identity import incomplete
 from ingestd.postgres.catalog.table_faults import own_lock
 from ingestd.postgres.catalog.tables import TableRow, refusal, table_of
@@ -47,6 +47,8 @@ from ingestd.postgres.wal.server import WalServer
 TRY_AGAIN_S = 60.0
 """How often to retry a table that the server refused to publish; stopped sources wait as long."""
 Known = Mapping[TableId, RegisteredTable]
+ReadCatalog = Callable[[WalSettings, Mapping[TableId, Published]], Awaitable[Catalog]]
+"""Reads the catalog, given what was published at the last reading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +106,15 @@ class SourceTables:
     earlier captures, which may have ended before a discovery.
     """
 
-    def __init__(self, settings: WalSettings, told: StreamEvidence | None = None) -> None:
+    def __init__(
+        self,
+        settings: WalSettings,
+        told: StreamEvidence | None = None,
+        *,
+        read: ReadCatalog = read_catalog,
+    ) -> None:
         self._settings = settings
+        self._read_catalog = read
         self._definitions = TableDefinitions(settings)
         self._catalog = Catalog()
         self._looks = FingerprintTracker(settings.dsn.get_secret_value())
@@ -136,7 +145,7 @@ class SourceTables:
         # Copied before the catalog is read: the stream continues, and what it reports meanwhile
         # would look as if the catalog had restored what it lacks.
         known = dict(known)
-        catalog = await read_catalog(self._settings, self._catalog.published)
+        catalog = await self._read_catalog(self._settings, self._catalog.published)
         types = await self._definitions.use_catalog(connection, catalog, known)
         departed = await find_departed(connection, known.values(), self._settings.streams)
         self._definitions.take_departed(departed)
@@ -198,7 +207,7 @@ class SourceTables:
             return True
         if self._kept_out and time.monotonic() - self._tried_at_s >= TRY_AGAIN_S:
             return True
-        catalog = await read_catalog(self._settings, self._catalog.published)
+        catalog = await self._read_catalog(self._settings, self._catalog.published)
         told = self.told.by(catalog.seen)
         if self.told.ddl.by(catalog.seen).keys() & {row.oid for row in catalog.rows}:
             return True
@@ -249,7 +258,7 @@ class SourceTables:
         tables that were not published before, from their first row in it on: the next start must
         know by which entry they were published.
         """
-        catalog = await read_catalog(self._settings, self._catalog.published)
+        catalog = await self._read_catalog(self._settings, self._catalog.published)
         ours = dict(self._catalog.published)
         storages: dict[TableId, str] = {}
         rows = {row.id: row for row in catalog.rows}
@@ -288,7 +297,7 @@ class SourceTables:
         """Describe the table `name` with the columns of a RELATION message. Raises TableError."""
         if not self._catalog.rows:  # another capture discovered them
             await self._definitions.use_catalog(
-                connection, await read_catalog(self._settings, self._catalog.published), {}
+                connection, await self._read_catalog(self._settings, self._catalog.published), {}
             )
         self.told.columns(relation, self._looks.last(relation.oid, None))
         return await self._definitions.of_relation(connection, relation, name)
@@ -481,7 +490,7 @@ class SourceTables:
         is_another &= now.membership not in self._replaced
         if is_another or (was_sent is not None and was_sent.entry != sent.entry):
             return "the publication lacked it for a time"
-        is_altered = then is not None and was_altered(then.publication, now.publication)
+        is_altered = then is not None and _was_altered(then.publication, now.publication)
         if is_altered and now.publication != self._mended:
             return "the publication or its owner was changed"
         if sent.columns is not None and not sent.columns.issuperset(c.name for c in table.columns):
@@ -489,6 +498,15 @@ class SourceTables:
         if is_wider(table, catalog.columns.get(table.oid, ()), known):
             return "columns were not captured before"
         return None
+
+
+def _was_altered(then: str, now: str) -> bool:
+    """Return whether a publication was altered between two marks: it may have sent less.
+
+    Each mark is its `altered`, which earlier releases recorded with the owner, or "" if unknown. A
+    new owner counts, too: it may not be the only change between two catalog polls.
+    """
+    return bool(then and now) and then.partition(":")[0] != now
 
 
 def _enums_of(

@@ -24,7 +24,6 @@ from ingestd.postgres.catalog.replica_identity import (
     only_keys,
     whole_rows,
 )
-from ingestd.postgres.catalog.row_filters import MAY_STOP, may_lack_values, with_toast
 from ingestd.postgres.catalog.tables import NO_COLUMNS, refusal, table_of
 from ingestd.postgres.check import CheckFindings, column_notes, left_out
 from ingestd.postgres.connection.authentication import check_lines
@@ -384,3 +383,32 @@ def _slot(
         copied = "; standbys may keep a copy" if slot.failover else ""
         behind = f"{slot.retained_bytes} bytes behind"
         found.note(subject, "ok", f"at {slot.confirmed}, {behind}{copied}")
+
+
+MAY_STOP = "an UPDATE that moves a row there without its large values stops the table"
+
+# Without a TOAST table there are no out-of-line values. Partitioned tables: see the partitions.
+_WITH_TOAST = """
+WITH RECURSIVE t AS (
+  SELECT r.oid AS root, r.oid FROM pg_catalog.unnest(%s::oid[]) r (oid)
+  UNION
+  SELECT t.root, i.inhrelid FROM t JOIN pg_catalog.pg_class p ON p.oid = t.oid AND p.relkind = 'p'
+    JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid)
+SELECT DISTINCT t.root::int8
+  FROM t JOIN pg_catalog.pg_class c ON c.oid = t.oid AND c.reltoastrelid <> 0
+"""
+
+
+async def with_toast(connection: AsyncConnection[Any], tables: Sequence[int]) -> set[int]:
+    """Return those of these tables (OIDs) that may have out-of-line values."""
+    cursor = await connection.execute(_WITH_TOAST, (list(tables),))
+    return {oid for (oid,) in await cursor.fetchall()}
+
+
+def may_lack_values(table: Table, sending: PublishedIdentity, toasted: set[int]) -> bool:
+    """Return whether an UPDATE that moves a row into the row filter may omit values.
+
+    See `ingestd.model.row_checks`.
+    """
+    is_whole = table.replica_identity == "f" and only_keys(table, sending) is None
+    return table.row_filter is not None and not is_whole and table.oid in toasted

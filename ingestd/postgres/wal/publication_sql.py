@@ -25,9 +25,9 @@ from ingestd.postgres.catalog.publication import (
     published,
 )
 from ingestd.postgres.catalog.published_filters import read_row_filters
+from ingestd.postgres.connection.errors import cut_off
 from ingestd.postgres.connection.quoting import printed
 from ingestd.postgres.connection.server_messages import loggable_message
-from ingestd.postgres.wal.errors import cut_off
 
 _EXPLICIT = """
 SELECT n.nspname, c.relname

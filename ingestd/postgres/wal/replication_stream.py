@@ -24,30 +24,27 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
-from ingestd.decode.pgoutput.frames import standby_status
+from ingestd.decode.pgoutput.messages import standby_status
 from ingestd.decode.pgoutput.shortening import StreamedChange
 from ingestd.decode.values.encodings import Encoding
 from ingestd.failpoints import reach_async
 from ingestd.model.errors import IngestdError, OperatorError, TransientError
 from ingestd.model.lsn import ZERO, Lsn
-from ingestd.model.row_limit import UNLIMITED_BYTES, change_limit_bytes, kept_bytes
+from ingestd.model.row_checks import UNLIMITED_BYTES, change_limit_bytes, kept_bytes
 from ingestd.postgres.connection.errors import classify, lost
-from ingestd.postgres.connection.liveness import LivenessCheckedConnection
+from ingestd.postgres.connection.liveness import LivenessCheckedConnection, LivenessPolicy
 from ingestd.postgres.connection.session import (
     connect,
     query_bytes,
     read_bytes_as_they_are,
     sent_encoding,
 )
-from ingestd.postgres.transport.channels.opening import Channels
-from ingestd.postgres.transport.copy_reader import CopyReader, ReceivedBytes
+from ingestd.postgres.transport.copy_reader import Channels, CopyReader, ReceivedBytes
 from ingestd.postgres.wal.decoding_memory import raise_decoding_memory
 from ingestd.postgres.wal.server import refuse_other
 from ingestd.postgres.wal.slots.slot import vanished_slot
 
 STATUS_INTERVAL_S = 10.0
-ASK_AFTER_S = 5.0
-"""The silence after which the server is asked for a reply."""
 _GLANCE_S = 0.2
 """The interval at which to check whether the reply has arrived."""
 
@@ -57,12 +54,14 @@ class StreamLimits:
     """How long to wait for more input once some has arrived, and at how much reading stops.
 
     A change of more than `row_limit_bytes` arrives shortened (`decode.pgoutput.shortening`).
+    `liveness`: another policy than the default.
     """
 
     limit_bytes: int
     linger_s: float = 0.05
     status_interval_s: float = STATUS_INTERVAL_S
     row_limit_bytes: int = UNLIMITED_BYTES
+    liveness: LivenessPolicy | None = None
 
 
 class ReplicationStream:
@@ -128,11 +127,11 @@ class ReplicationStream:
 
     async def receive(self) -> ReceivedBytes:
         """Return what has been collected; wait for the first. Raises what ended the stream."""
-        while (collected := await self._receive_nowait()) is None:
+        while (collected := await self._receive_next()) is None:
             pass
         return collected
 
-    async def _receive_nowait(self) -> ReceivedBytes | None:
+    async def _receive_next(self) -> ReceivedBytes | None:
         waiter = asyncio.create_task(self._ready.wait())
         try:
             await asyncio.wait([waiter, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -156,7 +155,7 @@ class ReplicationStream:
         """Record how far the stream has been read, for the next status update."""
         self._received = max(self._received, position)
 
-    async def confirm(self, position: Lsn) -> None:
+    async def report_durable(self, position: Lsn) -> None:
         """Report to the server that everything below `position` is durable."""
         self._confirmed = max(self._confirmed, position)
         self.set_received(position)
@@ -204,13 +203,14 @@ class ReplicationStream:
             await asyncio.sleep(self._limits.status_interval_s)
 
     async def _watch(self) -> None:
+        ask_after_s = self._connection.liveness.ask_after_s
         while True:
-            await asyncio.sleep(max(_GLANCE_S, ASK_AFTER_S - self._silent_s()))
-            if self._silent_s() < ASK_AFTER_S:
+            await asyncio.sleep(max(_GLANCE_S, ask_after_s - self._silent_s()))
+            if self._silent_s() < ask_after_s:
                 continue
             await self.send_status(reply=True)
             with self._errors(), self._connection.expecting():
-                while self._silent_s() >= ASK_AFTER_S and not self._connection.why_lost:  # noqa: ASYNC110
+                while self._silent_s() >= ask_after_s and not self._connection.why_lost:  # noqa: ASYNC110
                     await asyncio.sleep(_GLANCE_S)
 
     def _silent_s(self) -> float:
@@ -251,7 +251,7 @@ async def open_stream(
     """
     await reach_async("capture.stream_begin.before")
     try:
-        connection = await connect(dsn, replication=True, claim=slot)
+        connection = await connect(dsn, replication=True, claim=slot, liveness=limits.liveness)
     except psycopg.Error as error:
         raise classify(error, where, dsn) from error
     try:

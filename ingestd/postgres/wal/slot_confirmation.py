@@ -48,7 +48,7 @@ class SlotConfirmation:
         self._lock = asyncio.Lock()
         self._reporter = Reporter.ADVANCE
         self._stream: ReplicationStream | None = None
-        self._slot_at = self._delivered = self._wanted = ZERO
+        self._slot_at = self._received = self._wanted = ZERO
         self.confirmed = ZERO
         self.checkpoint_requested = False
 
@@ -72,9 +72,9 @@ class SlotConfirmation:
         """Where the slot is at least."""
         return max(self._slot_at, self.confirmed)
 
-    def record_delivered(self, position: Lsn) -> None:
-        """Record that everything that precedes `position` is delivered."""
-        self._delivered = max(self._delivered, position)
+    def record_received(self, position: Lsn) -> None:
+        """Record that everything that precedes `position` is delivered (`Chunk.position`)."""
+        self._received = max(self._received, position)
 
     def request(self, position: Lsn) -> None:
         """Request a commit that reaches `position`: the server keeps its WAL until then."""
@@ -82,7 +82,11 @@ class SlotConfirmation:
         self.request_reply(position)
 
     def request_reply(self, position: Lsn) -> None:
-        """Request a commit if `position` is not confirmed: the server waits for a reply."""
+        """Request a commit if `position` is not confirmed: the server waits for a reply.
+
+        The reply is the status update of `confirm`, so it may wait for an epoch. Meanwhile the
+        stream's regular updates keep the server from closing the connection.
+        """
         self.checkpoint_requested |= position > self.confirmed
 
     async def confirm(self, position: Lsn) -> None:
@@ -90,8 +94,8 @@ class SlotConfirmation:
 
         Raises ValueError for a position that was not delivered.
         """
-        if position > self._delivered:
-            msg = f"confirm {position} is beyond what was delivered, {self._delivered}"
+        if position > self._received:
+            msg = f"confirm {position} is beyond what was delivered, {self._received}"
             raise ValueError(msg)
         if position <= self.confirmed:
             return
@@ -100,9 +104,9 @@ class SlotConfirmation:
         await reach_async("capture.confirm.before")
         async with self._lock:  # not while a stream takes the slot over
             if self._stream is not None:
-                await self._stream.confirm(position)
+                await self._stream.report_durable(position)
             elif self._reporter is Reporter.ADVANCE:
-                await self._advance.confirm(position)
+                await self._advance.advance_to(position)
         await reach_async("capture.confirm.after")
 
     @contextlib.asynccontextmanager

@@ -49,29 +49,29 @@ class FakeCapture:
         in_chunks: bool = False,
         reach: Reach | None = None,
     ) -> None:
-        self._database = database
+        self.database = database
         self._in_chunks = in_chunks
         self._reach = reach or Reach()
         self._rows_per_chunk = rows_per_chunk
-        self._tables: dict[TableId, Table] = {}
+        self.tables: dict[TableId, Table] = {}
         self._discovered: tuple[object, ...] = ()
         self._delivered = ZERO
 
     async def claim(self) -> None:
         """Take the database's only claim."""
-        if self._database.holder not in {None, self}:
+        if self.database.holder not in {None, self}:
             raise TransientError("another daemon works on the fake", reason="claimed")
-        self._database.holder = self
+        self.database.holder = self
 
     async def hold(self) -> None:
         """Wait until another capture has the claim."""
-        while self._database.holder is self:
-            await self._database.growth.wait()
+        while self.database.holder is self:
+            await self.database.growth.wait()
         self._check_claim()
 
     async def discover(self, known: Mapping[TableId, RegisteredTable]) -> Discovery:
         """Return all tables."""
-        base = self._database
+        base = self.database
         self._discovered = self._seen()
         rewritten = {
             table.id: "rewritten"
@@ -89,16 +89,16 @@ class FakeCapture:
     async def tables_changed(self) -> None:
         """Return when the tables differ from those last discovered; check after every write."""
         while self._seen() == self._discovered:
-            await self._database.growth.wait()
+            await self.database.growth.wait()
 
     async def server_end(self, committed: LakeState) -> ServerEnd:
         """Return the end of the log."""
         del committed
-        return ServerEnd(self._database.current)
+        return ServerEnd(self.database.current)
 
     async def continuity(self, committed: LakeState) -> Continuity:
         """Compare the slot with the lake."""
-        slot = self._database.slot
+        slot = self.database.slot
         if committed.has_nothing and slot is not None:
             return LakeLost("the lake has nothing, and the fake has a slot")
         if committed.position is None or not any(map(committed.is_live, committed.tables)):
@@ -114,10 +114,10 @@ class FakeCapture:
     ) -> Prepared:
         """Create the slot."""
         del read_to
-        locked = frozenset(t.id for t in tables if t.id in self._database.locked)
-        self._tables = {t.id: t for t in tables if t.id not in locked}
-        if renew or self._database.slot is None:
-            self._database.slot = self._database.current
+        locked = frozenset(t.id for t in tables if t.id in self.database.locked)
+        self.tables = {t.id: t for t in tables if t.id not in locked}
+        if renew or self.database.slot is None:
+            self.database.slot = self.database.current
         return Prepared(locked)
 
     async def chunked(self, tables: Sequence[Table], *, initial: bool) -> frozenset[TableId]:
@@ -135,7 +135,7 @@ class FakeCapture:
         where: str | None = None,
     ) -> Snapshot:
         """Read at the current end of the log, or from there on."""
-        base = self._database
+        base = self.database
         if chunked:
             await self._wait_for_commits(tables, newly_published=newly_published)
         self._delivered = max(self._delivered, base.current)
@@ -150,7 +150,7 @@ class FakeCapture:
 
     async def _wait_for_commits(self, tables: Sequence[Table], *, newly_published: bool) -> None:
         """Wait for transactions that an earlier run may have streamed but that are not visible."""
-        base = self._database
+        base = self.database
         if newly_published:
             await base.ended(base.running)
         for table in tables:
@@ -158,11 +158,11 @@ class FakeCapture:
 
     async def current_snapshot(self) -> PgSnapshot:
         """Return the database's current visibility."""
-        return self._database.visibility()
+        return self.database.visibility()
 
     async def live(self, after: Lsn | None) -> AsyncGenerator[Chunk, None]:
         """Yield one chunk for each transaction, or several open ones for a large one."""
-        base = self._database
+        base = self.database
         self._check_claim()
         assert base.slot is not None
         position = max(after or ZERO, base.slot)
@@ -182,20 +182,20 @@ class FakeCapture:
 
     def checkpoint_requested(self) -> bool:
         """Return whether the test requested one."""
-        return self._database.asks_for_checkpoint
+        return self.database.asks_for_checkpoint
 
     async def confirm(self, position: Lsn) -> None:
         """Advance the slot."""
         if position > self._delivered:
             msg = f"{position} was not delivered"
             raise ValueError(msg)
-        slot = self._database.slot
+        slot = self.database.slot
         assert slot is not None
-        self._database.slot = max(slot, position)
+        self.database.slot = max(slot, position)
 
     async def lag(self) -> CaptureLag:
         """Compare the slot with the end of the log."""
-        base = self._database
+        base = self.database
         behind = None if base.slot is None else base.current - base.slot
         return CaptureLag(base.current, base.slot, behind, behind, None)
 
@@ -205,22 +205,22 @@ class FakeCapture:
 
     async def close(self) -> None:
         """Release the claim."""
-        if self._database.holder is self:
-            self._database.holder = None
+        if self.database.holder is self:
+            self.database.holder = None
 
     def _check_claim(self) -> None:
-        if self._database.holder is not self:
+        if self.database.holder is not self:
             raise TransientError("the claim on the fake is lost", reason="connection_lost")
 
     def _seen(self) -> tuple[object, ...]:
-        return tuple(self._database.tables), tuple(self._database.refused)
+        return tuple(self.database.tables), tuple(self.database.refused)
 
     def _deliver(self, chunk: Chunk) -> Chunk:
         self._delivered = max(self._delivered, chunk.position)
         return chunk
 
     def _chunks(self, transaction: FakeTransaction, position: Lsn) -> list[Chunk]:
-        changes = numbered(transaction, self._tables)
+        changes = numbered(transaction, self.tables)
         if not changes:
             return [idle_chunk(transaction.end_lsn)]
         size = self._rows_per_chunk
@@ -228,7 +228,7 @@ class FakeCapture:
         last = len(parts) - 1
         return [
             Chunk(
-                batches=tuple(stream_batches(transaction, part, self._tables)),
+                batches=tuple(stream_batches(transaction, part, self.tables)),
                 position=transaction.end_lsn if number == last else position,
                 is_open=number < last,
                 first_lsn=transaction.commit_lsn,

@@ -132,9 +132,13 @@ class FakeReferenceTableSource:
 
 
 class FakeReferenceLake:
-    """The durable state of a `FakeReferenceSink`. `versions`: the rows of each version."""
+    """The durable state of a `FakeReferenceSink`. `versions`: the rows of each version.
+
+    `faults`: errors that the next merges raise, one each.
+    """
 
     def __init__(self) -> None:
+        self.faults: list[IngestdError] = []
         self.versions: list[list[dict[str, Any]]] = []
         self.schema: pa.Schema | None = None
         self.position: int | None = None
@@ -188,6 +192,8 @@ class FakeReferenceSink:
         self, changes: pa.RecordBatch, key: Sequence[str], *, position: int
     ) -> ReferenceState:
         """Apply changes."""
+        if self._lake.faults:
+            raise self._lake.faults.pop(0)
         state = self._lake.state()
         names = [n for n in changes.schema.names if not n.startswith(RESERVED_PREFIX)]
         if state is None or set(names) != set(state.schema.names):

@@ -186,9 +186,13 @@ class MemoryLake:
             raise RuntimeError(msg)
         last = self.disk.epochs[-1].epoch if self.disk.epochs else 0
         number = pending[-1].number + 1 if pending else last + 1
-        writer = MemoryEpochWriter(self, number, pending[-1] if pending else None)
+        writer = self.make_writer(number, pending[-1] if pending else None)
         self._writers = [*pending, writer]
         return writer
+
+    def make_writer(self, number: int, previous: MemoryEpochWriter | None) -> MemoryEpochWriter:
+        """Return the writer of an epoch; a test may override it."""
+        return MemoryEpochWriter(self, number, previous)
 
     async def record(self, events: Sequence[TableEvent]) -> None:
         """Append events."""
@@ -316,7 +320,7 @@ class MemoryEpochWriter:
             raise ValueError(msg)
         self.is_committing = True
         try:
-            await self._wait_for_previous()
+            await self.wait_for_previous()
             rows, errors = self._commit_tables(summary)
             if errors:
                 if stop is None:
@@ -350,7 +354,8 @@ class MemoryEpochWriter:
                         table, f"column {name} is {types[name]} in the lake and now {come}"
                     )
 
-    async def _wait_for_previous(self) -> None:
+    async def wait_for_previous(self) -> None:
+        """Wait until the previous epoch is committed; a test may override it."""
         previous, self._previous = self._previous, None
         if previous is not None:
             await previous._over.wait()  # noqa: SLF001 - the same class

@@ -88,40 +88,6 @@ def test_wrong_usage_is_2(args: list[str]) -> None:
     assert CliRunner().invoke(cli.app, args).exit_code == 2
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["status", "extra"], "Got unexpected extra argument(s) (extra)\n  remedy: see `{} status"),
-        (["snapshot", "shop"], "Missing argument 'TABLE'.\n  remedy: see `{} snapshot"),
-        (["--nope"], "No such option: --nope\n  remedy: see `{}"),
-        (["run", "-c"], "Option '-c' requires an argument.\n  remedy: see `{}"),
-        (
-            ["peek", "postgresql://u:hunter2@h/x"],
-            "Missing argument 'TABLE'.\n  remedy: see `{} peek",
-        ),
-        (["check", "postgresql://u:hunter2@h/x"], "Got unexpected extra argument(s) (postgresql:"),
-        (["init"], "input is required, but stdin is closed\n  remedy: give --dsn, and"),
-    ],
-)
-def test_wrong_usage_is_reported_in_two_lines_cause_first(words: list[str], said: str) -> None:
-    """By the real command: a test runner bypasses the code that reports it."""
-    command = [sys.executable, "-m", "ingestd", *words]
-    found = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
-    assert found.returncode == 2
-    told = found.stderr.lstrip("\n")
-    assert told.startswith(f"ingestd: {said.format('ingestd')}")
-    assert len(told.splitlines()) == 2
-    assert "hunter2" not in told
-
-
-def test_no_command_at_all_is_given_the_help() -> None:
-    command = [sys.executable, "-m", "ingestd"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (found.returncode, "Usage: ingestd" in found.stderr + found.stdout) == (2, True)
-
-
 def test_a_wrong_config_exits_2_with_an_explanation(tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     path.write_text(CONFIG)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import shlex
-import subprocess
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -18,21 +14,8 @@ from ingestd.cli.commands.status import with_value
 from ingestd.cli.errors import wrapped
 from ingestd.cli.examples import EXAMPLES
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 COMMANDS: dict[str, Any] = get_command(cli.app).commands  # type: ignore[attr-defined]
 COLUMNS = 80
-CONFIG = """
-[lake]
-uri = "./lake"
-[sources.shop]
-kind = "wal"
-dsn = "dbname=x"
-tables = ["public.*", "public.odd", "!public.no"]
-[sources.shop.table."public.described"]
-[sources.crm]
-"""
 
 
 def shown(*words: str) -> str:
@@ -84,58 +67,3 @@ def test_what_is_read_is_wrapped_and_what_is_pasted_is_not() -> None:
     assert max(map(len, lines[:-1])) <= COLUMNS
     assert " ".join(" ".join(lines).split()) == " ".join(text.split())
     assert lines[1].startswith("  word")
-
-
-def test_an_error_on_a_terminal_breaks_between_words(tmp_path: Path) -> None:
-    path = tmp_path / "c.toml"
-    path.write_text(CONFIG)
-    leader, follower = pty.openpty()
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "ingestd", "status", "-c", str(path)],
-            env={**os.environ, "COLUMNS": str(COLUMNS)},
-            stdout=subprocess.DEVNULL,
-            stderr=follower,
-            check=False,
-        )
-        os.close(follower)
-        text = os.read(leader, 10_000).decode().replace("\r\n", "\n")
-    finally:
-        os.close(leader)
-    assert done.returncode == 2
-    assert "sources.crm" in text
-    assert max(len(line) for line in text.splitlines()) <= COLUMNS
-
-
-def completed(folder: Path, words: str) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "ingestd"],
-        cwd=folder,
-        env={
-            **os.environ,
-            "_INGESTD_COMPLETE": "complete_bash",
-            "COMP_WORDS": words,
-            "COMP_CWORD": str(len(shlex.split(words)) - (not words.endswith(" "))),
-        },
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.split()
-
-
-def test_a_shell_completes_commands_sources_and_tables(tmp_path: Path) -> None:
-    path = tmp_path / "c.toml"
-    path.write_text(CONFIG)
-    (tmp_path / "lake/shop/public/Big_x0020_One/_delta_log").mkdir(parents=True)
-    (tmp_path / "lake/shop/_ref/public").mkdir(parents=True)
-    assert completed(tmp_path, "ingestd sn") == ["snapshot"]
-    assert completed(tmp_path, "ingestd epochs -c c.toml ") == ["crm", "shop"]
-    assert completed(tmp_path, "ingestd epochs ") == []  # no ingestd.toml
-    path.rename(tmp_path / "ingestd.toml")
-    assert completed(tmp_path, "ingestd drop s") == ["shop"]
-    tables = ["public.Big", "One", "public.described", "public.odd"]
-    assert completed(tmp_path, "ingestd peek shop public.") == tables
-    assert completed(tmp_path, "ingestd peek crm ") == []
-    (tmp_path / "ingestd.toml").write_text("not TOML")
-    assert completed(tmp_path, "ingestd drop s") == []

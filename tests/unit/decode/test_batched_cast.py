@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-from unittest import mock
-
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from ingestd.decode.pgoutput.changes import change_batches
-from ingestd.decode.pgoutput.decoder import PgoutputDecoder
-from ingestd.decode.pgoutput.messages import Messages, Transactions
-from ingestd.decode.pgoutput.relation import table_of
-from ingestd.model.changes import Chunk, TableBatch
-from ingestd.model.schema import with_before
+from ingestd.decode.pgoutput.changes import TableChanges
+from ingestd.decode.pgoutput.decoder import GROUPS, GroupPolicy, PgoutputDecoder, table_groups
+from ingestd.decode.pgoutput.messages import IS_CHANGE, RELATION, read_messages
+from ingestd.decode.pgoutput.relation import Relation, parse_relation, table_of
+from ingestd.model.changes import Chunk
+from ingestd.model.schema import Table, with_before
 from tests.unit.decode import pgoutput
 
 TABLES, ROWS = 50, 40
@@ -27,7 +25,7 @@ COLUMNS = [
 ]
 
 
-def decode() -> Chunk:
+def sent() -> list[bytes]:
     oids = range(1, TABLES + 1)
     messages = [pgoutput.begin(100), *(pgoutput.relation(n, f"t{n}", COLUMNS) for n in oids)]
     late: list[bytes] = []  # of the tables that come first in what is decoded
@@ -36,39 +34,47 @@ def decode() -> Chunk:
         values = [b"%d" % row, b"%d" % -row, b"%d.25" % row, note]
         messages += [pgoutput.insert(n, values) for n in oids[2:]]
         late += [pgoutput.insert(n, values) for n in oids[:2]]
-    messages += [*reversed(late), pgoutput.commit(100, 108)]
-    decoder = PgoutputDecoder(lambda relation: with_before(table_of(relation), full=False))
-    [chunk] = decoder.feed(*pgoutput.laid_out(messages))
+    return [*messages, *reversed(late), pgoutput.commit(100, 108)]
+
+
+def captured(relation: Relation) -> Table:
+    return with_before(table_of(relation), full=False)
+
+
+def decode(groups: GroupPolicy = GROUPS) -> Chunk:
+    [chunk] = PgoutputDecoder(captured, groups=groups).feed(*pgoutput.laid_out(sent()))
     return chunk
 
 
 @pytest.mark.parametrize(
-    ("limit", "of_table"), [("JOINT_VALUES", ROWS * len(COLUMNS)), ("JOINT_BYTES", ROWS * 60)]
+    "groups",
+    [GroupPolicy(values=7 * ROWS * len(COLUMNS)), GroupPolicy(nbytes=7 * ROWS * 60)],
+    ids=["values", "bytes"],
 )
-def test_so_much_is_decoded_at_a_time(limit: str, of_table: int) -> None:
+def test_so_much_is_decoded_at_a_time(groups: GroupPolicy) -> None:
     """Its peak memory is many times its size (I9)."""
-    at_a_time: list[int] = []
-
-    def decoded(messages: Messages, transactions: Transactions, group: Any) -> list[TableBatch]:
-        at_a_time.append(len(group))
-        return change_batches(messages, transactions, group)
-
-    with (
-        mock.patch("ingestd.decode.pgoutput.decoder.change_batches", decoded),
-        mock.patch(f"ingestd.decode.pgoutput.decoder.{limit}", 7 * of_table),
-    ):
-        chunk = decode()
-    assert [batch.table.id.name for batch in chunk.batches] == [
-        f"t{oid}" for oid in range(1, TABLES + 1)
+    messages = read_messages(*pgoutput.laid_out(sent()))
+    relations = [
+        parse_relation(messages.content(i), None)
+        for i in np.flatnonzero(messages.types == RELATION).tolist()
     ]
+    is_change = IS_CHANGE[messages.types]
+    changes = [
+        TableChanges(relation, captured(relation), at, at)
+        for relation in relations
+        for at in [np.flatnonzero(is_change & (messages.oids == relation.oid))]
+    ]
+    at_a_time = [len(group) for group in table_groups(messages, changes, groups)]
     assert sum(at_a_time) == TABLES
     assert max(at_a_time) <= 7
+    assert [batch.table.id.name for batch in decode(groups).batches] == [
+        f"t{oid}" for oid in range(1, TABLES + 1)
+    ]
 
 
 def test_together_they_are_what_they_are_alone() -> None:
     """Their rows lie between each other's, and not in the order of the tables."""
-    with mock.patch("ingestd.decode.pgoutput.decoder.SMALL_ROWS", 0):
-        alone = decode()
+    alone = decode(GroupPolicy(small_rows=0))
     together = decode()
     assert len(alone.batches) == len(together.batches) == TABLES
     for one, other in zip(alone.batches, together.batches, strict=True):

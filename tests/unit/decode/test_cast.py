@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingestd.decode import native
-from ingestd.decode.pgoutput.native_tuples import walk_typed
-from ingestd.decode.pgoutput.tuples import TupleRange
+from ingestd.decode.pgoutput.tuples import TupleRange, walk_typed
 from ingestd.decode.values.cast import cast, raw_text
 from ingestd.decode.values.text_column import ByteBuffer, texts_of
 from ingestd.model.schema import TIMESTAMP, TIMESTAMP_NTZ, Column
@@ -97,10 +96,10 @@ def check_typed(
     ends = np.cumsum(lengths)
     part = TupleRange(ends - lengths, ends, 1)
     found = walk_typed(ByteBuffer(b"".join(tuples)), part, [Column("c", 0, -1, kind)])
-    if found is None or "c" not in found.values:
+    if found is None or "c" not in found[0].values:
         assert native.compiled is None or pa.types.is_nested(kind) or kind in UNTYPED
         return
-    typed = found.values["c"]
+    typed = found[0].values["c"]
     typed.array.validate(full=True)
     assert typed.array.equals(want)
     assert typed.array.type == kind

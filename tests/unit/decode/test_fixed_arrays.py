@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingestd.decode.copy.fixed_arrays import fixed_array
+from ingestd.decode.copy.columnar import fixed_array
 
 KINDS = {"b": "|i1", "h": ">i2", "i": ">i4", "q": ">i8"}
 

@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 
-from ingestd.decode.pgoutput.frames import Frames, split_frames, standby_status
+from ingestd.decode.pgoutput.messages import Frames, split_frames, standby_status
 from ingestd.model.errors import ProtocolError
 from ingestd.model.lsn import Lsn
 

@@ -17,13 +17,12 @@ from ingestd.decode.copy.columnar import ColumnarDecoder
 from ingestd.decode.copy.message_rows import MessageRows
 from ingestd.decode.copy.packing import Packing, fields_of
 from ingestd.decode.copy.rows import CopyDecoder, CopyRows
-from ingestd.decode.pgoutput import streamed_transactions as streamed
 from ingestd.decode.pgoutput.backend_messages import Cutter, error_fields
 from ingestd.decode.pgoutput.decoder import PgoutputDecoder
 from ingestd.decode.pgoutput.relation import Relation, table_of
 from ingestd.decode.pgoutput.reordered_drain import ReorderedDrain
 from ingestd.decode.pgoutput.shortening import CopiedChange, StreamedChange
-from ingestd.decode.pgoutput.streamed_transactions import StreamedTransactions
+from ingestd.decode.pgoutput.streamed_transactions import MOST_OPEN, StreamedTransactions
 from ingestd.decode.type_mapping import lake_type
 from ingestd.model.errors import ProtocolError
 from ingestd.model.lsn import Lsn
@@ -95,12 +94,12 @@ class Sent:
 class Reading:
     """Reads a stream as the daemon does from its socket on, and checks what it is given."""
 
-    def __init__(self, *, limit_bytes: int | None = None) -> None:
+    def __init__(self, *, limit_bytes: int | None = None, most_open: int = MOST_OPEN) -> None:
         self.chunks: list[Chunk] = []
         self.decoder = PgoutputDecoder(
             resolve, tell_message=lambda *_: True, row_limit_bytes=limit_bytes or 1 << 31
         )
-        self.order = StreamedTransactions(MemorySpool())
+        self.order = StreamedTransactions(MemorySpool(), most_open=most_open)
         self.cutter = Cutter()
         if limit_bytes is not None:
             self.cutter = Cutter(limit_bytes, lambda: StreamedChange(limit_bytes // 4))
@@ -134,16 +133,13 @@ class Reading:
                     assert max(batch.rows.column("_cdc_lsn").to_pylist()) <= position
 
 
-def test_bounded_transactions_that_are_never_ended_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(streamed, "MOST_OPEN", 100)
+def test_bounded_transactions_that_are_never_ended_are_refused() -> None:
     stop = written(honest.xlog_data(kind("E")))
     sent = written(honest.copy_response("W"))
     for xid in range(101):
         start = kind("S"), number("xid", "I", xid), number("is first", "B", 1)
         sent += written(honest.xlog_data(*start)) + stop
-    assert "101 open transactions" in str(Reading().read(sent))
+    assert "101 open transactions" in str(Reading(most_open=100).read(sent))
 
 
 def test_bounded_an_origin_is_no_longer_than_a_server_makes_it() -> None:

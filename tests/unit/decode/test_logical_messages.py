@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ingestd.decode.pgoutput.decoder import PgoutputDecoder
-from ingestd.decode.pgoutput.logical_messages import MOST_BYTES
+from ingestd.decode.pgoutput.messages import MOST_DDL_BYTES
 from ingestd.decode.pgoutput.streamed_transactions import count_before, without_xids
 from ingestd.model.lsn import Lsn
 from tests.unit.decode import pgoutput
@@ -26,7 +26,7 @@ FOREIGN = [
     message(DDL, b"{}", flags=0),
     message(DDL + b"2", b"{}"),
     message(b"", b""),
-    message(DDL, bytes(MOST_BYTES + 1)),
+    message(DDL, bytes(MOST_DDL_BYTES + 1)),
     message(DDL, b"refused"),
     b"M",
     b"M\1" + bytes(3),

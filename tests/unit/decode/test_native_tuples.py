@@ -9,10 +9,9 @@ import pyarrow as pa
 import pytest
 
 from ingestd.decode import native
-from ingestd.decode.change_batch import cast_column
+from ingestd.decode.change_batch import Tuples, cast_column
 from ingestd.decode.native import NativeFunctions
-from ingestd.decode.pgoutput.native_tuples import TypedTuples, walk_typed
-from ingestd.decode.pgoutput.tuples import TupleRange
+from ingestd.decode.pgoutput.tuples import TupleRange, walk_typed
 from ingestd.decode.values.text_column import ByteBuffer, texts_of
 from ingestd.model.schema import TIMESTAMP, TIMESTAMP_NTZ, Column
 from tests.unit.decode.pgoutput import UNCHANGED, Value, tuple_data
@@ -45,9 +44,10 @@ def laid_out(
     return source, TupleRange(ends - lengths, ends, len(TYPES))
 
 
-def walked(rows: Sequence[Sequence[Value]], wanted: Sequence[Column | None]) -> TypedTuples | None:
+def walked(rows: Sequence[Sequence[Value]], wanted: Sequence[Column | None]) -> Tuples | None:
     source, part = laid_out([tuple_data(row) for row in rows], before=b"before")
-    return walk_typed(source, part, wanted)
+    found = walk_typed(source, part, wanted)
+    return None if found is None else found[0]
 
 
 def test_columns_that_are_wanted_are_typed_or_texts() -> None:
@@ -100,8 +100,8 @@ def test_any_byte_in_a_value_is_judged_as_cast_judges_it(kind: pa.DataType, text
     source, part = laid_out([tuple_data([t]) for t in texts])
     found = walk_typed(source, TupleRange(part.at, part.ends, 1), [column("c0", kind)])
     assert found is not None
-    assert found.values["c0"].array.equals(wanted.array)
-    assert found.values["c0"].refused.tolist() == wanted.refused.tolist()
+    assert found[0].values["c0"].array.equals(wanted.array)
+    assert found[0].values["c0"].refused.tolist() == wanted.refused.tolist()
     assert wanted.array[0].is_valid
 
 
@@ -147,7 +147,7 @@ def test_a_tuple_may_end_before_its_message() -> None:
     source, part = laid_out([tuple_data(ROW) + b"more"])
     found = walk_typed(source, part, columns())
     assert found is not None
-    assert found.stops.tolist() == [len(tuple_data(ROW))]
+    assert found[1].tolist() == [len(tuple_data(ROW))]
 
 
 def test_arrays_that_are_too_short_are_refused(compiled: NativeFunctions) -> None:
@@ -258,12 +258,12 @@ def test_odd_and_unsent_values_are_kept_apart_by_column() -> None:
     assert found is not None
     assert {
         name: (cast.refused.tolist(), cast.texts.gather().to_pylist(), cast.array.to_pylist())
-        for name, cast in found.values.items()
+        for name, cast in found[0].values.items()
     } == {
         "c0": ([0, 3], [b"x", b"z"], [None, 1, None, None]),
         "c2": ([2], [b"007"], [1, 3, None, -1]),
     }
-    texts = {name: field.texts.gather().to_pylist() for name, field in found.fields.items()}
+    texts = {name: field.texts.gather().to_pylist() for name, field in found[0].fields.items()}
     assert texts == {"c1": [None, b"2", b"y", b"5"], "c3": [None, b"4", b"t", None]}
 
 
@@ -273,12 +273,9 @@ def test_as_many_columns_as_a_relation_can_have() -> None:
     part = TupleRange(np.array([0]), np.array([len(tuple_)]), width)
     found = walk_typed(ByteBuffer(tuple_), part, columns([pa.int32()] * width))
     assert found is not None
-    assert len(found.values) == width
+    assert len(found[0].values) == width
 
 
-def test_what_was_compiled_from_another_checkout_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, compiled: NativeFunctions
-) -> None:
-    assert native._load() is compiled
-    monkeypatch.setattr(native, "_VERSION", compiled.VERSION + 1)
-    assert native._load() is None
+def test_what_was_compiled_from_another_checkout_is_not_used(compiled: NativeFunctions) -> None:
+    assert native.load() is compiled
+    assert native.load(compiled.VERSION + 1) is None

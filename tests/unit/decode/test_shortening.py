@@ -137,7 +137,7 @@ def test_bounded_a_cutter_holds_nothing_of_what_is_too_large(step: int) -> None:
     for at in range(0, len(stream), step):
         buffer, cut = cutter.feed([stream[at : at + step]])
         found += [buffer[s:e] for s, e in zip(cut.starts, cut.ends, strict=True)]
-        most = max(most, cutter._held_bytes)
+        most = max(most, cutter.held_bytes)
         passed.add(cut.passed_bytes)
     assert found == [b"a", b"b", b"c"]
     assert most <= 1000 + step
@@ -175,7 +175,7 @@ def test_of_a_long_error_its_beginning_is_kept() -> None:
         wire(b"E", content)[i : i + (1 << 20)] for i in range(0, len(content) + 5, 1 << 20)
     ):
         last = last or cutter.feed([piece])[1].last
-        assert cutter._held_bytes < 2 << 20
+        assert cutter.held_bytes < 2 << 20
     assert last == (ord("E"), content[:MOST_ASIDE_BYTES])
 
 

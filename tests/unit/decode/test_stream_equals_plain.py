@@ -6,15 +6,13 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
-from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingestd.decode.pgoutput.decoder import JOINT_VALUES, SMALL_ROWS, PgoutputDecoder
-from ingestd.decode.pgoutput.messages import SPARSE
+from ingestd.decode.pgoutput.decoder import GROUPS, GroupPolicy, PgoutputDecoder
 from ingestd.decode.pgoutput.relation import Relation, table_of
 from ingestd.model.changes import Chunk, change_schema
 from ingestd.model.errors import ProtocolError
@@ -196,8 +194,10 @@ def resolve(relation: Relation) -> Table | None:
     return with_before(table_of(relation), full=relation.oid == 2)
 
 
-def decode(messages: list[bytes], cuts: list[int], hold_bytes: int) -> list[Chunk]:
-    decoder = PgoutputDecoder(resolve, hold_bytes=hold_bytes)
+def decode(
+    messages: list[bytes], cuts: list[int], hold_bytes: int, groups: GroupPolicy = GROUPS
+) -> list[Chunk]:
+    decoder = PgoutputDecoder(resolve, hold_bytes=hold_bytes, groups=groups)
     chunks: list[Chunk] = []
     bounds = [0, *sorted(c % (len(messages) + 1) for c in cuts), len(messages)]
     for start, end in pairwise(bounds):
@@ -222,29 +222,49 @@ def rows_of(chunks: list[Chunk]) -> dict[Any, list[dict[str, Any]]]:
 CUTS = st.lists(st.integers(0, 60), max_size=6)
 
 
-@settings(max_examples=250, deadline=None)
-@given(
+STREAMS_DECODED = given(
     streams(),
     CUTS,
     st.sampled_from([0, 60, 300, 1 << 20]),
-    st.sampled_from([1, SPARSE, 1 << 20]),  # a table's messages are copied together or not
+    st.sampled_from([1, GROUPS.sparse, 1 << 20]),  # a table's messages are copied together or not
     # tables are decoded by themselves, or with others, of which there may be many
     st.sampled_from(
-        [(0, 1), (2, 10), (SMALL_ROWS, 1), (SMALL_ROWS, 10), (SMALL_ROWS, JOINT_VALUES)]
+        [
+            (0, 1),
+            (2, 10),
+            (GROUPS.small_rows, 1),
+            (GROUPS.small_rows, 10),
+            (GROUPS.small_rows, GROUPS.values),
+        ]
     ),
 )
+
+
+@settings(max_examples=100, deadline=None)
+@STREAMS_DECODED
 def test_decoder_equals_plain_one(
+    messages: list[bytes], cuts: list[int], hold: int, sparse: int, together: tuple[int, int]
+) -> None:
+    assert_equals_plain_one(messages, cuts, hold, sparse, together)
+
+
+@pytest.mark.thorough
+@settings(max_examples=1000, deadline=None)
+@STREAMS_DECODED
+def test_decoder_equals_plain_one_in_many_streams(
+    messages: list[bytes], cuts: list[int], hold: int, sparse: int, together: tuple[int, int]
+) -> None:
+    assert_equals_plain_one(messages, cuts, hold, sparse, together)
+
+
+def assert_equals_plain_one(
     messages: list[bytes], cuts: list[int], hold: int, sparse: int, together: tuple[int, int]
 ) -> None:
     plain = Plain(resolve)
     for message in messages:
         plain.feed(message)
-    with (
-        mock.patch("ingestd.decode.pgoutput.messages.SPARSE", sparse),
-        mock.patch("ingestd.decode.pgoutput.decoder.SMALL_ROWS", together[0]),
-        mock.patch("ingestd.decode.pgoutput.decoder.JOINT_VALUES", together[1]),
-    ):
-        chunks = decode(messages, cuts, hold)
+    groups = GroupPolicy(small_rows=together[0], values=together[1], sparse=sparse)
+    chunks = decode(messages, cuts, hold, groups)
     found = sorted(rows_of(chunks).items())
     assert repr(found) == repr(sorted(plain.rows.items()))  # in repr NaN is NaN, -0.0 not 0.0
     assert np.concatenate([c.commit_times for c in chunks]).tolist() == plain.commit_times
@@ -277,7 +297,13 @@ def test_whole_transactions_end_chunks_unless_open(
 
 @pytest.mark.thorough
 @settings(max_examples=300, deadline=None)
-@given(streams(), CUTS, st.data(), st.sampled_from([1, SPARSE]), st.sampled_from([0, SMALL_ROWS]))
+@given(
+    streams(),
+    CUTS,
+    st.data(),
+    st.sampled_from([1, GROUPS.sparse]),
+    st.sampled_from([0, GROUPS.small_rows]),
+)
 def test_damaged_bytes_give_protocol_error_and_nothing_else(
     messages: list[bytes], cuts: list[int], data: st.DataObject, sparse: int, small: int
 ) -> None:
@@ -295,11 +321,7 @@ def test_damaged_bytes_give_protocol_error_and_nothing_else(
         put = {"drop": 0, "twice": 2}.get(how, 1)
         damaged[at : at + 1] = [bytes(message)] * put
         damaged = damaged or messages
-    with (
-        mock.patch("ingestd.decode.pgoutput.messages.SPARSE", sparse),
-        mock.patch("ingestd.decode.pgoutput.decoder.SMALL_ROWS", small),
-    ):
-        _decodes_or_refuses(damaged, cuts)
+    _decodes_or_refuses(damaged, cuts, GroupPolicy(small_rows=small, sparse=sparse))
 
 
 @settings(max_examples=300, deadline=None)
@@ -310,9 +332,11 @@ def test_garbage_gives_protocol_error_and_nothing_else(
     _decodes_or_refuses(messages, cuts)
 
 
-def _decodes_or_refuses(messages: list[bytes], cuts: list[int]) -> None:
+def _decodes_or_refuses(
+    messages: list[bytes], cuts: list[int], groups: GroupPolicy = GROUPS
+) -> None:
     try:
-        rows_of_chunks = decode(messages, cuts, 60)
+        rows_of_chunks = decode(messages, cuts, 60, groups)
     except ProtocolError:
         return
     for chunk in rows_of_chunks:

@@ -8,15 +8,13 @@ from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
-from unittest import mock
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd.digests import value_hashes
-from ingestd.digests.value_hashes import column_hashes, row_hashes, text_hash
+from ingestd.digests.value_hashes import HashBlocks, column_hashes, row_hashes, text_hash
 from ingestd.model.schema import TIMESTAMP
 
 BITS = (1 << 64) - 1
@@ -142,15 +140,11 @@ def columns(draw: st.DrawFn, kinds: st.SearchStrategy[Kind] = KINDS) -> pa.Array
 def test_hashes_are_those_of_the_definition(
     column: pa.Array, long: int, block: int, start: int
 ) -> None:
-    with (
-        mock.patch.object(value_hashes, "_LONG", long),
-        mock.patch.object(value_hashes, "_BLOCK", block),
-        mock.patch.object(value_hashes, "_BLOCK_BYTES", block * 8),
-    ):
-        found = column_hashes(column).tolist()
-        assert found == [plain_value(v, long) for v in column.to_pylist()]
-        assert column_hashes(column.slice(start)).tolist() == found[start:]
-        assert column_hashes(column.slice(start, 3)).tolist() == found[start : start + 3]
+    blocks = HashBlocks(values=block, nbytes=block * 8, long_bytes=long)
+    found = column_hashes(column, blocks).tolist()
+    assert found == [plain_value(v, long) for v in column.to_pylist()]
+    assert column_hashes(column.slice(start), blocks).tolist() == found[start:]
+    assert column_hashes(column.slice(start, 3), blocks).tolist() == found[start : start + 3]
 
 
 @given(columns(st.sampled_from([i for i in VALUES.items() if i[0] not in (pa.bool_(), pa.null())])))

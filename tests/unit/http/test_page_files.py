@@ -48,7 +48,7 @@ async def get(server: HttpServer, path: str, **headers: str) -> tuple[int, dict[
 
 
 async def test_every_file_of_the_page_is_served_to_browsers(server: HttpServer) -> None:
-    assert {p.name for p in FOLDER.iterdir()} == set(served._FILES)
+    assert {p.name for p in FOLDER.iterdir()} == set(served.FILES)
     for path in served.PAGE_PATHS:
         code, headers, text = await get(server, path)
         assert code == 200, path
@@ -99,7 +99,7 @@ async def test_other_pages_get_no_events_but_may_lead_here(site: str) -> None:
 
 
 def test_the_files_need_nothing_from_elsewhere_and_are_small() -> None:
-    texts = {name: (FOLDER / name).read_text("utf-8") for name in served._FILES}
+    texts = {name: (FOLDER / name).read_text("utf-8") for name in served.FILES}
     assert sum(len(text.encode()) for text in texts.values()) < LARGEST_BYTES
     for name, text in texts.items():
         found = re.findall(r"(?:https?:)?//[a-z0-9.]+\.[a-z]+[^\s\"'<)]*", text)
@@ -111,7 +111,7 @@ def test_the_files_need_nothing_from_elsewhere_and_are_small() -> None:
 def test_every_module_exists_and_is_preloaded() -> None:
     html = (FOLDER / "page.html").read_text("utf-8")
     ahead = set(re.findall(r'href="page/(\w+\.js)"', html))
-    scripts = {name for name in served._FILES if name.endswith(".js")}
+    scripts = {name for name in served.FILES if name.endswith(".js")}
     assert ahead | {"page.js"} == scripts
     for name in scripts:
         imported = re.findall(r'from "\./(\w+\.js)"', (FOLDER / name).read_text("utf-8"))

@@ -216,13 +216,14 @@ async def test_requests_that_are_not_http_are_logged_in_one_line(
 
 
 async def test_a_fault_of_our_own_is_logged_with_its_place(
-    logged: io.StringIO, server: HttpServer, monkeypatch: pytest.MonkeyPatch
+    logged: io.StringIO, status: DaemonStatus
 ) -> None:
-    def fails() -> bytes:
-        raise ZeroDivisionError
+    class FailingMetrics(Metrics):
+        def text(self) -> bytes:
+            raise ZeroDivisionError
 
-    monkeypatch.setattr(server._metrics, "text", fails)
-    assert (await get(server, "/metrics"))[0] == 500
+    async with HttpServer(ANY_PORT, FailingMetrics(), status, Redactor(), Unasked()) as server:
+        assert (await get(server, "/metrics"))[0] == 500
     (line,) = [json.loads(line) for line in logged.getvalue().splitlines()]
     assert "ZeroDivisionError" in line["exception"]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ingestd.config.redaction import Redactor
 from ingestd.config.units import Address
-from ingestd.http import snapshot_client as module
 from ingestd.http.daemon_identity import DaemonIdentity
 from ingestd.http.server import HttpServer
 from ingestd.http.snapshot_client import (
@@ -269,8 +269,8 @@ class Seen:
 SHOP, CRM = DaemonIdentity("", {"shop": ""}), DaemonIdentity("", {"crm": ""})
 
 
-async def test_ask_and_follow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOOK_EVERY_S", 0.01)
+async def test_ask_and_follow() -> None:
+    quickly = partial(follow, poll_s=0.01)
     daemon = Daemon()
     loop = asyncio.get_running_loop()
     seen = Seen(
@@ -280,7 +280,7 @@ async def test_ask_and_follow(monkeypatch: pytest.MonkeyPatch) -> None:
     async with server(daemon) as at:
         asked = await asyncio.to_thread(ask_for_snapshot, at.address, "shop", [A, A], meant=SHOP)
         assert (asked.tables, asked.is_partial, daemon.where) == ([A], False, None)
-        await asyncio.to_thread(follow, at.address, asked, 15.0, seen)
+        await asyncio.to_thread(quickly, at.address, asked, 15.0, seen)
     assert {p.state for p in seen.tables} == {"waiting", "snapshotting", "live"}
     assert [p.is_over for p in seen.tables[-2:]] == [False, True]
     assert set(seen.sources) == {""}
@@ -310,17 +310,14 @@ async def test_a_limit_ends_the_waiting_only() -> None:
     assert caught.value.remedy == "the daemon continues; follow it with `ingestd status`"
 
 
-async def test_a_daemon_that_answers_no_more_ends_the_waiting(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module, "SILENT_LIMIT_S", 0.01)
-    monkeypatch.setattr(module, "LOOK_EVERY_S", 0.01)
+async def test_a_daemon_that_answers_no_more_ends_the_waiting() -> None:
+    quickly = partial(follow, poll_s=0.01, silent_limit_s=0.01)
     daemon = Daemon()
     async with server(daemon) as at:
         asked = await asyncio.to_thread(ask_for_snapshot, at.address, "shop", [A])
         gone = at.address
     with pytest.raises(TransientError, match="no longer responds"):
-        await asyncio.to_thread(follow, gone, asked, 15.0, Seen())
+        await asyncio.to_thread(quickly, gone, asked, 15.0, Seen())
     with pytest.raises(OperatorError, match="no ingestd daemon answers on 127"):
         await asyncio.to_thread(ask_for_snapshot, gone, "shop", [A])
 

@@ -88,7 +88,7 @@ async def test_first_comes_all_then_what_is_new(
             told = [(await event(r))[1] for r in (response, other)]
             assert told[0] == told[1]
             assert told[0]["sources"]["shop"]["state"] == "streaming"
-    await until(lambda: server._feed.readers == 0)
+    await until(lambda: server.feed.readers == 0)
 
 
 async def test_bounded_there_are_so_many_streams_and_no_more(
@@ -99,7 +99,7 @@ async def test_bounded_there_are_so_many_streams_and_no_more(
         assert refused.status == 503
         assert "status pages are open" in (await refused.json())["error"]
     streams.pop().close()
-    await until(lambda: server._feed.readers < MAX_READERS)
+    await until(lambda: server.feed.readers < MAX_READERS)
     async with session.get(url(server)) as taken:
         assert (await event(taken))[0] == "state"
     for stream in streams:
@@ -116,17 +116,17 @@ async def test_bounded_a_reader_that_does_not_read_is_cut_off(
     loop = asyncio.get_running_loop()
     await loop.sock_connect(idle, (server.address.host, server.address.port))
     await loop.sock_sendall(idle, b"GET /status/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    await until(lambda: server._feed.readers == 1)
+    await until(lambda: server.feed.readers == 1)
     async with session.get(url(server)) as busy:
         await event(busy)
         for n in range(400):
             # an error of 200 kB, sent again each time
             shop.enter(SourceState.STOPPED, T0, OperatorError(f"{n} " + "x" * 20_000))
-            server._feed.tick()
+            server.feed.tick()
             await event(busy)
-            if server._feed.readers == 1:
+            if server.feed.readers == 1:
                 break
-        assert server._feed.readers == 1
+        assert server.feed.readers == 1
         shop.enter(SourceState.STREAMING, T0)
         assert (await event(busy))[0] == "change"
     async with asyncio.timeout(LIMIT_S):
@@ -153,10 +153,10 @@ async def test_a_disconnected_reader_is_noticed_without_an_update(
 ) -> None:
     response = await session.get(url(server))
     await event(response)
-    before = server._feed.history.of_source("shop").added
+    before = server.feed.history.of_source("shop").added
     response.close()
-    await until(lambda: server._feed.readers == 0)
-    assert server._feed.history.of_source("shop").added == before
+    await until(lambda: server.feed.readers == 0)
+    assert server.feed.history.of_source("shop").added == before
 
 
 async def test_with_a_token_there_is_no_stream_without_it(

@@ -66,6 +66,7 @@ def server_of(asked: Asked, token: str | None = TOKEN) -> HttpServer:
 class Squatter:
     """Listens in the daemon's place, records what it gets, and answers with `bodies`, by path.
 
+    A body may be a function of the request's target.
     `relayed`: where it passes everything on to, instead. `closes`: after each answer.
     """
 
@@ -84,11 +85,13 @@ class Squatter:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 self.heard += head
-                path = head.split()[1].decode().partition("?")[0]
+                target = head.split()[1].decode()
+                path = target.partition("?")[0]
                 if self.relayed is not None:
                     writer.write(await self._relay(head))
                 else:
                     found = self.bodies.get(path, {"sources": {"shop": {}}})
+                    found = found(target) if callable(found) else found
                     body = found if isinstance(found, bytes) else json.dumps(found).encode()
                     close = b"Connection: close\r\n" if self.closes else b""
                     size = b"Content-Length: %d\r\n\r\n" % len(body)
@@ -152,14 +155,18 @@ async def test_a_squatter_that_relays_to_a_daemon_learns_nothing(kind: str) -> N
     assert asked.tables == []
 
 
-async def test_what_follows_the_proof_goes_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_follows_the_proof_goes_nowhere_else() -> None:
     """A daemon that ends after its proof: a new connection would reach the next listener."""
     proof = ProofKey(TOKEN)
-    monkeypatch.setattr("ingestd.http.client.new_challenge", lambda: "0" * 64)
     squatter = Squatter(closes=True)
     async with squatter.listening() as there:
         address = f"127.0.0.1 {there.port}"
-        squatter.bodies["/proof"] = {"address": address, "proof": proof.proof("0" * 64, address)}
+
+        def prove(target: str) -> object:
+            challenge = target.partition("challenge=")[2]
+            return {"address": address, "proof": proof.proof(challenge, address)}
+
+        squatter.bodies["/proof"] = prove
         assert await asyncio.to_thread(fetch_status, there) is None
         with pytest.raises(IngestdError, match="no response"):
             await asyncio.to_thread(REQUESTS["snapshot"], there)
@@ -250,10 +257,8 @@ async def test_a_command_says_who_does_not_listen(
 
 
 @pytest.mark.parametrize("body", [b"[" * 200_000, b'"' + b"x" * 5000, b"\xff", b""])
-async def test_of_a_status_that_is_none_no_more_than_a_bound_is_read(
-    monkeypatch: pytest.MonkeyPatch, body: bytes
-) -> None:
-    monkeypatch.setattr("ingestd.http.client._MOST_BYTES", 300_000 if body[:1] == b"[" else 1000)
+async def test_of_a_status_that_is_none_no_more_than_a_bound_is_read(body: bytes) -> None:
+    fetch = partial(fetch_status, limit_bytes=300_000 if body[:1] == b"[" else 1000)
     async with Squatter({"/status": body}).listening() as listen:
         without_token = Address(listen.host, listen.port)
-        assert await asyncio.to_thread(fetch_status, without_token) is None
+        assert await asyncio.to_thread(fetch, without_token) is None

@@ -20,9 +20,8 @@ import pytest
 
 from ingestd.lake.delta.read import read_raw
 from ingestd.lake.delta_lake import FILE_WORKERS, DeltaLake
-from ingestd.lake.epoch_writer import DeltaEpochWriter
 from ingestd.lake.parquet_writer import FragmentWriter, in_one_piece
-from ingestd.lake.store.fsync import Fsync
+from ingestd.lake.store.plain_files import Fsync
 from ingestd.lake.store.store import LocalStore
 from ingestd.model.errors import OperatorError
 from tests.unit.lake.rows import inserts, make_table, summary
@@ -31,7 +30,7 @@ from tests.unit.pipeline.fixtures import until
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-    from ingestd.lake.store.fsync import Durability
+    from ingestd.lake.store.plain_files import Durability
     from ingestd.ports import EpochWriter
 
 NAMES = ("a", "b", "c")
@@ -198,18 +197,32 @@ def test_a_few_rows_are_joined_and_large_ones_are_not_copied() -> None:
         assert in_one_piece(kept) is kept
 
 
-async def test_unsent_bytes_of_open_files_are_bounded_for_all_tables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class StoreOfParts(LocalStore):
+    """Sends files in parts."""
+
+    part_bytes = 2 << 20
+
+    def __init__(self, root: Path, durability: Durability) -> None:
+        super().__init__(root, durability)
+        self.created: list[IO[bytes]] = []
+
+    def create(self, path: str) -> IO[bytes]:
+        self.created.append(super().create(path))
+        return self.created[-1]
+
+    @property
+    def unsent_bytes(self) -> int:
+        return sum(file.tell() % self.part_bytes for file in self.created if not file.closed)
+
+
+async def test_unsent_bytes_of_open_files_are_bounded_for_all_tables(tmp_path: Path) -> None:
     """Where files are sent in parts, as to a store: they are closed before each has one to send."""
-    budget, part_bytes = 4 << 20, 2 << 20
-    monkeypatch.setattr(LocalStore, "part_bytes", part_bytes)
-    lake = DeltaLake(str(tmp_path), "shop", buffer_bytes=budget)
+    budget, store = 4 << 20, StoreOfParts(tmp_path, Fsync())
+    lake = DeltaLake(str(tmp_path), "shop", buffer_bytes=budget, store=store)
     await lake.open()
     await lake.adopt("1")
     tables = [make_table(f"t{number}") for number in range(20)]
     writer = lake.begin_epoch()
-    assert isinstance(writer, DeltaEpochWriter)
     for lsn in range(8):
         for table in tables:
             batch = inserts(table, lsn + 1, *range(100))
@@ -217,9 +230,8 @@ async def test_unsent_bytes_of_open_files_are_bounded_for_all_tables(
             note = batch.rows.schema.get_field_index("note")
             large = batch.rows.set_column(note, batch.rows.schema.field(note), texts)
             await writer.append_batch(replace(batch, rows=large))
-            files = [part.sink._writer._open for part in writer._parts.values()]
-            unsent = [file.sink.tell() % part_bytes for file in files if file is not None]
-            assert sum(unsent) <= 2 * budget
+            assert store.unsent_bytes <= 2 * budget
+    assert store.created
     await writer.commit(summary(1, 9))
     for table in tables:
         assert len(read_raw(str(tmp_path), "shop", table.id)) == 800

@@ -11,25 +11,22 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
 from ingestd.decode.lake_column_names import allocate
-from ingestd.lake.delta.appender import AppendLog, Creation
+from ingestd.lake.delta.append_log import AppendLog, Creation
 from ingestd.lake.delta.read import conform
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.epochs_table import EpochTable
 from ingestd.lake.parquet_writer import FragmentWriter
 from ingestd.lake.registry_table import SCHEMA
-from ingestd.lake.store.store import open_store
+from ingestd.lake.store.plain_files import Fsync
+from ingestd.lake.store.store import LocalStore, open_store
 from ingestd.model.lake_state import TableEvent, TableState
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import TIMESTAMP, TableId
 from tests.unit.lake.rows import AT, inserts, make_table, summary
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
-    import pytest
-
-    from ingestd.lake.raw_table import RawTable
 
 T = make_table("orders")
 
@@ -192,33 +189,41 @@ def test_lists_of_structs_get_the_fields_they_lack() -> None:
     assert read.column("x").to_pylist() == [None, [], [{"a": 2, "b": None}]]
 
 
-async def test_isolated_events_are_recorded_in_the_given_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A table that stops while it becomes live is not live again after its stop."""
-    overtaken = threading.Event()
+class WaitingStore(LocalStore):
+    """Looks for a file of T only once `overtaken`, or after a second; from `waits` on."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, Fsync())
+        self.waits = False
+        self.began = threading.Event()
+        self.overtaken = threading.Event()
+
+    def size(self, path: str) -> int | None:
+        if self.waits and "/public/" in path and not self.began.is_set():
+            self.began.set()
+            self.overtaken.wait(1)
+        return super().size(path)
+
+
+async def test_isolated_events_are_recorded_in_the_given_order(tmp_path: Path) -> None:
+    """A table that stops while its snapshot begins is not being read after its stop."""
+    store = WaitingStore(tmp_path)
 
     def before_commit(_: str) -> None:
-        if began.is_set():
-            overtaken.set()
+        if store.began.is_set():
+            store.overtaken.set()
 
-    sink = DeltaLake(str(tmp_path), "shop", before_commit=before_commit)
+    sink = DeltaLake(str(tmp_path), "shop", before_commit=before_commit, store=store)
     await sink.open()
     await sink.adopt("7000000000000000001")
-    began = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    run = sink._note_removed
-
-    def note_removed(tables: Sequence[RawTable]) -> None:
-        if not began.is_set():
-            loop.call_soon_threadsafe(began.set)
-            overtaken.wait(1)
-        run(tables)
-
-    monkeypatch.setattr(sink, "_note_removed", note_removed)
     live = TableEvent(T, TableState.LIVE, AT, Lsn(200), Lsn(100))
-    first = asyncio.create_task(sink.record([live]))
-    await asyncio.wait_for(began.wait(), 60)
+    await sink.record([live])
+    writer = sink.begin_epoch()
+    await writer.append_batch(inserts(T, 300, 1))
+    await writer.commit(summary(300, 305))
+    store.waits = True
+    first = asyncio.create_task(sink.record([replace(live, state=TableState.SNAPSHOTTING)]))
+    assert await asyncio.to_thread(store.began.wait, 60)
     await sink.record([replace(live, state=TableState.STOPPED, reason="damaged")])
     await first
     await sink.close()

@@ -19,7 +19,8 @@ import pytest
 
 from ingestd.lake.delta.read import read_raw
 from ingestd.lake.delta_lake import DeltaLake
-from ingestd.lake.store.fsync import Durability
+from ingestd.lake.epoch_writer import DeltaEpochWriter
+from ingestd.lake.store.plain_files import Durability
 from ingestd.lake.store.store import LocalStore
 from ingestd.model.errors import IngestdError, TransientError
 from tests.harness.compare import epochs
@@ -103,11 +104,8 @@ class Writer:
 
     @classmethod
     def of(cls, root: Path) -> Writer:
-        lake = DeltaLake(str(root), "shop", durability=NoSync())
-        store = lake.store = GatedStore(root)
-        for log in lake._own_logs:
-            log.store = store
-        return cls(lake, store)
+        store = GatedStore(root)
+        return cls(DeltaLake(str(root), "shop", store=store), store)
 
     async def open(self) -> None:
         self.found = await self.lake.open()
@@ -126,7 +124,8 @@ class Writer:
             for table in TRANSACTIONS[lsn]:
                 await writer.append_batch(inserts(table, lsn, lsn))
         if writer.rows or self.found.unlisted is not None:
-            tables = sorted(name.name for name in writer._parts)  # type: ignore[attr-defined]
+            assert isinstance(writer, DeltaEpochWriter)
+            tables = sorted(table.name for table in writer.tables)
             self.to_come = [*tables, "_epochs"]
             await writer.commit(summary(min(sent, default=upto), upto + ENDS))
 

@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import ingestd
 from ingestd.lake.delta.crash_recovery import _is_json
 from ingestd.lake.delta.log_files import _checkpoint
 from ingestd.lake.layout import Layout
@@ -37,6 +36,7 @@ from ingestd.postgres.rewrites.fingerprint import KeyMark, StoredColumn, TableFi
 from ingestd.postgres.snapshot.resume import SnapshotRemainder
 from spark_jobs.backfills.resume import are_there
 from spark_jobs.delta_log.commits import Signature
+from tests.harness.source_code import READS_CODE, modules, name_of, nodes, text_of
 from tests.unit.pipeline.fixtures import table
 
 if TYPE_CHECKING:
@@ -71,7 +71,6 @@ OTHERWISE = {
     "ingestd/model/recorded.py": "it is the way",
     "ingestd/postgres/rewrites/ddl_log.py": "the database's event trigger",
     "ingestd/postgres/snapshot/key_range.py": "a split on its way to an executor",
-    "spark_jobs/backfills/record.py": "plans and notes, attacked in test_backfill_record",
     "spark_jobs/backfills/runner.py": "the outcome of a task",
     "spark_jobs/delta_log/file_cache.py": "rows that Delta has typed",
     "spark_jobs/mirrors/driver_merge.py": "a schema that Delta has typed",
@@ -85,20 +84,15 @@ OTHERWISE = {
 
 def parses(source: str) -> bool:
     """Return whether a module has its own call of a parser or decompressor."""
-    calls = (node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
-    names = {ast.unparse(call) for call in calls}
+    calls = (node.func for node in nodes(source) if isinstance(node, ast.Call))
+    names = {ast.unparse(call) for call in calls if isinstance(call, ast.Attribute)}
     return bool(names & {"json.loads", "json.load", "zlib.decompress", "zlib.decompressobj"})
 
 
+@READS_CODE
 def test_recorded_texts_are_read_one_way() -> None:
-    root = Path(ingestd.__file__).parent.parent
     folders = [f"ingestd/{part}" for part in ("app", "lake", "model", "pipeline", "postgres")]
-    found = {
-        path.relative_to(root).as_posix()
-        for folder in (*folders, "spark_jobs")
-        for path in (root / folder).rglob("*.py")
-        if parses(path.read_text())
-    }
+    found = {name_of(path) for path in modules(*folders, "spark_jobs") if parses(text_of(path))}
     assert found == OTHERWISE.keys()
 
 
@@ -115,7 +109,7 @@ def placed(path: Path, text: str) -> LocalStore:
 def read_pause(folder: Path, text: str) -> object:
     root = Layout("shop").root
     placed(folder / root / "_paused", text)
-    return LakePauseMark(str(folder), "shop")._since()
+    return LakePauseMark(str(folder), "shop").read_since()
 
 
 def read_pointer(folder: Path, text: str) -> object:

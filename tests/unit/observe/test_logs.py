@@ -18,8 +18,7 @@ import structlog
 from ingestd.config import LogSettings
 from ingestd.config.redaction import Redactor
 from ingestd.model.lsn import Lsn
-from ingestd.observe import logs
-from ingestd.observe.logs import configure, take_what_is_uncaught, tell_of_loop
+from ingestd.observe.logs import LoopErrors, configure, take_what_is_uncaught
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -166,7 +165,7 @@ def test_unretrieved_task_errors_are_logged_without_values(stream: io.StringIO) 
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(tell_of_loop)
+        loop.set_exception_handler(LoopErrors())
         for forgotten in (convert("canary"), fail_later("with sesame")):
             task = asyncio.create_task(forgotten)
             await asyncio.wait([task])
@@ -189,12 +188,11 @@ def test_unretrieved_task_errors_are_logged_without_values(stream: io.StringIO) 
 
 
 def test_connections_that_cannot_be_taken_do_not_fill_the_log(
-    stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
+    stream: io.StringIO,
 ) -> None:
     configure(LogSettings(), Redactor(), stream)
     clock = [1000.0]
-    monkeypatch.setattr("ingestd.observe.logs.time.monotonic", lambda: clock[0])
-    monkeypatch.setattr(logs, "_REFUSED", logs._RefusedConnections())
+    tell_of_loop = LoopErrors(lambda: clock[0])
     refused = {
         "message": "socket.accept() out of system resource",
         "exception": OSError(24, "Too many open files"),

@@ -60,7 +60,7 @@ def test_many_small_pages_are_remembered_in_little_room() -> None:
     progress = SnapshotProgress(T0)
     for page in range(1, 100_001):
         progress.observe(page / 200_000, 1, after(page / 1000))
-    assert len(progress._samples) < 70
+    assert len(progress.samples) < 70
     assert progress.eta_s == pytest.approx(100.0, rel=0.05)
 
 

@@ -5,29 +5,23 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Callable, Sequence
-from contextlib import asynccontextmanager
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from contextlib import AbstractAsyncContextManager
 
 import pyarrow as pa
-import structlog
 
 from ingestd.lake.fold.plain import fold
 from ingestd.model.schema import Column, Table, TableId, with_before
-from ingestd.observe.metrics import Metrics
-from ingestd.observe.status import SourceStatus
 from ingestd.pipeline.filling_epoch import EpochPolicy
-from ingestd.pipeline.pipeline import Pipeline
 from ingestd.pipeline.policy import PipelinePolicy
 from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.ports import Sink
+from ingestd.testing import running as under_test
 from ingestd.testing.fakes.capture import FakeCapture, FakeChange, FakeDatabase
 from ingestd.testing.fakes.sink import MemoryDisk, MemoryLake
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-LIMIT_S = 15.0
+LIMIT_S = under_test.LIMIT_S
+until = under_test.until
+watch = under_test.telemetry_of
 
 
 def table(name: str) -> Table:
@@ -50,21 +44,7 @@ def policy(*, max_delay_s: float = 0.0, max_bytes: int = 1 << 20) -> PipelinePol
     return PipelinePolicy(EpochPolicy(max_delay_s, max_bytes), idle_interval_s=0.01)
 
 
-def watch(source: str = "shop") -> SourceTelemetry:
-    return SourceTelemetry(
-        SourceStatus(source, datetime.now(UTC)), Metrics(), structlog.get_logger()
-    )
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Await a condition that other tasks bring about."""
-    async with asyncio.timeout(LIMIT_S):
-        while not condition():  # noqa: ASYNC110 - the fakes have no event for every condition
-            await asyncio.sleep(0.001)
-
-
-@asynccontextmanager
-async def running(
+def running(
     base: FakeDatabase,
     disk: MemoryDisk,
     *,
@@ -74,27 +54,13 @@ async def running(
     watching: SourceTelemetry | None = None,
     capture: FakeCapture | None = None,
     sink: Sink | None = None,
-) -> AsyncIterator[asyncio.Task[None]]:
-    """Run a pipeline; at the end it is stopped as by SIGTERM, unless it has already ended."""
-    stop = asyncio.Event()
-    pipeline = Pipeline(
+) -> AbstractAsyncContextManager[asyncio.Task[None]]:
+    return under_test.running_pipeline(
         capture or FakeCapture(base, rows_per_chunk=rows_per_chunk),
         sink or MemoryLake(disk, before_commit=before_commit),
-        settings or policy(),
-        watching or watch(),
+        policy=settings or policy(),
+        telemetry=watching or watch(),
     )
-    task = asyncio.create_task(pipeline.run(stop))
-    failed = False
-    try:
-        yield task
-    except BaseException:
-        failed = True
-        raise
-    finally:
-        stop.set()
-        [ended] = await asyncio.gather(task, return_exceptions=True)
-        if failed and isinstance(ended, BaseException):
-            raise ended  # what the pipeline died of says more than what the test waited for
 
 
 def lake_rows(disk: MemoryDisk, of: Table) -> list[dict[str, object]]:

@@ -41,7 +41,7 @@ T = with_before(
 )
 KEYS = 24
 BLOCKS = 16
-SEEDS = range(6)
+SEEDS = [*range(2), *(pytest.param(n, marks=pytest.mark.thorough) for n in range(2, 8))]
 
 Row = Mapping[str, object]
 

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pyarrow as pa
 
 from ingestd.model.changes import change_schema
 from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.schema import Column, Table, TableId
-from ingestd.pipeline import dedup_window as module
 from ingestd.pipeline.dedup_window import DedupWindow
-
-if TYPE_CHECKING:
-    import pytest
 
 TABLE = Table(
     TableId("public", "t"),
@@ -38,9 +32,8 @@ def renamed(*pairs: tuple[int, int]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, change_schema(TABLE))
 
 
-def test_rows_are_owed_once_where_many_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_UNSENT", 10)
-    touched = DedupWindow(TABLE, PgSnapshot(1, 1), np.empty(0, np.int64))
+def test_rows_are_owed_once_where_many_are() -> None:
+    touched = DedupWindow(TABLE, PgSnapshot(1, 1), np.empty(0, np.int64), most_unsent=10)
     for _ in range(100):
         touched.add_unsent_rows(TABLE, lacking(1, 2, 3))
     assert touched.rows_to_read <= 3 + 10

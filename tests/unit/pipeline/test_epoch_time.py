@@ -6,9 +6,8 @@ import asyncio
 from dataclasses import replace
 from itertools import pairwise
 
-import pytest
-
 from ingestd.model.lsn import ZERO
+from ingestd.observe.status import SourceState
 from ingestd.pipeline.pipeline import Pipeline
 from ingestd.testing.fakes.capture import FakeCapture, FakeDatabase
 from ingestd.testing.fakes.sink import MemoryDisk, MemoryEpochWriter, MemoryLake
@@ -24,23 +23,33 @@ from tests.unit.pipeline.fixtures import (
 )
 
 
-async def test_epochs_grow_while_the_lake_is_slow_and_shrink_after(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+class SlowLake(MemoryLake):
+    """Commits epochs only while `is_quick`; `begun`: how many it has begun to commit."""
+
+    def __init__(self, disk: MemoryDisk) -> None:
+        super().__init__(disk)
+        self.is_quick = asyncio.Event()
+        self.is_quick.set()
+        self.begun = 0
+
+    def make_writer(self, number: int, previous: MemoryEpochWriter | None) -> MemoryEpochWriter:
+        lake = self
+
+        class SlowWriter(MemoryEpochWriter):
+            async def wait_for_previous(self) -> None:
+                lake.begun += 1
+                await lake.is_quick.wait()
+                await super().wait_for_previous()
+
+        return SlowWriter(self, number, previous)
+
+
+async def test_epochs_grow_while_the_lake_is_slow_and_shrink_after() -> None:
     """All that arrives while an epoch commits is in the next one."""
     base, disk = FakeDatabase([A]), MemoryDisk()
-    is_quick = asyncio.Event()
-    is_quick.set()
-    wait_for_previous = MemoryEpochWriter._wait_for_previous
-
-    async def slow(self: MemoryEpochWriter) -> None:
-        await is_quick.wait()
-        await wait_for_previous(self)
-
-    monkeypatch.setattr(MemoryEpochWriter, "_wait_for_previous", slow)
+    lake, watching = SlowLake(disk), watch()
     stop = asyncio.Event()
-    watching = watch()
-    pipeline = Pipeline(FakeCapture(base), MemoryLake(disk), policy(), watching)
+    pipeline = Pipeline(FakeCapture(base), lake, policy(), watching)
     task = asyncio.create_task(pipeline.run(stop))
 
     def transactions() -> list[int]:
@@ -54,13 +63,14 @@ async def test_epochs_grow_while_the_lake_is_slow_and_shrink_after(
     try:
         await until(lambda: disk.position == base.current)
         before = len(transactions())
-        is_quick.clear()
+        lake.is_quick.clear()
+        begun = lake.begun
         await write(0, 1)
-        await until(lambda: pipeline._committing is not None)
+        await until(lambda: lake.begun > begun)
         await write(1, 50)
         received = base.current
-        await until(lambda: pipeline._epoch is not None and pipeline._epoch.position >= received)
-        is_quick.set()
+        await until(lambda: (watching.status.received_lsn or 0) >= received)
+        lake.is_quick.set()
         await until(lambda: disk.position == base.current)
         assert transactions()[before:] == [1, 50]
         await write(100, 1)
@@ -77,13 +87,14 @@ async def test_idle_positions_are_recorded_at_growing_intervals() -> None:
     clock = 1000.0
     stop = asyncio.Event()
     patient = replace(policy(max_delay_s=1.0), idle_interval_s=5.0)
+    watching = watch()
     pipeline = Pipeline(
-        FakeCapture(base), MemoryLake(disk), patient, watch(), monotonic=lambda: clock
+        FakeCapture(base), MemoryLake(disk), patient, watching, monotonic=lambda: clock
     )
     task = asyncio.create_task(pipeline.run(stop))
 
     def has_come() -> bool:
-        return pipeline._epoch is not None and pipeline._epoch.position >= base.current
+        return (watching.status.received_lsn or 0) >= base.current
 
     async def written() -> None:
         """Let time pass until all that was captured is in epochs."""
@@ -108,7 +119,7 @@ async def test_idle_positions_are_recorded_at_growing_intervals() -> None:
         return [later - earlier for earlier, later in pairwise(found)]
 
     try:
-        await until(lambda: pipeline._is_streaming)
+        await until(lambda: watching.status.state is SourceState.STREAMING)
         for key in (1, 2):
             base.commit(put(A, key))
             async with asyncio.timeout(LIMIT_S):

@@ -13,7 +13,6 @@ from ingestd.model.changes import EPOCH_FIELD
 from ingestd.model.errors import LakeLostError
 from ingestd.model.lake_state import LakeState, TableEvent, TableState, registered
 from ingestd.model.lsn import LAST, Lsn
-from ingestd.pipeline import known_lake
 from ingestd.pipeline.known_lake import KnownLake, LakeRoot, read_lake
 from ingestd.ports import Continuity, LakeLost, Resumed, ServerEnd
 from ingestd.testing.fakes.capture import FakeCapture, FakeDatabase
@@ -78,15 +77,12 @@ async def test_sources_that_all_begin_do_not_wait_for_each_other() -> None:
     root = LakeRoot()
     for name in ("shop", "crm"):
         root.expect(name)
-    async with asyncio.timeout(known_lake.PATIENCE_S / 2):
+    async with asyncio.timeout(1):
         await asyncio.gather(root.may_begin("shop"), root.may_begin("crm"))
 
 
-async def test_one_that_knows_nothing_is_not_waited_for_long(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(known_lake, "PATIENCE_S", 0.01)
-    root = LakeRoot()
+async def test_one_that_knows_nothing_is_not_waited_for_long() -> None:
+    root = LakeRoot(patience_s=0.01)
     root.expect("hangs")
     await root.may_begin("shop")
 
@@ -140,14 +136,12 @@ async def test_a_table_that_the_server_has_not_reached_is_damaged(
     ],
 )
 async def test_a_standby_may_receive_what_a_table_has(
-    monkeypatch: pytest.MonkeyPatch,
     patience_s: float,
     ends: tuple[int, ...],
     asked: int,
     *,
     refused: bool,
 ) -> None:
-    monkeypatch.setattr(known_lake, "_LOOK_S", 0.01)
     server = Server(*ends, in_recovery=True)
     lake = lake_with(Lsn(200), Lsn(100))
     committed, _ = await read_lake(lake, server, patience_s)

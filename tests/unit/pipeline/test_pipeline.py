@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from ingestd.lake.delta_lake import DeltaLake
-from ingestd.model.changes import Chunk, CommittedEpoch, EpochSummary
+from ingestd.model.changes import Chunk
 from ingestd.model.errors import OperatorError, TableError, TransientError
 from ingestd.model.lake_state import LakeState, RegisteredTable, TableState
 from ingestd.model.lsn import Lsn
@@ -25,7 +25,7 @@ from ingestd.pipeline.filling_epoch import EpochPolicy
 from ingestd.pipeline.pipeline import Pipeline
 from ingestd.pipeline.policy import PipelinePolicy
 from ingestd.pipeline.startup import without_position
-from ingestd.ports import Continuity, Lost, Refused, Snapshot, SnapshotItem, StoppedTables
+from ingestd.ports import Continuity, Lost, Refused, Snapshot, SnapshotItem
 from ingestd.testing.fakes.capture import FakeCapture, FakeChange, FakeDatabase
 from ingestd.testing.fakes.sink import MemoryDisk, MemoryEpochWriter, MemoryLake
 from ingestd.testing.fakes.snapshot import FakeSnapshot
@@ -204,7 +204,7 @@ async def test_first_epoch_covers_the_highest_watermark() -> None:
     async with running(base, disk, before_commit=crash, settings=late, watching=watching) as task:
         for key in range(5):
             base.commit(put(A, key), put(B, key))
-        await until(lambda: watching._status.received_lsn == base.current)
+        await until(lambda: watching.status.received_lsn == base.current)
         base.asks_for_checkpoint = True
         base.write_elsewhere(8)
         await until(task.done)
@@ -361,7 +361,7 @@ async def test_stop_finishes_the_open_epoch() -> None:
     async with running(base, disk, settings=policy(max_delay_s=3600.0), watching=watching):
         await until(lambda: disk.registered.get(A.id) is not None and settled(base, disk))
         made = base.commit(put(A, 1))
-        await until(lambda: (watching._status.received_lsn or 0) >= made.end_lsn)
+        await until(lambda: (watching.status.received_lsn or 0) >= made.end_lsn)
     assert lake_rows(disk, A) == source_rows(base, A)
     assert base.slot == durable(disk) == base.current
 
@@ -388,7 +388,7 @@ async def test_whole_transactions_a_source_fault_completes_the_commit(
 
     lake = DeltaLake(str(tmp_path), "shop", before_commit=before_commit)
     async with running(base, MemoryDisk(), capture=capture, sink=lake, watching=watching) as task:
-        await until(lambda: watching._status.state is SourceState.STREAMING)
+        await until(lambda: watching.status.state is SourceState.STREAMING)
         made = base.commit(put(A, 1), put(B, 1))
         await until(blocked.is_set)
         confirmed = base.slot
@@ -409,24 +409,37 @@ async def test_whole_transactions_a_source_fault_completes_the_commit(
     assert found.position == made.end_lsn
 
 
-async def test_a_fault_of_the_source_waits_for_the_lake_for_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    base, disk, begun = FakeDatabase([A]), MemoryDisk(), asyncio.Event()
+class HangingLake(MemoryLake):
+    """A lake whose commits never end, once it `hangs`; `begun`: it has begun one."""
 
-    async def hang(
-        writer: MemoryEpochWriter, *_: EpochSummary | StoppedTables | None
-    ) -> CommittedEpoch:
-        writer.is_committing = True
-        begun.set()
-        return await asyncio.Future()
+    hangs = False
 
+    def __init__(self, disk: MemoryDisk) -> None:
+        super().__init__(disk)
+        self.begun = asyncio.Event()
+
+    def make_writer(self, number: int, previous: MemoryEpochWriter | None) -> MemoryEpochWriter:
+        lake = self
+
+        class HangingWriter(MemoryEpochWriter):
+            async def wait_for_previous(self) -> None:
+                if lake.hangs:
+                    lake.begun.set()
+                    await asyncio.Future()
+                await super().wait_for_previous()
+
+        return HangingWriter(self, number, previous)
+
+
+async def test_a_fault_of_the_source_waits_for_the_lake_for_a_time() -> None:
+    base, disk = FakeDatabase([A]), MemoryDisk()
+    lake = HangingLake(disk)
     brief = replace(policy(), drain_limit_s=0.05)
-    async with running(base, disk, settings=brief) as task:
+    async with running(base, disk, settings=brief, sink=lake) as task:
         await until(lambda: settled(base, disk))
-        monkeypatch.setattr("ingestd.testing.fakes.sink.MemoryEpochWriter.commit", hang)
+        lake.hangs = True
         base.commit(put(A, 1))
-        await until(begun.is_set)
+        await until(lake.begun.is_set)
         fail(base)
         await until(task.done)
     with pytest.raises(TransientError, match="claim"):
@@ -540,22 +553,29 @@ async def test_a_lost_claim_ends_a_snapshot_at_once() -> None:
         task.result()
 
 
-async def test_clean_up_continues_when_files_cannot_be_removed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+class FailingLake(MemoryLake):
+    """A lake in which the files of an epoch can't be removed."""
+
+    def make_writer(self, number: int, previous: MemoryEpochWriter | None) -> MemoryEpochWriter:
+        class FailingWriter(MemoryEpochWriter):
+            async def abort(self) -> None:
+                raise TransientError("the store is away", reason="storage")
+
+        return FailingWriter(self, number, previous)
+
+    async def close(self) -> None:
+        """Leave the files."""
+
+
+async def test_clean_up_continues_when_files_cannot_be_removed() -> None:
     base, disk = FakeDatabase([A]), MemoryDisk()
-
-    async def fails(_: object) -> None:
-        raise TransientError("the store is away", reason="storage")
-
-    monkeypatch.setattr("ingestd.testing.fakes.sink.MemoryEpochWriter.abort", fails)
-    monkeypatch.setattr("ingestd.testing.fakes.sink.MemoryLake.close", lambda _: asyncio.sleep(0))
     base.unreadable[A.id] = TableError(A.id, "x")
 
     def crash(step: str) -> None:
         raise CrashError(step)
 
-    async with running(base, disk, before_commit=crash) as task:
+    lake = FailingLake(disk, before_commit=crash)
+    async with running(base, disk, sink=lake) as task:
         await until(task.done)
     with pytest.raises(CrashError):
         task.result()
@@ -566,10 +586,10 @@ def test_a_state_is_kept_while_a_failed_source_starts_again() -> None:
     watching = watch()
     watching.failed(TransientError("away", reason="connection_lost"), 0.5)
     watching.enter(SourceState.STARTING)
-    assert watching._status.state is SourceState.BACKING_OFF
-    assert watching._status.reason == "away"
+    assert watching.status.state is SourceState.BACKING_OFF
+    assert watching.status.reason == "away"
     watching.enter(SourceState.STREAMING)
-    assert watching._status.reason is None
+    assert watching.status.reason is None
 
 
 # --- tables that come and change while streaming -------------------------------------------------
@@ -770,7 +790,7 @@ async def test_each_epoch_ends_above_the_last_on_an_idle_source() -> None:
     capture.go_on.set()
     async with running(base, disk, capture=capture, settings=policy(max_bytes=1)):
         await until(lambda: settled(base, disk))
-        capture._database.tables[1] = replace(B, storage="another file")
+        capture.database.tables[1] = replace(B, storage="another file")
         base.write_elsewhere(1)
         await until(lambda: disk.registered[B.id].storage == "another file")
         await until(lambda: settled(base, disk))
@@ -804,10 +824,10 @@ async def test_lossless_a_column_away_for_a_time_causes_a_resnapshot() -> None:
     base.commit(put(A, 1, "one"))
     async with running(base, disk, capture=capture):
         await until(lambda: settled(base, disk))
-        capture._tables = {A.id: other}  # renamed, and back again, between two catalog polls
+        capture.tables = {A.id: other}  # renamed, and back again, between two catalog polls
         base.commit(FakeChange(A.id, "c", {"id": 2, "memo": "two"}))
         await until(lambda: durable(disk) == base.current)
-        capture._tables = {A.id: A}
+        capture.tables = {A.id: A}
         base.log[-1] = replace(base.log[-1], changes=(put(A, 2, "two"),))
         base.commit(put(A, 3, "three"))
         await until(lambda: settled(base, disk) and len(disk.events) > 4)

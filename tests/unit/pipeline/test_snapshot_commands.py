@@ -92,7 +92,7 @@ class Shop:
         return ops.count("t")
 
     def last(self) -> str | None:
-        found = self.watch._status.tables[str(A.id)].last_snapshot
+        found = self.watch.status.tables[str(A.id)].last_snapshot
         return None if found is None else str(found.outcome)
 
     def request(self, where: str | None = None) -> None:
@@ -195,7 +195,7 @@ async def test_isolated_a_failed_partial_snapshot_keeps_its_table(
         running.capture.error = error
         running.request("x > 1")
         await until(lambda: running.last() == "failed")
-        found = running.watch._status.tables[str(A.id)].last_snapshot
+        found = running.watch.status.tables[str(A.id)].last_snapshot
         assert found is not None
         assert (found.reason, found.remedy) == (error.what, error.remedy or "request it again")
         assert running.disk.registered[A.id].state is TableState.LIVE

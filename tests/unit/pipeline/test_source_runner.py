@@ -47,7 +47,7 @@ class Told:
 
     @property
     def state(self) -> SourceState:
-        return self.watch._status.state
+        return self.watch.status.state
 
     async def run(self, stop: asyncio.Event) -> None:
         """A pipeline's."""
@@ -94,7 +94,7 @@ async def test_a_pause_ends_the_pipeline_and_a_resume_begins_another() -> None:
         await until(lambda: told.delivering == 1)
         assert await told.one.pause() == SINCE
         await until(lambda: told.holding == 1)
-        assert (told.state, told.watch._status.since) == (SourceState.PAUSED, SINCE)
+        assert (told.state, told.watch.status.since) == (SourceState.PAUSED, SINCE)
         assert await told.one.resume()
         await until(lambda: told.delivering == 1)
         assert told.attempts == 2
@@ -187,7 +187,7 @@ async def test_a_pause_takes_a_source_out_of_its_wait_after_a_fault() -> None:
         told.mark.error = None
         await told.one.pause()
         await until(lambda: told.holding == 1)
-        assert told.watch._status.reason is None
+        assert told.watch.status.reason is None
 
 
 async def test_a_check_notices_a_mark_set_by_another_process() -> None:

@@ -18,8 +18,7 @@ from ingestd.model.errors import (
 )
 from ingestd.model.schema import TableId
 from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus, ready
-from ingestd.pipeline import source_runner as one_source
-from ingestd.pipeline.retry import retry_delay_s
+from ingestd.pipeline.retry import RETRY
 from ingestd.pipeline.source_runner import SourceSpec
 from ingestd.pipeline.supervisor import Supervisor
 from tests.unit.pipeline.fixtures import LIMIT_S, until, watch
@@ -89,61 +88,52 @@ def failing(error: Exception) -> Callable[[asyncio.Event], object]:
     return attempt
 
 
-async def delays_after(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, count: int, *, lasted_s: float = 0.0
-) -> list[float]:
+async def delays_after(error: Exception, count: int, *, lasted_s: float = 0.0) -> list[float]:
     clock, stop = Clock(), asyncio.Event()
     waits = Waits(clock, count, stop)
-    monkeypatch.setattr(one_source, "_wait", waits)
 
     def attempt(_: asyncio.Event) -> object:
         clock.now += lasted_s
         raise error
 
     sources = {"shop": supervised("shop", attempt)}
-    await Supervisor(sources, monotonic=clock, jitter=lambda: 1.0).run(stop)
+    await Supervisor(sources, wait=waits, monotonic=clock, jitter=lambda: 1.0).run(stop)
     return waits.delays
 
 
-async def test_transient_faults_back_off_from_half_a_second_to_thirty(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    delays = await delays_after(monkeypatch, LOST, 9)
+async def test_transient_faults_back_off_from_half_a_second_to_thirty() -> None:
+    delays = await delays_after(LOST, 9)
     assert delays == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
 
 
 def test_jitter_takes_up_to_half_of_a_delay() -> None:
     for attempt in range(1, 40):
-        longest = retry_delay_s(LOST, attempt, 1.0)
-        assert retry_delay_s(LOST, attempt, 0.0) == longest / 2
-        assert longest / 2 < retry_delay_s(LOST, attempt, 0.3) < longest <= 30.0
+        longest = RETRY.delay_s(LOST, attempt, 1.0)
+        assert RETRY.delay_s(LOST, attempt, 0.0) == longest / 2
+        assert longest / 2 < RETRY.delay_s(LOST, attempt, 0.3) < longest <= 30.0
 
 
 @pytest.mark.parametrize("reason", ["claimed", "claim_lost", "slot_active"])
 def test_a_source_held_by_another_daemon_is_retried_soon(reason: str) -> None:
     """So that an update costs less than 15 s, however early the new daemon was started."""
     held = TransientError("another ingestd works on it", reason=reason)
-    assert retry_delay_s(held, 1, 1.0) == retry_delay_s(LOST, 1, 1.0)
-    assert [retry_delay_s(held, attempt, 1.0) for attempt in (6, 20)] == [3.0, 3.0]
+    assert RETRY.delay_s(held, 1, 1.0) == RETRY.delay_s(LOST, 1, 1.0)
+    assert [RETRY.delay_s(held, attempt, 1.0) for attempt in (6, 20)] == [3.0, 3.0]
 
 
 @pytest.mark.parametrize("error", [DENIED, ProtocolError("bad byte"), ZeroDivisionError("ours")])
-async def test_what_needs_a_person_is_tried_again_every_minute(
-    monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    assert await delays_after(monkeypatch, error, 4) == [60.0] * 4
+async def test_what_needs_a_person_is_tried_again_every_minute(error: Exception) -> None:
+    assert await delays_after(error, 4) == [60.0] * 4
 
 
-async def test_a_pipeline_that_had_settled_backs_off_from_the_start(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert await delays_after(monkeypatch, LOST, 3, lasted_s=61.0) == [0.5, 0.5, 0.5]
-    assert await delays_after(monkeypatch, LOST, 3, lasted_s=59.0) == [0.5, 1.0, 2.0]
+async def test_a_pipeline_that_had_settled_backs_off_from_the_start() -> None:
+    assert await delays_after(LOST, 3, lasted_s=61.0) == [0.5, 0.5, 0.5]
+    assert await delays_after(LOST, 3, lasted_s=59.0) == [0.5, 1.0, 2.0]
 
 
-async def test_a_state_is_logged_once_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_state_is_logged_once_with_its_remedy() -> None:
     with capture_logs() as logged:
-        await delays_after(monkeypatch, DENIED, 5)
+        await delays_after(DENIED, 5)
     [failed] = [entry for entry in logged if entry["event"] == "source.failed"]
     assert failed["reason"] == DENIED.what
     assert failed["remedy"] == DENIED.remedy
@@ -152,22 +142,18 @@ async def test_a_state_is_logged_once_with_its_remedy(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("where", ["", "source shop, stream, after 0/1"])
-async def test_of_a_protocol_error_source_and_remedy_are_logged(
-    monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
+async def test_of_a_protocol_error_source_and_remedy_are_logged(where: str) -> None:
     with capture_logs() as logged:
-        await delays_after(monkeypatch, ProtocolError("bad byte", where=where), 1)
+        await delays_after(ProtocolError("bad byte", where=where), 1)
     [failed] = [entry for entry in logged if entry["event"] == "source.failed"]
     assert failed["reason"] == f"{where or 'source shop'}: bad byte"
     assert failed["remedy"] == PROTOCOL_REMEDY
 
 
-async def test_an_unknown_error_stops_the_source_and_logs_its_place(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_unknown_error_stops_the_source_and_logs_its_place() -> None:
     fault = ZeroDivisionError("ours")
     with capture_logs() as logged:
-        await delays_after(monkeypatch, fault, 1)
+        await delays_after(fault, 1)
     [unknown] = [entry for entry in logged if entry["event"] == "source.unknown_error"]
     assert unknown["error"] == "ZeroDivisionError"
     assert unknown["where"]
@@ -263,19 +249,16 @@ class ScriptedReferences:
         await asyncio.Event().wait()
 
 
-async def test_i8_reference_tables_that_end_are_logged_and_begin_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_i8_reference_tables_that_end_are_logged_and_begin_again() -> None:
     stop = asyncio.Event()
     waits = Waits(Clock(), 3, stop)
-    monkeypatch.setattr(one_source, "_wait", waits)
     beside = ScriptedReferences(2)
     source = replace(
         supervised("shop", lambda stopping: stopping.wait()),
         references=cast("References", beside),
     )
     with capture_logs() as logged:
-        task = asyncio.create_task(Supervisor({"shop": source}).run(stop))
+        task = asyncio.create_task(Supervisor({"shop": source}, wait=waits).run(stop))
         await until(lambda: beside.runs == 3)
         assert not task.done()
         stop.set()
@@ -359,4 +342,4 @@ async def test_a_source_that_does_not_run_says_why(error: IngestdError, state: s
 
 
 def state_of(source: SourceSpec) -> SourceStatus:
-    return source.telemetry._status
+    return source.telemetry.status

@@ -84,11 +84,12 @@ def test_free_heap_is_returned_when_the_process_has_grown() -> None:
     assert int(given_back_mb) > 40  # of 80, less what shares a page with what is in use
 
 
-def test_growth_counts_from_the_least_since_the_last_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    trimming = Trimming(512 << 20)
+def test_growth_counts_from_the_least_since_the_last_time() -> None:
+    resident = [0]
+    trimming = Trimming(512 << 20, resident=lambda: resident[0] << 20)
 
     def is_due(megabytes: int) -> bool:
-        monkeypatch.setattr("ingestd.process.memory.resident_bytes", lambda: megabytes << 20)
+        resident[0] = megabytes
         return trimming.is_due()
 
     assert not is_due(256)

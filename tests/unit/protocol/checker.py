@@ -5,7 +5,6 @@ Breadth first, so that the trace to a counter-example is as short as any.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -43,46 +42,49 @@ def explore(
 
     Each has to be as `judge` wants, and a state that `is_goal` takes has to be within its reach.
     """
-    came_from: dict[S, tuple[S, str] | None] = {start: None}
-    before: dict[S, list[S]] = {}
-    depth = {start: 0}
-    todo = deque([start])
+    states = [start]
+    numbers = {start: 0}
+    came_from: list[tuple[int, str] | None] = [None]
+    before: list[list[int]] = [[]]
+    depth = [0]
     count = 0
-    while todo:
-        state = todo.popleft()
+    for number, state in enumerate(states):  # which grows
         fault = judge(state)
         if fault is not None:
-            raise CounterExampleError(fault, _trace(came_from, state))
+            raise CounterExampleError(fault, _trace(came_from, number))
         for name, after in steps(state):
             count += 1
-            before.setdefault(after, []).append(state)
-            if after not in came_from:
-                came_from[after] = (state, name)
-                depth[after] = depth[state] + 1
-                todo.append(after)
-    stuck = came_from.keys() - _leading_to([s for s in came_from if is_goal(s)], before)
+            found = numbers.setdefault(after, len(states))
+            if found == len(states):
+                states.append(after)
+                came_from.append((number, name))
+                before.append([])
+                depth.append(depth[number] + 1)
+            before[found].append(number)
+    leading = _leading_to([n for n, state in enumerate(states) if is_goal(state)], before)
+    stuck = set(range(len(states))) - leading
     if stuck:
         nearest = min(stuck, key=depth.__getitem__)
         raise CounterExampleError("from here the goal is out of reach", _trace(came_from, nearest))
-    return Explored(len(came_from), count, max(depth.values()))
+    return Explored(len(states), count, depth[-1])
 
 
-def _leading_to(goals: list[S], before: dict[S, list[S]]) -> set[S]:
+def _leading_to(goals: list[int], before: list[list[int]]) -> set[int]:
     found = set(goals)
     todo = list(goals)
     while todo:
-        for state in before.get(todo.pop(), ()):
-            if state not in found:
-                found.add(state)
-                todo.append(state)
+        for number in before[todo.pop()]:
+            if number not in found:
+                found.add(number)
+                todo.append(number)
     return found
 
 
-def _trace(came_from: dict[S, tuple[S, str] | None], state: S) -> list[str]:
+def _trace(came_from: list[tuple[int, str] | None], number: int) -> list[str]:
     names = []
-    way = came_from[state]
+    way = came_from[number]
     while way is not None:
-        state, name = way
+        number, name = way
         names.append(name)
-        way = came_from[state]
+        way = came_from[number]
     return names[::-1]

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
-from tests.unit.protocol.protocol import Epoch, Position, Protocol, Rows, World
+from tests.unit.protocol.protocol import Epoch, Log, Position, Protocol, Rows, World
 
 
 def fault_of(protocol: Protocol, world: World) -> str | None:
     """Say which invariant a state breaks, and how; None if it breaks none."""
-    return next(_faults(protocol, world), None)
+    return _fault_of(protocol, world.logs, world.confirmed, world.is_lost)
 
 
-def _faults(protocol: Protocol, world: World) -> Iterator[str]:
-    own, *raws = world.logs
+@lru_cache(maxsize=1 << 16)
+def _fault_of(
+    protocol: Protocol,
+    logs: tuple[Log, ...],
+    confirmed: int,
+    is_lost: bool,  # noqa: FBT001 - lru_cache
+) -> str | None:
+    return next(_faults(protocol, logs, confirmed, is_lost=is_lost), None)
+
+
+def _faults(
+    protocol: Protocol, logs: tuple[Log, ...], confirmed: int, *, is_lost: bool
+) -> Iterator[str]:
+    own, *raws = logs
     epochs = [c for c in own if isinstance(c, Epoch)]
     ends = [0, *(epoch.end for epoch in epochs)]
     durable = max([*ends, *(c.at for c in own if isinstance(c, Position))])
-    if world.confirmed > durable:
-        yield f"I1: {world.confirmed} is confirmed, {durable} is durable"
-    if world.is_lost:
+    if confirmed > durable:
+        yield f"I1: {confirmed} is confirmed, {durable} is durable"
+    if is_lost:
         yield "a slot looks as if it were beyond the lake, and nothing was lost"
     for number, (epoch, before) in enumerate(zip(epochs, ends, strict=False), start=1):
         if not before <= epoch.first < epoch.end:

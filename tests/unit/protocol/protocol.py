@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import cached_property
 from typing import NamedTuple
 
 NOBODY = -1
@@ -146,7 +147,7 @@ class Protocol:
     one_by_one: bool = True
     broken: frozenset[Broken] = field(default_factory=frozenset)
 
-    @property
+    @cached_property
     def tables(self) -> tuple[int, ...]:
         """The tables' numbers."""
         return tuple(sorted({t for tables in self.transactions for t in tables}))

@@ -227,11 +227,8 @@ def files_of(root: Path) -> set[Path]:
 
 @pytest.mark.attack("lake writer")
 @pytest.mark.parametrize("kind", ["plan", "note"])
-def test_a_plan_or_note_is_read_only_up_to_a_limit(
-    store: Store, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("spark_jobs.backfills.record.MOST_BYTES", 5000)
-    record = Record(store, FOLDER)
+def test_a_plan_or_note_is_read_only_up_to_a_limit(store: Store, tmp_path: Path, kind: str) -> None:
+    record = Record(store, FOLDER, most_bytes=5000)
     record.write_plan(PLAN)
     for split in range(2):
         write_note(store, record.run_folder(PLAN.run), note(split))

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from spark_jobs.delta_log.file_statistics import statistics
+from spark_jobs.delta_log.driver_commit import statistics
 from spark_jobs.mirrors.driver_merge import _that_may_have
 
 SCHEMA = pa.schema(

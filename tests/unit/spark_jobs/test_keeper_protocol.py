@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import socket
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn
 
 import pytest
 
 from ingestd.model.errors import OperatorError, TransientError
-from spark_jobs.source import lease as snapshot_lease
 from spark_jobs.source.keeper_protocol import (
     KeeperAddress,
     Talk,
@@ -48,12 +50,21 @@ def test_no_line_is_taken_for_another() -> None:
     assert talks()[0].heard(keeper.line({"granted": "x"})) == {"granted": "x"}
 
 
-@pytest.mark.parametrize("answers", [b"k\n" + b"00 {}\n" * 3, b'{"granted": ""}\n' * 3, b""])
-def test_an_impostor_of_the_keeper_learns_nothing(
-    answers: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class FailsUnpickled:
+    """Fails the test where it is unpickled."""
+
+    def __reduce__(self) -> tuple[Callable[[str], NoReturn], tuple[str]]:
+        return pytest.fail, ("unpickled",)
+
+
+GRANTED = json.dumps({"granted": to_text(FailsUnpickled())}).encode()
+
+
+@pytest.mark.parametrize(
+    "answers", [b"k\n" + b"00 " + GRANTED + b"\n" * 3, (GRANTED + b"\n") * 3, b""]
+)
+def test_an_impostor_of_the_keeper_learns_nothing(answers: bytes) -> None:
     """An unsigned answer is not unpickled, and no plan is sent."""
-    monkeypatch.setattr(snapshot_lease, "from_text", pytest.fail)
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
         told = pool.submit(_impersonate, server, answers)
         keeper = KeeperAddress("127.0.0.1", server.getsockname()[1], "token")

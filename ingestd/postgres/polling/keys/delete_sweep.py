@@ -18,6 +18,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,20 +36,36 @@ from ingestd.postgres.connection.session import connect
 from ingestd.postgres.polling.keys.key_hashes import hashed_columns, key_hashes, key_names
 from ingestd.postgres.polling.keys.key_pages import PAGE_ROWS, KeyPages, PackedKeys
 from ingestd.postgres.polling.keys.key_set import KeySet
-from ingestd.postgres.polling.keys.lake_keys import WHOLE, KeyPartition, parts_held
+from ingestd.postgres.polling.keys.lake_keys import LEAST_BYTES, WHOLE, KeyPartition, parts_held
 from ingestd.postgres.polling.keys.sorted_hashes import find
 from ingestd.postgres.settings import PollingSettings
 from ingestd.postgres.snapshot.ctid_splits import read_error
-from ingestd.postgres.snapshot.staleness import ensure_described
+from ingestd.postgres.snapshot.read_view import ensure_described
 
 BATCH_ROWS = 10_000
 """The most candidates yielded at a time."""
-RETRIES, RETRY_S = 5, 1.0
-"""How many consecutive failures of a page are retried, and the delay before each retry."""
 LISTED = 1000
 """The most candidates in one query."""
 
 Marks = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPolicy:
+    """How sweeps continue after a fault, and the least memory for keys.
+
+    `retries`: how many consecutive failures of a page are retried; `retry_s`: the delay before each
+    retry. `restart_s`: how long after a failed sweep to start the next one, if it is not due
+    earlier anyway. `least_key_bytes`: for keys that are read part by part.
+    """
+
+    retries: int = 5
+    retry_s: float = 1.0
+    restart_s: float = 60.0
+    least_key_bytes: int = LEAST_BYTES
+
+
+SWEEPS = SweepPolicy()
 
 
 class Sweep:
@@ -70,6 +87,7 @@ class Sweep:
         key_bytes: int,
         row_limit_bytes: int,
         page_rows: int = PAGE_ROWS,
+        policy: SweepPolicy = SWEEPS,
         first: KeyPartition = WHOLE,
         began: Callable[[KeyPartition], None] = lambda _: None,
     ) -> None:
@@ -83,6 +101,7 @@ class Sweep:
         self._key_bytes = key_bytes
         self._row_limit_bytes = row_limit_bytes
         self._page_rows = page_rows
+        self._policy = policy
 
     async def missing(self) -> AsyncGenerator[pa.RecordBatch, None]:
         """Yield candidates: the lake's key columns, and their texts in `_cdc_raw`.
@@ -105,7 +124,13 @@ class Sweep:
             del hashes
             yield found[self._keys.holds(found)]
             return
-        held = parts_held(self._log, self._table, self._key_bytes, self._first)
+        held = parts_held(
+            self._log,
+            self._table,
+            self._key_bytes,
+            self._first,
+            least_bytes=self._policy.least_key_bytes,
+        )
         async with aclosing(held) as parts:
             async for part, hashes in parts:
                 self._began(part)
@@ -144,9 +169,9 @@ class Sweep:
             except psycopg.Error as error:
                 fault = read_error(error, self._table.id, self._dsn)
                 failures += 1
-                if failures > RETRIES or not isinstance(fault, TransientError):
+                if failures > self._policy.retries or not isinstance(fault, TransientError):
                     raise fault from error
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(self._policy.retry_s)
 
     async def _pages_after(
         self, reader: KeyPages, last: PackedKeys | None

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from ingestd.digests.value_hashes import Hashes, column_hashes, combined, text_hash
+from ingestd.digests.value_hashes import Hashes, column_hashes, combined, text_hash, with_one_zero
 from ingestd.model.schema import Table
 
 
@@ -39,7 +38,10 @@ def key_hashes(table: Table, rows: pa.RecordBatch) -> Hashes:
 def _by_column(table: Table, rows: pa.RecordBatch) -> Iterator[Hashes]:
     kept = _kept(rows)
     for name in key_names(table):
-        hashes = column_hashes(_comparable(rows.column(name)))
+        column = _comparable(rows.column(name))
+        kind = column.type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        hashes = with_one_zero(column_hashes(column), kind)
         for row, texts in kept:
             if name in texts:
                 hashes[row] = text_hash(texts[name])
@@ -47,12 +49,10 @@ def _by_column(table: Table, rows: pa.RecordBatch) -> Iterator[Hashes]:
 
 
 def _comparable(column: pa.Array) -> pa.Array:
-    """Return values that are equal where Postgres considers them equal."""
+    """Return the values; texts of nested ones."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         return pa.DictionaryArray.from_arrays(column.indices, _comparable(column.dictionary))
-    if pa.types.is_floating(kind):
-        return pc.add(column, pa.scalar(0, kind))  # -0 is 0
     if pa.types.is_nested(kind):
         return pa.array([None if v is None else str(v) for v in column.to_pylist()], pa.string())
     return column

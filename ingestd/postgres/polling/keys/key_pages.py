@@ -28,7 +28,7 @@ from ingestd.decode.values.encodings import Encoding
 from ingestd.model.errors import ProtocolError
 from ingestd.model.keys import Key
 from ingestd.model.lsn import ZERO
-from ingestd.model.row_limit import key_limit_bytes, key_too_large
+from ingestd.model.row_checks import key_limit_bytes, key_too_large
 from ingestd.model.schema import Column, Table
 from ingestd.postgres.catalog.relation_lock import lock_table
 from ingestd.postgres.connection.session import query_bytes, read_bytes_as_they_are, sent_encoding

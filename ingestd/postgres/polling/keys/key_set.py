@@ -18,10 +18,8 @@ from ingestd.model.schema import Table
 from ingestd.ports import ChangeLog
 from ingestd.postgres.polling.keys import sorted_hashes
 from ingestd.postgres.polling.keys.key_hashes import key_hashes
-from ingestd.postgres.polling.keys.lake_keys import keys_held
+from ingestd.postgres.polling.keys.lake_keys import LEAST_BYTES, keys_held
 
-_FEW = 1 << 18
-"""The number of keys collected before they are merged; with more keys, a quarter of them."""
 _NONE: Hashes = np.empty(0, np.uint64)
 
 
@@ -30,9 +28,11 @@ class KeySet:
 
     Two keys may have one hash in principle: see `ingestd.digests.value_hashes`. A key's column may
     be renamed meanwhile: each batch is read by its own names. May be used from several threads.
+    `few`: the number of keys collected before they are merged; with more keys, a quarter of them.
     """
 
-    def __init__(self, hashes: Hashes | None = None) -> None:
+    def __init__(self, hashes: Hashes | None = None, *, few: int = 1 << 18) -> None:
+        self._few = few
         self._hashes = np.empty(0, np.uint64) if hashes is None else hashes
         self._recent: list[Hashes] = []
         """Added keys, in any order, perhaps twice."""
@@ -44,13 +44,15 @@ class KeySet:
         self._still = 0
 
     @classmethod
-    async def load(cls, log: ChangeLog, table: Table, *, limit_bytes: int) -> Self | None:
+    async def load(
+        cls, log: ChangeLog, table: Table, *, limit_bytes: int, least_bytes: int = LEAST_BYTES
+    ) -> Self | None:
         """Return the keys that the lake holds as of its last epoch; None if they exceed the limit.
 
         Changes that were delivered and are not durable yet must be taken afterwards. Raises
         TransientError, OperatorError.
         """
-        hashes = await keys_held(log, table, limit_bytes)
+        hashes = await keys_held(log, table, limit_bytes, least_bytes=least_bytes)
         return None if hashes is None else cls(hashes)
 
     @property
@@ -83,9 +85,9 @@ class KeySet:
                 self._settle()
                 self._remove(hashes[~comes])
             self._recent.append(hashes[comes])
-            if sum(map(len, self._recent)) > max(_FEW, len(self._hashes) // 4):
+            if sum(map(len, self._recent)) > max(self._few, len(self._hashes) // 4):
                 self._settle()
-            if len(self._added) + len(self._removed) > max(_FEW, len(self._hashes) // 4):
+            if len(self._added) + len(self._removed) > max(self._few, len(self._hashes) // 4):
                 self._merge()
 
     def contains(self, batch: TableBatch) -> NDArray[np.bool_]:

@@ -31,7 +31,7 @@ from ingestd.ports import ChangeLog
 from ingestd.postgres.polling.keys.key_hashes import hashed_columns, key_hashes
 from ingestd.postgres.polling.keys.sorted_hashes import cut_to, distinct, find
 
-_LEAST_BYTES = 1 << 20
+LEAST_BYTES = 1 << 20
 """The least memory for keys."""
 _BITS = 64
 _BYTES = 8
@@ -192,13 +192,15 @@ class _Search:
         return (hashes, lsn, seq) if inside is None else (hashes[inside], lsn[inside], seq[inside])
 
 
-async def keys_held(log: ChangeLog, table: Table, limit_bytes: int) -> Hashes | None:
+async def keys_held(
+    log: ChangeLog, table: Table, limit_bytes: int, *, least_bytes: int = LEAST_BYTES
+) -> Hashes | None:
     """Return the hashes of the keys that the lake holds, sorted; None if they exceed the limit.
 
     A key takes 8 bytes, and up to half as much again during the search.
     """
     found: list[Hashes] = []
-    async with aclosing(parts_held(log, table, limit_bytes)) as parts:
+    async with aclosing(parts_held(log, table, limit_bytes, least_bytes=least_bytes)) as parts:
         async for part, hashes in parts:
             if len(hashes) * part.count * _BYTES > limit_bytes * 9 // 8:
                 return None  # the other parts have about as many
@@ -209,17 +211,22 @@ async def keys_held(log: ChangeLog, table: Table, limit_bytes: int) -> Hashes | 
 
 
 async def parts_held(
-    log: ChangeLog, table: Table, limit_bytes: int, first: KeyPartition = WHOLE
+    log: ChangeLog,
+    table: Table,
+    limit_bytes: int,
+    first: KeyPartition = WHOLE,
+    *,
+    least_bytes: int = LEAST_BYTES,
 ) -> AsyncGenerator[tuple[KeyPartition, Hashes], None]:
     """Yield these hashes part by part, in order, each within the limit and as of a later moment.
 
-    Starts with the part `first`: earlier parts are left out.
+    Starts with the part `first`: earlier parts are left out. The limit is at least `least_bytes`.
     """
     at, count = first.number, first.count
     while at < count:
         part = KeyPartition(at, count)
         try:
-            hashes = await _held(log, table, part, max(limit_bytes, _LEAST_BYTES) // _BYTES)
+            hashes = await _held(log, table, part, max(limit_bytes, least_bytes) // _BYTES)
         except _TooManyError:
             at, count = 2 * at, 2 * count
         else:

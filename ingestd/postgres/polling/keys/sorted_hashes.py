@@ -44,12 +44,12 @@ def without(hashes: Hashes, others: Hashes) -> Hashes:
     return hashes[~find_sorted(others, hashes)[1]]
 
 
-def distinct(hashes: Hashes, count: int) -> int:
+def distinct(hashes: Hashes, count: int, *, block_size: int = _BLOCK) -> int:
     """Sort the first `count`, move the distinct ones to the front, and return their number."""
     hashes[:count].sort()
     kept, last = 0, None
-    for start in range(0, count, _BLOCK):
-        block = hashes[start : min(start + _BLOCK, count)].copy()
+    for start in range(0, count, block_size):
+        block = hashes[start : min(start + block_size, count)].copy()
         is_new = np.ones(len(block), np.bool_)
         is_new[1:] = block[1:] != block[:-1]
         is_new[0] = last is None or block[0] != last
@@ -65,11 +65,11 @@ def cut_to(hashes: Hashes, count: int) -> None:
     hashes.resize(count, refcheck=False)
 
 
-def remove(hashes: Hashes, gone: Hashes) -> None:
+def remove(hashes: Hashes, gone: Hashes, *, block_size: int = _BLOCK) -> None:
     """Remove sorted `gone`, which must all be present, from sorted `hashes`."""
     kept = 0
-    for start in range(0, len(hashes), _BLOCK):
-        block = hashes[start : start + _BLOCK]
+    for start in range(0, len(hashes), block_size):
+        block = hashes[start : start + block_size]
         first = int(np.searchsorted(gone, block[0]))
         end = int(np.searchsorted(gone, block[-1], side="right"))
         stays = np.ones(len(block), np.bool_)
@@ -81,12 +81,12 @@ def remove(hashes: Hashes, gone: Hashes) -> None:
     cut_to(hashes, kept)
 
 
-def add(hashes: Hashes, more: Hashes) -> None:
+def add(hashes: Hashes, more: Hashes, *, block_size: int = _BLOCK) -> None:
     """Insert sorted `more`, which must all be absent, into sorted `hashes`."""
     left, to_come = len(hashes), len(more)
     hashes.resize(left + to_come, refcheck=False)
     while to_come:  # from the end, so that nothing is overwritten before it is moved
-        start = max(0, left - _BLOCK)
+        start = max(0, left - block_size)
         first = int(np.searchsorted(more[:to_come], hashes[start])) if start else 0
         joined = np.concatenate([hashes[start:left], more[first:to_come]])
         joined.sort()

@@ -4,5 +4,6 @@ channel.py   the contract of every channel
 plain.py     the socket itself
 tls.py       the TLS session that libpq created on it, through the OpenSSL that libpq uses
 libpq.py     messages that libpq read, if neither is possible (Kerberos)
-opening.py   chooses the channel of a connection
+
+`Channels` in `copy_reader` chooses the channel of a connection.
 """

@@ -20,6 +20,7 @@ import select
 import socket
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,7 +171,7 @@ class Library:
 
 
 _INT, _POINTER, _TEXT, _LONG = ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_ulong
-_FUNCTIONS: dict[str, tuple[str, Any, list[Any]]] = {
+FUNCTIONS: dict[str, tuple[str, Any, list[Any]]] = {
     "session": ("PQsslStruct", _POINTER, [_POINTER, _TEXT]),
     "read": ("SSL_read", _INT, [_POINTER, _POINTER, _INT]),
     "write": ("SSL_write", _INT, [_POINTER, _TEXT, _INT]),
@@ -183,22 +184,29 @@ _FUNCTIONS: dict[str, tuple[str, Any, list[Any]]] = {
 }
 
 
+Functions = Mapping[str, tuple[str, Any, list[Any]]]
+
+
 @functools.cache
 def _library() -> Library | None:
+    return usable_library()
+
+
+def usable_library(functions: Functions = FUNCTIONS) -> Library | None:
     """Return the functions; None if one is missing, or may not be the one that libpq calls."""
     try:
-        return find_library()
+        return find_library(functions)
     except (OSError, AttributeError) as error:
         structlog.get_logger("ingestd").debug("tls.read_by_libpq", reason=str(error))
         return None
 
 
-def find_library() -> Library:
+def find_library(functions: Functions = FUNCTIONS) -> Library:
     """Resolve the functions. Raises OSError; AttributeError for a missing one."""
-    own = ctypes.PyDLL(_file_of_libpq(), use_errno=True)
+    own = ctypes.PyDLL(file_of_libpq(), use_errno=True)
     everywhere = ctypes.PyDLL(None)
     found = {}
-    for field, (name, result, arguments) in _FUNCTIONS.items():
+    for field, (name, result, arguments) in functions.items():
         function = own[name]  # a new object, so its types affect no other user
         # The linker prefers functions of the program itself.
         other = getattr(everywhere, name, None)
@@ -214,7 +222,7 @@ def _address(function: Any) -> int | None:  # noqa: ANN401 - ctypes' own type ha
     return ctypes.cast(function, _Pointer).value
 
 
-def _file_of_libpq() -> str:
+def file_of_libpq() -> str:
     """Return the file of libpq, or of the module that is linked to it."""
     module = sys.modules[pq.PGconn.__module__]
     if pq.__impl__ != "python":

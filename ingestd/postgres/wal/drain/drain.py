@@ -27,14 +27,16 @@ from typing import Any, TypeVar
 import psycopg
 
 from ingestd.decode.pgoutput.decoder import PgoutputDecoder
+from ingestd.decode.pgoutput.reordered_drain import MOST_SEGMENTED
 from ingestd.model.changes import Chunk
 from ingestd.model.errors import ProtocolError
 from ingestd.model.lsn import Lsn
-from ingestd.model.row_limit import UNLIMITED_BYTES
+from ingestd.model.row_checks import UNLIMITED_BYTES
 from ingestd.postgres.connection.errors import is_unsendable
 from ingestd.postgres.connection.server_messages import loggable_message
 from ingestd.postgres.transport.copy_out import LARGE_BLOCK_BYTES, Block
 from ingestd.postgres.wal.block_decoder import timed_feed
+from ingestd.postgres.wal.decoding_memory import DECODING_MEMORY
 from ingestd.postgres.wal.drain.parts import MOST_JOINED, SPARSE_RATIO, PartQueue, WalSegment, cut
 from ingestd.postgres.wal.drain.slot_copy import RESULT_MEMORY, DrainSlot, Result
 from ingestd.postgres.wal.slots.slot import moved_slot, skipped, vanished_slot
@@ -68,9 +70,12 @@ class CatchUpPolicy:
 
     `least_part_bytes`: the least size to which parts shrink when the server can't keep their
     results. `sparse_ratio`: see `PartQueue`. `result_memory`: what the server keeps of a result in
-    memory (work_mem). `pause_s`: the pause before checking again whether calls still re-read much
-    WAL, or whether a connection is free. `refused_pause_s`: the pause before retrying what the
-    server refused: a slot may be free, a privilege granted.
+    memory (work_mem). `decoding_memory`: in which it may buffer transactions while it decodes.
+    `large_block_bytes`: a block above this is not read ahead of. `most_segmented`: a result may
+    have at most this many transactions in segments, because each costs a scan of it; `segmented`:
+    the number of transactions that came in segments. `pause_s`: the pause before checking again
+    whether calls still re-read much WAL, or whether a connection is free. `refused_pause_s`: the
+    pause before retrying what the server refused: a slot may be free, a privilege granted.
     """
 
     above_bytes: int
@@ -80,11 +85,15 @@ class CatchUpPolicy:
     least_part_bytes: int = 64_000_000
     sparse_ratio: int = SPARSE_RATIO
     result_memory: str = RESULT_MEMORY
+    decoding_memory: str = DECODING_MEMORY
+    large_block_bytes: int = LARGE_BLOCK_BYTES
+    most_segmented: int = MOST_SEGMENTED
     reread_bytes: int = 256 << 20
     reread_parts: int = 8
     pause_s: float = 300.0
     refused_pause_s: float = 3600.0
     drained: int = 0
+    segmented: int = 0
     streams_in_progress: bool = True
     open_bytes: int = 256 << 20
     messages: bool = False
@@ -195,6 +204,8 @@ class Drain:
                             messages=policy.messages,
                             row_limit_bytes=row_limit_bytes,
                             result_memory=policy.result_memory,
+                            decoding_memory=policy.decoding_memory,
+                            most_segmented=policy.most_segmented,
                         )
                     )
                 except psycopg.OperationalError:  # no free slot or connection
@@ -234,7 +245,7 @@ class Drain:
             while (found := await reading) is not None:
                 del reading  # a task keeps its result
                 block, result, end = found
-                is_large = len(block.buffer) > LARGE_BLOCK_BYTES
+                is_large = len(block.buffer) > self._policy.large_block_bytes
                 if not is_large:
                     reading = self._start(anext(blocks, None))
                 decoded = await self._decoded(decoder, result, block, waiting)
@@ -244,6 +255,7 @@ class Drain:
                 if is_large:
                     reading = self._start(anext(blocks, None))
                 if end is not None:
+                    self._policy.segmented += result.segmented
                     idle = decoder.idle(end)
                     if idle is not None:
                         yield idle

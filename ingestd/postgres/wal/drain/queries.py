@@ -16,7 +16,7 @@ CHANGES = sql.SQL(
 OPTIONS = sql.SQL("'proto_version', '1'")
 OPEN_OPTIONS = sql.SQL("'proto_version', '2', 'streaming', 'on'")
 WITH_MESSAGES = sql.SQL(", 'messages', 'true'")
-"""With the logical messages that `decode/pgoutput/logical_messages.py` reads."""
+"""With the logical messages that `decode/pgoutput/messages.py` reads."""
 COMMITS_AHEAD = sql.SQL(r"""
 SELECT message.data
 FROM (VALUES (0), (1)) AS pass(n),

@@ -20,18 +20,18 @@ import psycopg
 from psycopg import sql
 
 from ingestd.decode.copy.message_rows import MessageRows
-from ingestd.decode.pgoutput import reordered_drain as commits_ahead
-from ingestd.decode.pgoutput.reordered_drain import ReorderedDrain
+from ingestd.decode.pgoutput.reordered_drain import MOST_SEGMENTED, ReorderedDrain
 from ingestd.decode.pgoutput.shortening import CopiedChange
 from ingestd.decode.pgoutput.streamed_transactions import Stretch
 from ingestd.failpoints import reach_async
 from ingestd.model.errors import ProtocolError
 from ingestd.model.lsn import Lsn
-from ingestd.model.row_limit import UNLIMITED_BYTES, change_limit_bytes, kept_bytes
+from ingestd.model.row_checks import UNLIMITED_BYTES, change_limit_bytes, kept_bytes
+from ingestd.postgres.connection.errors import cut_off
 from ingestd.postgres.connection.liveness import LivenessCheckedConnection
 from ingestd.postgres.connection.session import connect, end_without_client
 from ingestd.postgres.transport.copy_out import Block, CopyOut
-from ingestd.postgres.wal.decoding_memory import raise_decoding_memory
+from ingestd.postgres.wal.decoding_memory import DECODING_MEMORY, raise_decoding_memory
 from ingestd.postgres.wal.drain.parts import WalSegment
 from ingestd.postgres.wal.drain.queries import (
     CHANGES,
@@ -42,7 +42,6 @@ from ingestd.postgres.wal.drain.queries import (
     SINGLE,
     WITH_MESSAGES,
 )
-from ingestd.postgres.wal.errors import cut_off
 from ingestd.postgres.wal.server import refuse_other
 from ingestd.postgres.wal.slots.slot import temporary_name
 
@@ -55,12 +54,20 @@ _POSITIONS = (
 
 
 class Result:
-    """Reads the result of one call, block by block. `has_open`: with segments of transactions."""
+    """Reads the result of one call, block by block.
 
-    def __init__(self, *, has_open: bool) -> None:
+    `has_open`: with segments of transactions, of at most `most_segmented` transactions.
+    """
+
+    def __init__(self, *, has_open: bool, most_segmented: int = MOST_SEGMENTED) -> None:
         self.has_open = has_open
         self._messages = MessageRows()
-        self._order = ReorderedDrain() if has_open else None
+        self._order = ReorderedDrain(most_segmented) if has_open else None
+
+    @property
+    def segmented(self) -> int:
+        """The number of transactions read so far that came in segments."""
+        return 0 if self._order is None else self._order.count
 
     def read(self, block: Block) -> Iterator[Stretch]:
         """Yield the block's messages, in commit order. Raises ProtocolError."""
@@ -89,11 +96,13 @@ class DrainSlot:
         *,
         messages: bool = False,
         row_limit_bytes: int = UNLIMITED_BYTES,
+        most_segmented: int = MOST_SEGMENTED,
     ) -> None:
         self._connection = connection
         self._name = name
         self._publication = publication
         self._messages = messages
+        self._most_segmented = most_segmented
         self._copy = CopyOut(
             connection,
             limit_bytes=change_limit_bytes(row_limit_bytes),
@@ -113,12 +122,14 @@ class DrainSlot:
         messages: bool = False,
         row_limit_bytes: int = UNLIMITED_BYTES,
         result_memory: str = RESULT_MEMORY,
+        decoding_memory: str = DECODING_MEMORY,
+        most_segmented: int = MOST_SEGMENTED,
     ) -> DrainSlot:
         """Connect and copy the slot. Closing drops the copy. `lineage`: see `refuse_other`.
 
         `messages`: include logical messages. A change of more than `row_limit_bytes` arrives
-        shortened (`decode.pgoutput.shortening`). `result_memory`: what the server keeps of a
-        result in memory.
+        shortened (`decode.pgoutput.shortening`). `result_memory`, `decoding_memory`: what the
+        server keeps in memory of a result, and of transactions while it decodes.
         """
         connection = await connect(dsn, claim=slot)
         try:
@@ -130,7 +141,7 @@ class DrainSlot:
             await connection.execute(
                 "SELECT pg_catalog.set_config('work_mem', %s, false)", (result_memory,)
             )
-            await raise_decoding_memory(connection)
+            await raise_decoding_memory(connection, decoding_memory)
             await refuse_other(connection, lineage)
             await reach_async("capture.slot_copy.before", cut_off)
             await connection.execute(
@@ -143,6 +154,7 @@ class DrainSlot:
                 publication,
                 messages=messages,
                 row_limit_bytes=row_limit_bytes,
+                most_segmented=most_segmented,
             )
             await drain._read_slot()
         except BaseException:
@@ -182,7 +194,7 @@ class DrainSlot:
 
     def result(self) -> Result:
         """Return a reader of the result that was made."""
-        return Result(has_open=self._has_open)
+        return Result(has_open=self._has_open, most_segmented=self._most_segmented)
 
     async def read_block(self) -> Block:
         """Return the next block of the result; `is_last` marks the last one."""
@@ -217,7 +229,7 @@ class DrainSlot:
             publication=sql.Literal(sql.Identifier(self._publication).as_string(None)),
         )
         if self._has_open:
-            rows = COMMITS_AHEAD.format(changes=changes, most=sql.Literal(commits_ahead.MOST))
+            rows = COMMITS_AHEAD.format(changes=changes, most=sql.Literal(self._most_segmented))
         else:
             rows = SINGLE.format(changes=changes)
         return sql.SQL("COPY ({}) TO STDOUT (FORMAT binary)").format(rows)

@@ -19,9 +19,8 @@ from psycopg import AsyncConnection
 from ingestd.failpoints import reach_async
 from ingestd.model.errors import TransientError
 from ingestd.model.lsn import ZERO, Lsn
-from ingestd.postgres.connection.errors import FULL, classify
+from ingestd.postgres.connection.errors import FULL, classify, cut_off
 from ingestd.postgres.connection.session import connect, end_without_client
-from ingestd.postgres.wal.errors import cut_off
 from ingestd.postgres.wal.server import refuse_other
 from ingestd.postgres.wal.slots.slot import advance_slot
 
@@ -63,7 +62,7 @@ class SlotAdvance:
         self._next_bytes = self._least_bytes
         self._is_held_up = False
 
-    async def confirm(self, position: Lsn) -> None:
+    async def advance_to(self, position: Lsn) -> None:
         """Start to move the slot there, if that is far enough and no step is under way.
 
         Raises the error of the previous step: TransientError, OperatorError.
@@ -105,7 +104,7 @@ class SlotAdvance:
             fault = classify(error, f"source {self._source}, confirm", self._dsn)
             if not isinstance(fault, TransientError) or fault.reason != FULL:
                 raise fault from error
-            # `_reached` is unchanged: the next `confirm` retries, or the stream moves the slot.
+            # `_reached` is unchanged: the next `advance_to` retries, or the stream moves the slot.
             self._report_once(fault)
 
     def _report_once(self, fault: TransientError) -> None:

@@ -1,7 +1,8 @@
-"""Creating the slot to stream from, and points at which tables can be read.
+"""Creating the slot to stream from, and points at which tables are read (design section 8.9, a).
 
 A slot is moved or dropped here only if nothing was read from it that the lake has, or if it is
 lost. It is moved to the point at which all tables are read, so that snapshot has all it skips (I1).
+Source: PostgreSQL documentation, "Streaming Replication Protocol" (CREATE_REPLICATION_SLOT).
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -18,22 +21,27 @@ from psycopg import AsyncConnection, sql
 from ingestd.failpoints import reach_async
 from ingestd.model.errors import IngestdError, OperatorError, TransientError
 from ingestd.model.lsn import ZERO, Lsn
+from ingestd.model.schema import Table, TableId
 from ingestd.postgres.catalog.publication import FIRST_WITH_PARTS
 from ingestd.postgres.connection.claim_session import take_claim
-from ingestd.postgres.connection.errors import FREE_A_SLOT
+from ingestd.postgres.connection.errors import FREE_A_SLOT, classify, cut_off
+from ingestd.postgres.connection.liveness import LivenessPolicy
 from ingestd.postgres.connection.session import connect, end_without_client
 from ingestd.postgres.connection.wal_position import flush_position, is_standby
 from ingestd.postgres.settings import WalSettings
+from ingestd.postgres.snapshot.chunked import advance_wal, can_be_chunked
 from ingestd.postgres.snapshot.ctid_splits import enter_snapshot
-from ingestd.postgres.wal.errors import cut_off
+from ingestd.postgres.snapshot.point import PointSnapshot
+from ingestd.postgres.snapshot.read_view import RowOrigin
+from ingestd.postgres.snapshot.resume import unread
 from ingestd.postgres.wal.server import lineage_of, refuse_other
 from ingestd.postgres.wal.slots.slot import (
-    ExportedPoint,
+    FIRST_WITH_FAILOVER,
+    PLUGIN,
     Slot,
     advance_slot,
     busy_slot,
     drop_slot,
-    export_point,
     find_slot,
     moved_slot,
     slot_fault,
@@ -41,9 +49,6 @@ from ingestd.postgres.wal.slots.slot import (
     vanished_slot,
 )
 
-STANDBY_PATIENCE_S = 20.0
-"""How long a standby may replay nothing while a slot is created there. A primary that is not idle
-logs the record that the slot needs every 15 s."""
 _DROP_WITHIN_S = 5.0
 _LOOK_S = 0.5
 _MOVES = 3
@@ -72,6 +77,41 @@ UNWAITED_BYTES = 128
 transactions that lists none, 56 bytes, perhaps with a page header. After a wait, at least 150."""
 
 
+@dataclass(frozen=True, slots=True)
+class ExportedPoint:
+    """A consistent point and the snapshot that shows it.
+
+    Other sessions can import `snapshot` while `connection` stays open, which must run nothing
+    else. It is the replication connection that created the slot, or an ordinary one in its place
+    (`without_walsender`). Closing the former also drops a temporary slot.
+    """
+
+    connection: AsyncConnection[Any]
+    point: Lsn
+    snapshot: str
+    at: datetime
+
+    async def close(self) -> None:
+        """Release the snapshot."""
+        await self.connection.close()
+
+
+@dataclass(frozen=True, slots=True)
+class SlotCreationPolicy:
+    """How long to wait for a slot.
+
+    `standby_patience_s`: how long a standby may replay nothing while a slot is created there. A
+    primary that is not idle logs the record that the slot needs every 15 s. `liveness`: another
+    policy than the default.
+    """
+
+    standby_patience_s: float = 20.0
+    liveness: LivenessPolicy | None = None
+
+
+_DEFAULT = SlotCreationPolicy()
+
+
 async def prepare_slot(
     control: AsyncConnection[Any],
     settings: WalSettings,
@@ -79,6 +119,7 @@ async def prepare_slot(
     renew: bool,
     unread_above: Lsn | None = None,
     where: str,
+    policy: SlotCreationPolicy = _DEFAULT,
 ) -> ExportedPoint | None:
     """Use the existing slot, or create one: then return its point, with the snapshot.
 
@@ -101,21 +142,25 @@ async def prepare_slot(
         is_unread = unread_above is not None and (slot.confirmed_lsn or ZERO) > unread_above
         if not (settings.manage and is_unread and slot.reread_bytes > UNWAITED_BYTES):
             return None
-        if (later := await _move_past_those_waited_for(control, settings, slot)) is not None:
+        if (
+            later := await _move_past_those_waited_for(control, settings, slot, policy)
+        ) is not None:
             return later
     await drop_slot(control, name)
-    return await _make_slot(control, settings)
+    return await _make_slot(control, settings, policy)
 
 
-async def _make_slot(control: AsyncConnection[Any], settings: WalSettings) -> ExportedPoint:
+async def _make_slot(
+    control: AsyncConnection[Any], settings: WalSettings, policy: SlotCreationPolicy
+) -> ExportedPoint:
     lineage = await lineage_of(control)
     before = await _versions(control)
-    made = await _export(settings, settings.slot, temporary=False)
+    made = await _export(settings, settings.slot, policy, temporary=False)
     try:
         slot = await find_slot(control, settings.slot)
         if slot is None or slot.reread_bytes <= UNWAITED_BYTES:
             return made
-        later = await _move_past_those_waited_for(control, settings, slot)
+        later = await _move_past_those_waited_for(control, settings, slot, policy)
         if later is None:
             await _refuse_altered(control, settings.slot, before)
     except BaseException:
@@ -183,7 +228,7 @@ def _no_free_slot(why: str, remedy: str) -> TransientError:
 
 
 async def _move_past_those_waited_for(
-    control: AsyncConnection[Any], settings: WalSettings, slot: Slot
+    control: AsyncConnection[Any], settings: WalSettings, slot: Slot, policy: SlotCreationPolicy
 ) -> ExportedPoint | None:
     """Move a slot past all that ran while the server waited to create it; return its new point.
 
@@ -199,7 +244,7 @@ async def _move_past_those_waited_for(
     name, moved = settings.slot, slot
     for attempt in range(_MOVES):
         try:
-            later = await temporary_point(settings, is_claimed=True)
+            later = await temporary_point(settings, policy, is_claimed=True)
         except psycopg.errors.ConfigurationLimitExceeded:
             if attempt:  # the slot has passed its snapshot
                 why = f"slot {name!r} must be moved once more"
@@ -282,30 +327,37 @@ async def _await_walsenders_end(connection: AsyncConnection[Any], pid: int) -> N
                 await asyncio.sleep(_ENDING_S)
 
 
-async def temporary_point(settings: WalSettings, *, is_claimed: bool = False) -> ExportedPoint:
+async def temporary_point(
+    settings: WalSettings, policy: SlotCreationPolicy = _DEFAULT, *, is_claimed: bool = False
+) -> ExportedPoint:
     """Export a point, with a slot that is dropped with the snapshot.
 
     `is_claimed`: for the holder of the claim; the next holder terminates it. Raises psycopg.Error,
     TransientError (``standby_waits``).
     """
     slot = temporary_name(settings.slot, "snapshot")
-    return await _export(settings, slot, temporary=True, is_claimed=is_claimed)
+    return await _export(settings, slot, policy, temporary=True, is_claimed=is_claimed)
 
 
 async def _export(
-    settings: WalSettings, slot: str, *, temporary: bool, is_claimed: bool = True
+    settings: WalSettings,
+    slot: str,
+    policy: SlotCreationPolicy,
+    *,
+    temporary: bool,
+    is_claimed: bool = True,
 ) -> ExportedPoint:
     dsn = settings.dsn.get_secret_value()
     step = "capture.point" if temporary else "capture.slot"
     claim = settings.slot if is_claimed else None
-    connection = await connect(dsn, replication=True, claim=claim)
+    connection = await connect(dsn, replication=True, claim=claim, liveness=policy.liveness)
     try:
         follows = await is_standby(connection)
         await reach_async(f"{step}.before", cut_off)
-        making = asyncio.create_task(export_point(connection, slot, temporary=temporary))
+        making = asyncio.create_task(_export_point(connection, slot, temporary=temporary))
         try:
             if follows:
-                await _while_it_replays(dsn, making, slot)
+                await _while_it_replays(dsn, making, slot, policy)
             exported = await making
         finally:
             making.cancel()
@@ -317,20 +369,53 @@ async def _export(
     return exported
 
 
-async def _while_it_replays(dsn: str, making: asyncio.Task[ExportedPoint], slot: str) -> None:
+async def _export_point(
+    connection: AsyncConnection[Any], slot: str, *, temporary: bool
+) -> ExportedPoint:
+    """Create the slot and export its consistent point.
+
+    `connection` is a replication connection and belongs to the result. The server waits until all
+    transactions now running have ended. A permanent slot is a failover slot, of which standbys
+    keep a copy, where the server has them (17+); but not on a standby, which can't create one.
+    """
+    cursor = await connection.execute(
+        "SELECT pg_catalog.clock_timestamp(), pg_catalog.pg_is_in_recovery()"
+    )
+    row = await cursor.fetchone()
+    assert row is not None
+    at, in_recovery = row
+    fails_over = not (temporary or in_recovery)
+    kind = "TEMPORARY LOGICAL" if temporary else "LOGICAL"
+    # Exporting is the default in all versions; the option's syntax changed in 15.
+    options = ""
+    if fails_over and connection.info.server_version >= FIRST_WITH_FAILOVER:
+        options = " (SNAPSHOT 'export', FAILOVER true)"
+    create = sql.SQL("CREATE_REPLICATION_SLOT {} {} {}{}").format(
+        sql.Identifier(slot), sql.SQL(kind), sql.Identifier(PLUGIN), sql.SQL(options)
+    )
+    cursor = await connection.execute(create)
+    created = await cursor.fetchone()
+    assert created is not None
+    _, point, snapshot, _ = created
+    return ExportedPoint(connection, Lsn.parse(point), snapshot, at)
+
+
+async def _while_it_replays(
+    dsn: str, making: asyncio.Task[ExportedPoint], slot: str, policy: SlotCreationPolicy
+) -> None:
     """Wait for a slot that is being created on a standby.
 
     It begins at a record of running transactions, which only a primary can write; an idle one does
     not. Raises TransientError when none arrives. Source: PostgreSQL documentation, "Logical
     Decoding Concepts".
     """
-    async with await connect(dsn) as connection:
+    async with await connect(dsn, liveness=policy.liveness) as connection:
         replayed, since = ZERO, time.monotonic()
         while not making.done():
             now = await flush_position(connection)
             if now != replayed:
                 replayed, since = now, time.monotonic()
-            elif time.monotonic() - since > STANDBY_PATIENCE_S:
+            elif time.monotonic() - since > policy.standby_patience_s:
                 raise TransientError(
                     f"slot {slot!r} can't be created on this standby while the primary is idle",
                     reason="standby_waits",
@@ -338,3 +423,51 @@ async def _while_it_replays(dsn: str, making: asyncio.Task[ExportedPoint], slot:
                     "attempt waits",
                 )
             await asyncio.wait([making], timeout=_LOOK_S)
+
+
+class TableSnapshot(PointSnapshot):
+    """A snapshot at the consistent point of a slot."""
+
+    def __init__(
+        self,
+        settings: WalSettings,
+        exported: ExportedPoint,
+        tables: Sequence[Table],
+        *,
+        row_limit_bytes: int,
+    ) -> None:
+        super().__init__(
+            settings,
+            exported.snapshot,
+            RowOrigin(exported.point, exported.at),
+            tables,
+            row_limit_bytes=row_limit_bytes,
+        )
+        self._held = exported
+        self._tables = {t.id: t for t in tables}
+
+    def remainder(self, table: TableId, done: Collection[str]) -> str:
+        """See the port: the remainder is read in chunks, or the table is read again."""
+        described = self._tables[table]
+        if not can_be_chunked(described):
+            return ""
+        nbytes, splits = self._readers.nbytes(table), self._readers.splits(table)
+        return unread(described, self.point, nbytes, splits, done)
+
+    async def advance_source(self) -> None:
+        """Write a message to the WAL; pgoutput skips it, but the position passes it."""
+        try:
+            async with await connect(self._dsn) as connection:
+                await advance_wal(connection)
+        except psycopg.Error as error:
+            raise classify(error, "snapshot", self._dsn) from error
+
+    @property
+    def is_closed(self) -> bool:
+        """True if it can no longer be read."""
+        return self._held.connection.closed
+
+    async def close(self) -> None:
+        """Release the snapshot, and drop a temporary slot."""
+        await self._close_cutter()
+        await self._held.close()

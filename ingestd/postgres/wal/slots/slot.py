@@ -1,14 +1,12 @@
-"""The replication slot, and the consistent points at which one exports a snapshot.
+"""The replication slot: its row, what is wrong with it, and moving it.
 
-Source: PostgreSQL documentation, "Streaming Replication Protocol" (CREATE_REPLICATION_SLOT,
-IDENTIFY_SYSTEM) and the view pg_replication_slots.
+Source: PostgreSQL documentation, the view pg_replication_slots.
 """
 
 from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -282,53 +280,3 @@ def slot_fault(slot: Slot | None, settings: WalSettings, database: str) -> Inges
 def temporary_name(slot: str, purpose: str) -> str:
     """Return a unique name: a dead session may keep its own temporary slot for a while."""
     return f"{slot[:40]}_{purpose}_{uuid.uuid4().hex[:8]}"
-
-
-@dataclass(frozen=True, slots=True)
-class ExportedPoint:
-    """A consistent point and the snapshot that shows it.
-
-    Other sessions can import `snapshot` while `connection` stays open, which must run nothing
-    else. It is the replication connection that created the slot, or an ordinary one in its place
-    (`create.without_walsender`). Closing the former also drops a temporary slot.
-    """
-
-    connection: AsyncConnection[Any]
-    point: Lsn
-    snapshot: str
-    at: datetime
-
-    async def close(self) -> None:
-        """Release the snapshot."""
-        await self.connection.close()
-
-
-async def export_point(
-    connection: AsyncConnection[Any], slot: str, *, temporary: bool
-) -> ExportedPoint:
-    """Create the slot and export its consistent point.
-
-    `connection` is a replication connection and belongs to the result. The server waits until all
-    transactions now running have ended. A permanent slot is a failover slot, of which standbys
-    keep a copy, where the server has them (17+); but not on a standby, which can't create one.
-    """
-    cursor = await connection.execute(
-        "SELECT pg_catalog.clock_timestamp(), pg_catalog.pg_is_in_recovery()"
-    )
-    row = await cursor.fetchone()
-    assert row is not None
-    at, in_recovery = row
-    fails_over = not (temporary or in_recovery)
-    kind = "TEMPORARY LOGICAL" if temporary else "LOGICAL"
-    # Exporting is the default in all versions; the option's syntax changed in 15.
-    options = ""
-    if fails_over and connection.info.server_version >= FIRST_WITH_FAILOVER:
-        options = " (SNAPSHOT 'export', FAILOVER true)"
-    create = sql.SQL("CREATE_REPLICATION_SLOT {} {} {}{}").format(
-        sql.Identifier(slot), sql.SQL(kind), sql.Identifier(PLUGIN), sql.SQL(options)
-    )
-    cursor = await connection.execute(create)
-    created = await cursor.fetchone()
-    assert created is not None
-    _, point, snapshot, _ = created
-    return ExportedPoint(connection, Lsn.parse(point), snapshot, at)

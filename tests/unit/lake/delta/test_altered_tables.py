@@ -10,11 +10,12 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, Schema
 
-from ingestd.lake.delta_lake import DeltaLake
+from ingestd.lake.store.store import LocalStore
 from ingestd.model.errors import FolderError, TableError
 from ingestd.model.schema import _TYPE_NAMES, TIMESTAMP, TIMESTAMP_NTZ, Column
 from tests.harness.damages import ALTERED, HARMLESS, newest
 from tests.unit.lake.rows import make_batch, make_table, summary
+from tests.unit.lake.stores import StoreWithoutPut, lake_by
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,13 +28,14 @@ MORE = Column("later", 25, -1, pa.string(), "text")
 class Epochs:
     """A lake to which epochs are appended; `stopped`: tables that could not be."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, kind: type[LocalStore] = LocalStore) -> None:
         self.stopped: dict[str, TableError] = {}
         self._root = root
-        self.sink = DeltaLake(str(root), "shop")
+        self._kind = kind
+        self.sink = lake_by(kind, root)
 
     async def open(self) -> None:
-        self.sink = DeltaLake(str(self._root), "shop")
+        self.sink = lake_by(self._kind, self._root)
         found = dict((await self.sink.open()).damaged)
         found |= await self.sink.fence()
         await self.sink.adopt("7000000000000000001")
@@ -51,33 +53,30 @@ class Epochs:
 
 
 @pytest.mark.parametrize("when", ["running", "down"])
-@pytest.mark.parametrize("supports_conditional_put", [True, False], ids=["by put", "by handle"])
+@pytest.mark.parametrize("kind", [LocalStore, StoreWithoutPut], ids=["by put", "by handle"])
 async def test_isolated_an_altered_table_is_not_written_over(
-    tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch, *, supports_conditional_put: bool
+    tmp_path: Path, when: str, kind: type[LocalStore]
 ) -> None:
-    monkeypatch.setattr(
-        "ingestd.lake.store.store.LocalStore.supports_conditional_put", supports_conditional_put
-    )
-    epochs = Epochs(tmp_path)
+    epochs = Epochs(tmp_path, kind)
     await epochs.open()
     for lsn in (100, 200):
         await epochs.append(lsn)
     if when == "down":
         await epochs.sink.close()
-    folders = {kind: tmp_path / "shop/public" / kind for kind in TABLES}
-    for kind, alter in (ALTERED | HARMLESS).items():
-        alter(folders[kind])
-    altered = {kind: newest(folders[kind]) for kind in ALTERED}
+    folders = {name: tmp_path / "shop/public" / name for name in TABLES}
+    for name, alter in (ALTERED | HARMLESS).items():
+        alter(folders[name])
+    altered = {name: newest(folders[name]) for name in ALTERED}
     if when == "down":
         await epochs.open()
     await epochs.append(300)
     await epochs.append(400, MORE)
     assert epochs.stopped.keys() == ALTERED.keys()
-    for kind, error in epochs.stopped.items():
-        assert newest(folders[kind]) == altered[kind], kind
-        assert f"ingestd snapshot shop public.{kind}" in (error.remedy or "")
+    for name, error in epochs.stopped.items():
+        assert newest(folders[name]) == altered[name], name
+        assert f"ingestd snapshot shop public.{name}" in (error.remedy or "")
         with pytest.raises(TableError):  # nor by a new snapshot, until it is put right
-            await epochs.sink.usable(TABLES[kind].id)
+            await epochs.sink.usable(TABLES[name].id)
     await epochs.sink.close()
     await epochs.open()
     assert epochs.stopped.keys() == ALTERED.keys()
@@ -121,17 +120,14 @@ async def test_the_sources_own_tables_are_not_written_over(
 OWN = [*_TYPE_NAMES, pa.decimal128(38, 9), pa.list_(TIMESTAMP_NTZ), pa.struct({"a": TIMESTAMP})]
 
 
-@pytest.mark.parametrize("supports_conditional_put", [True, False], ids=["by put", "by handle"])
+@pytest.mark.parametrize("kind", [LocalStore, StoreWithoutPut], ids=["by put", "by handle"])
 async def test_isolated_features_listed_by_deltalake_are_no_obstacle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, supports_conditional_put: bool
+    tmp_path: Path, kind: type[LocalStore]
 ) -> None:
-    monkeypatch.setattr(
-        "ingestd.lake.store.store.LocalStore.supports_conditional_put", supports_conditional_put
-    )
-    columns = [Column(f"c{n}", 25, -1, kind, "text") for n, kind in enumerate(OWN)]
+    columns = [Column(f"c{n}", 25, -1, of, "text") for n, of in enumerate(OWN)]
     rounds = [[], columns, [*columns, MORE], [*columns, MORE]]
     for lsn, more in enumerate(rounds, start=1):
-        sink = DeltaLake(str(tmp_path), "shop")
+        sink = lake_by(kind, tmp_path)
         assert not (await sink.open()).damaged
         assert not await sink.fence()
         await sink.adopt("7000000000000000001")

@@ -20,20 +20,20 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd.lake.delta.appender import AppendLog, Creation
+from ingestd.lake.delta.append_log import AppendLog, Creation
 from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES
 from ingestd.lake.delta.log_paths import OWN_FILE, file_of
 from ingestd.lake.delta.newest_rows import newest_rows
 from ingestd.lake.delta.read import read_raw
-from ingestd.lake.delta.statistics import MAX_TEXT
 from ingestd.lake.delta.tail import CommitTail
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.maintenance.process import maintain
+from ingestd.lake.parquet_writer import MAX_TEXT
 from ingestd.lake.raw_table import raw_schema, statistics_columns
 from ingestd.lake.reference.log import ReferenceLog
 from ingestd.lake.reference.source import RawReferenceSource
 from ingestd.lake.store import plain_files
-from ingestd.lake.store.fsync import Fsync
+from ingestd.lake.store.plain_files import Fsync
 from ingestd.lake.store.store import LocalStore
 from ingestd.lake.verify.lake import DeltaVerifiedLake
 from ingestd.model.errors import FolderError, IngestdError, OperatorError, TableError
@@ -237,7 +237,7 @@ async def test_nothing_outside_the_table_is_read_or_removed(
         hostile = commit(attacked, action(named.replace("/OUT", str(out))))
         for days, reader in product((0.0, DAYS_30), READERS):
             now_s = time.time() + days
-            monkeypatch.setattr("ingestd.lake.maintenance.process.time.time", lambda: now_s)  # noqa: B023
+            monkeypatch.setattr(time, "time", lambda: now_s)  # noqa: B023
             try:
                 told = str(await reader(lake))
             except IngestdError as error:

@@ -1,166 +1,129 @@
-"""The last row of each key by arrays, against the fold that goes row by row."""
+"""The fold by arrays against the fold of one row after another."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd.lake.fold.plain import fold
-from ingestd.lake.fold.vectorized import last_rows
-from ingestd.lake.reference.changes import ReferenceChanges
-from ingestd.model.changes import change_schema
-from ingestd.model.schema import Column, Table, TableId
+from ingestd.lake.fold.outcomes import fold_changes
+from ingestd.lake.fold.vectorized import above_truncate, fold
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-TABLE = Table(
-    TableId("public", "t"),
-    1,
-    (
-        Column("a", 23, -1, pa.int32(), identity=True),
-        Column("b", 25, -1, pa.string(), identity=True),
-        Column("note", 25, -1, pa.string()),
-        Column("tags", 1009, -1, pa.list_(pa.field("element", pa.string()))),
-    ),
-    key=("a", "b"),
-    before=("a", "b"),
+RAW = pa.map_(pa.string(), pa.string())
+COLUMNS = ("id", "part", "a", "b")
+BEFORE = pa.struct([("id", pa.int64()), ("part", pa.string()), ("a", pa.string())])
+SCHEMA = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("part", pa.string()),
+        ("a", pa.string()),
+        ("b", pa.string()),
+        ("_cdc_op", pa.string()),
+        ("_cdc_lsn", pa.int64()),
+        ("_cdc_seq", pa.int64()),
+        ("_cdc_ts", pa.timestamp("us", "UTC")),
+        ("_cdc_unchanged", pa.list_(pa.string())),
+        ("_cdc_before", BEFORE),
+        ("_cdc_raw", RAW),
+    ]
 )
-SCHEMA = change_schema(TABLE)
-KEY = ["a", "b"]
-
-
-class HeldError(Exception):
-    """A value that counts is kept as text only."""
-
-
-def table(rows: Sequence[dict[str, Any]], schema: pa.Schema = SCHEMA) -> pa.Table:
-    arrays = [pa.array([row.get(f.name) for row in rows], f.type) for f in schema]
-    return pa.Table.from_arrays(arrays, schema=schema)
-
-
-class Source:
-    """A table that logs its changes as a server does."""
-
-    def __init__(self) -> None:
-        self.rows: dict[tuple[int, str], dict[str, Any]] = {}
-        self.log: list[dict[str, Any]] = []
-
-    def do(self, draw: st.DrawFn) -> None:
-        key = (draw(st.integers(0, 3)), draw(st.sampled_from(["x", "y"])))
-        note = draw(st.sampled_from([None, "n", "m"]))
-        tags = draw(st.sampled_from([None, [], ["t", None]]))
-        action = draw(st.sampled_from(["write", "write", "move", "delete"]))
-        old = self.rows.get(key)
-        if action == "delete":
-            if self.rows.pop(key, None) is not None:
-                self._log("d", {"a": key[0], "b": key[1]})
-            return
-        row = {"a": key[0], "b": key[1], "note": note, "tags": tags}
-        if old is None:
-            self.rows[key] = row
-            self._log("c", row)
-            return
-        before = None
-        if action == "move":
-            to = (draw(st.integers(0, 3)), key[1])
-            if to != key and to in self.rows:
-                return
-            before = {"a": key[0], "b": key[1]} if to != key else None
-            row["a"] = to[0]
-        sent = dict(row)
-        unchanged = draw(st.sets(st.sampled_from(["note", "tags", "b"])))
-        if "b" in unchanged:  # a key that is stored apart: the server sends the old one
-            before = {"a": key[0], "b": key[1]}
-        for name in unchanged:
-            row[name], sent[name] = old[name], None
-        del self.rows[key]
-        self.rows[to[0] if action == "move" else key[0], key[1]] = row
-        extra = {"_cdc_before": before, "_cdc_unchanged": sorted(unchanged) or None}
-        self._log("u", {**sent, **extra})
-
-    def _log(self, op: str, row: dict[str, Any]) -> None:
-        number = len(self.log)
-        at = datetime(2026, 1, 1, tzinfo=UTC)
-        place = {"_cdc_lsn": number // 3, "_cdc_seq": number % 3 + 1, "_cdc_ts": at}
-        self.log.append({**row, **place, "_cdc_op": op})
+KEYS = st.tuples(st.integers(1, 3), st.sampled_from("xy"))
+TEXTS = st.sampled_from(["p", "q", None])
 
 
 @st.composite
-def logs(draw: st.DrawFn) -> tuple[list[dict[str, Any]], int]:
-    source = Source()
-    for _ in range(draw(st.integers(1, 25))):
-        source.do(draw)
-    return source.log, draw(st.integers(0, len(source.log)))
+def _changes(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Draw changes of few keys, in positions of their own, in any order."""
+    count = draw(st.integers(1, 10))
+    return draw(st.permutations([_change(draw, place) for place in range(count)]))
 
 
-def plain(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(rows, key=lambda r: (r["a"], r["b"]))
+def _change(draw: st.DrawFn, place: int) -> dict[str, Any]:
+    op, (number, part) = draw(st.sampled_from("cuuuud")), draw(KEYS)
+    row: dict[str, Any] = {"id": number, "part": part, "_cdc_op": op}
+    row |= {"_cdc_lsn": place // 3, "_cdc_seq": place % 3, "_cdc_ts": place}
+    if op == "d":
+        return row
+    row |= {"a": draw(TEXTS), "b": draw(TEXTS)}
+    if op == "u":
+        unsent = draw(st.lists(st.sampled_from("ab"), unique=True))
+        row |= dict.fromkeys(unsent) | {"_cdc_unchanged": unsent or None}
+        if draw(st.booleans()):
+            old, old_part = draw(st.one_of(st.just((number, part)), KEYS))
+            row["_cdc_before"] = {"id": old, "part": old_part, "a": draw(TEXTS)}
+    if draw(st.integers(0, 9)) == 0:
+        row["_cdc_raw"] = [(draw(st.sampled_from(["a", "id", "_cdc_before.a"])), "text")]
+    return row
 
 
-def folded(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return plain(fold(table(log), KEY))
+def _by_key(outcomes: pa.Table, borrowed: Any, key: tuple[str, ...]) -> dict[Any, Any]:
+    owned: dict[int, set[Any]] = {}
+    for number, name, whose in borrowed:
+        owned.setdefault(number, set()).add((name, whose))
+    found = {}
+    for number, row in enumerate(outcomes.to_pylist()):
+        row["_cdc_kept"] = sorted(row["_cdc_kept"] or ())
+        mine = (*(row[k] for k in key), dict(row["_cdc_raw"] or ()).get("id"))
+        assert mine not in found
+        found[mine] = (row, owned.get(number))
+    return found
 
 
-@pytest.mark.thorough
-@settings(deadline=None, max_examples=200)
-@given(logs(), st.randoms())
-def test_whole_log_equals_the_plain_fold(
-    case: tuple[list[dict[str, Any]], int], random: Any
+@pytest.mark.parametrize("key", [("id",), ("id", "part")])
+@given(rows=_changes())
+def test_it_is_the_fold_of_one_after_another(
+    key: tuple[str, ...], rows: list[dict[str, Any]]
 ) -> None:
-    log, _ = case
-    shuffled = list(log)
-    random.shuffle(shuffled)
-    found = last_rows(table(shuffled), KEY, HeldError).to_pylist()
-    kept = [{n: r[n] for n in TABLE_NAMES} for r in found if r["_cdc_op"] == "u"]
-    assert plain(kept) == folded(log)
-    keys = [(r["a"], r["b"]) for r in found]
-    assert len(keys) == len(set(keys)), "a key came twice"
+    changes = pa.Table.from_pylist(rows, SCHEMA)
+    expected = fold_changes(changes, COLUMNS, key)
+    found = fold(changes, COLUMNS, key)
+    assert found is not None
+    assert found.outcomes.schema == expected.outcomes.schema
+    assert _by_key(found.outcomes, found.borrowed, key) == _by_key(
+        expected.outcomes, expected.borrowed, key
+    )
 
 
-@pytest.mark.thorough
-@settings(deadline=None, max_examples=200)
-@given(logs())
-def test_a_part_put_onto_the_rows_before_equals_the_plain_fold(
-    case: tuple[list[dict[str, Any]], int],
-) -> None:
-    log, cut = case
-    own = pa.schema([SCHEMA.field(n) for n in TABLE_NAMES])
-    before = table(folded(log[:cut]), own)
-    [changes] = last_rows(table(log[cut:]), KEY, HeldError).combine_chunks().to_batches() or [None]
-    if changes is None:
-        assert cut == len(log)
-        return
-    put = ReferenceChanges(changes, KEY, "here")
-    left = put.without_changed(before, put.find(before))
-    after = pa.concat_tables([left, put.rows().cast(own)]).to_pylist()
-    assert plain(after) == folded(log)
+def test_too_many_rows_to_be_folded_singly() -> None:
+    rows = [
+        {"id": n, "_cdc_op": "u", "_cdc_lsn": n, "_cdc_seq": 0, "_cdc_raw": [("a", "NaN")]}
+        for n in range(2)
+    ]
+    assert fold(pa.Table.from_pylist(rows, SCHEMA), COLUMNS, ("id",), max_singly=1) is None
+    plain = [row | {"_cdc_raw": None} for row in rows]
+    assert fold(pa.Table.from_pylist(plain, SCHEMA), COLUMNS, ("id",), max_singly=1) is not None
 
 
-TABLE_NAMES = [c.name for c in TABLE.columns]
+def test_too_many_values_to_be_borrowed() -> None:
+    row = {"_cdc_op": "u", "_cdc_seq": 0, "_cdc_unchanged": ["b"]}
+    rows = [{**row, "id": n, "_cdc_lsn": n, "_cdc_before": {"id": n + 5}} for n in range(2)]
+    changes = pa.Table.from_pylist(rows, SCHEMA)
+    found = fold(changes, COLUMNS, ("id",))
+    assert found is not None
+    assert sorted(found.borrowed) == [(0, "b", (5,)), (1, "b", (6,))]
+    assert fold(changes, COLUMNS, ("id",), max_singly=1) is None
 
 
-def test_i7_a_value_kept_as_text_is_refused_where_it_counts() -> None:
-    first = {"a": 1, "b": "x", "_cdc_op": "c", "_cdc_lsn": 1, "_cdc_seq": 1}
-    later = {**first, "_cdc_op": "u", "_cdc_lsn": 2}
-    held = {**first, "_cdc_raw": [("note", "odd")]}
-    assert last_rows(table([held, later]), KEY, HeldError).num_rows == 1
-    with pytest.raises(HeldError, match="note"):
-        last_rows(table([held]), KEY, HeldError)
-    with pytest.raises(HeldError, match="b"):
-        last_rows(table([{**held, "_cdc_raw": [("b", "odd")]}, later]), KEY, HeldError)
+def test_what_a_truncate_voids_goes_by_position() -> None:
+    rows = [
+        {"id": 1, "_cdc_op": "r", "_cdc_lsn": 5, "_cdc_seq": 0},
+        {"id": 2, "_cdc_op": "c", "_cdc_lsn": 7, "_cdc_seq": 1},
+        {"_cdc_op": "t", "_cdc_lsn": 5, "_cdc_seq": 3},
+        {"id": 3, "_cdc_op": "c", "_cdc_lsn": 5, "_cdc_seq": 4},
+        {"id": 4, "_cdc_op": "c", "_cdc_lsn": 5, "_cdc_seq": 2},
+        {"_cdc_op": "t", "_cdc_lsn": 5, "_cdc_seq": -1},
+    ]
+    left = above_truncate(pa.Table.from_pylist(rows, SCHEMA))
+    assert left["id"].to_pylist() == [2, 3]
 
 
-def test_a_log_of_another_shape_is_not_taken_for_a_key() -> None:
-    whole = replace(TABLE, before=tuple(TABLE_NAMES))
-    schema = change_schema(whole)
-    row = {"a": 1, "b": "x", "note": "n", "_cdc_op": "u", "_cdc_lsn": 1, "_cdc_seq": 1}
-    row["_cdc_before"] = {"a": 1, "b": "x", "note": "m"}
-    [found] = last_rows(table([row], schema), KEY, HeldError).to_pylist()
-    assert (found["note"], found["_cdc_op"], found["_cdc_before"]) == ("n", "u", None)
+def test_a_column_that_is_dropped_is_kept_by_no_outcome() -> None:
+    row = {"id": 1, "_cdc_op": "u", "_cdc_lsn": 5, "_cdc_seq": 0, "_cdc_unchanged": ["b"]}
+    for raw in (None, [("a", "NaN")]):
+        changes = pa.Table.from_pylist([row | {"_cdc_raw": raw}], SCHEMA)
+        found = fold(changes, ("id", "a"), ("id",))
+        assert found is not None
+        assert found.outcomes["_cdc_kept"].to_pylist() == [None]

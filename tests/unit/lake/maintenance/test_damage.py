@@ -58,7 +58,7 @@ async def test_isolated_damage_is_reported_and_others_are_maintained(
         damage(root / kind)
     damaged = {kind: _rows(tmp_path, kind) for kind in DAMAGES}
     now_s = time.time() + 86400 * cleans_after_days
-    monkeypatch.setattr("ingestd.lake.maintenance.process.time.time", lambda: now_s)
+    monkeypatch.setattr(time, "time", lambda: now_s)
     told = {line["table"]: line for line in maintain(json.loads(order_of(tmp_path)))}
     assert told["_epochs"].get("joined_files", 0) >= EPOCHS
     assert told["public.untouched"]["joined_files"] == EPOCHS

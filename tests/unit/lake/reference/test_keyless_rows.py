@@ -19,7 +19,7 @@ from ingestd.lake.reference.keyless_rows import WholeRows
 from ingestd.lake.reference.raw_changes import change_rows_schema
 from ingestd.model.changes import change_schema
 from ingestd.model.errors import TableError
-from tests.unit.lake.fold.test_vectorized import TABLE, table
+from tests.unit.lake.reference.test_last_rows import TABLE, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,7 +19,7 @@ from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.maintenance.process import maintain
 from ingestd.lake.reference.table import DeltaReferenceTable
 from ingestd.lake.store import plain_files
-from ingestd.lake.store.fsync import Fsync
+from ingestd.lake.store.plain_files import Fsync
 from ingestd.lake.store.store import LocalStore
 from ingestd.model.errors import IngestdError, OperatorError, TableError
 from tests.harness.maintaining import order_of

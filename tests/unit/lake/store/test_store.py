@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ingestd.lake.store.fsync import Fsync
+from ingestd.lake.store.plain_files import Fsync
 from ingestd.lake.store.store import LocalStore, open_store
 from ingestd.model.errors import OperatorError
 

@@ -16,7 +16,6 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from ingestd.digests.row_digests import DigestedText, key_digests, value_hashes
-from ingestd.lake.verify import lake as verified_lake
 from ingestd.lake.verify.change_values import values_of_changes
 from ingestd.lake.verify.lake import DeltaVerifiedLake
 from ingestd.model.errors import TableChangedError, TableError
@@ -245,9 +244,7 @@ def moved(old: int, new: int) -> dict[str, Any]:
     return {"id": new, "_cdc_op": "u", **before}
 
 
-async def test_rows_whose_key_changed_are_folded_with_what_they_were(
-    raw: RawLake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_rows_whose_key_changed_are_folded_with_what_they_were(raw: RawLake) -> None:
     """Of all earlier versions, only those of the requested rows are read."""
 
     def write() -> None:
@@ -263,8 +260,7 @@ async def test_rows_whose_key_changed_are_folded_with_what_they_were(
         found.extend(batch.column("id").to_pylist())
         return values_of_changes(batch, digested)
 
-    monkeypatch.setattr(verified_lake, "values_of_changes", counted)
-    lake = DeltaVerifiedLake(str(raw.uri), "shop")
+    lake = DeltaVerifiedLake(str(raw.uri), "shop", values=counted)
     await lake.known()
     described = await lake.describe(TABLE)
     with pytest.raises(TableError, match="does not fit into --memory"):

@@ -9,8 +9,8 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from ingestd.lake.store.fsync import Fsync
 from ingestd.lake.store.pending_calls import PATIENCE_S, StorageCalls
+from ingestd.lake.store.plain_files import Fsync
 from ingestd.lake.store.store import LocalStore
 from ingestd.observe.status import DaemonStatus, SourceState, SourceStatus, ready
 from ingestd.observe.status_json import to_json
@@ -31,7 +31,7 @@ class Clock:
 
 def test_the_oldest_call_is_reported_once_it_takes_too_long(tmp_path: Path) -> None:
     clock = Clock()
-    calls = StorageCalls(clock)
+    calls = StorageCalls(monotonic=clock)
     store = LocalStore(tmp_path, Fsync())
     store.calls = calls
     shop = SourceStatus("shop", T0, SourceState.STREAMING)

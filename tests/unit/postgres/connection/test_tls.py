@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 from psycopg import pq
 
-import ingestd
-from ingestd.postgres.connection import tls
 from ingestd.postgres.connection.dsn import read_dsn
 from ingestd.postgres.connection.session import parameters_of
 from ingestd.postgres.connection.tls import check_line, secured, system_roots, transport
+from tests.harness.source_code import READS_CODE, modules, name_of, nodes, text_of
 
-ROOT = Path(ingestd.__file__).parent.parent
 _MAKES = re.compile(r"([\w.]*\.)?(psycopg|\w*Connection|PGconn)\.connect")
 
 
@@ -28,7 +26,6 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(tls, "_BUNDLES", (str(tmp_path / "none.pem"),))
 
 
 def mode(dsn: str) -> str | None:
@@ -135,13 +132,14 @@ def test_nothing_to_say_about_the_default(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_whose_certificates_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = tmp_path / "bundle.pem"
+    bundles = (str(tmp_path / "none.pem"), str(bundle))
+
     def roots(dsn: str = "host=db.example") -> str | None:
-        return secured(read_dsn(dsn)).get("sslrootcert")
+        return secured(read_dsn(dsn), bundles=bundles).get("sslrootcert")
 
     assert roots() == "system"
-    bundle = tmp_path / "bundle.pem"
     bundle.touch()
-    monkeypatch.setattr(tls, "_BUNDLES", (str(tmp_path / "none.pem"), str(bundle)))
     monkeypatch.setattr(pq, "__impl__", "binary")  # whose OpenSSL has no certificates
     assert roots() == str(bundle)
     monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
@@ -162,7 +160,7 @@ def test_whose_certificates_are_taken(tmp_path: Path, monkeypatch: pytest.Monkey
     assert roots() is None
     bundle.unlink()
     (tmp_path / ".postgresql/root.crt").unlink()
-    assert system_roots() is None
+    assert system_roots(bundles) is None
 
 
 def test_what_every_connection_is_made_with() -> None:
@@ -184,15 +182,16 @@ MAKERS = {
 """Where connections are made, and how many calls do it."""
 
 
+@READS_CODE
 def test_every_connection_is_made_in_one_way() -> None:
     found: dict[str, int] = {}
-    for package in ("ingestd", "spark_jobs"):
-        for path in (ROOT / package).rglob("*.py"):
-            name = path.relative_to(ROOT).as_posix()
-            if not name.startswith(
-                ("ingestd/demo/", "ingestd/testing/")
-            ):  # on servers of its own, on loopback
-                for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-                    if isinstance(node, ast.Call) and _MAKES.fullmatch(ast.unparse(node.func)):
-                        found[name] = found.get(name, 0) + 1
+    for path in modules("ingestd", "spark_jobs"):
+        name = name_of(path)
+        if name.startswith(("ingestd/demo/", "ingestd/testing/")):
+            continue  # on servers of its own, on loopback
+        for node in nodes(text_of(path)):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            if node.func.attr == "connect" and _MAKES.fullmatch(ast.unparse(node.func)):
+                found[name] = found.get(name, 0) + 1
     assert found == MAKERS

@@ -6,7 +6,6 @@ import math
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -14,9 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ingestd.digests.row_digests import key_digests
+from ingestd.digests.value_hashes import column_hashes
 from ingestd.model.changes import TableBatch
 from ingestd.model.schema import TIMESTAMP, Column, Table, TableId
-from ingestd.postgres.polling.keys import key_set, lake_keys, sorted_hashes
+from ingestd.postgres.polling.keys import sorted_hashes
 from ingestd.postgres.polling.keys.key_hashes import key_hashes
 from ingestd.postgres.polling.keys.key_set import KeySet
 from ingestd.postgres.polling.keys.lake_keys import parts_held
@@ -82,6 +83,17 @@ def test_what_postgres_calls_equal_has_one_hash(kind: pa.DataType) -> None:
     assert hashes_of_keys(values.dictionary_encode()) == hashes_of_keys(values)
 
 
+@given(
+    st.lists(st.floats() | st.none(), min_size=1),
+    st.lists(st.integers(-3, 3) | st.none(), min_size=1),
+)
+def test_polling_and_verify_hash_keys_alike(floats: list[Any], integers: list[Any]) -> None:
+    rows = min(len(floats), len(integers))
+    columns = [pa.array(floats[:rows], pa.float64()), pa.array(integers[:rows], pa.int32())]
+    digests = key_digests(((column_hashes(c), c.type) for c in columns), rows)
+    assert hashes_of_keys(*columns) == digests.tolist()
+
+
 def test_nested_keys_hash_by_their_texts() -> None:
     lists = pa.array([[1, 2], [1], [1, 2], None], pa.list_(pa.int32()))
     assert hashes_of_keys(lists) == hashes_of_keys(pa.array(["[1, 2]", "[1]", "[1, 2]", None]))
@@ -100,20 +112,18 @@ def hashes_of(values: Any) -> np.ndarray[Any, np.dtype[np.uint64]]:
 def test_sorted_hashes_change_in_place_block_by_block(
     there: set[int], others: set[int], block: int
 ) -> None:
-    with mock.patch.object(sorted_hashes, "_BLOCK", block):
-        array = hashes_of(there)
-        sorted_hashes.add(array, hashes_of(others - there))
-        assert array.tolist() == sorted(there | others)
-        sorted_hashes.remove(array, hashes_of(others))
-        assert array.tolist() == sorted(there - others)
+    array = hashes_of(there)
+    sorted_hashes.add(array, hashes_of(others - there), block_size=block)
+    assert array.tolist() == sorted(there | others)
+    sorted_hashes.remove(array, hashes_of(others), block_size=block)
+    assert array.tolist() == sorted(there - others)
 
 
 @given(st.lists(st.integers(0, 50)), st.integers(1, 7), st.integers(0, 5))
 def test_distinct_leaves_each_once(values: list[int], block: int, more: int) -> None:
-    with mock.patch.object(sorted_hashes, "_BLOCK", block):
-        array = np.array([*values, *[0] * more], np.uint64)
-        count = sorted_hashes.distinct(array, len(values))
-        assert array[:count].tolist() == sorted(set(values))
+    array = np.array([*values, *[0] * more], np.uint64)
+    count = sorted_hashes.distinct(array, len(values), block_size=block)
+    assert array[:count].tolist() == sorted(set(values))
 
 
 # --- the set ----------------------------------------------------------------------------------
@@ -170,21 +180,20 @@ def test_a_set_holds_what_its_changes_leave(
 ) -> None:
     """In any order of merges, and while a sweep reads it."""
     expected: set[int] = set()
-    with mock.patch.object(key_set, "_FEW", few):
-        keys = KeySet()
-        for number, batch in enumerate(batches):
-            if number in still:
-                with keys.still() as hashes:
-                    before = hashes.tolist()
-                    keys.apply_changes(change_batch(batch))
-                    assert hashes.tolist() == before
-            else:
+    keys = KeySet(few=few)
+    for number, batch in enumerate(batches):
+        if number in still:
+            with keys.still() as hashes:
+                before = hashes.tolist()
                 keys.apply_changes(change_batch(batch))
-            expected = fold(batch, expected)
-            assert held_of(keys) == expected
-        assert len(keys) == len(expected)
-        with keys.still() as hashes:
-            assert hashes.tolist() == sorted(hashes_of_keys(pa.array(sorted(expected), pa.int64())))
+                assert hashes.tolist() == before
+        else:
+            keys.apply_changes(change_batch(batch))
+        expected = fold(batch, expected)
+        assert held_of(keys) == expected
+    assert len(keys) == len(expected)
+    with keys.still() as hashes:
+        assert hashes.tolist() == sorted(hashes_of_keys(pa.array(sorted(expected), pa.int64())))
 
 
 @dataclass
@@ -245,16 +254,15 @@ async def test_keys_that_do_not_fit_are_found_part_by_part(
     drawn: tuple[set[int], list[pa.RecordBatch]], limit_bytes: int
 ) -> None:
     held, batches = drawn
-    with mock.patch.object(lake_keys, "_LEAST_BYTES", 256):
-        found = [h async for _, h in parts_held(Log(batches), TABLE, limit_bytes)]
-        assert [x for part in found for x in part.tolist()] == sorted(
-            hashes_of_keys(pa.array(sorted(held), pa.int64()))
-        )
-        assert all(part.nbytes <= limit_bytes for part in found)
-        keys = await KeySet.load(Log(batches), TABLE, limit_bytes=limit_bytes)
-        assert keys is None or held_of(keys) == held
-        if 8 * len(held) > limit_bytes:
-            assert keys is None
+    found = [h async for _, h in parts_held(Log(batches), TABLE, limit_bytes, least_bytes=256)]
+    assert [x for part in found for x in part.tolist()] == sorted(
+        hashes_of_keys(pa.array(sorted(held), pa.int64()))
+    )
+    assert all(part.nbytes <= limit_bytes for part in found)
+    keys = await KeySet.load(Log(batches), TABLE, limit_bytes=limit_bytes, least_bytes=256)
+    assert keys is None or held_of(keys) == held
+    if 8 * len(held) > limit_bytes:
+        assert keys is None
 
 
 async def test_loading_stops_at_the_epoch_it_began_at() -> None:

@@ -32,6 +32,7 @@ CHANGED = DdlEvent("ALTER TABLE", "table", TABLE, NAME, types={1: 23, 2: 25})
 SEEN = PgSnapshot(100, 100)
 ALL_SEEN = PgSnapshot(1000, 1000)
 AT = Lsn(500)
+TABLES = {TABLE: (NAME, PLAIN), ROOT: (ROOT_NAME, PARTS)}
 FORGED_TABLE = replace(CHANGED, types={1: 23}, table=NAME)
 FORGED_TYPE = DdlEvent("ALTER TYPE", "type", ENUM, labels={31: "a", 32: "b"})
 
@@ -39,7 +40,7 @@ FORGED_TYPE = DdlEvent("ALTER TYPE", "type", ENUM, labels={31: "a", 32: "b"})
 def log(**points: int) -> DdlLog:
     made = DdlLog()
     made.read({int(oid[1:]): Lsn(point) for oid, point in points.items()})
-    made.looked({TABLE: (NAME, PLAIN), ROOT: (ROOT_NAME, PARTS)}, SEEN, ())
+    made.looked(TABLES, SEEN, ())
     return made
 
 
@@ -182,19 +183,16 @@ def test_what_is_kept_is_bounded() -> None:
             "ALTER TABLE", "table", 10_000 + number, types=many, leaves=frozenset({99})
         )
         assert not record(events, other, lsn=AT + number)
-    assert [*events._before] == [TABLE]
-    assert not events._leaves
+    assert [*events.before] == [TABLE]
+    assert not events.leaves
     assert list(events.by(ALL_SEEN)) == [TABLE]
     assert "too many commands" in events.by(ALL_SEEN)[TABLE]
-    events.looked(events._tables, ALL_SEEN, [TABLE])
-    assert [len(kept) for kept in events._before.values()] == [1]
+    events.looked(TABLES, ALL_SEEN, [TABLE])
+    assert [len(kept) for kept in events.before.values()] == [1]
 
 
-def test_a_type_with_too_many_events_is_checked_in_each_table(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("ingestd.postgres.rewrites.ddl_log._MOST_KEPT", 4)
-    events, others = log(), (11, 12)
+def test_a_type_with_too_many_events_is_checked_in_each_table() -> None:
+    events, others = DdlLog(most_kept=4), (11, 12)
     tables = {oid: (TableId("public", f"t{oid}"), PLAIN) for oid in (TABLE, *others)}
     events.looked(tables, SEEN, ())
     for number in range(3):

@@ -199,8 +199,8 @@ def test_i6_what_is_settled_of_new_partitions_is_not_kept() -> None:
     tellings.partition(leaf(LEAF, LSN, XID + 1), TABLE, THEN)  # another transaction was the first
     tellings.partition(leaf(LEAF + 1, LSN, XID), TABLE + 1, THEN)  # of a table that is not captured
     tellings.clear(tellings.by(SEEN), SEEN, {TABLE: now}, [])
-    assert not tellings._makers
-    assert not tellings._first
+    assert not tellings.makers
+    assert not tellings.first
     tellings.expect_made(TABLE, {LEAF: XID + 2})
     tellings.partition(leaf(LEAF, LSN, XID + 2), TABLE, THEN)
     tellings.clear(tellings.by(SEEN), SEEN, {}, [])  # it can't be captured any more

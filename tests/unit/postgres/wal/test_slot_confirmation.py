@@ -23,7 +23,7 @@ class RecordedAdvance:
     def start_at(self, position: Lsn) -> None:
         self.calls.append(("start_at", position))
 
-    async def confirm(self, position: Lsn) -> None:
+    async def advance_to(self, position: Lsn) -> None:
         self.calls.append(("advance", position))
 
     async def settle(self) -> None:
@@ -45,7 +45,7 @@ class RecordedStream:
     def begin_reporting(self) -> None:
         self.is_reporting = True
 
-    async def confirm(self, position: Lsn) -> None:
+    async def report_durable(self, position: Lsn) -> None:
         self.reported.append(position)
         self.has_reported.set()
 
@@ -57,7 +57,7 @@ def begun() -> tuple[SlotConfirmation, RecordedAdvance]:
     advance = RecordedAdvance()
     confirmation = SlotConfirmation(cast("SlotAdvance", advance))
     confirmation.begin(Lsn(10), "1")
-    confirmation.record_delivered(Lsn(100))
+    confirmation.record_received(Lsn(100))
     return confirmation, advance
 
 

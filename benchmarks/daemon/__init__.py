@@ -1,0 +1,1 @@
+"""What the daemon costs, and how fast it is."""

@@ -1,0 +1,1 @@
+"""Spark jobs against what Spark alone does."""

@@ -1,0 +1,524 @@
+"""A Delta table to which exactly one daemon appends, by compare-and-swap (I3, I5).
+
+Source: Delta protocol, "Delta Log Entries", "Transaction Identifiers". This module rests on these
+facts about deltalake 1.6, all measured. With ``max_commit_retries=0`` a commit gets the version
+that follows the handle's version, or fails. An error may be raised although the commit succeeded.
+Repeated or lower app transaction versions are not refused. A write transaction neither checks nor
+changes the schema, and does not advance the handle. A handle gets slower with each commit that it
+has followed, and every commit through it lists `_delta_log` several times (1.7 us a file: 50 ms at
+version 3000).
+
+So where the store has conditional puts (`supports_conditional_put`), appends are written here,
+without a handle, and their cost does not depend on the length of the log. A handle is opened for
+reading and for changes of schema and properties. Checkpoints are made through a separate handle,
+concurrently with the commits.
+"""
+
+from __future__ import annotations
+
+import uuid
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import pyarrow as pa
+from deltalake import CommitProperties, PostCommitHookProperties, Schema, Transaction
+from deltalake.exceptions import DeltaError
+from deltalake.transaction import AddAction, create_table_with_add_actions
+
+from ingestd.failpoints import reach
+from ingestd.lake.delta.commit import (
+    FENCE,
+    HOLDS,
+    RESUME,
+    TOKEN,
+    WRITER,
+    Commit,
+    Interposed,
+    commit_path,
+    commit_text,
+)
+from ingestd.lake.delta.log import RESUMES, GiveUp, TableLog, arrow_schema
+from ingestd.lake.delta.log_files import ensure_plain_log
+from ingestd.lake.fencing import WriterIdentity
+from ingestd.lake.store.errors import storage_fault, storage_faults
+from ingestd.lake.store.store import Store
+from ingestd.model.errors import FolderError, IngestdError, OperatorError, TransientError
+from ingestd.ports import Fragment
+
+CHECKPOINT_INTERVAL = 20
+"""The cost of a commit grows with the commits since the last checkpoint. At version 400 it is 19 ms
+with an interval of 100 and 6 ms with 20, checkpoints included."""
+CHECKPOINT_EVERY = 100
+"""The interval on a disk, where appends need no handle: only opening the table reads the commits
+since the checkpoint. In an object store, opening requests each of them several times."""
+REOPEN_EVERY = 20
+ATTEMPTS = 10
+"""How often a commit is tried when commits without data (OPTIMIZE) by others get in between."""
+
+_NO_CLEANUP = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Creation:
+    """The schema and properties with which deltalake creates a table."""
+
+    schema: pa.Schema
+    configuration: Mapping[str, str]
+
+
+def turn_of(folder: str) -> int:
+    """Return a number for a log, which staggers the checkpoints of logs that grow together."""
+    return zlib.crc32(folder.encode())
+
+
+Work = Callable[[], None]
+
+
+def _at_once(work: Work) -> None:
+    work()
+
+
+Later = Callable[[Work], Future[None] | None]
+"""Runs work in another thread and returns its future, or runs it at once and returns None."""
+
+
+class AppendedByAnotherError(OperatorError):
+    """Another writer appended since the log was read."""
+
+
+class ForeignCommitError(AppendedByAnotherError, FolderError):
+    """A program other than ingestd appended: a fault of that table alone."""
+
+
+class ReplacedError(FolderError):
+    """The commit that was last read or made is missing, as after the restore of a copy."""
+
+
+class AppendLog(TableLog):
+    """See TableLog. Raises OperatorError also if another writer appended.
+
+    `later`: runs work that need not be awaited (checkpoints), in any thread; the next append raises
+    its error. A log has at most one such work at a time. `writer`: the process that commits; by
+    default a new identity.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        folder: str,
+        app_id: str,
+        later: Later = _at_once,
+        *,
+        writer: WriterIdentity | None = None,
+    ) -> None:
+        super().__init__(store, folder, app_id)
+        self._writer = writer or WriterIdentity()
+        self._later = later
+        self._commits = 0
+        self._turn = turn_of(folder)
+        self._checkpointing: Future[None] | None = None
+        self._fault: IngestdError | None = None
+        self._made = (-1, "")
+        """The newest version that this object put, and its token."""
+
+    def load(self, give_up: GiveUp | None = None) -> None:
+        """Read the newest version, by any writer; see `TableLog.load`."""
+        self._made = (-1, "")
+        super().load(give_up)
+
+    def ensure_unreplaced(self) -> None:
+        """Raise ReplacedError if the commit that the next one would follow is missing.
+
+        A copy of the lake has the same marker. If an older copy took its place, the next version
+        would follow a gap: no reader could open the table, although its rows were acknowledged.
+        """
+        if not self.exists:
+            return
+        commit = self._commit_if_any(self._version)
+        if commit is not None:
+            version, token = self._made
+            if version != self._version or commit.stamps.get(TOKEN) == token:
+                return
+            what = f"a copy took its place: its version {version} is a different commit"
+        elif (table := self._open()) is None:
+            what = "the table no longer exists"
+        elif table.version() >= self._version:
+            return  # old commits are removed once a checkpoint contains them
+        else:
+            ends = f"it ends at version {table.version()}, and was written to {self._version}"
+            what = f"a copy took its place: {ends}"
+        raise ReplacedError(f"lake table {self.uri}: {what}", remedy="restore the table's folder")
+
+    def create(
+        self,
+        creation: Creation,
+        fragments: Sequence[Fragment] = (),
+        app_version: int | None = None,
+        resume: str = "",
+    ) -> int:
+        """Create the table, with its first rows in the same commit. Return the version."""
+        known = {k: v for k, v in creation.configuration.items() if k.startswith("delta.")}
+        schema = Schema.from_arrow(creation.schema)
+
+        def attempt(token: str) -> None:
+            if self.exists:
+                self._append(fragments, token, app_version, resume)
+                return
+            self.store.make_folder(self.folder)
+            create_table_with_add_actions(
+                self.uri,
+                schema,
+                [_add(f) for f in fragments],
+                mode="error",
+                configuration=known,
+                storage_options=self.store.storage_options,
+                commit_properties=self._properties(token, app_version, resume, len(fragments)),
+                post_commithook_properties=_NO_CLEANUP,
+            )
+
+        return self._commit(attempt)
+
+    def add_columns(self, fields: Sequence[pa.Field]) -> int:
+        """Add columns, or fields of struct columns, without data. Return the version."""
+        added = Schema.from_arrow(pa.schema(fields)).fields
+
+        def attempt(token: str) -> None:
+            self.handle.alter.add_columns(
+                added,
+                commit_properties=self._properties(token, None),
+                post_commithook_properties=_NO_CLEANUP,
+            )
+
+        return self._commit(attempt)
+
+    def set_properties(self, properties: Mapping[str, str]) -> int:
+        """Set table properties, also ones that Delta does not know. Return the version."""
+
+        def attempt(token: str) -> None:
+            self.handle.alter.set_table_properties(
+                dict(properties),
+                raise_if_not_exists=False,
+                commit_properties=self._properties(token, None),
+                post_commithook_properties=_NO_CLEANUP,
+            )
+
+        return self._commit(attempt)
+
+    def expect_resumes(self) -> None:
+        """Enable `resume` for this table, by one commit in the table's life."""
+        if RESUMES not in self.configuration():
+            self.set_properties({RESUMES: "true"})
+
+    def commit_files(
+        self, fragments: Sequence[Fragment], app_version: int | None = None, resume: str = ""
+    ) -> int:
+        """Commit files, an app transaction, or both. Return the version.
+
+        `resume`: the text that `resume` reads back, empty for none; only with an app transaction,
+        and after `expect_resumes`.
+        """
+        fault, self._fault = self._fault, None
+        if fault is not None:
+            raise fault
+        if self.store.supports_conditional_put and self.exists:
+            return self._put(fragments, app_version, resume)
+        return self._commit(lambda token: self._append(fragments, token, app_version, resume))
+
+    def fence(self) -> None:
+        """Fence out all writers that read the log before, with a commit without data (I5).
+
+        No fence is needed if the newest commit is this process's own: other writers have read an
+        older version. The exception is a failed commit of this process that may still appear, as
+        it would take the next version. Raise TransientError if that commit, or another ingestd's,
+        was made since `load`; the fence is made after its rows all the same, so that a re-read
+        finds nothing newer. Raise ForeignCommitError if another program committed.
+        """
+        came_between: AppendedByAnotherError | None = None
+        for _ in range(ATTEMPTS):
+            newest = self.newest_commit() if self.exists else None
+            is_own = newest is not None and newest.writer == self._writer.name
+            is_in_doubt = self._writer.is_in_doubt(self.folder, self._version)
+            if not self.exists or (is_own and not is_in_doubt):
+                break
+            try:
+                if self.store.supports_conditional_put and self.exists:
+                    self._put([], None, "", is_fence=True)
+                else:
+                    self._commit(lambda token: self._append([], token, None, "", is_fence=True))
+            except ForeignCommitError:
+                raise  # a commit of ours after it would hide it
+            except AppendedByAnotherError as error:
+                came_between = error
+                self.load()
+            else:
+                break
+        if came_between is not None:
+            raise TransientError(
+                f"lake table {self.uri}: another writer committed while this one took over",
+                reason="claimed",
+                remedy="nothing to do: the lake is re-read",
+            ) from came_between
+
+    # --- appends without a handle -----------------------------------------------------------
+
+    def _put(
+        self,
+        fragments: Sequence[Fragment],
+        app_version: int | None,
+        resume: str,
+        *,
+        is_fence: bool = False,
+    ) -> int:
+        if self.store.syncs:  # in an object store this would be a request for each table
+            self.ensure_unreplaced()
+        token = uuid.uuid4().hex
+        stamps = self._stamps(token, resume, is_fence=is_fence)
+        content = commit_text(fragments, stamps, self._carried(app_version))
+        for _ in range(ATTEMPTS):
+            self.ensure_writable()
+            failure: OSError | None = None
+            try:
+                is_ours = self.store.put_if_absent(
+                    commit_path(self.folder, self._version + 1), content
+                )
+            except OSError as error:
+                is_ours, failure = False, error
+                self._doubt(self._version + 1)
+            known = self._version
+            if is_ours:
+                self._version += 1
+                self._made = self._version, token
+                committed: int | None = self._version
+            else:
+                committed = self._look_on(token, failure)
+            if committed is not None:
+                # The content was durable before the name existed.
+                with storage_faults(self.uri):
+                    self.store.sync(f"{self.folder}/_delta_log", [])
+                return self._done(committed, app_version)
+            if failure is not None:
+                raise storage_fault(failure, self.uri) from failure
+            if self._version == known:  # as when two puts conflict (S3: 409)
+                self._doubt(known + 1)  # the other put may be an earlier attempt of this process
+                what = f"lake table {self.uri}: the store refused a commit though none exists there"
+                raise TransientError(what, reason="storage")
+        raise self._outrun()
+
+    def _done(self, committed: int, app_version: int | None) -> int:
+        self._table = None
+        if app_version is not None:
+            self._app_version, self._knows_app_version = app_version, True
+        is_under_way = self._checkpointing is not None and not self._checkpointing.done()
+        if self.is_due(committed) and not is_under_way:
+            self._checkpointing = self._later(self._checkpoint_or_note)
+        return committed
+
+    def is_due(self, version: int) -> bool:
+        """Return whether a checkpoint is due after this version."""
+        every = CHECKPOINT_EVERY if self.store.syncs else CHECKPOINT_INTERVAL
+        return (version + self._turn) % every == 0
+
+    def _has_next(self, failure: OSError | None) -> bool:
+        """Return whether there is a next commit; if unknown, raise the fault of the put."""
+        try:
+            return self.has_commit(self._version + 1)
+        except IngestdError:
+            if failure is None:
+                raise
+            raise storage_fault(failure, self.uri) from failure
+
+    def _look_on(self, token: str, failure: OSError | None) -> int | None:
+        """Read the commits that came between, without listing; return our own if it exists."""
+        ours: int | None = None
+        is_changed = False
+        while self._has_next(failure):
+            commit = self._commit_at(self._version + 1)
+            if self._pass(self._version + 1, commit, token, self.schema()) is Interposed.OURS:
+                ours = self._version + 1
+            self._version += 1
+            is_changed |= commit.alters
+        if is_changed:
+            self._table = None
+            _ = self.handle  # at the last commit that was judged
+            self._read_state()
+        return ours
+
+    def _checkpoint_or_note(self) -> None:
+        try:
+            self.checkpoint()
+        except IngestdError as error:
+            self._fault = error
+        except BaseException as error:  # noqa: BLE001 - a panic in deltalake is no Exception
+            self._fault = FolderError(f"lake table {self.uri}: checkpoint failed: {error!r}")
+
+    def checkpoint(self) -> None:
+        """Write a checkpoint of the newest version."""
+        log = f"{self.folder}/_delta_log"
+        with storage_faults(self.uri):
+            table = self._present()
+            reach("sink.checkpoint.before")
+            with self.store.calls.during(self.store, log):
+                table.create_checkpoint()
+            reach("sink.checkpoint.after")
+            name = f"{table.version():020}.checkpoint.parquet"
+            self.store.sync(log, [name, "_last_checkpoint"])
+
+    # --- commits by deltalake ---------------------------------------------------------------
+
+    def _append(
+        self,
+        fragments: Sequence[Fragment],
+        token: str,
+        app_version: int | None,
+        resume: str,
+        *,
+        is_fence: bool = False,
+    ) -> None:
+        self.handle.create_write_transaction(
+            [_add(f) for f in fragments],
+            "append",
+            self.handle.schema(),
+            commit_properties=self._properties(
+                token, app_version, resume, len(fragments), is_fence=is_fence
+            ),
+            post_commithook_properties=_NO_CLEANUP,
+        )
+
+    def _properties(
+        self,
+        token: str,
+        app_version: int | None,
+        resume: str = "",
+        files: int | None = None,
+        *,
+        is_fence: bool = False,
+    ) -> CommitProperties:
+        # No last_updated: with it, log cleanup may drop the transaction (I3).
+        carried = [Transaction(*each) for each in self._carried(app_version)]
+        stamps = self._stamps(token, resume, is_fence=is_fence)
+        if files is not None:
+            stamps[HOLDS] = str(files + len(carried))
+        return CommitProperties(
+            custom_metadata=stamps,
+            max_commit_retries=0,
+            app_transactions=carried or None,
+        )
+
+    def _carried(self, app_version: int | None) -> list[tuple[str, int]]:
+        return [] if app_version is None else [(self.app_id, app_version)]
+
+    def _stamps(self, token: str, resume: str, *, is_fence: bool = False) -> dict[str, str]:
+        stamps = {TOKEN: token, WRITER: self._writer.name, RESUME: resume, FENCE: "true"}
+        left_out = {RESUME: not resume, FENCE: not is_fence}
+        return {name: text for name, text in stamps.items() if not left_out.get(name)}
+
+    def _commit(self, attempt: Callable[[str], None]) -> int:
+        if self.store.syncs:
+            self.ensure_unreplaced()
+        token = uuid.uuid4().hex
+        for _ in range(ATTEMPTS):
+            with storage_faults(self.uri):
+                # deltalake reads what other programs put there, and writes through a link
+                ensure_plain_log(self.store, self.folder, above=self._version)
+            if self.exists:
+                self.ensure_writable()
+                _ = self.handle  # at this version
+            expected = self._version + 1
+            failure: DeltaError | OSError | None = None
+            try:
+                with self.store.calls.during(self.store, self.folder):
+                    attempt(token)
+            except (DeltaError, OSError) as error:
+                failure = error
+                self._doubt(expected)
+            committed = self._follow(expected, token, failure)
+            if committed is not None:
+                self._sync(committed)
+                return committed
+            if failure is None or self._version < expected:
+                # Nothing came between: the failure is the storage's own.
+                raise storage_fault(failure or OSError("commit not found"), self.uri) from failure
+        raise self._outrun() from failure
+
+    def _doubt(self, version: int) -> None:
+        if not self.store.syncs:  # on a local file system a failed commit can't appear later
+            self._writer.doubt(self.folder, version)
+
+    def _outrun(self) -> OperatorError:
+        return OperatorError(
+            f"lake table {self.uri}: another commit came first {ATTEMPTS} times in a row",
+            remedy="run OPTIMIZE, VACUUM and ALTER on it less often",
+        )
+
+    def _follow(self, expected: int, token: str, failure: Exception | None) -> int | None:
+        """Read the current log; return the version of our commit if it exists."""
+        before = self.schema()
+        self._refresh(must_reopen=failure is not None)
+        ours: int | None = None
+        for version in range(expected, self._version + 1):
+            if failure is None and version == expected == self._version:
+                return version  # compare-and-swap: it can't be another writer's
+            if self._pass(version, self._commit_at(version), token, before) is Interposed.OURS:
+                ours = version
+        return ours
+
+    def _pass(
+        self, version: int, commit: Commit, token: str, before: pa.Schema | None
+    ) -> Interposed:
+        """Refuse a commit of another writer; make one without data durable, as ours follow it.
+
+        `before`: the schema that the commit follows. A commit that drops a column is refused too.
+        """
+        verdict, signed = commit.judge(token), commit.writer
+        if verdict in {Interposed.FENCE, Interposed.FOREIGN} and signed == self._writer.name:
+            raise TransientError(
+                f"lake table {self.uri}: a commit that had failed appeared after all, as version"
+                f" {version}",
+                reason="storage",
+                remedy="nothing to do: the lake is re-read",
+            )
+        if verdict is Interposed.FENCE:
+            self._writer.refuse_if_taken_over(signed, self.store.uri(""))
+            raise TransientError(
+                f"lake table {self.uri}: another ingestd has taken over (version {version})",
+                reason="claimed",
+                remedy="stop one of the two; this one stands by until the other has stopped",
+            )
+        if verdict is Interposed.FOREIGN:
+            is_ours = not commit.is_foreign_change
+            raise (AppendedByAnotherError if is_ours else ForeignCommitError)(
+                f"lake table {self.uri}: another writer appended version {version}",
+                remedy="stop the other daemon or job that writes there, or give this source"
+                " another name or lake; a raw table must have one writer only",
+            )
+        if verdict is Interposed.WITHOUT_DATA:
+            self._sync(version)
+            given = commit.schema_json
+            if given is not None and before is not None:
+                self.refuse_lost(before, arrow_schema(given, self.uri))
+        return verdict
+
+    def _refresh(self, *, must_reopen: bool) -> None:
+        self._commits += 1
+        has_checkpoint = (self._version + 1) % CHECKPOINT_INTERVAL == 0  # it is all that is read
+        if self._table is None or must_reopen or has_checkpoint or self._commits >= REOPEN_EVERY:
+            self._commits = 0
+            self.load()
+            return
+        with storage_faults(self.uri), self.store.calls.during(self.store, self.folder):
+            self._table.update_incremental()
+        self._version = self._table.version()
+        self._read_state()
+
+
+def _add(fragment: Fragment) -> AddAction:
+    return AddAction(
+        path=fragment.path,
+        size=fragment.size_bytes,
+        partition_values={},
+        modification_time=fragment.modification_time_ms,
+        data_change=True,
+        stats=fragment.statistics,
+    )
