@@ -1,4 +1,4 @@
-"""A table of somebody else beside one whose owner attacks, and a daemon that captures both."""
+"""Another owner's table beside one whose owner attacks, and a daemon that captures both."""
 
 from __future__ import annotations
 

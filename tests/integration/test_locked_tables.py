@@ -152,7 +152,7 @@ async def test_a_locked_partition_does_not_keep_others_unpublished(database: Dat
 async def test_a_lock_while_tables_are_compared_is_its_own_fault(
     database: Database, kind: str
 ) -> None:
-    """Whether a new file or partition holds other rows is asked of the relation itself."""
+    """The relation itself shows whether a new file or partition holds other rows."""
     made, altered, locked = COMPARED[kind]
     database.execute(
         *GOOD,

@@ -49,6 +49,7 @@ TRY_AGAIN_S = 60.0
 """How often to retry a table that the server refused to publish; stopped sources wait as long."""
 Known = Mapping[TableId, RegisteredTable]
 ReadCatalog = Callable[[WalSettings, Mapping[TableId, Published]], Awaitable[Catalog]]
+"""Reads the catalog, given what was published at the last reading."""
 
 
 @dataclass(frozen=True, slots=True)
