@@ -199,7 +199,7 @@ def _references(  # noqa: PLR0917 - of one source
     limit_bytes = row_limit_bytes(connector_bytes(config))
     memory_bytes = share_bytes(config)
     log = structlog.get_logger("ingestd")
-    told = ReferenceTelemetry(status, metrics, log, telemetry, kinds)
+    telemetry_of_references = ReferenceTelemetry(status, metrics, log, telemetry, kinds)
     keepers: dict[TableId, ReferenceJob] = {}
     for table, found in tables.items():
         sink = lake.reference_table(name, table, memory_bytes=memory_bytes)
@@ -212,9 +212,9 @@ def _references(  # noqa: PLR0917 - of one source
                 table,
                 row_limit_bytes=limit_bytes,
             )
-            keepers[table] = FullRefresh(table, copied, sink, told, refresh_s)
+            keepers[table] = FullRefresh(table, copied, sink, telemetry_of_references, refresh_s)
         else:
             folded = partial(lake.reference_source, name, table, memory_bytes)
-            keepers[table] = IncrementalRefresh(table, folded, sink, told)
+            keepers[table] = IncrementalRefresh(table, folded, sink, telemetry_of_references)
     asked = frozenset(t for t, kind in kinds.items() if kind in UNSTREAMED)
-    return References(keepers, told, asked, retry=retry)
+    return References(keepers, telemetry_of_references, asked, retry=retry)

@@ -106,9 +106,14 @@ async def _run(
         telling = telling_service_manager(
             partial(ready, status), config.redactor, stop, paused=partial(paused, status)
         )
-        told = await stack.enter_async_context(telling)
+        service_manager = await stack.enter_async_context(telling)
         reloading = ConfigReload(
-            config, load, building, supervisor, told.reload_began, told.reload_ended
+            config,
+            load,
+            building,
+            supervisor,
+            service_manager.reload_began,
+            service_manager.reload_ended,
         )
         task = asyncio.create_task(reloading.run(hangups), name="reloading")
         stack.callback(task.cancel)

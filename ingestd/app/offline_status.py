@@ -86,19 +86,19 @@ async def _offline_references(
     lake: LakeFactory, name: str, settings: SourceSettings, found: SourceStatus
 ) -> None:
     for table, controls in settings.references().items():
-        told, kind = str(table), controls.reference
+        shown, kind = str(table), controls.reference
         try:
             state = await lake.reference_table(name, table, is_claimed=False).open()
         except TableError as error:
-            stopped = ReferenceStatus(told, kind, TableState.STOPPED, found.since)
+            stopped = ReferenceStatus(shown, kind, TableState.STOPPED, found.since)
             stopped.reason, stopped.remedy = error.reason, error.remedy
-            found.references[told] = stopped
+            found.references[shown] = stopped
             continue
         if state is None:
             continue
-        reference = ReferenceStatus(told, kind, TableState.LIVE, found.since)
+        reference = ReferenceStatus(shown, kind, TableState.LIVE, found.since)
         reference.version, reference.rows = state.version, state.rows
         reference.epoch = state.position
-        found.references[told] = reference
+        found.references[shown] = reference
         if kind in UNSTREAMED:
-            found.table(told, TableState.LIVE, found.since)
+            found.table(shown, TableState.LIVE, found.since)

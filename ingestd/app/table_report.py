@@ -76,10 +76,10 @@ async def report_tables(
     settings: SourceSettings,
     *,
     schema: str | None,
-    told: Told | None,
+    running: Told | None,
     timeout_s: float,
 ) -> SourceReport:
-    """Query database and lake; `told`: the running daemon's status of the tables, if any.
+    """Query database and lake; `running`: the running daemon's status of the tables, if any.
 
     `timeout_s`: for each query of the database. A query that fails adds a fault to the report; the
     others continue.
@@ -105,7 +105,7 @@ async def report_tables(
     coverage = None if isinstance(asked, IngestdError) else asked
     if isinstance(asked, IngestdError):
         faults.append(asked)
-    states = told if told is not None else _recorded(source, known)
+    states = running if running is not None else _recorded(source, known)
     findings = SourceFindings(settings, infos, coverage, states)
     return SourceReport(schemas, findings.tables(schema), faults)
 
@@ -185,10 +185,10 @@ class SourceFindings:
         if refused is not None:
             error = refused.error
             return Verdict(captured=False, reason=error.reason, remedy=error.remedy)
-        told = self.states.get(str(table), {})
-        state = told.get("state")
+        status = self.states.get(str(table), {})
+        state = status.get("state")
         if state == TableState.STOPPED:
-            reason, remedy = told.get("reason"), told.get("remedy")
+            reason, remedy = status.get("reason"), status.get("remedy")
             return Verdict(captured=False, state=state, reason=reason, remedy=remedy)
         if self.coverage.faults:
             fault = self.coverage.faults[0]
@@ -196,7 +196,7 @@ class SourceFindings:
         return Verdict(
             captured=True,
             state=None if state == TableState.DROPPED else state,
-            snapshot_progress=told.get("snapshot_progress"),
+            snapshot_progress=status.get("snapshot_progress"),
         )
 
 

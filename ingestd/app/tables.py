@@ -51,12 +51,18 @@ async def _tables(
             connector_of(config, name, settings),
             lake_of(config).sink(name),
         )
-        told = None
+        statuses = None
         if running is not None:
-            told = {t["table"]: t for t in running["sources"][name]["tables"]}
+            statuses = {t["table"]: t for t in running["sources"][name]["tables"]}
         try:
             return await report_tables(
-                name, connector, lake, settings, schema=schema, told=told, timeout_s=timeout_s
+                name,
+                connector,
+                lake,
+                settings,
+                schema=schema,
+                running=statuses,
+                timeout_s=timeout_s,
             )
         finally:
             await lake.close()

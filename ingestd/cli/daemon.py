@@ -44,9 +44,9 @@ def meant_daemon(config: Config) -> DaemonIdentity:
     from ingestd.http.daemon_identity import DaemonIdentity  # noqa: PLC0415
     from ingestd.postgres.connection.claim_names import claim_of  # noqa: PLC0415
 
-    told = config.redactor.text
-    claims = {name: told(claim_of(settings)) for name, settings in config.sources.items()}
-    return DaemonIdentity(told(config.lake.uri), claims)
+    redacted = config.redactor.text
+    claims = {name: redacted(claim_of(settings)) for name, settings in config.sources.items()}
+    return DaemonIdentity(redacted(config.lake.uri), claims)
 
 
 def daemon_status(config: Path) -> tuple[dict[str, Any] | None, str]:

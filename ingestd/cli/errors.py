@@ -87,8 +87,8 @@ def reporting(*, debug: bool, config: Path | None = None, unasked: str = "--yes"
         if debug:
             _print_trace(error, known)
             raise typer.Exit(exit_code(error)) from None
-        told = printable_lines(redactor_of(known).text(f"ingestd: {error}"))
-        sys.stderr.write(_readable(told) + "\n")
+        text = printable_lines(redactor_of(known).text(f"ingestd: {error}"))
+        sys.stderr.write(_readable(text) + "\n")
         raise typer.Exit(exit_code(error)) from None
 
 

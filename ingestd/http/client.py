@@ -179,8 +179,8 @@ def request_pause(listen: Address, source: str) -> datetime:
     Raises ConfigError for an unknown source, OperatorError if the daemon accepts no commands or
     can't write the lake, TransientError for a temporary failure or on a timeout.
     """
-    told = _command(listen, "POST", source, "pause", {}, HTTPStatus.ACCEPTED, _MARK_LIMIT_S)
-    return datetime.fromisoformat(told["since"])
+    answer = _command(listen, "POST", source, "pause", {}, HTTPStatus.ACCEPTED, _MARK_LIMIT_S)
+    return datetime.fromisoformat(answer["since"])
 
 
 def request_resume(listen: Address, source: str) -> bool:
@@ -188,8 +188,8 @@ def request_resume(listen: Address, source: str) -> bool:
 
     Raises as `request_pause`.
     """
-    told = _command(listen, "DELETE", source, "pause", {}, HTTPStatus.OK, _MARK_LIMIT_S)
-    return bool(told["was_paused"])
+    answer = _command(listen, "DELETE", source, "pause", {}, HTTPStatus.OK, _MARK_LIMIT_S)
+    return bool(answer["was_paused"])
 
 
 def _command(  # noqa: PLR0917 - of one request
@@ -287,8 +287,8 @@ def _require_proof(connection: http.client.HTTPConnection, listen: Address) -> N
     response = connection.getresponse()
     body = response.read(_PROOF_BYTES)
     found = _parsed(body) if response.isclosed() else None
-    told = found if isinstance(found, dict) else {}
-    address, proof = (str(told.get(name)) for name in ("address", "proof"))
+    answer = found if isinstance(found, dict) else {}
+    address, proof = (str(answer.get(name)) for name in ("address", "proof"))
     if not key_of(token).is_proven(challenge, address, proof):
         raise UnprovenError(
             f"the server on {listen} is not this daemon: it did not prove that it knows the "

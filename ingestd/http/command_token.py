@@ -152,14 +152,14 @@ def is_same_machine(peer: str, own: str) -> bool:
     return peer == own or is_loopback(peer)
 
 
-def read_token(told: Mapping[str, object], port: int) -> str:
+def read_token(answer: Mapping[str, object], port: int) -> str:
     """Return the token of the daemon on `port` of this machine, from the file its /status names.
 
-    `told`: the part of /status. Only a regular file is read whose name and content are as
+    `answer`: the part of /status. Only a regular file is read whose name and content are as
     `CommandToken` writes them, which belongs to root or this account (for root, also to its
     folder's owner, see `_is_by_root`) and which no other account can read. Raises OperatorError.
     """
-    path, user = Path(str(told.get("token_file"))), str(told.get("user"))
+    path, user = Path(str(answer.get("token_file"))), str(answer.get("user"))
     named = _NAME.fullmatch(path.name)
     if not path.is_absolute() or named is None or int(named[1]) != port:
         raise OperatorError(

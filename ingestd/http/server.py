@@ -156,10 +156,10 @@ class HttpServer:
         return web.Response(text="ok\n")
 
     async def _get_ready(self, _: web.Request) -> web.Response:
-        told = [_one_line(*reason) for reason in not_ready(self._status)]
-        code = 503 if told else 200
-        told = told or ["ready", *map(one_line, paused(self._status))]
-        text = "".join(f"{line}\n" for line in told)
+        lines = [_one_line(*reason) for reason in not_ready(self._status)]
+        code = 503 if lines else 200
+        lines = lines or ["ready", *map(one_line, paused(self._status))]
+        text = "".join(f"{line}\n" for line in lines)
         return web.Response(status=code, text=self._redactor.text(text))
 
     async def _get_status(self, _: web.Request) -> web.Response:

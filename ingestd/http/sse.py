@@ -148,10 +148,10 @@ def _event(name: str, data: dict[str, object]) -> bytes:
 
 
 def _too_many() -> web.Response:
-    told = {
+    answer = {
         "error": f"{MAX_READERS} status pages are open already",
         "remedy": "close some; /status shows the same",
     }
     return web.json_response(
-        told, status=HTTPStatus.SERVICE_UNAVAILABLE, headers={"Retry-After": "10"}
+        answer, status=HTTPStatus.SERVICE_UNAVAILABLE, headers={"Retry-After": "10"}
     )

@@ -108,8 +108,8 @@ class _ShownSource:
 
     def _table(self, table: TableStatus) -> dict[str, Any]:
         facts = table_to_json(table).items()
-        told = {k: v for k, v in facts if k not in _UNSHOWN and v is not None and v is not False}
-        return self._redacted.flat(told)
+        shown = {k: v for k, v in facts if k not in _UNSHOWN and v is not None and v is not False}
+        return self._redacted.flat(shown)
 
 
 def _seen(table: TableStatus) -> Hashable:

@@ -425,8 +425,8 @@ class DeltaLake:
         self._raw = {table: self._new_raw(table) for table in self._found()}
         self._each_usable(self._load_raw)
         with ThreadPoolExecutor(OPENING_WORKERS) as pool:
-            told = [pool.submit(notices_of, log) for log in self._own_logs]
-        notices = [notice for of_one in told for notice in of_one.result()]
+            pending = [pool.submit(notices_of, log) for log in self._own_logs]
+        notices = [notice for of_one in pending for notice in of_one.result()]
         self._each_usable(lambda raw: refuse_foreign(raw.log))
         for of_table in self._each_usable(lambda raw: notices_of(raw.log)).values():
             notices += of_table

@@ -374,9 +374,9 @@ def not_ready(status: DaemonStatus) -> list[tuple[str, str | None]]:
         found += [
             (f"source {name}, table {t.table} is stopped: {t.reason}", t.remedy) for t in stopped
         ]
-        told = {t.table for t in stopped}
+        listed = {t.table for t in stopped}
         for reference in source.shown_references():
-            if reference.state is not TableState.LIVE and reference.table not in told:
+            if reference.state is not TableState.LIVE and reference.table not in listed:
                 why = f": {reference.reason}" if reference.reason else ""
                 what = f"reference table {reference.table} is {reference.state}"
                 found.append((f"source {name}, {what}{why}", reference.remedy))

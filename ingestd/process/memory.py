@@ -72,8 +72,8 @@ def gc_frozen() -> Iterator[None]:
 def resident_bytes() -> int:
     """Return the process's resident memory in bytes; 0 if the system does not report it."""
     try:
-        with open("/proc/self/statm", "rb") as told:  # noqa: PTH123 - called often
-            return int(told.read().split()[1]) * mmap.PAGESIZE
+        with open("/proc/self/statm", "rb") as statm:  # noqa: PTH123 - called often
+            return int(statm.read().split()[1]) * mmap.PAGESIZE
     except OSError:
         return 0
 

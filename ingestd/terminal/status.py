@@ -75,9 +75,9 @@ def _print_pause(out: Console, name: str, source: Mapping[str, Any]) -> None:
 def _print_faults(out: Console, name: str, source: Mapping[str, Any]) -> None:
     faults = [(f"source {name}", source)]
     faults += [(f"source {name}, table {printable(t['table'])}", t) for t in source["tables"]]
-    told = {t["table"] for t in source["tables"] if t["state"] == "stopped" and t["reason"]}
+    listed = {t["table"] for t in source["tables"] if t["state"] == "stopped" and t["reason"]}
     for reference in source.get("references", ()):
-        if reference["table"] not in told:
+        if reference["table"] not in listed:
             where = f"source {name}, reference table {printable(reference['table'])}"
             faults.append((where, reference))
     for where, fault in faults:

@@ -91,7 +91,7 @@ def write_vectors(session: SparkSession, path: str, every: Sequence[Rows]) -> li
     table = store.pathWithFileSystem(java_class(session, HADOOP_PATH)(path))
     writer = store.createWriter(store.generateFileNameInTable(table, name, ""))
     nothing = option(session)
-    told = []
+    written = []
     try:
         for rows in every:
             vector = _packed(session, rows)
@@ -100,7 +100,7 @@ def write_vectors(session: SparkSession, path: str, every: Sequence[Rows]) -> li
             made = descriptors.onDiskWithRelativePath(
                 name, "", place.length(), len(rows), offset, nothing
             )
-            told.append(
+            written.append(
                 {
                     "storageType": made.storageType(),
                     "pathOrInlineDv": made.pathOrInlineDv(),
@@ -111,7 +111,7 @@ def write_vectors(session: SparkSession, path: str, every: Sequence[Rows]) -> li
             )
     finally:
         writer.close()
-    return told
+    return written
 
 
 def _packed(session: SparkSession, rows: Rows) -> bytes:

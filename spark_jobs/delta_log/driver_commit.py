@@ -96,11 +96,12 @@ def commit(
     work: Work,
     *,
     of_version: int,
-    told: str | None = None,
+    signature: str | None = None,
 ) -> bool:
     """Commit if `of_version` is still the newest version; return whether it was.
 
-    `told`: the commit's `userMetadata`. Raises Py4JError, also if another commit came in between.
+    `signature`: the commit's `userMetadata`. Raises Py4JError, also if another commit came in
+    between.
     """
     own = session._jsparkSession  # noqa: SLF001 - Delta has no call for it in Python
     java_class(session, f"{SPARK_SQL}.classic.SparkSession").setActiveSession(own)
@@ -116,7 +117,7 @@ def commit(
         found.add(from_json(json.dumps(action)))
     mode = getattr(java_class(session, f"{SPARK_SQL}.streaming.OutputMode"), work.mode)()
     operation = java_class(session, f"{DELTA}.DeltaOperations$StreamingUpdate")(
-        mode, work.app_id, work.version, option(session, told)
+        mode, work.app_id, work.version, option(session, signature)
     )
     to_seq = java_class(session, "org.apache.spark.api.python.PythonUtils").toSeq
     transaction.commit(to_seq(found), operation)

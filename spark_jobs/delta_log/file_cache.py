@@ -119,13 +119,13 @@ class MirrorFiles:
 
 def _is_whole(info: Action) -> bool:
     """Return whether a commit lists every file of the table after it."""
-    told = info.get("operationParameters")
-    if not isinstance(told, dict):
+    parameters = info.get("operationParameters")
+    if not isinstance(parameters, dict):
         return False
     if info.get("operation") == "STREAMING UPDATE":
-        return bool(told.get("outputMode") == "Complete")
-    is_overwrite = info.get("operation") == "WRITE" and told.get("mode") == "Overwrite"
-    return is_overwrite and "predicate" not in told
+        return bool(parameters.get("outputMode") == "Complete")
+    is_overwrite = info.get("operation") == "WRITE" and parameters.get("mode") == "Overwrite"
+    return is_overwrite and "predicate" not in parameters
 
 
 def _listed(snapshot: Any) -> dict[str, Action]:  # noqa: ANN401 - a Scala object

@@ -82,15 +82,15 @@ class NewestFiles:
             if entries is None or _takes_rows(entries):
                 return None
             added = [_bounds(add, column, self.path) for add in _added(entries)]
-            told = [bounds for bounds in added if bounds is not None]
-            if len(told) < len(added):
+            known = [bounds for bounds in added if bounds is not None]
+            if len(known) < len(added):
                 return None
             names += [
                 name
-                for name, low, high in told
+                for name, low, high in known
                 if high > above and (through is None or low <= through)
             ]
-            if told and all(high <= above for _, _, high in told):
+            if known and all(high <= above for _, _, high in known):
                 return names
         return names if newest < self.most_entries else None
 
@@ -140,8 +140,8 @@ def _is_plain(add: dict[str, Any]) -> bool:
 
 def _bounds(add: dict[str, Any], column: str, table: str) -> tuple[str, int, int] | None:
     """Return a file's name and its lowest and highest value; None without statistics."""
-    told = statistics_of(add.get("stats"))
-    low, high = (told.get(name, {}).get(column) for name in ("minValues", "maxValues"))
+    statistics = statistics_of(add.get("stats"))
+    low, high = (statistics.get(name, {}).get(column) for name in ("minValues", "maxValues"))
     if low is None or high is None or not _is_plain(add):
         return None
     return file_of(add["path"], table), low, high

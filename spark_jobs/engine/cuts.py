@@ -183,9 +183,9 @@ class CutLog:
         adds = [e["add"] for e in entries if "add" in e and e["add"]["dataChange"]]
         if len(adds) != 1:
             return None
-        told = statistics_of(adds[0].get("stats"))
-        bounds = [told.get(name, {}).get("epoch") for name in ("minValues", "maxValues")]
-        is_it = told.get("numRecords") == 1 and bounds == [epoch, epoch]
+        statistics = statistics_of(adds[0].get("stats"))
+        bounds = [statistics.get(name, {}).get("epoch") for name in ("minValues", "maxValues")]
+        is_it = statistics.get("numRecords") == 1 and bounds == [epoch, epoch]
         return (epoch, adds[0]) if is_it else None
 
     def _written(self, rows: pa.Table, epoch: int, *, replace: bool) -> None:

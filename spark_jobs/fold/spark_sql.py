@@ -87,8 +87,10 @@ def with_keys(changes: DataFrame, key: Sequence[LakeColumn]) -> DataFrame:
             continue
         lacks = f.array_contains(f.col("_cdc_unchanged"), k.name) & f.col(_BEFORE).isNotNull()
         text = _text_of(k.name, OF_BEFORE)
-        told = f.map_concat(f.coalesce(f.col(RAW), _no_texts()), f.create_map(f.lit(k.name), text))
-        raw = f.when(lacks & text.isNotNull(), told).otherwise(f.col(RAW))
+        with_text = f.map_concat(
+            f.coalesce(f.col(RAW), _no_texts()), f.create_map(f.lit(k.name), text)
+        )
+        raw = f.when(lacks & text.isNotNull(), with_text).otherwise(f.col(RAW))
         unsent = f.when(lacks, f.array_remove("_cdc_unchanged", k.name)).otherwise(
             f.col("_cdc_unchanged")
         )
@@ -224,13 +226,13 @@ def _own(
         if c.name not in fields or c.name not in there:
             continue
         text = _text_of(c.name, OF_BEFORE)
-        told = f.array_contains(f.col("_cdc_unchanged"), c.name) & (
+        is_unchanged = f.array_contains(f.col("_cdc_unchanged"), c.name) & (
             _old(c.name).isNotNull() | text.isNotNull()
         )
-        values[c.name] = f.when(told, _old(c.name)).otherwise(col(c.name))
-        kept = f.when(told, f.array_remove(kept, c.name)).otherwise(kept)
+        values[c.name] = f.when(is_unchanged, _old(c.name)).otherwise(col(c.name))
+        kept = f.when(is_unchanged, f.array_remove(kept, c.name)).otherwise(kept)
         raw = f.when(
-            told & text.isNotNull(),
+            is_unchanged & text.isNotNull(),
             f.map_concat(f.coalesce(raw, _no_texts()), f.create_map(f.lit(c.name), text)),
         ).otherwise(raw)
     return changes.select(

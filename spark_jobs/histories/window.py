@@ -153,10 +153,10 @@ def raw_rows(
         n: f.lit(None).cast(kind) for n, kind in shape.types.items() if n not in rows.columns
     }
     rows = rows.withColumns(lacking) if lacking else rows
-    told = with_keys(rows, shape.key)
-    if told is rows:
+    keyed = with_keys(rows, shape.key)
+    if keyed is rows:
         return rows
-    return told.withColumn(UNCHANGED, f.when(f.size(UNCHANGED) > 0, f.col(UNCHANGED)))
+    return keyed.withColumn(UNCHANGED, f.when(f.size(UNCHANGED) > 0, f.col(UNCHANGED)))
 
 
 def _beginning(
@@ -188,7 +188,7 @@ def _measured(
     rows: DataFrame, shape: HistoryShape, first: tuple[int, int] | None = None
 ) -> Window | None:
     rows = rows.persist()
-    op, told = f.col("_cdc_op"), moved(rows, shape)
+    op, is_move = f.col("_cdc_op"), moved(rows, shape)
     mark = f.struct(
         f.col("_cdc_lsn").alias("lsn"),
         f.col("_cdc_seq").alias("seq"),
@@ -199,8 +199,8 @@ def _measured(
         f.min(position()).alias("first"),
         f.sort_array(f.collect_set(f.when(op == TRUNCATE, mark))).alias("marks"),
         f.array_distinct(f.flatten(f.collect_set(UNCHANGED))).alias("unsent"),
-        f.count_if(told).alias("moves"),
-        f.count_if(told & f.col(UNCHANGED).isNotNull()).alias("moves_unsent"),
+        f.count_if(is_move).alias("moves"),
+        f.count_if(is_move & f.col(UNCHANGED).isNotNull()).alias("moves_unsent"),
         f.min(f.when(op == SNAPSHOT, f.col("_cdc_lsn"))).alias("lowest_read"),
         f.min(f.when(op.isin(UPDATE, DELETE), f.col("_cdc_lsn"))).alias("named_from"),
     )

@@ -67,5 +67,5 @@ def with_text(column: LakeColumn, text: str | None) -> Column:
 
 def lacks(column: LakeColumn, value: Column, text: str | None) -> Column:
     """Return whether a row has a value or text other than these."""
-    told = f.try_element_at(RAW, f.lit(column.name))
-    return ~(col(column.name).eqNullSafe(value) & told.eqNullSafe(f.lit(text).cast("string")))
+    recorded = f.try_element_at(RAW, f.lit(column.name))
+    return ~(col(column.name).eqNullSafe(value) & recorded.eqNullSafe(f.lit(text).cast("string")))

@@ -123,7 +123,7 @@ class DriverMerge:
                 self.path,
                 actions,
                 Work(self.app_id, signature.epoch, "Complete" if is_whole else "Update"),
-                told=signature.to_text(),
+                signature=signature.to_text(),
                 of_version=found.version,
             )
 
@@ -212,9 +212,13 @@ class DriverMerge:
         actions = []
         vectors = write_vectors(self.session, self.path, every)
         for (part, _), vector in zip(parts, vectors, strict=True):
-            told = statistics_of(part.add.get("stats"))
-            told |= {"numRecords": part.total, "tightBounds": False}
-            changed = {"dataChange": True, "stats": json.dumps(told), "deletionVector": vector}
+            statistics = statistics_of(part.add.get("stats"))
+            statistics |= {"numRecords": part.total, "tightBounds": False}
+            changed = {
+                "dataChange": True,
+                "stats": json.dumps(statistics),
+                "deletionVector": vector,
+            }
             actions.append({"add": part.add | {"modificationTime": now_ms} | changed})
         return actions
 
@@ -275,8 +279,8 @@ def _that_may_have(adds: Mapping[str, Action], outcomes: pa.Table, name: str) ->
     wanted = np.unique(values.to_numpy())
     found = []
     for add in adds.values():
-        told = statistics_of(add.get("stats"))
-        low, high = (told.get(n, {}).get(name) for n in ("minValues", "maxValues"))
+        statistics = statistics_of(add.get("stats"))
+        low, high = (statistics.get(n, {}).get(name) for n in ("minValues", "maxValues"))
         if (
             low is None
             or high is None

@@ -93,16 +93,16 @@ def _survey(changes: DataFrame, *, has_key: bool) -> _ChangeSurvey:
         new1, new2, old1, old2 = map(f.col, _KEYS)
         move = f.struct(*_KEYS, *_POSITION)
         moves = f.collect_list(f.when((old1 != new1) | (old2 != new2), move))
-    [told] = changes.agg(
+    [summary] = changes.agg(
         f.max(f.when(f.col("_cdc_op") == "t", _position())).alias("emptied"),
         f.count_if(f.col("_cdc_op") != "t").alias("changes"),
         f.count_if(f.size("_cdc_unchanged") > 0).alias("unsent"),
         moves.alias("moves"),
     ).collect()
-    emptied = None if told["emptied"] is None else tuple(told["emptied"])
-    found = [KeyMove(Key(r[2], r[3]), Key(r[0], r[1]), (r[4], r[5])) for r in told["moves"]]
+    emptied = None if summary["emptied"] is None else tuple(summary["emptied"])
+    found = [KeyMove(Key(r[2], r[3]), Key(r[0], r[1]), (r[4], r[5])) for r in summary["moves"]]
     above = [move for move in found if emptied is None or move.position > emptied]
-    return _ChangeSurvey(emptied, told["changes"], told["unsent"], above)
+    return _ChangeSurvey(emptied, summary["changes"], summary["unsent"], above)
 
 
 def _position() -> Column:

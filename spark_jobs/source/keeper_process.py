@@ -63,12 +63,12 @@ def listening_host(dsn: str) -> str:
     for name in ("SPARK_LOCAL_IP", "SPARK_DRIVER_BIND_ADDRESS"):
         if os.environ.get(name):
             return os.environ[name]
-    told = str(read_dsn(dsn).get("host") or "")
-    if not told or told.startswith(("/", "@")):
+    host = str(read_dsn(dsn).get("host") or "")
+    if not host or host.startswith(("/", "@")):
         return "127.0.0.1"
     try:
         family, _, _, _, address = socket.getaddrinfo(
-            told.split(",", maxsplit=1)[0], _ANY_PORT, type=socket.SOCK_DGRAM
+            host.split(",", maxsplit=1)[0], _ANY_PORT, type=socket.SOCK_DGRAM
         )[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(address)

@@ -136,14 +136,14 @@ class TaskFaultError(Exception):
     """An IngestdError in a task, in a form that the driver finds in Spark's text."""
 
     def __init__(self, error: IngestdError) -> None:
-        told = {
+        fields = {
             "kind": next(kind.__name__ for kind in _KINDS if isinstance(error, kind)),
             "what": error.what,
             "remedy": error.remedy,
             "reason": getattr(error, "reason", None),
             "table": str(error.table) if isinstance(error, TableError) else None,
         }
-        super().__init__(_MARK + json.dumps(told))
+        super().__init__(_MARK + json.dumps(fields))
 
 
 _KINDS = (TransientError, TableChangedError, TableError, OperatorError, IngestdError)
@@ -155,11 +155,11 @@ def task_fault(error: BaseException) -> IngestdError | None:
     found = _FAULT.search(str(error))
     if found is None:
         return None
-    told = json.loads(found[1])
-    kind, what, remedy = told["kind"], told["what"], told["remedy"]
+    fields = json.loads(found[1])
+    kind, what, remedy = fields["kind"], fields["what"], fields["remedy"]
     if kind == TransientError.__name__:
-        return TransientError(what, reason=told["reason"], remedy=remedy)
-    if told["table"] is None:
+        return TransientError(what, reason=fields["reason"], remedy=remedy)
+    if fields["table"] is None:
         return OperatorError(what, remedy=remedy)
     raised = TableChangedError if kind == TableChangedError.__name__ else TableError
-    return raised(TableId.parse(told["table"]), told["reason"], remedy=remedy)
+    return raised(TableId.parse(fields["table"]), fields["reason"], remedy=remedy)

@@ -102,7 +102,7 @@ class PauseCommand:
     def _pause_by_daemon(self, limit_s: float) -> None:
         assert self.address is not None
         since = request_pause(self.address, self.source)
-        found = self._await(lambda told: told["state"] == "paused", limit_s, "still delivers")
+        found = self._await(lambda status: status["state"] == "paused", limit_s, "still delivers")
         kept = found["retained_bytes"]
         wal = "" if kept is None else f"; its slot retains {size(kept)} of WAL"
         typer.echo(f"source {self.source}: paused since {_time(since)}{wal}")
@@ -111,7 +111,7 @@ class PauseCommand:
     def _resume_by_daemon(self, limit_s: float) -> None:
         assert self.address is not None
         was_paused = request_resume(self.address, self.source)
-        self._await(lambda told: told["state"] != "paused", limit_s, "is still paused")
+        self._await(lambda status: status["state"] != "paused", limit_s, "is still paused")
         what = "resumed where it stopped" if was_paused else "was not paused"
         typer.echo(f"source {self.source}: {what}")
 

@@ -342,14 +342,16 @@ class PgoutputDecoder:
         types, heads = messages.types, messages.heads
         if self._told_last is not None and len(types) and IS_CHANGE[types[0]]:
             self._tell_if_partition(self._told_last, int(oids_of(heads[:1])[0]), transactions, 0)
-        told = np.flatnonzero(types == RELATION)
+        at_relations = np.flatnonzero(types == RELATION)
         self._told_last = None
-        if len(told) and told[-1] == len(types) - 1:
-            self._told_last = parse_relation(messages.content(int(told[-1])), self._encoding)
-            told = told[:-1]
-        oids, tables = oids_of(heads[told]), oids_of(heads[told + 1])
-        is_partition = IS_CHANGE.take(types[told + 1]) & (tables != oids)
-        for i in told[is_partition].tolist():
+        if len(at_relations) and at_relations[-1] == len(types) - 1:
+            self._told_last = parse_relation(
+                messages.content(int(at_relations[-1])), self._encoding
+            )
+            at_relations = at_relations[:-1]
+        oids, tables = oids_of(heads[at_relations]), oids_of(heads[at_relations + 1])
+        is_partition = IS_CHANGE.take(types[at_relations + 1]) & (tables != oids)
+        for i in at_relations[is_partition].tolist():
             relation = parse_relation(messages.content(i), self._encoding)
             self._tell_if_partition(
                 relation, int(oids_of(heads[i + 1 : i + 2])[0]), transactions, i + 1
@@ -447,15 +449,15 @@ class PgoutputDecoder:
 
 def _has_left_out(messages: Messages) -> bool:
     """Return whether changes were shortened. Raises ProtocolError for a misplaced one."""
-    told = np.flatnonzero(messages.types == LEFT_OUT)
-    if len(told) == 0:
+    left_out = np.flatnonzero(messages.types == LEFT_OUT)
+    if len(left_out) == 0:
         return False
-    changes = told - 1
+    changes = left_out - 1
     if (
         changes[0] < 0
         or not (
             IS_CHANGE.take(messages.types[changes])
-            & (messages.oids[changes] == messages.oids[told])
+            & (messages.oids[changes] == messages.oids[left_out])
         ).all()
     ):
         msg = "a message about a shortened change does not follow the change"

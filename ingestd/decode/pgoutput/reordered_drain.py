@@ -146,8 +146,8 @@ class _Ahead:
         if self._segment is not None:
             subxid = _XID.unpack_from(message, 1)[0]
             message = message[:1] + message[1 + _XID.size :]
-            told = (subxid, relation_oid(message), self._count, message)
-            self._segment.relations.append(told)
+            entry = (subxid, relation_oid(message), self._count, message)
+            self._segment.relations.append(entry)
         elif self._open:
             self._newest.record(relation_oid(message), self._count, message)
 
@@ -158,12 +158,12 @@ class _Ahead:
 
     def _commit(self, commit: StreamCommit) -> None:
         one = self._of(commit.xid)
-        told: Told = {oid: (number, message) for _, oid, number, message in one.relations}
+        relations: Told = {oid: (number, message) for _, oid, number, message in one.relations}
         undone: list[int] = []
         for subxid in reversed(one.aborts):
             is_earliest = not undone or _is_from(undone[-1], subxid)
             undone.append(subxid if is_earliest else undone[-1])
-        self.committed[commit.xid] = _Committed(commit, self._newest.committed(told), undone)
+        self.committed[commit.xid] = _Committed(commit, self._newest.committed(relations), undone)
         self._close(commit.xid)
 
     def _close(self, xid: int) -> None:

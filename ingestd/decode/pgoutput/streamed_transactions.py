@@ -151,10 +151,10 @@ class NewestRelations:
         """Record a RELATION message sent outside of segments while a transaction is open."""
         self._newest[oid] = (number, message)
 
-    def committed(self, told: Told) -> list[bytes]:
+    def committed(self, relations: Told) -> list[bytes]:
         """Return the newer messages to repeat at the end of a transaction that sent these."""
         newer = []
-        for oid, last in told.items():
+        for oid, last in relations.items():
             newest = max(last, self._newest.get(oid, last))
             self._newest[oid] = newest
             if newest is not last:
@@ -303,11 +303,11 @@ class StreamedTransactions:
             raise ProtocolError(msg)
         origin = self._origins.get(commit.xid)
         yield commit.begin_messages(*([] if origin is None else [origin]))
-        told: Told = {}
+        relations: Told = {}
         for messages in self._spool.pop_transaction(commit.xid):
-            told |= {oid: (number, told_by) for oid, number, told_by in messages.relations()}
+            relations |= {oid: (number, told_by) for oid, number, told_by in messages.relations()}
             yield messages.buffer, messages.starts, messages.ends
-        newer = self._newest.committed(told)
+        newer = self._newest.committed(relations)
         self._close(commit.xid)
         yield commit.commit_messages(newer)
 

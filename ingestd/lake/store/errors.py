@@ -254,8 +254,8 @@ def _of_store(plain: str, is_of_object: bool, uri: str) -> IngestdError:  # noqa
     cause = plain.rpartition(_REQUEST)[2]
     answer = _ANSWER.search(cause)
     code = answer[1] if answer else ""
-    told = ": ".join(filter(None, answer.groups())) if answer else plain
-    said = _without_values(told[:300])
+    message = ": ".join(filter(None, answer.groups())) if answer else plain
+    said = _without_values(message[:300])
     if not is_of_object or code not in _OF_ONE_OBJECT:
         cause = f"{_NAMES.sub(' ', cause.partition('<')[0])} {code}"  # the answer quotes names
         lacking = _credentials_fault(cause, uri, said)

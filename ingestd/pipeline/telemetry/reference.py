@@ -145,13 +145,13 @@ class ReferenceTelemetry:
                     "reference.retried", table=name, reason=why, retry_s=round(delay_s, 1)
                 )
             return
-        told = OperatorError(why, remedy=error.remedy)
+        fault = OperatorError(why, remedy=error.remedy)
         shown = self._shown(table)
         if shown is not None and (shown.snapshot_requested or shown.snapshot is not None):
-            shown.end_snapshot(SnapshotOutcome.FAILED, self._now(), told)
+            shown.end_snapshot(SnapshotOutcome.FAILED, self._now(), fault)
             self._metrics.no_snapshot(self._status.source, name)
         self._enter(reference, TableState.STOPPED)
-        self._show(name, TableState.STOPPED, told)
+        self._show(name, TableState.STOPPED, fault)
         if is_news:
             self._log.error("reference.stopped", table=name, reason=why, remedy=error.remedy)
 

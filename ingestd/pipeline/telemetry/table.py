@@ -176,8 +176,8 @@ class TableTelemetry:
     def snapshot_failed(self, table: TableId, error: IngestdError) -> None:
         """Record that a snapshot can't be read, while its table continues as before."""
         why = error.reason if isinstance(error, TableError) else error.what
-        told = OperatorError(why, remedy=error.remedy)
-        self._end_snapshot(str(table), SnapshotOutcome.FAILED, told)
+        fault = OperatorError(why, remedy=error.remedy)
+        self._end_snapshot(str(table), SnapshotOutcome.FAILED, fault)
         errors, now = self.status.last_errors, self._now()
         note_error(errors, now, f"its snapshot failed: {why}", error.remedy, table=str(table))
         self._log.error("snapshot.failed", table=str(table), reason=why, remedy=error.remedy)

@@ -430,8 +430,8 @@ class TableDefinitions:
     ) -> Table:
         rows = {_shape(c): c for c in self._columns.get(relation.oid, ())}
         if any(_shape(c) not in rows for c in relation.columns):
-            told = {relation.oid: [c.name for c in relation.columns]}
-            found = await list_columns(connection, [relation.oid], told)
+            names = {relation.oid: [c.name for c in relation.columns]}
+            found = await list_columns(connection, [relation.oid], names)
             rows = {_shape(c): c for c in found.get(relation.oid, ())}
             excluded = self._settings.controls(name).exclude_columns
             captured = (c for c in relation.columns if c.name not in excluded)

@@ -106,11 +106,11 @@ def _unused_sections(
     settings: SourceSettings, present: Sequence[TableId], others: Others
 ) -> list[Notice]:
     """Return a notice for each section whose table is missing without stopping anything."""
-    told = {refused.table.id for refused in missing_tables(settings, present)}
-    told |= settings.references().keys()
+    known = {refused.table.id for refused in missing_tables(settings, present)}
+    known |= settings.references().keys()
     notices = []
     for table in map(TableId.parse, settings.table):
-        if table in present or table in told:
+        if table in present or table in known:
             continue
         error = missing_table(settings, table, present, others)
         keys = ", ".join(sorted(settings.controls(table).model_fields_set)) or "nothing"

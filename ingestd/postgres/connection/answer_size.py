@@ -71,8 +71,8 @@ def _received(descriptor: int) -> int:
     if sys.platform != "linux":
         return 0
     with contextlib.suppress(OSError, struct.error), _socket(descriptor) as end:
-        told = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED.size)
-        return int(_RECEIVED.unpack(told)[0])
+        info = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED.size)
+        return int(_RECEIVED.unpack(info)[0])
     return 0
 
 

@@ -354,8 +354,8 @@ def _by_code(error: psycopg.Error) -> str | _Operator | None:
     if code == "XX000" and _NOT_MAPPED in server_text(error):
         return _UNMAPPED
     # 28000 covers all authorization errors except a wrong password: the text may be more specific.
-    if code == "28000" and (told := _by_text(server_text(error))) is not None:
-        return told
+    if code == "28000" and (fault := _by_text(server_text(error))) is not None:
+        return fault
     return _TRANSIENT_CODES.get(code) or _TRANSIENT_CODES.get(code[:2]) or _OPERATOR_CODES.get(code)
 
 
@@ -383,9 +383,11 @@ def _place(error: psycopg.Error, dsn: str | None) -> dict[str, str]:
             return {k: v.decode(errors="replace") for k, v in found.items() if v}
     if dsn is None:
         return {}
-    told = read_dsn(dsn)
+    parameters = read_dsn(dsn)
     names = {"host": "host", "port": "port", "database": "dbname", "user": "user"}
-    return {ours: str(told[theirs]) for ours, theirs in names.items() if told.get(theirs)}
+    return {
+        ours: str(parameters[theirs]) for ours, theirs in names.items() if parameters.get(theirs)
+    }
 
 
 def cut_off(text: str) -> psycopg.Error:

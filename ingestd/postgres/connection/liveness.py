@@ -229,10 +229,10 @@ class LivenessCheckedConnection(LimitedConnection):
             return inf
         try:
             with self._socket() as end:
-                told = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+                info = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
         except (OSError, psycopg.Error):  # another kind of socket, or closed meanwhile
             return inf
-        return float(_TCP_INFO.unpack(told)[0]) / 1000
+        return float(_TCP_INFO.unpack(info)[0]) / 1000
 
     async def _look_until_answered(self) -> _Doing:
         """Start several probes one after another: one may be refused, or take long."""

@@ -150,10 +150,12 @@ async def _open(
         if (refused := refused_setting(error, own)) is not None:
             raise refused from error
         if not is_pooled or not refuses_options(error):
-            told = error if is_understood(server_text(error)) else await named(error, parameters)
-            if told is error:
+            understood = (
+                error if is_understood(server_text(error)) else await named(error, parameters)
+            )
+            if understood is error:
                 raise
-            raise told from error
+            raise understood from error
         connection = await LivenessCheckedConnection.connect(**plain, options="")
     wanted = {**settings, **WHERE_KNOWN, ENCODING: str(parameters[ENCODING])}
     try:

@@ -58,8 +58,8 @@ class Transport:
 
 def resolved(parameters: Mapping[str, Any]) -> dict[str, str]:
     """Return how libpq resolves a DSN's parameters, except the port. Does not connect."""
-    told = make_conninfo(**{**parameters, "port": _NO_PORT})
-    resolving = pq.PGconn.connect_start(told.encode())
+    dsn_without_port = make_conninfo(**{**parameters, "port": _NO_PORT})
+    resolving = pq.PGconn.connect_start(dsn_without_port.encode())
     try:
         return {
             option.keyword.decode(): option.val.decode(errors="replace")

@@ -317,8 +317,8 @@ class DdlLog:
 
     def _roots_of(self, leaf: int) -> set[int]:
         looked = {t for t, (_, s) in self._tables.items() if leaf in s.files and leaf != t}
-        told = {root for root, leaves in self.leaves.items() if leaf in leaves}
-        return looked | (told & self._tables.keys())
+        roots = {root for root, leaves in self.leaves.items() if leaf in leaves}
+        return looked | (roots & self._tables.keys())
 
     def _is_void(self, table: int, lsn: Lsn, xid: int) -> bool:
         voided = self._voided.get(table)

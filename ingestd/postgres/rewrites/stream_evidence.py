@@ -65,18 +65,18 @@ class PendingEvidence:
 
         `now`: the fingerprint of this poll; `then`: that of the last one.
         """
-        told = self.columns.get(oid, _Columns())
+        evidence = self.columns.get(oid, _Columns())
         types = {c.name: c.type_oid for c in now.columns}
         found = {
             "a column was renamed": (
-                (told.new - _ever(now)) and _present(now) - (told.common or frozenset())
+                (evidence.new - _ever(now)) and _present(now) - (evidence.common or frozenset())
             )
-            or not all(_are_these(names, now) for names in told.lists),
+            or not all(_are_these(names, now) for names in evidence.lists),
             "a column's type changed": any(
-                n in types and not reads_alike(before, types[n]) for n, before in told.types
+                n in types and not reads_alike(before, types[n]) for n, before in evidence.types
             ),
             "a partition was detached or dropped": self._partitions_went(oid, now),
-            "its replica identity was temporarily different": told.is_rekeyed,
+            "its replica identity was temporarily different": evidence.is_rekeyed,
             "a partition was truncated directly": oid in self.emptied,
             "labels or attributes of a type changed": _are_ambiguous(
                 self.labels.get(oid, frozenset()), now, then
@@ -91,8 +91,8 @@ class PendingEvidence:
 
     def taken(self, oid: int, now: TableFingerprint) -> TableFingerprint:
         """Return a table's fingerprint, with names that came and went added to the former ones."""
-        told = self.columns.get(oid, _Columns())
-        return replace(now, former=now.former | ((told.new | told.void) - _ever(now)))
+        evidence = self.columns.get(oid, _Columns())
+        return replace(now, former=now.former | ((evidence.new | evidence.void) - _ever(now)))
 
     def without_changed(self, oid: int, now: TableFingerprint) -> TableFingerprint:
         """Return a table's fingerprint; a partition with changes is removed from the empty ones."""
@@ -137,12 +137,12 @@ class StreamEvidence:
         """Record a table's columns from a RELATION message. `last`: its last fingerprint."""
         if last is None:
             return
-        told = {intern(digest(c.name)): c.type_oid for c in relation.columns}
+        sent = {intern(digest(c.name)): c.type_oid for c in relation.columns}
         types = {c.name: c.type_oid for c in last.columns}
-        new = told.keys() - _ever(last)
-        others = {(n, t) for n, t in told.items() if not reads_alike(t, types.get(n, t))}
+        new = sent.keys() - _ever(last)
+        others = {(n, t) for n, t in sent.items() if not reads_alike(t, types.get(n, t))}
         is_void = self._is_void(relation.oid, relation.lsn, relation.xid)
-        is_other = bool(new) or not _are_these(told, last)
+        is_other = bool(new) or not _are_these(sent, last)
         is_rekeyed = _is_rekeyed(relation, last) and not is_void
         if not (new or is_rekeyed or ((others or is_other) and not is_void)):
             return
@@ -155,12 +155,12 @@ class StreamEvidence:
         if is_void:
             found = replace(found, void=before.void | new)
         else:
-            others |= {(name, told[name]) for name in new}
+            others |= {(name, sent[name]) for name in new}
             found = replace(found, new=before.new | new, types=before.types | others)
             if is_other:
-                found = replace(found, lists=_with(before.lists, tuple(told)))
+                found = replace(found, lists=_with(before.lists, tuple(sent)))
         if new and not is_void:
-            common = told.keys() if before.common is None else before.common & told.keys()
+            common = sent.keys() if before.common is None else before.common & sent.keys()
             found = replace(found, common=frozenset(common))
         self._columns[relation.oid] = found
 
@@ -250,10 +250,12 @@ class StreamEvidence:
         for (oid, table), xid in self._partitions.items():
             if _sees(seen, {xid}):
                 partitions.setdefault(table, []).append(oid)
-        columns = {oid: told for oid, told in self._columns.items() if _sees(seen, told.xids)}
+        columns = {
+            oid: evidence for oid, evidence in self._columns.items() if _sees(seen, evidence.xids)
+        }
         labels = {
-            oid: frozenset(label for label, xid in told.items() if _sees(seen, {xid}))
-            for oid, told in self._labels.items()
+            oid: frozenset(label for label, xid in evidence.items() if _sees(seen, {xid}))
+            for oid, evidence in self._labels.items()
         }
         emptied = frozenset(table for _, table in self._emptied)
         labels = {oid: found for oid, found in labels.items() if found}
@@ -264,8 +266,8 @@ class StreamEvidence:
         came = {table for leaf, table in self._partitions if (leaf, table) not in self._had}
         emptied = {table for _, table in self._emptied}
         loaded = {pair[1] for pair in self.makers if self._is_loaded_when_made(pair)}
-        told = {*self._columns, *came, *emptied, *loaded, *self._labels}
-        return frozenset(told | self.texts.unjudged() | self.ddl.unjudged())
+        pending = {*self._columns, *came, *emptied, *loaded, *self._labels}
+        return frozenset(pending | self.texts.unjudged() | self.ddl.unjudged())
 
     def clear(
         self,
@@ -275,8 +277,8 @@ class StreamEvidence:
         voided: Iterable[int],
     ) -> None:
         """Drop evidence that a poll of these tables has judged; some of them are re-read."""
-        for oid, told in taken.columns.items():
-            if self._columns.get(oid) is told:  # nothing was reported since
+        for oid, evidence in taken.columns.items():
+            if self._columns.get(oid) is evidence:  # nothing was reported since
                 del self._columns[oid]
         for oid, labels in taken.labels.items():
             left = {k: xid for k, xid in self._labels.get(oid, {}).items() if k not in labels}

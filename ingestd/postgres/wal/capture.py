@@ -90,7 +90,7 @@ class WalCapture:
         memory_bytes: int,
         catch_up: CatchUpPolicy,
         spool: SpoolPolicy | None = None,
-        told: StreamEvidence | None = None,
+        evidence: StreamEvidence | None = None,
         past: SlotDecodeGap | None = None,
     ) -> None:
         self._where = f"source {source}"
@@ -104,7 +104,7 @@ class WalCapture:
         self._memory_bytes = memory_bytes
         self._snapshots: list[TableSnapshot | ChunkedSnapshot] = []
         self._past = past or SlotDecodeGap()
-        self._tables = SourceTables(settings, told, unsendable=self._past.unsendable)
+        self._tables = SourceTables(settings, evidence, unsendable=self._past.unsendable)
         self._relations = Relations(
             self._describe,
             settings.streams,
@@ -172,7 +172,7 @@ class WalCapture:
                 if await self._tables.ddl_log_changed(control):
                     return True
             has_changed = await self._tables.have_changed()
-            if self._tables.told.ddl.awaits:  # a commit is in the WAL before it is visible
+            if self._tables.evidence.ddl.awaits:  # a commit is in the WAL before it is visible
                 loop = asyncio.get_running_loop()
                 loop.call_later(DDL_PATIENCE_S, self._relations.noticed.set)
             return has_changed

@@ -34,7 +34,7 @@ class WalConnector(PostgresConnector):
         self._settings = settings
         self._catch_up = catch_up
         self._spool = SpoolPolicy(settings.open_transaction_spool)
-        self._told = StreamEvidence()
+        self._evidence = StreamEvidence()
         self._past = SlotDecodeGap()
 
     async def _read_coverage(
@@ -53,7 +53,7 @@ class WalConnector(PostgresConnector):
             memory_bytes=self._memory_bytes,
             catch_up=self._catch_up,
             spool=self._spool,
-            told=self._told,
+            evidence=self._evidence,
             past=self._past,
         )
 

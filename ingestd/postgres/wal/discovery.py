@@ -77,7 +77,7 @@ class _Readings:
     role: str
     known: Known
     last: Mapping[int, TableFingerprint | None]
-    told: PendingEvidence
+    pending: PendingEvidence
     by_ddl: Mapping[int, str]
     comparison: FingerprintComparison
 
@@ -103,14 +103,15 @@ class _Found:
 class SourceTables:
     """The tables that the config asks for, as of the last discovery.
 
-    Used on the event loop only. Raises psycopg.Error. `told`: what the stream has reported, also to
-    earlier captures, which may have ended before a discovery. `unsendable`: see `SlotDecodeGap`.
+    Used on the event loop only. Raises psycopg.Error. `evidence`: what the stream has reported,
+    also to earlier captures, which may have ended before a discovery. `unsendable`: see
+    `SlotDecodeGap`.
     """
 
     def __init__(
         self,
         settings: WalSettings,
-        told: StreamEvidence | None = None,
+        evidence: StreamEvidence | None = None,
         *,
         unsendable: Mapping[int, str] | None = None,
         read: ReadCatalog = read_catalog,
@@ -121,8 +122,8 @@ class SourceTables:
         self._definitions = TableDefinitions(settings)
         self._catalog = Catalog()
         self._looks = FingerprintTracker(settings.dsn.get_secret_value())
-        self.told = told or StreamEvidence()
-        self.texts = self.told.texts
+        self.evidence = evidence or StreamEvidence()
+        self.texts = self.evidence.texts
         self.departed: Departed = {}
         self._accepted: frozenset[TableId] = frozenset()
         self._replaced: set[int] = set()
@@ -153,15 +154,15 @@ class SourceTables:
         departed = await find_departed(connection, known.values(), self._settings.streams)
         self._definitions.take_departed(departed)
         last = {row.oid: self._last(row, known.get(row.id)) for row in catalog.rows}
-        self.told.read(read_at(known.values()))
-        self.told.ddl.read(read_at(known.values()))
+        self.evidence.read(read_at(known.values()))
+        self.evidence.ddl.read(read_at(known.values()))
         # Copied now: what arrives while tables are compared is for the next discovery.
-        told, by_ddl = self.told.by(catalog.seen), self.told.ddl.by(catalog.seen)
+        pending, by_ddl = self.evidence.by(catalog.seen), self.evidence.ddl.by(catalog.seen)
         await self._try_to_publish(catalog)
         refused = missing_tables(self._settings, catalog.present, catalog.others)
         found = _Found(refused)
         async with self._looks.looking() as comparison:
-            read = _Readings(catalog, server.role, known, last, told, by_ddl, comparison)
+            read = _Readings(catalog, server.role, known, last, pending, by_ddl, comparison)
             for row in self._rows_to_describe(catalog):
                 try:
                     with own_lock(row.id):
@@ -174,10 +175,10 @@ class SourceTables:
         self._looks.record_seen(seen)
         self._awaited = {oid: a for oid, a in self._awaited.items() if oid in seen}
         voided = [t.oid for t in accepted if t.id in rewritten or t.id in interrupted]
-        self.told.clear(told, catalog.seen, seen, voided)
+        self.evidence.clear(pending, catalog.seen, seen, voided)
         self._enums = _enums_of(catalog, seen, types)
         looked_at = {t.oid: (t.id, seen[t.oid]) for t in accepted}
-        self.told.ddl.looked(looked_at, catalog.seen, voided)
+        self.evidence.ddl.looked(looked_at, catalog.seen, voided)
         self._ddl_fault = await self._find_ddl_fault(catalog, connection)
         self.texts.read(
             {oid: now.texts for oid, now in seen.items()},
@@ -211,14 +212,15 @@ class SourceTables:
         if self._kept_out and time.monotonic() - self._tried_at_s >= TRY_AGAIN_S:
             return True
         catalog = await self._read_catalog(self._settings, self._catalog.published)
-        told = self.told.by(catalog.seen)
-        if self.told.ddl.by(catalog.seen).keys() & {row.oid for row in catalog.rows}:
+        pending = self.evidence.by(catalog.seen)
+        if self.evidence.ddl.by(catalog.seen).keys() & {row.oid for row in catalog.rows}:
             return True
         return (
             catalog != self._catalog
             or self.texts.has_news(catalog.seen)
             or any(
-                told.has_news(row.oid, last) or self.told.loaded_when_made(row.oid) is not None
+                pending.has_news(row.oid, last)
+                or self.evidence.loaded_when_made(row.oid) is not None
                 for row in catalog.rows
                 if (last := self._looks.last(row.oid, None)) is not None
             )
@@ -226,11 +228,11 @@ class SourceTables:
 
     def take_partition(self, partition: Relation, table: int) -> bool:
         """Record that a partition of a table has changes; see `StreamEvidence.partition`."""
-        return self.told.partition(partition, table, self._looks.last(table, None))
+        return self.evidence.partition(partition, table, self._looks.last(table, None))
 
     def take_ddl(self, event: DdlEvent, lsn: Lsn, xid: int) -> bool:
         """Record what an event trigger wrote; see `DdlLog.record`."""
-        return self.told.ddl.record(event, lsn, xid, self._settings.streams)
+        return self.evidence.ddl.record(event, lsn, xid, self._settings.streams)
 
     async def ddl_log_changed(self, connection: AsyncConnection[Any]) -> bool:
         """Return whether the event triggers are not as they were at the last discovery."""
@@ -302,7 +304,7 @@ class SourceTables:
             await self._definitions.use_catalog(
                 connection, await self._read_catalog(self._settings, self._catalog.published), {}
             )
-        self.told.columns(relation, self._looks.last(relation.oid, None))
+        self.evidence.columns(relation, self._looks.last(relation.oid, None))
         return await self._definitions.of_relation(connection, relation, name)
 
     def delivered(self, chunk: Chunk) -> tuple[Chunk, bool]:
@@ -312,13 +314,13 @@ class SourceTables:
         """
         self._reached = max(self._reached, chunk.position)
         found = unknown_labels(chunk, self._enums)
-        told = [self.told.labels(oid, new, chunk.position) for oid, new in found.items()]
+        has_news = [self.evidence.labels(oid, new, chunk.position) for oid, new in found.items()]
         doubts = self._doubts()
-        return replace(chunk, doubts=doubts) if doubts else chunk, any(told)
+        return replace(chunk, doubts=doubts) if doubts else chunk, any(has_news)
 
     def _doubts(self) -> dict[TableId, str]:
         """Return the `_tables` entries of tables that the stream makes doubtful."""
-        doubted = self.told.unjudged()
+        doubted = self.evidence.unjudged()
         return {
             row.id: str(replace(last, is_doubted=True))
             for row in (self._catalog.rows if doubted else ())
@@ -336,25 +338,25 @@ class SourceTables:
         if isinstance(described, Refused):
             result.refused.append(described)
             return
-        known, told, comparison = read.known.get(row.id), read.told, read.comparison
+        known, pending, comparison = read.known.get(row.id), read.pending, read.comparison
         then, now = read.last[row.oid], catalog.storage(row)
         if gap := self._gap(described, catalog, then, now, known):
             result.interrupted[row.id] = gap
         now = _first(now, known) if then is None else now.after(then)
-        now = told.without_changed(row.oid, await comparison.with_empty(now, then))
+        now = pending.without_changed(row.oid, await comparison.with_empty(now, then))
         makers = await read_makers(connection, now.partitions_since(then, row.oid))
         quiet = self._quiet(row.oid, then, now, catalog, makers)
         reason = read.by_ddl.get(row.oid) if row.id in read.known else None
         reason = reason or _rekeyed(described, then, known)
         then = then and replace(then, files={**then.files, **quiet})
         reason = reason or await comparison.difference(row.oid, then, now)
-        reason = reason or told.difference(row.oid, now, then)
-        reason = reason or self.told.loaded_when_made(row.oid)
+        reason = reason or pending.difference(row.oid, now, then)
+        reason = reason or self.evidence.loaded_when_made(row.oid)
         reason = reason or self.texts.difference(row.oid, now.texts, catalog.seen)
         if reason is not None:
             result.rewritten[row.id] = reason
             self._rewritten.add(row.oid)
-        now = result.seen[row.oid] = told.taken(row.oid, now)
+        now = result.seen[row.oid] = pending.taken(row.oid, now)
         storage = self._storage_to_record(row, now, known)
         result.accepted.append(replace(described, storage=storage))
 
@@ -363,7 +365,7 @@ class SourceTables:
         last = self._looks.last(row.oid, known)
         if last is not None and known is not None and not self._looks.has_seen(row.oid):
             names = [c.source_name for c in known.lake_columns.values()]
-            self.told.recorded(row.oid, names, last)
+            self.evidence.recorded(row.oid, names, last)
         return last
 
     def _quiet(
@@ -381,7 +383,7 @@ class SourceTables:
         read, `_tables` keeps the old file, and no file of a new partition. `makers`: the
         transactions that created new partitions.
         """
-        self.told.expect_made(oid, makers)
+        self.evidence.expect_made(oid, makers)
         both = then.empty & now.empty if then is not None else frozenset()
         quiet = {
             leaf: now.files[leaf]
@@ -389,7 +391,7 @@ class SourceTables:
             if then is not None and then.files.get(leaf) != now.files[leaf]
         }
         for leaf in quiet:
-            self.told.expect_quiet(leaf, oid, catalog.seen)
+            self.evidence.expect_quiet(leaf, oid, catalog.seen)
         awaited = self._awaited.get(oid)
         if (quiet or makers) and then is not None:
             files = {leaf: then.files[leaf] for leaf in quiet if leaf in then.files}

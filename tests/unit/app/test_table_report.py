@@ -116,7 +116,7 @@ async def report(of: Shop, *, schema: str | None = None, told: Told | None = Non
         cast("Sink", of),
         SETTINGS,
         schema=schema,
-        told=told,
+        running=told,
         timeout_s=3.0,
     )
 

@@ -126,8 +126,8 @@ class Slot:
     def why_lost(self) -> str:
         """Why the server invalidated it, and the setting behind that."""
         reason = self.invalid or ""
-        told = _INVALID.get(reason, reason)
-        return told.format(keep_size=self.keep_size, idle_timeout=self.idle_timeout)
+        text = _INVALID.get(reason, reason)
+        return text.format(keep_size=self.keep_size, idle_timeout=self.idle_timeout)
 
     def is_other(self, database: str) -> bool:
         """Return whether its kind, plugin or database is not ours."""
