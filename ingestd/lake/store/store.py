@@ -404,7 +404,7 @@ class ObjectStore:
         try:
             self._objects = s3_objects(self._uri, self.storage_options or {}, os.environ)
         except NotSureError as reason:
-            self.remark = f"an epoch costs thirteen requests a table, not two: {reason}"
+            self.remark = f"an epoch costs twelve requests a table, not two: {reason}"
 
     def uri(self, path: str) -> str:
         """Return the URI."""
