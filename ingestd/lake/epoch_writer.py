@@ -240,16 +240,22 @@ class DeltaEpochWriter:
         except FolderError as error:
             raise self._lake.set_damaged(part.raw.id, error) from error
 
-    async def _unless_failed(self, part: _TablePart, work: Awaitable[T]) -> T | None:
-        """Await the work; on a table's fault return None and record that the table must stop."""
+    async def _unless_failed(
+        self, part: _TablePart, work: Awaitable[T], *, commits: bool = False
+    ) -> T | None:
+        """Await the work; on a table's fault return None and record that the table must stop.
+
+        `commits`: the files stay, as a commit that failed here may still arrive in the store.
+        """
         try:
             return await self._of_table(part, work)
         except TableError as error:
             self._failed.append(error)
             self._parts.pop(part.raw.id, None)
             self._taken.pop(part.raw.id, None)
-            with contextlib.suppress(IngestdError):  # report the first fault
-                await part.sink.abort()
+            if not commits:
+                with contextlib.suppress(IngestdError):  # report the first fault
+                    await part.sink.abort()
             return None
 
     async def _finish_or_remove(self) -> list[tuple[_TablePart, Sequence[Fragment]]]:
@@ -278,7 +284,9 @@ class DeltaEpochWriter:
         await self._make_tables()
         tables = await together(
             self._unless_failed(
-                part, self._lake.jobs.run(self._commit_table, part, files, summary.end_lsn)
+                part,
+                self._lake.jobs.run(self._commit_table, part, files, summary.end_lsn),
+                commits=True,
             )
             for part, files in fragments
             if part.raw.id in self._parts

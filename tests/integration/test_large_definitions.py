@@ -12,7 +12,7 @@ from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.planner_functions import MOST_EXPRESSIONS
 from ingestd.postgres.catalog.relation_lock import lock_table
 from ingestd.postgres.catalog.user_types import MOST_PARTS, MOST_TYPES
-from ingestd.postgres.connection import answer_size
+from ingestd.postgres.connection.answer_size import LimitedConnection
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.settings import WalSettings
 from ingestd.testing.embedded.waiting import await_until
@@ -165,7 +165,7 @@ async def described(database: Database, settings: WalSettings) -> Table:
 async def test_what_the_catalog_holds_of_a_table_is_limited(
     database: Database, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(answer_size, "MOST_BYTES", MOST_EXPRESSIONS + (2 << 20))
+    monkeypatch.setattr(LimitedConnection, "answer_limit_bytes", MOST_EXPRESSIONS + (2 << 20))
     database.execute(*GOOD, *DEFINITIONS[kind])
     settings = WalSettings.model_validate(
         {

@@ -74,6 +74,10 @@ MEANT_LOCKS = {
     ("catalog/metadata.py", "pg_table_size"): "not of the tables in pg_locks; its own time limit",
     ("catalog/partitions.py", "pg_relation_size"): "of one table, which is about to be read",
     ("catalog/partitions.py", "pg_table_size"): "the same",
+    (
+        "catalog/planner_functions.py",
+        "pg_partition_ancestors",
+    ): "reads pg_inherits, locks no parent",
     ("catalog/published_filters.py", "pg_get_expr"): "one by one if a table is locked",
     ("catalog/replica_identity.py", "pg_partition_tree"): "in a remedy",
     (

@@ -17,6 +17,8 @@ REPLACED = {
     "integration/test_catch_up.py: drain_slot": "the server fails at a query",
     "integration/test_catch_up.py: refused": "one kind of connection is refused",
     "integration/test_cli_drop.py: ControlConnection": "a session outlives its client",
+    "integration/test_large_definitions.py: LimitedConnection": "all sessions have a low limit",
+    "integration/test_large_definitions.py: place": "an error that no known definition causes",
     "integration/test_pinned_settings.py: session": "a DSN can't ask for another encoding",
     "integration/test_polling_sweep.py: KeyPages": "a page fails as it is read",
     "spark/test_driver_merge.py: driver_files": "a local folder stands for an object store",

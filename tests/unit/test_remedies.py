@@ -23,14 +23,27 @@ _STATEMENT = re.compile(
 MEANT = {
     ("ingestd/lake/delta/table_features.py", "f"): "one of _DROPPED",
     ("ingestd/lake/delta/table_features.py", "name"): "a property of this module",
+    (
+        "ingestd/postgres/catalog/planner_functions.py",
+        "at_most(MOST_EXPRESSIONS, 'expression', total='total')",
+    ): "SQL that is run",
     ("ingestd/postgres/catalog/replica_identity.py", "identity"): "a LiteralString",
+    ("ingestd/postgres/catalog/trusted_types.py", "_of_operator('o')"): "SQL that is run",
+    ("ingestd/postgres/catalog/trusted_types.py", "_untrusted('k.castfunc')"): "SQL that is run",
+    ("ingestd/postgres/catalog/trusted_types.py", "functions"): "SQL that is run",
+    ("ingestd/postgres/catalog/trusted_types.py", "is_trusted('s.typowner')"): "SQL that is run",
+    ("ingestd/postgres/catalog/trusted_types.py", "t"): "SQL that is run",
     ("ingestd/postgres/polling/keys/unique_keys.py", "how"): "a text of this module",
     ("ingestd/postgres/polling/keys/unique_keys.py", "at(table, 'key')"): "a key of the config",
     ("ingestd/postgres/rewrites/ddl_script.py", "name"): "a name that our script creates",
 }
 """Names in such texts that are not quoted, and why they may be given."""
 BY_SERVER = {
-    ("ingestd/postgres/catalog/planner_functions.py", "DROP INDEX"): "by printable_sql in _refusal",
+    (
+        "ingestd/postgres/catalog/planner_functions.py",
+        "ALTER TABLE",
+    ): "printable_sql in _refusal",
+    ("ingestd/postgres/catalog/planner_functions.py", "DROP INDEX"): "the same",
     ("ingestd/postgres/catalog/planner_functions.py", "DROP STATISTICS"): "the same",
     ("ingestd/postgres/catalog/replica_identity.py", "ALTER TABLE"): "run by the same statement",
 }

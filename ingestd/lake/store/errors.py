@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pyarrow as pa
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import CommitFailedError, DeltaError
 
 from ingestd.lake.store.paths import OddFileError, OddPathError
 from ingestd.lake.store.plain_files import OthersLinkError
@@ -237,7 +237,8 @@ def _by_cause(error: Exception, uri: str) -> IngestdError:
         return _of_store(plain, by_store["object"] is not None, uri)
     full = plain[:300]
     said = _without_values(full) or type(error).__name__
-    if number in _ERRNO_PASSES:
+    if number in _ERRNO_PASSES or isinstance(error, CommitFailedError):
+        # After a conflict the log is read again: what another program wrote is judged there.
         return TransientError(f"lake {uri}: {said}", reason="storage")
     if _DAMAGED.search(full):
         return DamagedError(

@@ -1,8 +1,8 @@
 """Which types and functions may be evaluated: those of superusers, and of this role.
 
 Whatever another role defines would run with this role's privileges. An object's owner is not
-enough: ALTER TYPE ... OWNER TO changes nothing of what depends on the type. Its casts, the
-functions of its ranges and those of a domain's checks keep their owners, who may replace them.
+enough: another owner of a type changes nothing of what depends on it. Its casts, the functions of
+its ranges and those of a domain's checks keep their owners, who may replace them.
 """
 
 from __future__ import annotations
