@@ -330,11 +330,12 @@ def test_a_commit_that_is_too_large_is_not_read_into_the_driver(
     for content, why in (
         (b'{"commitInfo":{"x":"' + b"a" * MOST_COMMIT_BYTES + b'"}}', "bytes, more than"),
         (b'{"add":{"path":7,"dataChange":true}}', "wrong type"),
-        (b"[" * 100_000, "JSON"),
+        (b"[" * 100_000, "nested more than 100 deep"),
     ):
         path.write_bytes(content)
-        with pytest.raises(FolderError, match=why):
+        with pytest.raises(FolderError, match=why) as refused:
             log_entries(spark, folder, 1)
+        assert f"mv {path} " in str(refused.value.remedy)
     assert log_entries(spark, folder, 2) is None
     found = log_entries(spark, folder, 0)
     assert found is not None

@@ -122,6 +122,7 @@ _MALFORMED = (
     pa.ArrowException,
 )
 _SHOWN = 80
+_FILE = re.compile(r"file:(?://)?(?=/)")
 _EXPIRED = re.compile(
     r"ExpiredToken|TokenRefreshRequired|RequestExpired|token[^.<]{0,40}expired", re.IGNORECASE
 )
@@ -217,9 +218,10 @@ def _odd_file(error: OddFileError, uri: str) -> FolderError:
             " read, written or removed",
             remedy=f"put {uri} back from a copy; ingestd retries within 60 s",
         )
-    away = "" if "://" in error.path else f': mv {shlex.quote(error.path)} "$(mktemp -d)"'
+    path = _FILE.sub("", error.path)  # as Spark names files
+    away = "" if "://" in path else f': mv {shlex.quote(path)} "$(mktemp -d)"'
     return FolderError(
-        f"lake {uri}: {error.path} {error.why}",
+        f"lake {uri}: {path} {error.why}",
         remedy=f"move it away{away}; if it replaced a file, put that back from a copy;"
         " ingestd retries within 60 s",
     )
