@@ -139,3 +139,17 @@ async def test_casts_to_another_roles_type_make_none_untrusted(
     dsn = make_conninfo(database.dsn, user=stranger)
     await check_condition(dsn, [table], "e = 'a'")
     assert not calls_of(database, stranger)
+
+
+async def test_trust_in_many_types_is_read_quickly(database: Database) -> None:
+    """Each type is judged once: the cost is that of the types, not of columns times functions."""
+    columns = ", ".join(f"c{n} many_{n % 60}" for n in range(200))
+    database.execute(
+        *(f"CREATE TYPE many_{n} AS (a int, b text, c numeric[])" for n in range(60)),
+        f"CREATE TABLE many (id int PRIMARY KEY, {columns})",
+    )
+    oid = database.value("SELECT 'many'::regclass::oid::int8")
+    async with await connect(database.dsn) as connection:
+        await connection.execute("SET statement_timeout = '2s'")
+        trust = await read_type_trust(connection, oid)
+    assert len(trust.trusted) == 201

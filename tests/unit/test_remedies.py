@@ -29,7 +29,10 @@ MEANT = {
     ): "SQL that is run",
     ("ingestd/postgres/catalog/replica_identity.py", "identity"): "a LiteralString",
     ("ingestd/postgres/catalog/trusted_types.py", "_of_operator('o')"): "SQL that is run",
-    ("ingestd/postgres/catalog/trusted_types.py", "_untrusted('k.castfunc')"): "SQL that is run",
+    (
+        "ingestd/postgres/catalog/trusted_types.py",
+        "_untrusted('SELECT k.castfunc')",
+    ): "SQL that is run",
     ("ingestd/postgres/catalog/trusted_types.py", "functions"): "SQL that is run",
     ("ingestd/postgres/catalog/trusted_types.py", "is_trusted('s.typowner')"): "SQL that is run",
     ("ingestd/postgres/catalog/trusted_types.py", "t"): "SQL that is run",

@@ -46,13 +46,15 @@ from ingestd.postgres.connection.quoting import printed
 
 # A table's own row type can't be given to another role.
 _COLUMNS = f"""
-SELECT a.attname::text, a.atttypid::int8, (
-         WITH RECURSIVE inside AS (
-           SELECT a.atttypid AS oid WHERE a.atttypid >= {FIRST_USER_OID}
-           UNION
-           SELECT x.oid FROM inside JOIN pg_catalog.pg_type t ON t.oid = inside.oid
-{EACH_TRUSTED_PART})
-         SELECT pg_catalog.jsonb_build_array(
+WITH RECURSIVE inside AS (
+  SELECT a.atttypid AS of, a.atttypid AS oid FROM pg_catalog.pg_attribute a
+   WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped
+     AND a.atttypid >= {FIRST_USER_OID}
+  UNION
+  SELECT inside.of, x.oid FROM inside JOIN pg_catalog.pg_type t ON t.oid = inside.oid
+{EACH_TRUSTED_PART}),
+untrusted AS MATERIALIZED (
+         SELECT t.oid, pg_catalog.jsonb_build_array(
                   pg_catalog.jsonb_build_array(n.nspname, t.typname), {is_trusted("t.typowner")},
                   {has_untrusted_functions("t")} OR EXISTS (
                     SELECT FROM pg_catalog.pg_class c
@@ -64,14 +66,17 @@ SELECT a.attname::text, a.atttypid::int8, (
                             (SELECT pg_catalog.jsonb_build_array(e.nspname, b.typname)
                                FROM pg_catalog.pg_type b JOIN pg_catalog.pg_namespace e
                                  ON e.oid = b.typnamespace WHERE b.oid = k.casttarget))), '[]')
-                   {untrusted_casts("t")}))
-           FROM inside JOIN pg_catalog.pg_type t ON t.oid = inside.oid
+                   {untrusted_casts("t")})) AS what
+           FROM (SELECT DISTINCT oid FROM inside) part
+           JOIN pg_catalog.pg_type t ON t.oid = part.oid
            JOIN pg_catalog.pg_namespace n ON n.oid = t.typnamespace
           WHERE t.oid >= {FIRST_USER_OID} AND NOT (t.typlen = -1 AND t.typelem <> 0)
-            AND NOT {is_type_trusted("t")}
-          ORDER BY t.oid LIMIT 1)
+            AND NOT {is_type_trusted("t")})
+SELECT a.attname::text, a.atttypid::int8, (
+         SELECT u.what FROM inside JOIN untrusted u ON u.oid = inside.oid
+          WHERE inside.of = a.atttypid ORDER BY u.oid LIMIT 1)
   FROM pg_catalog.pg_attribute a
- WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+ WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """  # noqa: S608 - constants
 _SYSTEM = ("ctid", "xmin", "xmax", "cmin", "cmax", "tableoid")
 _PREPARE = sql.SQL(
@@ -126,7 +131,7 @@ class TypeTrust:
 
 async def read_type_trust(connection: AsyncConnection[Any], oid: int) -> TypeTrust:
     """Return which columns of a table a condition may name. Raises psycopg.Error."""
-    rows = await (await connection.execute(_COLUMNS, (oid,))).fetchall()
+    rows = await (await connection.execute(_COLUMNS, {"oid": oid})).fetchall()
     return TypeTrust(
         {name: type_oid for name, type_oid, untrusted in rows if untrusted is None},
         {name: _untrusted(*untrusted) for name, _, untrusted in rows if untrusted is not None},

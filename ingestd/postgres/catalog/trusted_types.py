@@ -29,9 +29,9 @@ def is_trusted(owner: LiteralString) -> LiteralString:
 
 
 def _untrusted(functions: LiteralString) -> LiteralString:
-    return f"""EXISTS (SELECT FROM pg_catalog.pg_proc p
-           WHERE p.oid >= {FIRST_USER_OID} AND p.oid IN ({functions})
-             AND NOT {is_trusted("p.proowner")})"""
+    return f"""EXISTS (SELECT FROM ({functions}) AS called(oid)
+            JOIN pg_catalog.pg_proc p ON p.oid = called.oid
+           WHERE called.oid >= {FIRST_USER_OID} AND NOT {is_trusted("p.proowner")})"""
 
 
 def is_operator_trusted(o: LiteralString) -> LiteralString:
@@ -60,7 +60,7 @@ def untrusted_casts(t: LiteralString) -> LiteralString:
                       WHERE m.oid = {t}.oid OR m.oid IN (
                         SELECT g.rngmultitypid FROM pg_catalog.pg_range g
                          WHERE g.rngtypid = {t}.oid))
-       AND {is_trusted("s.typowner")} AND {_untrusted("k.castfunc")}"""  # noqa: S608 - constants
+       AND {is_trusted("s.typowner")} AND {_untrusted("SELECT k.castfunc")}"""  # noqa: S608 - constants
 
 
 def has_untrusted_functions(t: LiteralString) -> LiteralString:
@@ -77,11 +77,13 @@ def has_untrusted_functions(t: LiteralString) -> LiteralString:
                FROM pg_catalog.pg_range g WHERE {t}.oid IN (g.rngtypid, g.rngmultitypid)
              UNION ALL
              SELECT a.amproc FROM pg_catalog.pg_amproc a
-              WHERE {t}.oid IN (a.amproclefttype, a.amprocrighttype)
+              WHERE a.amproc >= {FIRST_USER_OID}
+                AND {t}.oid IN (a.amproclefttype, a.amprocrighttype)
              UNION ALL
              {_of_operator("o")}
                FROM pg_catalog.pg_amop a JOIN pg_catalog.pg_operator o ON o.oid = a.amopopr
-              WHERE {t}.oid IN (a.amoplefttype, a.amoprighttype)
+              WHERE a.amopopr >= {FIRST_USER_OID}
+                AND {t}.oid IN (a.amoplefttype, a.amoprighttype)
              UNION ALL
              SELECT f.oid
                FROM pg_catalog.pg_constraint n
