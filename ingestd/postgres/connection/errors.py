@@ -46,6 +46,9 @@ UNSENDABLE = "a row is larger, as text, than the 1 GB that the server can send"
 """Two characters per byte of bytea. With REPLICA IDENTITY FULL the old row counts, too."""
 TOO_DEEP = "a value is nested too deeply for the server to output it (max_stack_depth)"
 _NOT_OUTPUT = "the server can't output a row"
+OF_THE_SERVER = frozenset({"08", "25", "26", "28", "3D", "40", "53", "55", "57", "58", "F0"})
+"""Error classes that have reasons outside of what is read: the connection, role, transaction or
+resources. Any other one is of values, their types' output, functions or damage."""
 _LARGE_ALLOCATION = "invalid memory alloc request size"
 _OF_A_VALUE = re.compile(
     r'slot "[^"]*", output plugin "[^"]*", in the (?:stream_)?change callback, associated LSN (\S+)'
@@ -301,11 +304,14 @@ def is_of_a_row(error: BaseException | None) -> bool:
 
     The context shows that, if it is in English: output functions of types raise any code. Otherwise
     the code does: of a limit, or of data (a conversion to UTF-8, an enum's label that is missing).
-    Errors that pass are not of the row; for a lack of memory that is not known.
+    Errors that pass are not of the row, nor are those of the server, like the limit of a file to
+    which a drain writes it; for a lack of memory that is not known.
     """
     if isinstance(error, psycopg.errors.OutOfMemory):
         return failed_row_at(error) is not None
     if not isinstance(error, psycopg.Error) or isinstance(_by_code(error), str):
+        return False
+    if (error.sqlstate or "08")[:2] in OF_THE_SERVER:
         return False
     if why_unsendable(error) is not None or isinstance(error, psycopg.DataError):
         return True

@@ -21,7 +21,7 @@ from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.catalog.partitions import Leaf, leaves_of
 from ingestd.postgres.catalog.relation_lock import PUT_BACK
 from ingestd.postgres.connection.dsn import role_of
-from ingestd.postgres.connection.errors import classify, identifier, why_unsendable
+from ingestd.postgres.connection.errors import OF_THE_SERVER, classify, identifier, why_unsendable
 from ingestd.postgres.connection.quoting import printed
 from ingestd.postgres.connection.server_messages import loggable_message, server_text
 from ingestd.postgres.connection.session import connect
@@ -117,10 +117,6 @@ _HOLDERS = sql.SQL(
 _GONE = ("42P01", "42703", "3F000")
 _RESTRICTED = "55000"
 """The error for a view or foreign table, by `restrict_nonsystem_relation_kind`."""
-_OF_THE_SERVER = {"08", "25", "26", "28", "3D", "40", "53", "55", "57", "58", "F0"}
-"""Error classes that a query on one table raises for reasons outside of it: its connection, role,
-transaction or resources. Any other one is of its values, their types' output, functions or damage.
-"""
 _NO_MEMORY = psycopg.errors.OutOfMemory
 
 
@@ -159,7 +155,7 @@ def read_error(
         return TableError(table, f"{unsendable}: {what}", remedy=WITHOUT_ITS_VALUE)
     fault = classify(error, f"table {table}, read", dsn, runs_users_sql=runs_users_sql)
     if error.sqlstate != psycopg.errors.InsufficientPrivilege.sqlstate:
-        if isinstance(fault, TransientError) or (error.sqlstate or "08")[:2] in _OF_THE_SERVER:
+        if isinstance(fault, TransientError) or (error.sqlstate or "08")[:2] in OF_THE_SERVER:
             return fault
         return TableError(table, what, remedy=WITHOUT_ITS_VALUE)
     remedy = fault.remedy
