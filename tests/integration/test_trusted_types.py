@@ -1,4 +1,4 @@
-"""A type is trusted only with all that is called for it, whoever its owner is."""
+"""A type is trusted only with all that is called for it, not by its owner alone."""
 
 from __future__ import annotations
 

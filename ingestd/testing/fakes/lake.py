@@ -83,8 +83,9 @@ class MemoryLakeFactory:
     def reference_source(
         self, source: str, table: TableId, memory_bytes: int, position: int | None
     ) -> ReferenceTableSource:
-        """Raise NotImplementedError."""
-        raise NotImplementedError
+        """Raise NotImplementedError: references are copied from the source only."""
+        msg = "the lake in memory builds no reference table from raw rows"
+        raise NotImplementedError(msg)
 
     def pause_mark(self, source: str) -> PauseMark:
         """Return the source's marker."""
@@ -98,8 +99,9 @@ class MemoryLakeFactory:
         return NoMaintenance()
 
     def verified(self, source: str) -> VerifiedLake:
-        """Raise NotImplementedError."""
-        raise NotImplementedError
+        """Raise NotImplementedError: a test compares the disk itself."""
+        msg = "the lake in memory can't be verified"
+        raise NotImplementedError(msg)
 
     def last_epochs(self, source: str, limit: int) -> Sequence[Mapping[str, Any]]:
         """Return numbers and positions."""

@@ -92,7 +92,7 @@ def maintain(
     began_s: float = 0.0,
     killed_at: str = "",
 ) -> MaintenanceResult:
-    """Maintain a table some days from now. A killed process removes no file of its own."""
+    """Maintain a table some days from now. A killed process removes none of its files."""
     store = store_of(root)
 
     def step(name: str) -> None:

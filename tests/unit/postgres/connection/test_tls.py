@@ -188,7 +188,7 @@ def test_every_connection_is_made_in_one_way() -> None:
     for path in modules("ingestd", "spark_jobs"):
         name = name_of(path)
         if name.startswith(("ingestd/demo/", "ingestd/testing/")):
-            continue  # on servers of its own, on loopback
+            continue  # on its servers, on loopback
         for node in nodes(text_of(path)):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
