@@ -162,7 +162,8 @@ class ChangeStream:
         async with self.confirmation.streaming(opened) as stream:
             self._spool.connected()
             self._encoding = stream.encoding
-            decoder, order = self._new_decoder(), self._new_order()
+            decoder, spool = self._new_decoder(), self._new_spool()
+            order = StreamedTransactions(spool)
             try:
                 yield self._deliver(decoder.idle(start) or idle_chunk(start))
                 async with contextlib.aclosing(
@@ -178,6 +179,8 @@ class ChangeStream:
                 if meant is raised:
                     raise
                 raise meant from raised.__cause__ or raised
+            finally:
+                spool.close()
 
     async def _decoded(
         self,
@@ -417,14 +420,11 @@ class ChangeStream:
         )
         return self._decoder
 
-    def _new_order(self) -> StreamedTransactions:
-        where = f"source {self._source}"
-        return StreamedTransactions(
-            OpenTransactions(
-                self._spool,
-                memory_bytes=bytes_of(OPEN_TRANSACTIONS, self._memory_bytes),
-                where=where,
-            )
+    def _new_spool(self) -> OpenTransactions:
+        return OpenTransactions(
+            self._spool,
+            memory_bytes=bytes_of(OPEN_TRANSACTIONS, self._memory_bytes),
+            where=f"source {self._source}",
         )
 
     def _deliver(self, chunk: Chunk) -> Chunk:

@@ -140,13 +140,12 @@ class OpenTransactions:
 
     def append_messages(self, xid: int, messages: OpenMessages) -> None:
         """Buffer messages that follow those of earlier calls."""
-        if xid not in self._kept:
-            self._kept[xid] = _Kept(self._frame_bytes)
-        self._kept[xid].push(messages)
+        kept = self._kept
+        kept.setdefault(xid, _Kept(self._frame_bytes)).push(messages)
         if self.nbytes > self._policy.limit_bytes:
             raise self._refusal(f"they exceed {self._policy.limit_bytes} bytes")
         while self.memory_bytes > self._memory_limit_bytes:
-            largest = max(self._kept.values(), key=lambda kept: kept.memory_bytes)
+            largest = max(kept.values(), key=lambda one: one.memory_bytes)
             with self._errors():
                 largest.write()
 
@@ -168,6 +167,13 @@ class OpenTransactions:
             with self._errors():
                 yield from kept.messages()
 
+    def close(self) -> None:
+        """Drop all of it, which also frees the room that its files take.
+
+        A thread may still be writing: it holds its transactions itself, until it is done.
+        """
+        self._kept = {}
+
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
         try:
@@ -187,9 +193,9 @@ class OpenTransactions:
 
 
 class _UnlinkedFile:
-    """A file that only this process can see.
+    """A file that only this process can see, closed with its last reference.
 
-    It is closed with its last reference: a thread may be writing when a connection is closed.
+    `OpenTransactions.close` drops the references that outlast a connection.
     """
 
     def __init__(self) -> None:

@@ -133,6 +133,23 @@ def test_files_are_closed_when_dropped() -> None:
     assert open_files() == before
 
 
+def test_files_are_closed_with_the_connection() -> None:
+    """Errors, their frames and the spool may refer to each other: nothing waits for the collector.
+
+    A thread that writes meanwhile ends as it would have.
+    """
+    gc.collect()
+    before = open_files()
+    kept = spool(memory_bytes=0)
+    kept.append_messages(1, messages(1))
+    assert open_files() == before + 1
+    kept.close()
+    assert (kept.nbytes, open_files()) == (0, before)
+    kept.append_messages(1, messages(1))
+    kept.close()
+    assert open_files() == before
+
+
 def test_over_the_limit_is_refused_and_the_next_session_skips_it() -> None:
     policy = SpoolPolicy(5000)
     assert policy.takes_open_transactions
