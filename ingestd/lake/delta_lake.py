@@ -23,7 +23,7 @@ from ingestd.lake.layout import Layout
 from ingestd.lake.marker import note_source, read_marker, removed, require_marker, write_marker
 from ingestd.lake.opening import (
     cut_short,
-    missing,
+    missing_error,
     never_refuse,
     notices_of,
     refuse_foreign,
@@ -39,7 +39,7 @@ from ingestd.lake.threads import WorkerThreads, ahead
 from ingestd.model.changes import RESERVED_PREFIX, CommittedEpoch, EpochSummary, TableInEpoch
 from ingestd.model.errors import FolderError, OperatorError, TableError, TransientError
 from ingestd.model.lake_state import (
-    GONE,
+    RAW_TABLE_MISSING,
     LakeState,
     Notice,
     RegisteredColumn,
@@ -63,7 +63,7 @@ STORE_WORKERS = 32
 CHECKPOINT_WORKERS, STORE_CHECKPOINT_WORKERS = 1, 2
 """Concurrent checkpoints: each holds a table's log in memory and takes about 90 requests."""
 OPENING_WORKERS = 16
-LOCAL_LOOK_S, REMOTE_LOOK_S = 5.0, 60.0
+LOCAL_CHECK_S, REMOTE_CHECK_S = 5.0, 60.0
 """How often an idle source reads the marker: in an object store this takes a request."""
 
 
@@ -71,7 +71,7 @@ def _utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-def _go_on(_step: str) -> None:
+def _do_nothing(_step: str) -> None:
     """Do nothing before a commit."""
 
 
@@ -99,7 +99,7 @@ class DeltaLake:
         trimming: Trimming | None = None,
         durability: Durability | None = None,
         now: Callable[[], datetime] = _utc_now,
-        before_commit: Callable[[str], None] = _go_on,
+        before_commit: Callable[[str], None] = _do_nothing,
         writer: WriterIdentity | None = None,
         is_claimed: bool = True,
         calls: StorageCalls | None = None,
@@ -113,7 +113,7 @@ class DeltaLake:
         self.now = now
         self.before_commit = before_commit
         is_remote = not self.store.syncs
-        self.look_every_s = REMOTE_LOOK_S if is_remote else LOCAL_LOOK_S
+        self.check_interval_s = REMOTE_CHECK_S if is_remote else LOCAL_CHECK_S
         self.jobs = WorkerThreads(at_once=STORE_WORKERS if is_remote else WORKERS)
         self.file_jobs = WorkerThreads(at_once=STORE_WORKERS if is_remote else FILE_WORKERS)
         self._checkpoints = self._checkpoint_threads()
@@ -130,7 +130,7 @@ class DeltaLake:
         self._registry_lock = asyncio.Lock()
         self._raw: dict[TableId, RawTable] = {}
         self._damaged: dict[TableId, TableError] = {}
-        self._held: dict[TableId, RowRange] = {}
+        self._unlisted: dict[TableId, RowRange] = {}
         self._ends: dict[TableId, Lsn] = {}
         self._first_epoch = 1
         self._writers: list[DeltaEpochWriter] = []
@@ -154,11 +154,11 @@ class DeltaLake:
         """Treat tables with a position above `end` as damaged until they are replaced."""
         refused: dict[TableId, TableError] = {}
         for table, raw in list(self._raw.items()):
-            held = self._held.get(table)
-            if _reach(raw, held) > end:
-                refused[table] = self.set_damaged(table, _beyond_server(raw, held))
+            unlisted = self._unlisted.get(table)
+            if _reach(raw, unlisted) > end:
+                refused[table] = self.set_damaged(table, _beyond_server(raw, unlisted))
                 self._ends[table] = end
-                self._held.pop(table, None)
+                self._unlisted.pop(table, None)
                 del self._raw[table]
         return refused
 
@@ -168,7 +168,7 @@ class DeltaLake:
         self.store.needs_marker = True
         return self._lake
 
-    async def ensure_there(self) -> None:
+    async def ensure_exists(self) -> None:
         """Read the marker, and the newest commit of `_epochs`."""
         await self.jobs.run(require_marker, self.store, self._lake)
         await self.ensure_unreplaced()
@@ -231,13 +231,13 @@ class DeltaLake:
 
     async def unsent(self, table: Table, since: Lsn) -> Sequence[pa.RecordBatch]:
         """Search the raw table as it was when last read or committed."""
-        raw = await self.usable(table.id)
+        raw = await self.reload_if_damaged(table.id)
         with self._faults_of(table.id):
             return await self.jobs.run(raw.unsent, table, since)
 
     async def has_marker(self, table: Table, point: Lsn) -> bool:
         """Search the raw table as `unsent` does."""
-        raw = await self.usable(table.id)
+        raw = await self.reload_if_damaged(table.id)
         with self._faults_of(table.id):
             return await self.jobs.run(raw.has_marker, point)
 
@@ -274,21 +274,21 @@ class DeltaLake:
     # --- loading ----------------------------------------------------------------------------
 
     async def append_files(
-        self, table: Table, fragments: Sequence[Fragment], watermark: Lsn, held: RowRange
+        self, table: Table, fragments: Sequence[Fragment], watermark: Lsn, unlisted: RowRange
     ) -> None:
         """Append rows that other processes wrote, in one commit.
 
         They belong to the next epoch and follow the last one's end, as after a crash between two
         commits. `close_loaded`, or the first epoch after the next `open`, lists them. No epoch may
         be filling. `watermark`: the app transaction, at or after the last epoch's end; the table's
-        changes from there on are still to come. `held`: the rows in the fragments. Raise as
+        changes from there on are still to come. `unlisted`: the rows in the fragments. Raise as
         `EpochWriter.commit` does.
         """
         raw = self.raw_table(table.id)
-        schema = raw.admit(raw_schema(table))
+        schema = raw.planned_schema_for(raw_schema(table))
         await self.jobs.run(self._load_table, raw, table, schema, fragments, watermark)
-        before = self._held.get(table.id)
-        self._held[table.id] = held if before is None else before.with_more(held)
+        before = self._unlisted.get(table.id)
+        self._unlisted[table.id] = unlisted if before is None else before.with_more(unlisted)
 
     def _load_table(
         self,
@@ -319,7 +319,7 @@ class DeltaLake:
     @property
     def has_unlisted(self) -> bool:
         """Return whether there are rows beyond the last epoch, which the next one must list."""
-        return bool(self._held)
+        return bool(self._unlisted)
 
     def raw_table(self, table: TableId) -> RawTable:
         """Return the raw table, which may not exist. Raise TableError if its name is too long."""
@@ -332,7 +332,7 @@ class DeltaLake:
         log = AppendLog(self.store, folder, app_id, self._later, writer=self._writer)
         return RawTable(table, log)
 
-    async def usable(self, table: TableId) -> RawTable:
+    async def reload_if_damaged(self, table: TableId) -> RawTable:
         """Return the raw table; if it was found damaged, re-read it first.
 
         Raise TableError if it still is damaged, or as `raw_table` does.
@@ -370,12 +370,14 @@ class DeltaLake:
     async def close_epoch(self, epoch: CommittedEpoch) -> CommittedEpoch:
         """Append the epoch's row; list also the tables whose rows the lake already held."""
         tables = {t.table: t for t in epoch.tables}
-        for table, held in self._held.items():
+        for table, unlisted in self._unlisted.items():
             if table in self._damaged:
                 continue
             known = tables.get(table)
             version = self._raw[table].log.version if known is None else known.version
-            tables[table] = TableInEpoch(table, version, held.rows + (known.rows if known else 0))
+            tables[table] = TableInEpoch(
+                table, version, unlisted.rows + (known.rows if known else 0)
+            )
         whole = CommittedEpoch(
             epoch.epoch,
             epoch.summary,
@@ -384,7 +386,7 @@ class DeltaLake:
         )
         async with self._epochs_lock:
             await self.jobs.run(self._epochs.append_epoch, whole)
-        self._held = {}
+        self._unlisted = {}
         return whole
 
     # --- opening ----------------------------------------------------------------------------
@@ -413,16 +415,16 @@ class DeltaLake:
         return ThreadPoolExecutor(at_once, "checkpoint")
 
     def _load(self) -> LakeState:
-        mends = self._is_claimed
+        repairs = self._is_claimed
         self._lake = read_marker(self.store)
         self.store.needs_marker = self._lake is not None
-        self._epochs.load(never_refuse if mends else None)
+        self._epochs.load(never_refuse if repairs else None)
         taken = self._taken_over()
-        self._registry.load(self._do_without_registry if mends else None)
+        self._registry.load(self._accept_torn_registry if repairs else None)
         for log in self._own_logs:
             log.ensure_writable()
         self._damaged, self._ends = {}, {}
-        self._raw = {table: self._new_raw(table) for table in self._found()}
+        self._raw = {table: self._new_raw(table) for table in self._list_raw_tables()}
         self._each_usable(self._load_raw)
         with ThreadPoolExecutor(OPENING_WORKERS) as pool:
             pending = [pool.submit(notices_of, log) for log in self._own_logs]
@@ -432,10 +434,10 @@ class DeltaLake:
             notices += of_table
         self._raw = {t: raw for t, raw in self._raw.items() if raw.log.exists}
         self._refuse_if_missing()
-        gone = self._gone()
-        self._held = self._beyond()
+        missing = self._missing_tables()
+        self._unlisted = self._rows_of_next_epoch()
         watermarks = {t: r.watermark for t, r in self._raw.items() if r.watermark is not None}
-        if mends:
+        if repairs:
             for log in self._own_logs:
                 log.settle()
         has_something = self._epochs.exists or self._registry.exists or self._raw
@@ -445,14 +447,16 @@ class DeltaLake:
             position=self._epochs.position,
             watermarks=watermarks,
             tables={
-                entry.table: replace(entry, state=TableState.STOPPED, reason=GONE, progress="")
-                if entry.table in gone
-                else self._as_it_is(entry)
+                entry.table: replace(
+                    entry, state=TableState.STOPPED, reason=RAW_TABLE_MISSING, progress=""
+                )
+                if entry.table in missing
+                else self._with_lake_columns(entry)
                 for entry in self._registry.tables().values()
             },
             origin=self._epochs.origin,
-            unlisted={t: UnlistedRows(r.first, r.reach, r.at) for t, r in self._held.items()},
-            gone=gone,
+            unlisted={t: UnlistedRows(r.first, r.reach, r.at) for t, r in self._unlisted.items()},
+            missing=missing,
             damaged=dict(self._damaged),
             notices=tuple(notices if taken is None else [taken, *notices]),
             lake=self._lake,
@@ -498,9 +502,9 @@ class DeltaLake:
                 self._load_raw(raw)
                 refuse_foreign(raw.log)  # a new snapshot does not override other programs' rows
                 if raw.log.exists:
-                    held = raw.held_of(self._first_epoch)
-                    if _reach(raw, held) > self._ends.get(raw.id, LAST):
-                        raise _beyond_server(raw, held)
+                    unlisted = raw.rows_of_epoch(self._first_epoch)
+                    if _reach(raw, unlisted) > self._ends.get(raw.id, LAST):
+                        raise _beyond_server(raw, unlisted)
                     raw.log.fence()
         except FolderError as error:
             raise self.set_damaged(raw.id, error) from error
@@ -513,7 +517,7 @@ class DeltaLake:
 
     def _load_raw(self, raw: RawTable) -> None:
         if self._is_claimed:
-            raw.load(partial(self._do_without, raw))
+            raw.load(partial(self._accept_torn_commit, raw))
             raw.log.settle()
         else:
             raw.load()
@@ -541,7 +545,7 @@ class DeltaLake:
         """
         for log in self._own_logs:
             log.fence()
-        for table in set(self._found()) - self._raw.keys() - self._damaged.keys():
+        for table in set(self._list_raw_tables()) - self._raw.keys() - self._damaged.keys():
             made = AppendLog(self.store, self.layout.raw(table), self.layout.app_id(table))
             made.load()
             if made.exists:
@@ -555,12 +559,12 @@ class DeltaLake:
 
     # --- what is missing at a start ---------------------------------------------------------
 
-    def _do_without_registry(self, version: int) -> None:
+    def _accept_torn_registry(self, version: int) -> None:
         """Raise if later commits may depend on the incomplete commit of `_tables`."""
         if self._epochs.position is not None:
             raise cut_short(self._own_logs[1], version)
 
-    def _do_without(self, raw: RawTable, version: int) -> None:
+    def _accept_torn_commit(self, raw: RawTable, version: int) -> None:
         """Raise if an epoch lists the incomplete commit: its rows were acknowledged."""
         if self._epochs.listed().get(str(raw.id), -1) >= version:
             raise cut_short(raw.log, version)
@@ -568,15 +572,15 @@ class DeltaLake:
     def _refuse_if_missing(self) -> None:
         """Raise if a lake lacks `_epochs` or `_tables`, which are created before all others."""
         if not self._epochs.exists and (self._raw or self._damaged or self._registry.exists):
-            raise self._without(self.layout.epochs)
+            raise self._missing_error(self.layout.epochs)
         has_rows = self._raw or self._damaged or self._epochs.position is not None
         if not self._registry.exists and has_rows:
-            raise self._without(self.layout.tables)
+            raise self._missing_error(self.layout.tables)
 
-    def _without(self, folder: str) -> OperatorError:
-        return missing(self.store.uri(folder), self.store.uri(self.layout.root))
+    def _missing_error(self, folder: str) -> OperatorError:
+        return missing_error(self.store.uri(folder), self.store.uri(self.layout.root))
 
-    def _gone(self) -> frozenset[TableId]:
+    def _missing_tables(self) -> frozenset[TableId]:
         """Return the tables whose raw table is missing; one that never had a row has none."""
         entries = self._registry.tables().values()
         absent = [
@@ -589,28 +593,28 @@ class DeltaLake:
         listed = self._epochs.listed() if absent else {}
         return frozenset(table for table in absent if str(table) in listed)
 
-    def _beyond(self) -> dict[TableId, RowRange]:
+    def _rows_of_next_epoch(self) -> dict[TableId, RowRange]:
         """Return rows of the next epoch, in tables that are complete up to the last one's end."""
         end = self._epochs.end_lsn
         self._first_epoch = self._epochs.last_epoch + 1
 
-        def held(raw: RawTable) -> RowRange | None:
+        def unlisted(raw: RawTable) -> RowRange | None:
             is_beyond = raw.watermark is not None and (end is None or raw.watermark >= end)
-            return raw.held_of(self._first_epoch) if is_beyond else None
+            return raw.rows_of_epoch(self._first_epoch) if is_beyond else None
 
-        return {t: found for t, found in self._each_usable(held).items() if found is not None}
+        return {t: found for t, found in self._each_usable(unlisted).items() if found is not None}
 
-    def _as_it_is(self, entry: RegisteredTable) -> RegisteredTable:
+    def _with_lake_columns(self, entry: RegisteredTable) -> RegisteredTable:
         """Return the entry with its raw table's data: where to resume, and its column types.
 
         `_tables` may be ahead of what was written: it may have a column's new type, when the table
         stopped because of just that type.
         """
         raw = self._raw.get(entry.table)
-        if raw is None or raw.plan is None:
+        if raw is None or raw.planned_schema is None:
             return entry
         columns = dict(entry.lake_columns)
-        for field in raw.plan:
+        for field in raw.planned_schema:
             if not field.name.startswith(RESERVED_PREFIX):
                 type_ = lake_type_name(field.type)
                 known = columns.get(field.name)
@@ -621,7 +625,7 @@ class DeltaLake:
                 )
         return replace(entry, lake_columns=columns, resume=raw.resume)
 
-    def _found(self) -> list[TableId]:
+    def _list_raw_tables(self) -> list[TableId]:
         """Return the raw tables by their folders.
 
         `_epochs` and `_tables` are not enough: if a kill followed a table's first commit, it may be
@@ -639,15 +643,16 @@ class DeltaLake:
             ]
 
 
-def _reach(raw: RawTable, held: RowRange | None) -> Lsn:
+def _reach(raw: RawTable, unlisted: RowRange | None) -> Lsn:
     """Return the highest position that a raw table claims to have."""
-    return max(raw.watermark or ZERO, ZERO if held is None else held.reach)
+    return max(raw.watermark or ZERO, ZERO if unlisted is None else unlisted.reach)
 
 
-def _beyond_server(raw: RawTable, held: RowRange | None) -> FolderError:
+def _beyond_server(raw: RawTable, unlisted: RowRange | None) -> FolderError:
     return FolderError(
-        f"lake table {raw.log.uri}: it has changes up to {_reach(raw, held)}, which the server has"
-        " not reached: something else wrote there, or the server was restored from an older backup"
+        f"lake table {raw.log.uri}: it has changes up to {_reach(raw, unlisted)}, which the server"
+        " has not reached: something else wrote there, or the server was restored from an older"
+        " backup"
     )
 
 

@@ -91,13 +91,13 @@ class DeltaEpochWriter:
         """Accept rows; count but drop changes below the watermark at `open` (I3)."""
         self._refuse_if_closed()
         table = batch.table.id
-        raw = await self._lake.usable(table)
+        raw = await self._lake.reload_if_damaged(table)
         self._taken[table] = self._taken.get(table, 0) + batch.rows.num_rows
         rows = batch.rows if from_snapshot else _above(batch.rows, raw.watermark)
         if rows.num_rows == 0 and batch.resume is None:
             return
         rows = with_epoch(rows, self._number)
-        schema = raw.admit(rows.schema)
+        schema = raw.planned_schema_for(rows.schema)
         part = self._parts.get(table)
         if part is None:
             part = self._parts[table] = _TablePart(

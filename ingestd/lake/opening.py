@@ -65,7 +65,7 @@ def notices_of(log: TableLog) -> list[Notice]:
     return found
 
 
-def missing(uri: str, root: str) -> OperatorError:
+def missing_error(uri: str, root: str) -> OperatorError:
     """Return the error for a missing `_epochs` or `_tables` of a lake that has other tables."""
     return OperatorError(
         f"lake {uri}: the table is missing, but {root} has others",

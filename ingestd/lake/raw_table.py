@@ -82,28 +82,28 @@ def raw_schema(table: Table) -> pa.Schema:
 class RawTable:
     """The raw table of one source table.
 
-    `plan` is the lake's schema, now or after the epochs being filled: it only grows. `log` is for
-    worker threads, `admit` for the event loop.
+    `planned_schema` is the lake's, now or after the epochs being filled: it only grows. `log` is
+    for worker threads, `planned_schema_for` for the event loop.
     """
 
     def __init__(self, table: TableId, log: AppendLog) -> None:
         self.id = table
         self.log = log
-        self.plan: pa.Schema | None = None
+        self.planned_schema: pa.Schema | None = None
         self.watermark: Lsn | None = None
         self.resume = ""
-        self._admitted: pa.Schema | None = None
+        self._planned_for: pa.Schema | None = None
         self._compared: tuple[pa.Schema, pa.Schema] | None = None
 
     def load(self, give_up: GiveUp | None = None) -> None:
         """Read the lake's state; `give_up`: see `TableLog.load`. Blocks."""
         self.log.load(give_up)
-        self.plan = self.log.schema()
+        self.planned_schema = self.log.schema()
         version = self.log.app_version()
         self.watermark = None if version is None else Lsn(version)
         self.resume = self.log.resume()
 
-    def held_of(self, epoch: int) -> RowRange | None:
+    def rows_of_epoch(self, epoch: int) -> RowRange | None:
         """Return the range of an epoch's rows in the lake; None if it has none. Blocks.
 
         A load may be large, so files with rows of one epoch only are judged by their statistics.
@@ -200,11 +200,11 @@ class RawTable:
                 found.append(key_rows(table, rows).append_column("_cdc_unchanged", unchanged))
         return found
 
-    def admit(self, rows: pa.Schema) -> pa.Schema:
+    def planned_schema_for(self, rows: pa.Schema) -> pa.Schema:
         """Return the schema that the table must have for such rows. Raise TableError."""
-        if self._admitted is None or not self._admitted.equals(rows):
+        if self._planned_for is None or not self._planned_for.equals(rows):
             try:
-                self.plan = evolved(self.plan, rows)
+                self.planned_schema = evolved(self.planned_schema, rows)
             except SchemaConflictError as error:
                 raise TableError(
                     self.id,
@@ -212,9 +212,9 @@ class RawTable:
                     remedy="exclude the table in `tables`; or remove its folder from the lake and"
                     " restart: it is re-read",
                 ) from error
-            self._admitted = rows
-        assert self.plan is not None
-        return self.plan
+            self._planned_for = rows
+        assert self.planned_schema is not None
+        return self.planned_schema
 
     def make(self, table: Table, schema: pa.Schema) -> None:
         """Create the table in the lake, without rows. Blocks.
@@ -257,7 +257,7 @@ class RawTable:
     ) -> int:
         if not self.log.exists:
             self.make(table, schema)
-        self._complete_columns(schema)
+        self._add_missing_columns(schema)
         if resume:
             self.log.expect_resumes()
         reach("sink.raw_commit.before", lost)
@@ -265,7 +265,7 @@ class RawTable:
         reach("sink.raw_commit.after", lost)
         return version
 
-    def _complete_columns(self, wanted: pa.Schema) -> None:
+    def _add_missing_columns(self, wanted: pa.Schema) -> None:
         """Add the columns that the lake's schema lacks; skip the pair that was compared last."""
         present = self.log.schema()
         assert present is not None

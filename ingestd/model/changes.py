@@ -84,7 +84,7 @@ class Chunk:
     `commit_times`: commit time at the source, in us since 1970 UTC (int64), one for each
     transaction with captured changes that *ended* in this chunk. `are_replicated`: which of them
     have a replication origin, so that another server set their commit time; None: none of them.
-    `decode_s`: CPU-bound seconds spent on decoding. `left_out`: captured tables with missing
+    `decode_s`: CPU-bound seconds spent on decoding. `interrupted`: captured tables with missing
     changes from here on; they must be re-read. `refused`: errors that stop tables because a change
     can't be accepted, at most one for each; `batches` lack those changes. `doubts`: captured tables
     for which the stream has shown something that no discovery has resolved yet, with the
@@ -99,7 +99,7 @@ class Chunk:
     commit_times: NDArray[np.int64]
     nbytes: int
     decode_s: float = 0.0
-    left_out: frozenset[TableId] = frozenset()
+    interrupted: frozenset[TableId] = frozenset()
     refused: tuple[TableError, ...] = ()
     doubts: Mapping[TableId, str] = field(default_factory=dict)
     ignored_messages: int = 0

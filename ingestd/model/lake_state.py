@@ -156,7 +156,7 @@ class UnlistedRows:
     at: datetime
 
 
-GONE = "its raw table is missing from the lake"
+RAW_TABLE_MISSING = "its raw table is missing from the lake"
 """Reason for re-reading a table."""
 
 
@@ -177,12 +177,12 @@ class LakeState:
     of the last epoch or a later position with nothing captured between (`Sink.advance`); None in an
     empty lake. `watermarks`: per table, the position up to which its raw table is complete, which
     may be above `position` after a crash between two commits. `origin`: the server (its system
-    identifier) these rows come from. `unlisted`: per table, its rows beyond the last epoch. `gone`:
-    tables that an epoch lists and whose raw table is
-    missing; `tables` has them as stopped. `damaged`: tables whose raw table can't be used, and why:
-    only they stop (I8); they are in neither `watermarks` nor `unlisted`. `lake`: the id in the
-    lake's marker, None without one. `removed`: if the lake has nothing of the source, the evidence
-    that it once had something; None without any.
+    identifier) these rows come from. `unlisted`: per table, its rows beyond the last epoch.
+    `missing`: tables that an epoch lists and whose raw table does not exist; `tables` has them as
+    stopped. `damaged`: tables whose raw table can't be used, and why: only they stop (I8); they are
+    in neither `watermarks` nor `unlisted`. `lake`: the id in the lake's marker, None without one.
+    `removed`: if the lake has nothing of the source, the evidence that it once had something; None
+    without any.
     """
 
     epoch: int = 0
@@ -191,7 +191,7 @@ class LakeState:
     tables: Mapping[TableId, RegisteredTable] = field(default_factory=dict)
     origin: str | None = None
     unlisted: Mapping[TableId, UnlistedRows] = field(default_factory=dict)
-    gone: frozenset[TableId] = frozenset()
+    missing: frozenset[TableId] = frozenset()
     damaged: Mapping[TableId, TableError] = field(default_factory=dict)
     notices: tuple[Notice, ...] = ()
     lake: str | None = None

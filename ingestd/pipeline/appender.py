@@ -128,7 +128,7 @@ class EpochAppender:
             partial = self._table_set.end_partial(snapshot_id)
             if partial is not None:
                 self._telemetry.snapshot_ended(partial)
-        whole = self._table_set.loaded(snapshot_ids)
+        whole = self._table_set.end_snapshots(snapshot_ids)
         for name in [table.id for table in whole if self._table_set.is_incomplete(table.id)]:
             table = self._table_set.stop(name)
             await self.record([stopped(table, incomplete_row(name), _now(), epoch.position)])
@@ -138,7 +138,7 @@ class EpochAppender:
             split.snapshot_id: split for split in splits if split.snapshot_id not in snapshot_ids
         }
         progressed = [
-            self._table_set.progressed(
+            self._table_set.record_progress(
                 split.table, snapshot_id, split.left(split.table, self._done[snapshot_id])
             )
             for snapshot_id, split in last.items()
@@ -151,23 +151,23 @@ class EpochAppender:
         for error in chunk.refused:
             if self._table_set.is_captured(error.table):
                 await self.stop_table(epoch, error)
-        for name in chunk.left_out:
-            table = self._table_set.leave_out(name)
+        for name in chunk.interrupted:
+            table = self._table_set.interrupt(name)
             if table is not None:  # before anything beyond the gap can be confirmed
                 await self.enter([table], TableState.SNAPSHOTTING, chunk.position)
             self.wanted.set()
-        await self.record(self._table_set.doubted(chunk.doubts, _now(), chunk.position))
+        await self.record(self._table_set.doubt_events(chunk.doubts, _now(), chunk.position))
         for batch in chunk.batches:
             if self._table_set.has_successor(batch.table):
                 await self._append(epoch, batch)  # void once its successor has been read
                 continue
             # Those of a stopped table too: it may be read soon.
             self.delivered.record_changes(batch)
-            if self._table_set.takes(batch.table):
+            if self._table_set.accepts_changes(batch.table):
                 await self._append_changes(epoch, batch)
         epoch.cover(chunk, self._monotonic())
         self._telemetry.received(chunk, epoch)
-        await self.record(self._table_set.changed(_now(), chunk.position))
+        await self.record(self._table_set.discovery_events(_now(), chunk.position))
 
     async def _append_changes(self, epoch: FillingEpoch, batch: TableBatch) -> None:
         """Append changes of a captured table, unless they stop it."""
@@ -178,7 +178,7 @@ class EpochAppender:
             return
         for window in self._windows.get(batch.table.id, {}).values():
             window.record_changes(batch)
-        if self._table_set.has_departed(batch.table):
+        if self._table_set.is_dropped(batch.table):
             if self._table_set.is_later_version(batch.table):
                 state = self._table_set.state(batch.table.id)
                 await self.enter([batch.table], state, Lsn(lsn[0].as_py()))

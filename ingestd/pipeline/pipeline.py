@@ -244,7 +244,7 @@ class Pipeline:
             await table_sync.take_unread()
         elif table_set.to_read():
             self._telemetry.enter(SourceState.SNAPSHOTTING)
-            table_set.distrust()
+            table_set.mark_newly_published()
             if not isinstance(started.judgement.verdict, Resumed):  # at the new slot's own point
                 # The first cut that a reader sees has all tables, unless they are too large.
                 snapshot_ids = await self._beside_background(table_sync.begin_first_snapshot())
@@ -257,7 +257,7 @@ class Pipeline:
         error = None if work.cancelled() else work.exception()
         if self._known.found.is_set() and isinstance(error, OperatorError):
             try:
-                await self._sink.ensure_there()
+                await self._sink.ensure_exists()
             except LakeLostError as lost:
                 self._known.is_lost()
                 self._root.say(self._telemetry.source, lost.what)
@@ -406,10 +406,10 @@ class Pipeline:
     async def _monitor(self) -> None:
         looked = -math.inf
         while True:
-            if self._monotonic() - looked >= self._sink.look_every_s:
+            if self._monotonic() - looked >= self._sink.check_interval_s:
                 looked = self._monotonic()
                 with contextlib.suppress(TransientError):  # a commit reports it as well
-                    await self._sink.ensure_there()
+                    await self._sink.ensure_exists()
             await self._capture.health()
             try:
                 lag = await self._capture.lag()

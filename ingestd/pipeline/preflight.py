@@ -15,7 +15,7 @@ from ingestd.model.lake_state import LakeState
 from ingestd.model.schema import TableId
 from ingestd.pipeline.known_lake import open_lake
 from ingestd.pipeline.policy import PipelinePolicy
-from ingestd.pipeline.startup import refuse_behind, refuse_gone, refuse_lost
+from ingestd.pipeline.startup import refuse_behind, refuse_lost, refuse_missing
 from ingestd.ports import ChangeCapture, Lost, Sink
 
 
@@ -61,7 +61,7 @@ class StartRehearsal:
             self._add("lake", "warn", notice.what, notice.remedy)
         for error in committed.damaged.values():
             self._add(f"table {error.table}", "fail", error.reason, error.remedy)
-        refuse_gone(self._source, committed, may_read=policy.may_read)
+        refuse_missing(self._source, committed, may_read=policy.may_read)
         # Rewritten rows are not checked: that may require reading a table.
         known = {name: replace(table, storage="") for name, table in committed.tables.items()}
         discovery = await self._capture.discover(known)

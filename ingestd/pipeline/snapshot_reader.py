@@ -153,7 +153,7 @@ class SnapshotReader:
         with _writing():
             await self._enter(tables, at_lsn)
         snapshot = await self._capture.snapshot(tables)
-        self._table_set.read_at(self._table_set.being_read(snapshot_ids), snapshot.point)
+        self._table_set.record_point(self._table_set.being_read(snapshot_ids), snapshot.point)
         return snapshot
 
     async def read_at_point(self, reading: SnapshotRun) -> None:
@@ -196,7 +196,7 @@ class SnapshotReader:
                 reading.snapshot_ids
             )  # without those cancelled meanwhile
             await self._record(reading, tables)
-            self._table_set.read_at(
+            self._table_set.record_point(
                 self._table_set.being_read(reading.snapshot_ids), snapshot.point
             )
             await self._settle(reading, snapshot)
@@ -216,7 +216,7 @@ class SnapshotReader:
         async with _closing(snapshot), self._places:
             if not self._table_set.being_read(reading.snapshot_ids):
                 return
-            self._table_set.read_at([table], snapshot.point)
+            self._table_set.record_point([table], snapshot.point)
             with _writing():
                 await self._enter([table], self._barrier.position)
             await self._record(reading, [table])

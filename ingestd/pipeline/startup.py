@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from ingestd.model.errors import OperatorError
-from ingestd.model.lake_state import GONE, LakeState, TableState
+from ingestd.model.lake_state import RAW_TABLE_MISSING, LakeState, TableState
 from ingestd.model.lsn import ZERO, Lsn
 from ingestd.model.schema import TableId
 from ingestd.pipeline.appender import EpochAppender
@@ -100,7 +100,7 @@ class Startup:
         7. Prepare the source: publication, replica identities, slot.
         """
         committed = await self._open_lake()
-        refuse_gone(self._source, committed, may_read=self._policy.may_read)
+        refuse_missing(self._source, committed, may_read=self._policy.may_read)
         judgement = await self._judge(committed)
         table_set = TableSet(judgement.committed, self._policy.resnapshot_rewritten)
         table_set.update(judgement.discovery)
@@ -110,7 +110,7 @@ class Startup:
         await self._record_lost(started)
         await self._sink.adopt(judgement.discovery.origin)
         await self._record_found(started)
-        table_set.prepared(await self._prepare(judgement))
+        table_set.apply_prepared(await self._prepare(judgement))
         return started
 
     # --- 1: the lake -------------------------------------------------------------------------
@@ -186,17 +186,17 @@ class Startup:
         """Record missing, damaged, refused and dropped tables."""
         judgement, table_set = started.judgement, started.table_set
         committed, position = judgement.committed, judgement.position
-        await self._enter_snapshotting(started, committed.gone, GONE, position)
+        await self._enter_snapshotting(started, committed.missing, RAW_TABLE_MISSING, position)
         damaged = [e for e in committed.damaged.values() if table_set.is_present(e.table)]
         await started.appender.stop_damaged(damaged, position)
-        await started.appender.record(table_set.departures(datetime.now(UTC), position))
+        await started.appender.record(table_set.removal_events(datetime.now(UTC), position))
 
     @staticmethod
     async def _enter_snapshotting(
         started: Started, names: Collection[TableId], cause: str, at_lsn: Lsn
     ) -> None:
         tables = [t for t in started.judgement.discovery.tables if t.id in names]
-        started.table_set.explain([table.id for table in tables], cause)
+        started.table_set.set_cause([table.id for table in tables], cause)
         await started.appender.enter(tables, TableState.SNAPSHOTTING, at_lsn)
 
     def _prepare(self, judgement: Judgement) -> Awaitable[Prepared]:
@@ -222,13 +222,13 @@ def without_position(committed: LakeState, reason: str) -> LakeState:
 # --- what refuses a start ----------------------------------------------------------------------
 
 
-def refuse_gone(source: str, committed: LakeState, *, may_read: bool) -> None:
+def refuse_missing(source: str, committed: LakeState, *, may_read: bool) -> None:
     """Raise OperatorError where raw tables are missing and may not be re-read.
 
     `may_read`: lost changes may be replaced by re-reading all tables (`slot_lost`, `snapshot`).
     """
-    if committed.gone and not may_read:
-        names = ", ".join(sorted(map(str, committed.gone)))
+    if committed.missing and not may_read:
+        names = ", ".join(sorted(map(str, committed.missing)))
         raise OperatorError(
             f"source {source}: raw tables are missing from the lake: {names}",
             remedy='restore them from a copy; or set slot_lost = "resnapshot" and snapshot ='

@@ -36,8 +36,10 @@ class TableSet:
     _discovery: Discovery = field(init=False)
     _doubts: Mapping[TableId, str] = field(init=False, default_factory=dict)
     _is_recorded: bool = field(init=False, default=False)
-    _gone: set[TableId] = field(init=False, default_factory=set)
-    _departed: frozenset[tuple[int, TableId]] = field(init=False, default=frozenset())
+    _absent: set[TableId] = field(init=False, default_factory=set)
+    """Tables that the newest discovery lacks; their last changes may still arrive."""
+    _dropped: frozenset[tuple[int, TableId]] = field(init=False, default=frozenset())
+    """As `Discovery.dropped`."""
     _postponed: set[TableId] = field(init=False, default_factory=set)
     _with_rows: set[TableId] = field(init=False)
     _last_snapshot_id: int = field(init=False, default=0)
@@ -53,12 +55,12 @@ class TableSet:
     def update(self, discovery: Discovery) -> None:
         """Apply a discovery."""
         before, self._entries = self._entries, {}
-        self._gone |= {name for name, entry in before.items() if not entry.is_stopped}
-        self._gone -= {table.id for table in discovery.tables}
-        self._gone -= {refused.table.id for refused in discovery.refused}
+        self._absent |= {name for name, entry in before.items() if not entry.is_stopped}
+        self._absent -= {table.id for table in discovery.tables}
+        self._absent -= {refused.table.id for refused in discovery.refused}
         self._discovery, self._doubts = discovery, discovery.doubts
         self._is_recorded = False
-        self._departed = discovery.departed
+        self._dropped = discovery.dropped
         self._postponed.clear()
         for table in discovery.tables:
             entry = before.get(table.id)
@@ -156,7 +158,7 @@ class TableSet:
         found = self._entries.values()
         return [e.table for e in found if e.is_queued and e.table.id not in self._postponed]
 
-    def prepared(self, found: Prepared) -> None:
+    def apply_prepared(self, found: Prepared) -> None:
         """Apply the result of preparing the source."""
         for name, storage in found.storages.items():
             entry = self._entries[name]
@@ -174,8 +176,8 @@ class TableSet:
         """True if there are tables that the source can't send yet."""
         return bool(self._postponed)
 
-    def leave_out(self, name: TableId) -> Table | None:
-        """Record that changes of a table were left out; return it if its rows were kept so far."""
+    def interrupt(self, name: TableId) -> Table | None:
+        """Record a gap in a table's changes; return the table if its rows were kept so far."""
         entry = self._entries.get(name)
         if entry is None or entry.is_stopped:
             return None
@@ -184,7 +186,9 @@ class TableSet:
         entry.is_newly_published = True
         return entry.table if is_kept else None
 
-    def doubted(self, doubts: Mapping[TableId, str], at: datetime, at_lsn: Lsn) -> list[TableEvent]:
+    def doubt_events(
+        self, doubts: Mapping[TableId, str], at: datetime, at_lsn: Lsn
+    ) -> list[TableEvent]:
         """Return the events for doubted tables (`Chunk.doubts`) that are not recorded as such.
 
         The next start re-reads them, unless a discovery has resolved them before. The events name
@@ -224,7 +228,7 @@ class TableSet:
         found = [e.table for e in self._entries.values() if not e.is_stopped]
         return [t for t in found if t.id not in self.known or self.known[t.id].oid != t.oid]
 
-    def changed(self, at: datetime, position: Lsn) -> list[TableEvent]:
+    def discovery_events(self, at: datetime, position: Lsn) -> list[TableEvent]:
         """Return the events for changes in the discovery that `_tables` lacks, of complete tables.
 
         Once, and not before the stream has reached the discovery: until then, rows of earlier
@@ -233,12 +237,14 @@ class TableSet:
         if self._is_recorded or position < self._discovery.lsn:
             return []
         self._is_recorded = True
-        return [*self._departures(at, position), *self._news(at, position)]
+        return [*self._removal_events(at, position), *self._definition_events(at, position)]
 
-    def _news(self, at: datetime, position: Lsn) -> list[TableEvent]:
+    def _definition_events(self, at: datetime, position: Lsn) -> list[TableEvent]:
         live = [e for e in self._entries.values() if e.is_live]
         found = [(e, self._doubted(e.table)) for e in live]
-        news = [table for e, table in found if self._is_news(table) and not self._is_stale(e)]
+        news = [
+            table for e, table in found if self._has_new_definition(table) and not self._is_stale(e)
+        ]
         events = [
             replace(e, reason=self._entries[e.table.id].rewritten)
             for e in self.events(news, TableState.LIVE, at, position)
@@ -247,7 +253,7 @@ class TableSet:
             self._entries[event.table.id].rewritten = None
         return events
 
-    def _is_news(self, table: Table) -> bool:
+    def _has_new_definition(self, table: Table) -> bool:
         known = self.known[table.id]
         then = (known.columns, known.replica_identity, known.storage)
         now = (registered_columns(table), table.replica_identity, table.storage)
@@ -259,19 +265,19 @@ class TableSet:
             return False
         return self._differs(entry.table, self.known.get(entry.table.id))
 
-    def departures(self, at: datetime, at_lsn: Lsn) -> list[TableEvent]:
+    def removal_events(self, at: datetime, at_lsn: Lsn) -> list[TableEvent]:
         """Return the events for tables that can't or need not be captured any more.
 
         Only new ones: a refusal that `_tables` already has is not repeated. A drop is reported once
-        the stream has reached the discovery (`changed`): until then, the table's last changes may
-        arrive.
+        the stream has reached the discovery (`discovery_events`): until then, the table's last
+        changes may arrive.
         """
-        found = self._departures(at, at_lsn)
+        found = self._removal_events(at, at_lsn)
         if at_lsn >= self._discovery.lsn:
             return found
         return [event for event in found if event.state is not TableState.DROPPED]
 
-    def _departures(self, at: datetime, at_lsn: Lsn) -> list[TableEvent]:
+    def _removal_events(self, at: datetime, at_lsn: Lsn) -> list[TableEvent]:
         events = []
         for refused in self._discovery.refused:
             known = self.known.get(refused.table.id)
@@ -300,7 +306,7 @@ class TableSet:
     # --- reading ------------------------------------------------------------------------------
 
     def begin_snapshot(self, tables: Sequence[Table]) -> dict[TableId, int]:
-        """Note that these tables' rows are being read; gives the number of each one's reading."""
+        """Mark snapshots of these tables as begun; return the id of each."""
         ids = {}
         for entry in self._of(tables):
             self._last_snapshot_id += 1
@@ -313,7 +319,7 @@ class TableSet:
         """Return a table as last discovered."""
         return self._entries[name].table
 
-    def distrust(self) -> None:
+    def mark_newly_published(self) -> None:
         """Record that the source may not have sent all past changes of the tables to be read."""
         for entry in self._entries.values():
             is_unread = entry.is_queued or entry.is_stopped
@@ -333,17 +339,17 @@ class TableSet:
                 )
 
     def begin_partial(self, name: TableId) -> int:
-        """Note that some of a table's rows are read again, while it stays as it is."""
+        """Mark a partial snapshot as begun, which leaves the table's state; return its id."""
         self._last_snapshot_id += 1
         self._partial[self._last_snapshot_id] = name
         return self._last_snapshot_id
 
     def end_partial(self, snapshot_id: int) -> TableId | None:
-        """Record that they are durable; give the table, None if it was no such reading."""
+        """Mark a partial snapshot as durable; return its table, None if it was not partial."""
         return self._partial.pop(snapshot_id, None)
 
     def being_read(self, ids: Mapping[TableId, int]) -> list[Table]:
-        """The tables that these readings are still to give."""
+        """Return the tables of these snapshots that are still being read."""
         return [
             entry.table
             for name, snapshot_id in ids.items()
@@ -355,15 +361,15 @@ class TableSet:
         return [entry.latest(self._discovery) for entry in self._of(tables)]
 
     def remainder(self, name: TableId) -> str:
-        """What a reading of a table has left to be read; empty: everything."""
+        """Return what is left to read of a table's snapshot; empty: everything."""
         return self._entries[name].snapshot.remainder
 
     def is_new(self, name: TableId) -> bool:
         """Return whether the source may not have sent all changes of transactions that run."""
         return self._entries[name].is_newly_published
 
-    def progressed(self, name: TableId, snapshot_id: int, remainder: str) -> Table | None:
-        """Note what is left; give the table, None if that need not be recorded."""
+    def record_progress(self, name: TableId, snapshot_id: int, remainder: str) -> Table | None:
+        """Note what a snapshot has left to read; return the table if `_tables` must record it."""
         entry = self._entries.get(name)
         if entry is None or entry.snapshot.id != snapshot_id or entry.is_queued:
             return None  # requested again: the remainder of this snapshot is void
@@ -395,12 +401,12 @@ class TableSet:
         entry = self._entries.get(name)
         return entry is not None and entry.snapshot.has_marker_last
 
-    def read_at(self, tables: Sequence[Table], point: Lsn) -> None:
+    def record_point(self, tables: Sequence[Table], point: Lsn) -> None:
         """Record the point at which the rows are read."""
         for entry in self._of(tables):
             entry.snapshot.point = point
 
-    def loaded(self, ids: Iterable[int]) -> list[Table]:
+    def end_snapshots(self, ids: Iterable[int]) -> list[Table]:
         """Record that all rows of these snapshots are durable; return the tables then live."""
         ended = set(ids)
         read = [e for e in self._entries.values() if e.snapshot.id in ended]
@@ -409,7 +415,7 @@ class TableSet:
         return [e.latest(self._discovery) for e in read if e.is_live]
 
     def fail_snapshots(self, ids: Mapping[TableId, int]) -> None:
-        """Record that readings failed: their tables must be read again, or what was left."""
+        """Record that snapshots failed: their tables, or the remainders, must be read again."""
         for name, snapshot_id in ids.items():
             entry = self._entries.get(name)
             if entry is not None and entry.snapshot.id == snapshot_id:
@@ -433,22 +439,22 @@ class TableSet:
         just been dropped are accepted too: they are in flight.
         """
         entry = self._entries.get(name)
-        return name in self._gone if entry is None else not entry.is_stopped
+        return name in self._absent if entry is None else not entry.is_stopped
 
-    def takes(self, table: Table) -> bool:
-        """Return whether changes of the same table are accepted, even if it has departed."""
-        return self.has_departed(table) or self.is_captured(table.id)
+    def accepts_changes(self, table: Table) -> bool:
+        """Return whether changes of the same table are accepted, even if it was dropped."""
+        return self.is_dropped(table) or self.is_captured(table.id)
 
-    def has_departed(self, table: Table) -> bool:
+    def is_dropped(self, table: Table) -> bool:
         """Return whether it was dropped or renamed."""
-        return (table.oid, table.id) in self._departed
+        return (table.oid, table.id) in self._dropped
 
     def has_successor(self, table: Table) -> bool:
-        """Return whether another table now has the name of this departed one."""
-        return self.has_departed(table) and table.id in self._entries
+        """Return whether another table now has the name of this dropped one."""
+        return self.is_dropped(table) and table.id in self._entries
 
     def is_later_version(self, table: Table) -> bool:
-        """Return whether a departed table arrived with other columns than `_tables` has."""
+        """Return whether a dropped table arrived with other columns than `_tables` has."""
         known = self.known.get(table.id)
         is_this = known is not None and known.oid == table.oid
         return is_this and not self.has_successor(table) and self._differs(table, known)
@@ -524,7 +530,7 @@ class TableSet:
     def stop(self, name: TableId) -> Table:
         """Stop this table; return its schema."""
         if name not in self._entries:
-            self._gone.discard(name)
+            self._absent.discard(name)
             return Table(name, self.known[name].oid if name in self.known else 0, ())
         entry = self._entries[name]
         entry.stop()
@@ -549,7 +555,7 @@ class TableSet:
             for t in tables
         ]
 
-    def explain(self, names: Iterable[TableId], cause: str) -> None:
+    def set_cause(self, names: Iterable[TableId], cause: str) -> None:
         """Record why tables that must be read are re-read."""
         for name in names:
             self._entries[name].cause = cause

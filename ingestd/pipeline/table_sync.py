@@ -3,7 +3,7 @@
 One task, step by step::
 
     start the reads that are due -> wait until tables change or a snapshot is requested
-      -> discover -> record departures -> prepare -> record other changes -> (again)
+      -> discover -> record removals -> prepare -> record other changes -> (again)
 
 A request triggers a discovery as well, so that a table is read as the catalog has it now. Each read
 is a task (`ingestd.pipeline.snapshot_reader`), which appends nothing itself: its pages go through
@@ -146,7 +146,7 @@ class TableSync:
         unknown = self._table_set.unknown()
         snapshot_ids = self._table_set.begin_snapshot(unknown)
         await self._appender.enter(unknown, TableState.LIVE, self._durable())
-        self._table_set.loaded(snapshot_ids.values())
+        self._table_set.end_snapshots(snapshot_ids.values())
 
     async def run(self, give: Give) -> None:
         """Run indefinitely."""
@@ -192,15 +192,15 @@ class TableSync:
             return
         self._table_set.update(discovery)
         self._telemetry.offered(discovery)
-        await self._appender.record(self._table_set.departures(_now(), self._reached()))
+        await self._appender.record(self._table_set.removal_events(_now(), self._reached()))
         try:
-            self._table_set.prepared(await self._capture.prepare(discovery.tables))
+            self._table_set.apply_prepared(await self._capture.prepare(discovery.tables))
         except TransientError as error:
             self._hold_up(error)
             self._table_set.postpone([table.id for table in self._table_set.to_read()])
             return
         self._is_held_up = False
-        await self._appender.record(self._table_set.changed(_now(), self.barrier.position))
+        await self._appender.record(self._table_set.discovery_events(_now(), self.barrier.position))
 
     def _hold_up(self, error: TransientError) -> None:
         """Schedule a retry if the fault is transient; raise it otherwise."""

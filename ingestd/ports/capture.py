@@ -52,7 +52,7 @@ class Discovery:
     rows have values that no change reported, and why. `lsn`: the position at which all this holds;
     earlier changes may have other definitions. `seen`: the transactions that precede the discovery;
     a commit below `lsn` may not be among them yet. None if the stream does not send definitions.
-    `doubts`: the `Chunk.doubts` that this discovery has not resolved. `departed`: OIDs and names of
+    `doubts`: the `Chunk.doubts` that this discovery has not resolved. `dropped`: OIDs and names of
     known tables that have been dropped or renamed; their last changes may still arrive. `notices`:
     facts that an operator should know although nothing is refused for them.
     """
@@ -65,7 +65,7 @@ class Discovery:
     lsn: Lsn = ZERO
     seen: PgSnapshot | None = None
     doubts: Mapping[TableId, str] = field(default_factory=dict)
-    departed: frozenset[tuple[int, TableId]] = frozenset()
+    dropped: frozenset[tuple[int, TableId]] = frozenset()
     notices: tuple[Notice, ...] = ()
 
 

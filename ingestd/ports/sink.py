@@ -139,10 +139,10 @@ class LakeMaintenance(Protocol):
 
 
 class Sink(ChangeLog, Protocol):
-    """The lake of one source. `look_every_s`: the shortest interval between existence checks."""
+    """The lake of one source. `check_interval_s`: how often `ensure_exists` may be called."""
 
     @property
-    def look_every_s(self) -> float: ...
+    def check_interval_s(self) -> float: ...
 
     async def open(self) -> LakeState:
         """Read what the lake holds; drop everything uncommitted. Creates nothing.
@@ -171,7 +171,7 @@ class Sink(ChangeLog, Protocol):
         """
         ...
 
-    async def ensure_there(self) -> None:
+    async def ensure_exists(self) -> None:
         """Raise LakeLostError if the marker that `open` or `mark` saw is missing.
 
         Also if an older copy of the lake, which has the same marker, has replaced it.

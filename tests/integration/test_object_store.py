@@ -171,7 +171,7 @@ async def test_no_epoch_follows_one_that_is_not_there_any_more(store: ObjectStor
         newest = max(n for n in files.files(f"{lake.layout.epochs}/_delta_log") if "json" in n)
         files.remove(f"{lake.layout.epochs}/_delta_log/{newest}")
         with pytest.raises(LakeLostError, match="a copy took its place"):
-            await lake.ensure_there()
+            await lake.ensure_exists()
         with pytest.raises(LakeLostError, match="a copy took its place"):
             await lake.advance(Lsn(10_000))
         with pytest.raises(LakeLostError, match="a copy took its place"):

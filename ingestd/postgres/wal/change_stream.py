@@ -430,7 +430,7 @@ class ChangeStream:
     def _deliver(self, chunk: Chunk) -> Chunk:
         self.confirmation.record_received(chunk.position)
         left_out = self._relations.take_left_out()
-        return replace(chunk, left_out=left_out) if left_out else chunk
+        return replace(chunk, interrupted=left_out) if left_out else chunk
 
     def _limits(self, server: WalServer) -> StreamLimits:
         interval = STATUS_INTERVAL_S

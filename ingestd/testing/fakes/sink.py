@@ -79,7 +79,7 @@ def _go_on(_step: str) -> None:
 class MemoryLake:
     """ports.Sink on a `MemoryDisk`; `before_commit`: see `ingestd.lake.delta_lake.DeltaLake`."""
 
-    look_every_s = 5.0
+    check_interval_s = 5.0
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class MemoryLake:
         self.disk.lake = self.disk.lake or lake or str(uuid.uuid4())
         return self.disk.lake
 
-    async def ensure_there(self) -> None:
+    async def ensure_exists(self) -> None:
         """Do nothing: the disk can't disappear."""
 
     async def fence(self) -> Mapping[TableId, TableError]:

@@ -28,8 +28,8 @@ def live_book() -> TableSet:
     first = TableSet(LakeState(position=Lsn(40)))
     first.update(FOUND)
     loads = first.begin_snapshot([A])
-    first.read_at([A], Lsn(10))
-    first.loaded(loads.values())
+    first.record_point([A], Lsn(10))
+    first.end_snapshots(loads.values())
     return after_restart(first, TableState.LIVE)
 
 
@@ -45,7 +45,7 @@ def after_restart(book: TableSet, state: TableState) -> TableSet:
 def asked(book: TableSet) -> dict[TableId, int]:
     book.request([A.id])
     loads = book.begin_snapshot(book.to_read())
-    book.read_at([A], Lsn(60))
+    book.record_point([A], Lsn(60))
     return loads
 
 
@@ -56,9 +56,9 @@ def test_the_reason_of_a_resnapshot_is_recorded_until_its_end() -> None:
     assert event.reason == "gap"
     loads = asked(book)
     book.update(replace(FOUND, rewritten={A.id: "another gap"}))
-    book.loaded(loads.values())
+    book.end_snapshots(loads.values())
     assert book.cause(A.id) == "another gap"
-    book.loaded(book.begin_snapshot([A]).values())
+    book.end_snapshots(book.begin_snapshot([A]).values())
     [event] = book.events([A], TableState.LIVE, AT, Lsn(60))
     assert event.reason is book.cause(A.id) is None
 
@@ -83,9 +83,9 @@ def test_a_table_that_was_never_read_has_no_resnapshot_reason() -> None:
 def test_i6_what_a_reading_leaves_is_void_after_a_gap() -> None:
     book = live_book()
     loads = asked(book)
-    assert book.progressed(A.id, loads[A.id], "left 1") is not None
+    assert book.record_progress(A.id, loads[A.id], "left 1") is not None
     book.update(replace(FOUND, interrupted={A.id: "gap"}))
-    assert book.progressed(A.id, loads[A.id], "left 2") is None
+    assert book.record_progress(A.id, loads[A.id], "left 2") is None
     assert book.to_read() == [A]
     assert not book.remainder(A.id)
     assert book.is_new(A.id)
@@ -94,25 +94,25 @@ def test_i6_what_a_reading_leaves_is_void_after_a_gap() -> None:
 def test_i6_left_out_rows_are_recorded_where_progress_was_kept() -> None:
     book = live_book()
     loads = asked(book)
-    book.progressed(A.id, loads[A.id], "left 1")
-    assert book.leave_out(A.id) == A
+    book.record_progress(A.id, loads[A.id], "left 1")
+    assert book.interrupt(A.id) == A
     [event] = book.events([A], TableState.SNAPSHOTTING, AT, Lsn(70))
     assert not event.progress
-    book.loaded(loads.values())
+    book.end_snapshots(loads.values())
     assert book.is_new(A.id)
     assert book.cancel([A.id]) == ([], [A.id])
 
 
 def test_i6_stream_evidence_is_recorded_until_a_discovery() -> None:
     book, doubts = live_book(), {A.id: "doubted"}
-    [event] = book.doubted(doubts, AT, Lsn(45))
+    [event] = book.doubt_events(doubts, AT, Lsn(45))
     assert (event.state, event.table.storage) == (TableState.LIVE, "doubted")
     book.record_events([event])
-    assert not book.doubted(doubts, AT, Lsn(46))
+    assert not book.doubt_events(doubts, AT, Lsn(46))
     book.update(replace(FOUND, doubts=doubts))  # it did not see that transaction
-    assert not book.changed(AT, Lsn(50))
+    assert not book.discovery_events(AT, Lsn(50))
     book.update(FOUND)
-    [event] = book.changed(AT, Lsn(50))
+    [event] = book.discovery_events(AT, Lsn(50))
     assert event.table.storage == A.storage
 
 
@@ -121,7 +121,7 @@ def test_i7_stream_evidence_adds_no_columns_it_has_not_reached() -> None:
     book = live_book()
     wider = replace(A, columns=(*A.columns, Column("x", 23, -1, pa.int32(), "integer")))
     book.update(replace(FOUND, tables=(wider,)))
-    [event] = book.doubted({A.id: "doubted"}, AT, Lsn(45))
+    [event] = book.doubt_events({A.id: "doubted"}, AT, Lsn(45))
     book.record_events([event])
     assert not book.is_new_version(A)
     book.record_change(A.id, Lsn(46))
@@ -141,7 +141,7 @@ def test_a_second_request_cancelled_leaves_the_first_snapshot() -> None:
     book = live_book()
     loads = asked(book)
     book.request([A.id])
-    book.loaded(loads.values())
+    book.end_snapshots(loads.values())
     assert book.cancel([A.id]) == ([A], [])
     [event] = book.events([A], TableState.LIVE, AT, Lsn(70))
     assert event.snapshot_lsn == Lsn(60)
@@ -150,7 +150,7 @@ def test_a_second_request_cancelled_leaves_the_first_snapshot() -> None:
 def test_what_was_asked_for_may_be_cancelled_after_a_restart() -> None:
     book = live_book()
     loads = asked(book)
-    book.progressed(A.id, loads[A.id], "left 1")
+    book.record_progress(A.id, loads[A.id], "left 1")
     again = after_restart(book, TableState.SNAPSHOTTING)
     assert again.remainder(A.id) == "left 1"
     assert again.has_marker_last(A.id)
@@ -169,7 +169,7 @@ def test_a_resumed_first_snapshot_has_its_marker_already() -> None:
     book.update(FOUND)
     loads = book.begin_snapshot([A])
     assert book.has_marker_first(A.id)
-    book.progressed(A.id, loads[A.id], "left 1")
+    book.record_progress(A.id, loads[A.id], "left 1")
     again = after_restart(book, TableState.SNAPSHOTTING)
     again.begin_snapshot([A])
     assert not again.has_marker_first(A.id)
@@ -192,11 +192,11 @@ def test_i6_a_discovery_that_does_not_see_the_xid_is_older() -> None:
     book = told_by(700)
     book.update(replace(FOUND, seen=PgSnapshot(700, 701, frozenset({700}))))
     assert book.latest([A]) == [NEWER]
-    assert book.changed(AT, Lsn(50)) == []
+    assert book.discovery_events(AT, Lsn(50)) == []
     # Without the column, by a later transaction.
     book.update(replace(FOUND, lsn=Lsn(60), seen=PgSnapshot(702, 702)))
     assert book.latest([A]) == [A]
-    assert [event.table for event in book.changed(AT, Lsn(60))] == [A]
+    assert [event.table for event in book.discovery_events(AT, Lsn(60))] == [A]
 
 
 def test_a_long_past_xid_is_not_taken_for_a_future_one() -> None:
@@ -223,14 +223,14 @@ def test_i6_names_that_stand_in_another_order_have_other_values() -> None:
 def test_i6_rows_that_are_ambiguous_are_read_from_the_start() -> None:
     book = live_book()
     loads = asked(book)
-    assert book.progressed(A.id, loads[A.id], "left 1") is not None
+    assert book.record_progress(A.id, loads[A.id], "left 1") is not None
     book.record_change(A.id, Lsn(45))
     defaulted = replace(NEWER, columns=(*A.columns, replace(NEWER.columns[-1], missing="5")))
     assert book.is_new_version(defaulted)
     assert book.is_ambiguous(defaulted, Lsn(45), 700)
-    assert book.progressed(A.id, loads[A.id], "left 2") is None
+    assert book.record_progress(A.id, loads[A.id], "left 2") is None
     assert not book.remainder(A.id)
-    book.loaded(loads.values())
+    book.end_snapshots(loads.values())
     assert book.to_read() == [A]
     # Nor is it complete when the request is cancelled.
     assert book.cancel([A.id]) == ([], [A.id])
@@ -239,20 +239,20 @@ def test_i6_rows_that_are_ambiguous_are_read_from_the_start() -> None:
 def test_i2_a_table_is_dropped_when_the_stream_has_reached_that() -> None:
     """Until then its last changes are accepted, whatever has its name now."""
     book = live_book()
-    departed = frozenset({(A.oid, A.id)})
-    book.update(replace(FOUND, tables=(), lsn=Lsn(90), departed=departed))
-    assert book.departures(AT, Lsn(60)) == book.changed(AT, Lsn(89)) == []
-    assert book.takes(A)
+    dropped = frozenset({(A.oid, A.id)})
+    book.update(replace(FOUND, tables=(), lsn=Lsn(90), dropped=dropped))
+    assert book.removal_events(AT, Lsn(60)) == book.discovery_events(AT, Lsn(89)) == []
+    assert book.accepts_changes(A)
     assert book.is_later_version(NEWER)
     assert not book.is_later_version(A)
-    [event] = book.changed(AT, Lsn(90))
+    [event] = book.discovery_events(AT, Lsn(90))
     assert (event.state, event.at_lsn) == (TableState.DROPPED, Lsn(90))
     book.record_events([event])
-    assert book.departures(AT, Lsn(100)) == book.changed(AT, Lsn(100)) == []
-    assert book.takes(A), "this may be the next run, and what came is not durable"
+    assert book.removal_events(AT, Lsn(100)) == book.discovery_events(AT, Lsn(100)) == []
+    assert book.accepts_changes(A), "this may be the next run, and what came is not durable"
 
     successor = replace(A, oid=A.oid + 1)
-    book.update(replace(FOUND, tables=(successor,), lsn=Lsn(110), departed=departed))
+    book.update(replace(FOUND, tables=(successor,), lsn=Lsn(110), dropped=dropped))
     assert book.has_successor(A)
     assert not book.has_successor(successor)
     assert not book.is_later_version(NEWER)

@@ -16,7 +16,7 @@ from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.store.plain_files import Fsync
 from ingestd.lake.store.store import LocalStore
 from ingestd.model.errors import OperatorError, TableError
-from ingestd.model.lake_state import GONE, TableEvent, TableState
+from ingestd.model.lake_state import RAW_TABLE_MISSING, TableEvent, TableState
 from ingestd.model.lsn import Lsn
 from tests.unit.lake.rows import inserts, make_table, summary
 
@@ -219,14 +219,14 @@ async def test_a_checkpoint_cut_short_is_done_without(tmp_path: Path, share: flo
 async def test_a_missing_raw_table_must_be_resnapshotted(tmp_path: Path) -> None:
     lake = await opened(tmp_path)
     await is_live(lake)
-    assert (await found(tmp_path)).gone == frozenset()  # it never had a row
+    assert (await found(tmp_path)).missing == frozenset()  # it never had a row
     await commit(lake, 100, 1)
     await lake.close()
     shutil.rmtree(tmp_path / RAW)
     committed = await found(tmp_path)
-    assert committed.gone == {A.id}
+    assert committed.missing == {A.id}
     known = committed.tables[A.id]
-    assert (known.state, known.reason) == (TableState.STOPPED, GONE)
+    assert (known.state, known.reason) == (TableState.STOPPED, RAW_TABLE_MISSING)
     assert committed.position == 105  # the others continue there
 
 
