@@ -53,7 +53,7 @@ def policy_of(config: Config, settings: SourceSettings) -> PipelinePolicy:
     """Return the config's policy for a source's pipeline."""
     return PipelinePolicy(
         epoch=EpochPolicy(config.epoch.max_delay, config.epoch.max_bytes),
-        snapshot=getattr(settings, "snapshot", "initial") == "initial",
+        reads_existing_rows=getattr(settings, "snapshot", "initial") == "initial",
         resnapshot_when_lost=getattr(settings, "slot_lost", "resnapshot") == "resnapshot",
         resnapshot_when_lake_lost=getattr(settings, "lake_lost", "stop") == "resnapshot",
         resnapshot_rewritten=getattr(settings, "on_rewrite", "resnapshot") == "resnapshot",

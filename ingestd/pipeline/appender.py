@@ -48,23 +48,23 @@ class EpochAppender:
         self._windows: dict[TableId, dict[int, DedupWindow]] = {}
         self.delivered = RecentXids()
         self.flush_requested_lsn = ZERO
-        self._done: dict[int, set[str]] = {}
+        self._durable_splits: dict[int, set[str]] = {}
 
     async def append_work(self, epoch: FillingEpoch, work: Chunk | SnapshotWork) -> None:
         """Append a chunk of the stream or a page of a snapshot."""
         if isinstance(work, Chunk):
             await self._append_chunk(epoch, work)
         elif isinstance(work, Page):
-            await self._take_page(epoch, work)
+            await self._append_page(epoch, work)
         elif isinstance(work, SplitDone):
             epoch.splits.append(work)
-            self._pass_floor(work)
+            self._advance_floors(work)
         else:
-            self._end_chunks(work.snapshot_id)
+            self._close_windows(work.snapshot_id)
             epoch.snapshot_ids.append(work.snapshot_id)
             epoch.awaits.discard(work.snapshot_id)
 
-    async def _take_page(self, epoch: FillingEpoch, page: Page) -> None:
+    async def _append_page(self, epoch: FillingEpoch, page: Page) -> None:
         """Append a page of a snapshot; stop a failed table, re-read an altered one."""
         content = page.content
         if isinstance(content, TableError):
@@ -83,8 +83,8 @@ class EpochAppender:
                     return
                 content = window.without_superseded(content, page.position, page.seen)
             self._table_set.record_rows(content.table.id)
-            await self._append(epoch, content, is_read=True)
-            epoch.hold(content, page.at, self._monotonic())
+            await self._append(epoch, content, from_snapshot=True)
+            epoch.add_page(content, page.at, self._monotonic())
 
     def _read_again(self, error: TableChangedError) -> None:
         """Re-read a table: at once, or with growing delays if it keeps being altered."""
@@ -97,54 +97,54 @@ class EpochAppender:
         self._telemetry.reading_failed(error, delay_s)
         asyncio.get_running_loop().call_later(delay_s, self.wanted.set)
 
-    def begin_chunks(self, table: Table, snapshot_id: int, floor: PgSnapshot) -> DedupWindow:
+    def open_window(self, table: Table, snapshot_id: int, floor: PgSnapshot) -> DedupWindow:
         """Record from now on the stream's changes of a table, until its `SnapshotDone`."""
         window = DedupWindow(table, floor, self.delivered.of_table(table.id))
         self._windows.setdefault(table.id, {})[snapshot_id] = window
         return window
 
-    def _pass_floor(self, split: SplitDone) -> None:
+    def _advance_floors(self, split: SplitDone) -> None:
         if split.oldest is not None:
             for windows in self._windows.values():
                 for snapshot_id in windows.keys() & set(split.snapshot_ids):
                     windows[snapshot_id].advance_floor(split.oldest)
 
-    def _end_chunks(self, snapshot_id: int) -> None:
+    def _close_windows(self, snapshot_id: int) -> None:
         for name, windows in list(self._windows.items()):
             windows.pop(snapshot_id, None)
             if not windows:
                 del self._windows[name]
 
-    async def durable(self, epoch: FillingEpoch) -> None:
+    async def mark_durable(self, epoch: FillingEpoch) -> None:
         """Record what a durable epoch completes. One without rows counts as durable."""
         snapshot_ids, epoch.snapshot_ids = epoch.snapshot_ids, []
         splits, epoch.splits = epoch.splits, []
         if not (snapshot_ids or splits):
             return
         for split in splits:
-            self._done.setdefault(split.snapshot_id, set()).add(split.where)
+            self._durable_splits.setdefault(split.snapshot_id, set()).add(split.where)
         for snapshot_id in snapshot_ids:
-            self._done.pop(snapshot_id, None)
+            self._durable_splits.pop(snapshot_id, None)
             partial = self._table_set.end_partial(snapshot_id)
             if partial is not None:
                 self._telemetry.snapshot_ended(partial)
-        whole = self._table_set.end_snapshots(snapshot_ids)
-        for name in [table.id for table in whole if self._table_set.is_incomplete(table.id)]:
+        live = self._table_set.end_snapshots(snapshot_ids)
+        for name in [table.id for table in live if self._table_set.is_incomplete(table.id)]:
             table = self._table_set.stop(name)
             await self.record([stopped(table, incomplete_row(name), _now(), epoch.position)])
-        whole = [table for table in whole if self._table_set.is_captured(table.id)]
-        await self.enter(whole, TableState.LIVE, epoch.position)
+        live = [table for table in live if self._table_set.is_captured(table.id)]
+        await self.record_state(live, TableState.LIVE, epoch.position)
         last = {
             split.snapshot_id: split for split in splits if split.snapshot_id not in snapshot_ids
         }
         progressed = [
             self._table_set.record_progress(
-                split.table, snapshot_id, split.left(split.table, self._done[snapshot_id])
+                split.table, snapshot_id, split.left(split.table, self._durable_splits[snapshot_id])
             )
             for snapshot_id, split in last.items()
         ]
         tables = [table for table in progressed if table is not None]
-        await self.enter(tables, TableState.SNAPSHOTTING, epoch.position)
+        await self.record_state(tables, TableState.SNAPSHOTTING, epoch.position)
 
     async def _append_chunk(self, epoch: FillingEpoch, chunk: Chunk) -> None:
         """Append a chunk of the stream."""
@@ -154,7 +154,7 @@ class EpochAppender:
         for name in chunk.interrupted:
             table = self._table_set.interrupt(name)
             if table is not None:  # before anything beyond the gap can be confirmed
-                await self.enter([table], TableState.SNAPSHOTTING, chunk.position)
+                await self.record_state([table], TableState.SNAPSHOTTING, chunk.position)
             self.wanted.set()
         await self.record(self._table_set.doubt_events(chunk.doubts, _now(), chunk.position))
         for batch in chunk.batches:
@@ -165,7 +165,7 @@ class EpochAppender:
             self.delivered.record_changes(batch)
             if self._table_set.accepts_changes(batch.table):
                 await self._append_changes(epoch, batch)
-        epoch.cover(chunk, self._monotonic())
+        epoch.add_chunk(chunk, self._monotonic())
         self._telemetry.received(chunk, epoch)
         await self.record(self._table_set.discovery_events(_now(), chunk.position))
 
@@ -181,16 +181,16 @@ class EpochAppender:
         if self._table_set.is_dropped(batch.table):
             if self._table_set.is_later_version(batch.table):
                 state = self._table_set.state(batch.table.id)
-                await self.enter([batch.table], state, Lsn(lsn[0].as_py()))
+                await self.record_state([batch.table], state, Lsn(lsn[0].as_py()))
         elif self._table_set.is_new_version(batch.table):
             first, xid = Lsn(lsn[0].as_py()), batch.rows.column("_cdc_xid")[0].as_py()
             if self._table_set.is_ambiguous(batch.table, first, xid):
                 self.wanted.set()
-            await self.enter([batch.table], self._table_set.state(batch.table.id), first)
+            await self.record_state([batch.table], self._table_set.state(batch.table.id), first)
         self._table_set.record_change(batch.table.id, last)
         await self._append(epoch, batch)
 
-    async def enter(self, tables: Sequence[Table], state: TableState, at_lsn: Lsn) -> None:
+    async def record_state(self, tables: Sequence[Table], state: TableState, at_lsn: Lsn) -> None:
         """Record that tables entered a state."""
         await self.record(self._table_set.events(tables, state, _now(), at_lsn))
 
@@ -205,10 +205,10 @@ class EpochAppender:
             self._telemetry.tables_changed(events)
 
     async def _append(
-        self, epoch: FillingEpoch, batch: TableBatch, *, is_read: bool = False
+        self, epoch: FillingEpoch, batch: TableBatch, *, from_snapshot: bool = False
     ) -> None:
         try:
-            await epoch.append_batch(batch, from_snapshot=is_read)
+            await epoch.append_batch(batch, from_snapshot=from_snapshot)
         except TableError as error:
             await self.stop_table(epoch, error)
 

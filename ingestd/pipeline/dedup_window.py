@@ -77,8 +77,8 @@ class DedupWindow:
         self._changes: list[_Changes] = []
         self._unsent: deque[tuple[Table, pa.RecordBatch]] = deque()
         self._unsent_rows = 0
-        self._again: set[Key] = set()
-        self._asked: set[Key] = set()
+        self._requeued: set[Key] = set()
+        self._requested: set[Key] = set()
 
     def record_changes(self, batch: TableBatch) -> None:
         """Record changes of the stream."""
@@ -99,13 +99,13 @@ class DedupWindow:
         if self._is_closed:  # the key of a row that is still owed may have changed
             lacking = lacking.filter(lacking.column("_cdc_before").is_valid())
             for new, old in zip(new_keys(table, lacking), old_keys(table, lacking), strict=True):
-                if new != old and (old in self._again or old in self._asked):
-                    self._again.add(new)
+                if new != old and (old in self._requeued or old in self._requested):
+                    self._requeued.add(new)
         elif lacking.num_rows:
             self._unsent.append((table, key_rows(table, lacking)))
             self._unsent_rows += lacking.num_rows
             if self._unsent_rows > self._most_unsent:  # perhaps the same ones repeatedly
-                self._again |= self._take_unsent(sys.maxsize)
+                self._requeued |= self._take_unsent(sys.maxsize)
 
     def is_settled(self, point: Lsn, seen: PgSnapshot) -> bool:
         """Return whether chunks may begin: each snapshot from this one on sees all below `point`.
@@ -117,7 +117,7 @@ class DedupWindow:
     def close(self) -> None:
         """Record that all rows are read but those owed: later changes find their row."""
         self._is_closed = True
-        self._again |= self._take_unsent(sys.maxsize)
+        self._requeued |= self._take_unsent(sys.maxsize)
 
     def advance_floor(self, seen: PgSnapshot) -> None:
         """Record that no later chunk is older than this snapshot."""
@@ -150,21 +150,21 @@ class DedupWindow:
     @property
     def rows_to_read(self) -> int:
         """Count of rows to read by their keys; a row that changed twice counts twice."""
-        return len(self._again) + self._unsent_rows
+        return len(self._requeued) + self._unsent_rows
 
     def requeue_keys(self, keys: set[Key]) -> None:
         """Record that the requested rows were read; these were superseded meanwhile."""
-        self._again |= keys
-        self._asked = set()
+        self._requeued |= keys
+        self._requested = set()
 
     def pop_unsent_keys(self, limit: int) -> set[Key]:
-        """Return about `limit` keys of rows to read, each once; call `owe_again` afterwards."""
-        self._asked = self._take_unsent(limit)
-        return self._asked
+        """Return about `limit` keys of rows to read, each once; call `requeue_keys` afterwards."""
+        self._requested = self._take_unsent(limit)
+        return self._requested
 
     def _take_unsent(self, limit: int) -> set[Key]:
-        keys = set(islice(self._again, limit))
-        self._again -= keys
+        keys = set(islice(self._requeued, limit))
+        self._requeued -= keys
         while self._unsent and len(keys) < limit:
             table, rows = self._unsent.popleft()
             room = limit - len(keys)

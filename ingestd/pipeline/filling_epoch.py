@@ -73,12 +73,12 @@ class FillingEpoch:
     """The contents of `writer` so far.
 
     `start`: the end of the previous epoch. `floor`: the epoch must not close below this, the
-    highest watermark in the lake (I4). `holds_rows_read`: it holds snapshot rows; it closes only
-    above `start`, so that the app transactions of its raw tables grow. `snapshot_ids`: table reads
-    whose last rows are in it, `splits`: their parts; `lists_more`: the lake already has rows of it
+    highest watermark in the lake (I4). `has_snapshot_rows`: it closes only above `start`, so that
+    the app transactions of its raw tables grow. `snapshot_ids`: snapshots whose last rows are in
+    it, `splits`: those of snapshots; `has_unlisted_rows`: the lake already has rows of it
     (`LakeState.unlisted`), which need no replay; `commit_times`: those set by this server's clock;
-    `replicated`: count of transactions with another server's; `awaits`: reads without which it does
-    not close unless it holds `patience_bytes`. Times are monotonic seconds.
+    `replicated`: count of transactions with another server's; `awaits`: snapshots that it must
+    contain before it closes, unless it holds `patience_bytes`. Times are monotonic seconds.
     """
 
     writer: EpochWriter
@@ -90,8 +90,8 @@ class FillingEpoch:
     nbytes: int = 0
     is_open: bool = False
     opened_at: float | None = None
-    holds_rows_read: bool = False
-    lists_more: bool = False
+    has_snapshot_rows: bool = False
+    has_unlisted_rows: bool = False
     snapshot_ids: list[int] = field(default_factory=list)
     splits: list[SplitDone] = field(default_factory=list)
     awaits: set[int] = field(default_factory=set)
@@ -116,16 +116,16 @@ class FillingEpoch:
         await self.writer.discard(table)
         self.tallies.pop(table, None)
 
-    def hold(self, page: TableBatch, at: datetime, now: float) -> None:
+    def add_page(self, page: TableBatch, at: datetime, now: float) -> None:
         """Record that the writer has rows of a snapshot, taken at `at`."""
         self.nbytes += page.nbytes
-        self.holds_rows_read = True
+        self.has_snapshot_rows = True
         if self.last_commit is None:
             self.last_commit = at
         if self.opened_at is None:
             self.opened_at = now
 
-    def cover(self, chunk: Chunk, now: float) -> None:
+    def add_chunk(self, chunk: Chunk, now: float) -> None:
         """Record a chunk whose rows the writer has."""
         self.position = max(self.position, chunk.position)
         self.is_open = chunk.is_open
@@ -143,16 +143,16 @@ class FillingEpoch:
         if self.opened_at is None and self.has_rows:
             self.opened_at = now
 
-    def list_more(self, unlisted: UnlistedRows) -> None:
+    def add_unlisted(self, unlisted: UnlistedRows) -> None:
         """Record rows that the lake already has and that belong to this epoch."""
-        self.lists_more = True
+        self.has_unlisted_rows = True
         self.first_lsn = min(unlisted.first, self.first_lsn or unlisted.first)
         self.last_commit = max(unlisted.at, self.last_commit or unlisted.at)
 
     @property
     def has_rows(self) -> bool:
         """True if its row in `_epochs` would list anything."""
-        return self.lists_more or bool(self.writer.rows)
+        return self.has_unlisted_rows or bool(self.writer.rows)
 
     @property
     def oldest_us(self) -> int | None:
@@ -165,7 +165,7 @@ class FillingEpoch:
         awaits = bool(self.awaits) and self.nbytes < self.patience_bytes
         if self.is_open or awaits or self.position < self.floor:
             return False
-        return self.position > self.start or not self.holds_rows_read
+        return self.position > self.start or not self.has_snapshot_rows
 
     @property
     def is_idle(self) -> bool:

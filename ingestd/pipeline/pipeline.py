@@ -59,10 +59,10 @@ from ingestd.ports import ChangeCapture, Resumed, Sink
 LEAST_IDLE_S = 0.1
 CLAIM_WITHIN_S = 1.0
 """How long a fault waits to learn whether the claim is lost, which would explain it."""
-QUEUED = 2
+QUEUE_SIZE = 2
 """Chunks and pages that wait to be appended."""
 
-Work = Chunk | SnapshotWork
+PipelineWork = Chunk | SnapshotWork
 
 
 T = TypeVar("T")
@@ -105,7 +105,7 @@ class Pipeline:
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set. Raise the fault that ended it otherwise; leave nothing running.
 
-        A stop finishes the open epoch if it can be closed, within the drain limit; a start or a
+        A stop finishes the open epoch if it can be closed, within `finish_limit_s`; a start or a
         snapshot is abandoned at once. A fault drops the open epoch, and waits as long for the one
         that is being committed.
         """
@@ -120,7 +120,7 @@ class Pipeline:
             cleaning.push_async_callback(_cancel, work)
             await asyncio.wait([stopping, work], return_when=asyncio.FIRST_COMPLETED)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._policy.drain_limit_s):
+                async with asyncio.timeout(self._policy.finish_limit_s):
                     await self._finish(work, stop)
             self._root.fail(self._telemetry.source)
             if work.done():
@@ -214,7 +214,7 @@ class Pipeline:
         epoch = self._epoch = self._first_epoch(started.judgement.committed)
         table_sync = await self._begin_reading(started, epoch)
         self._table_sync = table_sync
-        work: asyncio.Queue[Work] = asyncio.Queue(QUEUED)
+        work: asyncio.Queue[PipelineWork] = asyncio.Queue(QUEUE_SIZE)
         self._start(self._feed(work, started.judgement.committed.position))
         self._start(table_sync.run(work.put))
         self._barrier = table_sync.barrier
@@ -224,7 +224,7 @@ class Pipeline:
         epoch = FillingEpoch(self._sink.begin_epoch(), floor=committed.floor or ZERO)
         epoch.start = self._durable
         for rows in committed.unlisted.values():
-            epoch.list_more(rows)
+            epoch.add_unlisted(rows)
         return epoch
 
     async def _begin_reading(self, started: Started, epoch: FillingEpoch) -> TableSync:
@@ -237,11 +237,11 @@ class Pipeline:
             started.appender,
             self._telemetry,
             lambda: self._durable,
-            reads=self._policy.snapshot,
+            reads_existing_rows=self._policy.reads_existing_rows,
             policy=self._policy.snapshots,
         )
-        if not self._policy.snapshot:
-            await table_sync.take_unread()
+        if not self._policy.reads_existing_rows:
+            await table_sync.capture_without_reading()
         elif table_set.to_read():
             self._telemetry.enter(SourceState.SNAPSHOTTING)
             table_set.mark_newly_published()
@@ -282,7 +282,7 @@ class Pipeline:
     async def _stream(
         self,
         epoch: FillingEpoch,
-        work: asyncio.Queue[Work],
+        work: asyncio.Queue[PipelineWork],
         table_set: TableSet,
         appender: EpochAppender,
         stop: asyncio.Event,
@@ -304,14 +304,14 @@ class Pipeline:
                 epoch = self._epoch = await self._close_if_due(epoch, appender)
         finally:
             await _cancel(getter)
-        await self._drain(epoch, appender)
+        await self._finish_open_epoch(epoch, appender)
 
-    async def _feed(self, work: asyncio.Queue[Work], after: Lsn | None) -> None:
+    async def _feed(self, work: asyncio.Queue[PipelineWork], after: Lsn | None) -> None:
         async with contextlib.aclosing(self._capture.live(after)) as live:
             async for chunk in live:
                 await work.put(chunk)
 
-    async def _wait(self, epoch: FillingEpoch, getter: asyncio.Task[Work]) -> None:
+    async def _wait(self, epoch: FillingEpoch, getter: asyncio.Task[PipelineWork]) -> None:
         """Return when there is work; raise the error of a background task that ended."""
         tasks: list[asyncio.Task[Any]] = [getter, *self._background]
         if self._commit is None:
@@ -352,7 +352,7 @@ class Pipeline:
                 self._sink.begin_epoch(), start=epoch.position, position=epoch.position
             )
         if not epoch.has_rows:  # all rows of whatever ended are in earlier epochs
-            await appender.durable(epoch)
+            await appender.mark_durable(epoch)
         if epoch.is_idle and epoch.position > self._durable and (asked or now >= self._idle_until):
             await self._sink.advance(epoch.position)
             await self._confirm(epoch.position)
@@ -371,7 +371,7 @@ class Pipeline:
         committed = await epoch.writer.commit(epoch.summary(), stop)
         self._committing = None
         self._telemetry.committed(committed, epoch, self._monotonic() - started)
-        await appender.durable(epoch)
+        await appender.mark_durable(epoch)
         await self._confirm(epoch.position)
 
     async def _discard_stopped(self, epoch: FillingEpoch) -> None:
@@ -392,7 +392,7 @@ class Pipeline:
         await self._capture.confirm(position)
         self._telemetry.confirmed(position)
 
-    async def _drain(self, epoch: FillingEpoch, appender: EpochAppender) -> None:
+    async def _finish_open_epoch(self, epoch: FillingEpoch, appender: EpochAppender) -> None:
         """Finish what can be: the epoch being committed, then the open one."""
         commit, self._commit = self._commit, None
         if commit is not None:
@@ -404,10 +404,10 @@ class Pipeline:
     # --- signals -----------------------------------------------------------------------------
 
     async def _monitor(self) -> None:
-        looked = -math.inf
+        checked_at = -math.inf
         while True:
-            if self._monotonic() - looked >= self._sink.check_interval_s:
-                looked = self._monotonic()
+            if self._monotonic() - checked_at >= self._sink.check_interval_s:
+                checked_at = self._monotonic()
                 with contextlib.suppress(TransientError):  # a commit reports it as well
                     await self._sink.ensure_exists()
             await self._capture.health()

@@ -30,22 +30,23 @@ class SnapshotPolicy:
 class PipelinePolicy:
     """What the config says about a source's pipeline.
 
+    `reads_existing_rows`: whether tables get snapshots, which read them as `snapshots` says.
     `idle_interval_s`: the longest time for which a position without captured changes is neither
     recorded nor confirmed. The first such position after an epoch is recorded after the epoch's
     delay, the next after twice that, and so on, because a client that waits for the lake to catch
-    up has usually just written. `drain_limit_s`: how long a stop may take to finish the open epoch,
-    and a fault to finish the one that is being committed. `monitor_interval_s`: how often lag and
-    health are measured. `standby_patience_s`: how long a standby may take to receive what a table
-    in the lake has, before that table is stopped.
+    up has usually just written. `finish_limit_s`: how long a stop may take to finish the open
+    epoch, and a fault to finish the one that is being committed. `monitor_interval_s`: how often
+    lag and health are measured. `standby_patience_s`: how long a standby may take to receive what a
+    table in the lake has, before that table is stopped.
     """
 
     epoch: EpochPolicy
-    snapshot: bool = True
+    reads_existing_rows: bool = True
     resnapshot_when_lost: bool = True
     resnapshot_when_lake_lost: bool = False
     resnapshot_rewritten: bool = True
     idle_interval_s: float = 10.0
-    drain_limit_s: float = 8.0
+    finish_limit_s: float = 8.0
     monitor_interval_s: float = MONITOR_INTERVAL_S
     standby_patience_s: float = 30.0
     snapshots: SnapshotPolicy = SnapshotPolicy()
@@ -53,4 +54,4 @@ class PipelinePolicy:
     @property
     def may_read(self) -> bool:
         """True if all tables may be re-read after changes were lost."""
-        return self.resnapshot_when_lost and self.snapshot
+        return self.resnapshot_when_lost and self.reads_existing_rows

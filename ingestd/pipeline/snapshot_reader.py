@@ -60,7 +60,8 @@ from ingestd.ports import (
     TableRead,
 )
 
-Give = Callable[[SnapshotWork], Awaitable[None]]
+Enqueue = Callable[[SnapshotWork], Awaitable[None]]
+"""Puts work into the pipeline's queue, once that has room."""
 
 
 class LakeFault(Exception):  # noqa: N818 - it wraps an error
@@ -84,12 +85,12 @@ def _writing() -> Iterator[None]:
 class SnapshotRun:
     """Tables that are read together, by the numbers of their reads in the TableSet.
 
-    `give` queues what is read, in order. `is_partial`: only some rows are read, and the table's
+    `enqueue` queues what is read, in order. `is_partial`: only some rows are read, and the table's
     state does not change. `marked`: tables whose closing `t` an earlier run wrote before it was
     killed.
     """
 
-    give: Give
+    enqueue: Enqueue
     snapshot_ids: Mapping[TableId, int]
     is_partial: bool = False
     tables: dict[TableId, Table] = field(default_factory=dict)
@@ -109,15 +110,16 @@ class SnapshotRun:
     async def end_table(self, table: TableId) -> None:
         """Queue the end of a table."""
         self.ended.add(table)
-        await self.give(SnapshotDone(self.snapshot_ids[table]))
+        await self.enqueue(SnapshotDone(self.snapshot_ids[table]))
 
     async def fail(self, error: TableError) -> None:
         """Queue a table's error, and its end."""
-        await self.give(Page(error, datetime.now(UTC), self.snapshot_ids[error.table]))
+        await self.enqueue(Page(error, datetime.now(UTC), self.snapshot_ids[error.table]))
         await self.end_table(error.table)
 
 
-Way = Callable[[SnapshotRun], Coroutine[Any, Any, None]]
+ReadStrategy = Callable[[SnapshotRun], Coroutine[Any, Any, None]]
+"""How the tables of a run are read: at one point, incrementally, or the rest of an earlier run."""
 
 
 class SnapshotReader:
@@ -142,10 +144,10 @@ class SnapshotReader:
         self._telemetry = telemetry
         self._barrier = barrier
         self._durable = durable
-        self._places = asyncio.Semaphore(policy.at_once)
+        self._read_permits = asyncio.Semaphore(policy.at_once)
         self._snapshots: dict[TableId, Snapshot] = {}
 
-    # --- ways --------------------------------------------------------------------------------
+    # --- strategies --------------------------------------------------------------------------
 
     async def begin_at_point(self, snapshot_ids: Mapping[TableId, int], at_lsn: Lsn) -> Snapshot:
         """Take the snapshot of tables at one point."""
@@ -156,91 +158,89 @@ class SnapshotReader:
         self._table_set.record_point(self._table_set.being_read(snapshot_ids), snapshot.point)
         return snapshot
 
-    async def read_at_point(self, reading: SnapshotRun) -> None:
+    async def read_at_point(self, run: SnapshotRun) -> None:
         """Read tables at one point."""
         # The discovery holds from that position on: the stream must have reached it.
         await self._barrier.reached(self._table_set.lsn)
-        async with self._places:
-            if not self._table_set.being_read(reading.snapshot_ids):
+        async with self._read_permits:
+            if not self._table_set.being_read(run.snapshot_ids):
                 return  # dropped, or cancelled
-            snapshot = await self.begin_at_point(reading.snapshot_ids, self._barrier.position)
-            await self._read_begun(reading, snapshot)
+            snapshot = await self.begin_at_point(run.snapshot_ids, self._barrier.position)
+            await self._read_begun(run, snapshot)
 
-    async def read_begun(self, reading: SnapshotRun, snapshot: Snapshot) -> None:
+    async def read_begun(self, run: SnapshotRun, snapshot: Snapshot) -> None:
         """Read tables at the point of a snapshot that has been taken."""
-        async with self._places:
-            await self._read_begun(reading, snapshot)
+        async with self._read_permits:
+            await self._read_begun(run, snapshot)
 
-    async def _read_begun(self, reading: SnapshotRun, snapshot: Snapshot) -> None:
+    async def _read_begun(self, run: SnapshotRun, snapshot: Snapshot) -> None:
         async with _closing(snapshot):
             await self._barrier.reached(snapshot.point)
-            await self._read_items(
-                reading, self._table_set.being_read(reading.snapshot_ids), snapshot
-            )
+            await self._read_items(run, self._table_set.being_read(run.snapshot_ids), snapshot)
 
-    async def read_in_chunks(self, reading: SnapshotRun) -> None:
+    async def read_in_chunks(self, run: SnapshotRun) -> None:
         """Read tables incrementally, from the start."""
         await self._barrier.reached(self._table_set.lsn)
-        tables = self._table_set.being_read(reading.snapshot_ids)
+        tables = self._table_set.being_read(run.snapshot_ids)
         if not tables:
             return
         newly_published = any(self._table_set.is_new(t.id) for t in tables)
         with _writing():
             await self._enter(tables, self._barrier.position)
         # It may wait long for other transactions, and must not occupy a place meanwhile.
-        snapshot = await self._patiently(
-            reading, self._capture.snapshot(tables, chunked=True, newly_published=newly_published)
+        snapshot = await self._warn_if_slow(
+            run, self._capture.snapshot(tables, chunked=True, newly_published=newly_published)
         )
-        async with _closing(snapshot), self._places:
-            tables = self._table_set.being_read(
-                reading.snapshot_ids
-            )  # without those cancelled meanwhile
-            await self._record(reading, tables)
-            self._table_set.record_point(
-                self._table_set.being_read(reading.snapshot_ids), snapshot.point
-            )
-            await self._settle(reading, snapshot)
-            await self._read_items(reading, tables, snapshot)
+        async with _closing(snapshot), self._read_permits:
+            # Without those cancelled meanwhile.
+            tables = self._table_set.being_read(run.snapshot_ids)
+            await self._open_windows(run, tables)
+            being_read = self._table_set.being_read(run.snapshot_ids)
+            self._table_set.record_point(being_read, snapshot.point)
+            await self._settle(run, snapshot)
+            await self._read_items(run, tables, snapshot)
 
-    async def read_rest(self, reading: SnapshotRun) -> None:
+    async def read_rest(self, run: SnapshotRun) -> None:
         """Read what an earlier run left of one table."""
         await self._barrier.reached(self._table_set.lsn)
-        tables = self._table_set.being_read(reading.snapshot_ids)
+        tables = self._table_set.being_read(run.snapshot_ids)
         if not tables:
             return
         table = tables[0]
         left = self._table_set.remainder(table.id)
-        snapshot = await self._patiently(
-            reading, self._capture.snapshot([table], chunked=True, left=left)
+        snapshot = await self._warn_if_slow(
+            run, self._capture.snapshot([table], chunked=True, left=left)
         )
-        async with _closing(snapshot), self._places:
-            if not self._table_set.being_read(reading.snapshot_ids):
+        async with _closing(snapshot), self._read_permits:
+            if not self._table_set.being_read(run.snapshot_ids):
                 return
             self._table_set.record_point([table], snapshot.point)
             with _writing():
                 await self._enter([table], self._barrier.position)
-            await self._record(reading, [table])
+            await self._open_windows(run, [table])
             # Whatever came before the window precedes this position, open transactions included.
             now = (await self._capture.lag()).current_lsn
-            await self._passed(now, snapshot)
-            await self._until_durable(now)
+            await self._wait_until_passed(now, snapshot)
+            await self._wait_until_durable(now)
             with _writing():
                 unsent = await self._sink.unsent(table, snapshot.point)
                 if await self._sink.has_marker(table, snapshot.point):
-                    reading.marked.add(table.id)
+                    run.marked.add(table.id)
             for rows in unsent:
-                reading.windows[table.id].add_unsent_rows(table, rows)
-            await self._settle(reading, snapshot)
-            await self._read_items(reading, [table], snapshot)
+                run.windows[table.id].add_unsent_rows(table, rows)
+            await self._settle(run, snapshot)
+            await self._read_items(run, [table], snapshot)
 
     async def _enter(self, tables: Sequence[Table], at_lsn: Lsn) -> None:
         """Record that tables are being read."""
-        await self._appender.enter(self._table_set.latest(tables), TableState.SNAPSHOTTING, at_lsn)
+        await self._appender.record_state(
+            self._table_set.latest(tables), TableState.SNAPSHOTTING, at_lsn
+        )
 
-    async def read_partial(self, reading: SnapshotRun, where: str) -> None:
+    async def read_partial(self, run: SnapshotRun, where: str) -> None:
         """Read rows of one table for which `where` holds; its state does not change."""
         await self._barrier.reached(self._table_set.lsn)
-        [(name, snapshot_id)] = reading.snapshot_ids.items()
+        [(name, snapshot_id)] = run.snapshot_ids.items()
         if not self._table_set.is_read_by(name, snapshot_id):
             return
         table = self._table_set.table(name)
@@ -251,13 +251,13 @@ class SnapshotReader:
                 " the source is a standby",
                 remedy="run `ingestd snapshot` without --where to read all of it",
             )
-        snapshot = await self._patiently(
-            reading, self._capture.snapshot([table], chunked=True, where=where)
+        snapshot = await self._warn_if_slow(
+            run, self._capture.snapshot([table], chunked=True, where=where)
         )
-        async with _closing(snapshot), self._places:
-            await self._record(reading, [table])
-            await self._settle(reading, snapshot)
-            await self._read_items(reading, [table], snapshot)
+        async with _closing(snapshot), self._read_permits:
+            await self._open_windows(run, [table])
+            await self._settle(run, snapshot)
+            await self._read_items(run, [table], snapshot)
 
     def abandon(self, table: TableId) -> None:
         """Stop reading a table."""
@@ -266,10 +266,10 @@ class SnapshotReader:
             snapshot.abandon(table)
 
     async def record_cancelled(
-        self, whole: Sequence[Table], others: Sequence[TableId], at_lsn: Lsn
+        self, live: Sequence[Table], others: Sequence[TableId], at_lsn: Lsn
     ) -> None:
         """Record the result of cancelled reads: tables live as before, or stopped."""
-        await self._appender.enter(whole, TableState.LIVE, at_lsn)
+        await self._appender.record_state(live, TableState.LIVE, at_lsn)
         events: list[TableEvent] = []
         for name in others:
             error = TableError(
@@ -280,37 +280,37 @@ class SnapshotReader:
             events.append(stopped(self._table_set.stop(name), error, datetime.now(UTC), at_lsn))
         await self._appender.record(events)
 
-    # --- chunks ------------------------------------------------------------------------------
+    # --- waiting -----------------------------------------------------------------------------
 
-    async def _record(self, reading: SnapshotRun, tables: Sequence[Table]) -> None:
+    async def _open_windows(self, run: SnapshotRun, tables: Sequence[Table]) -> None:
         floor = await self._capture.current_snapshot()
         for table in tables:
-            snapshot_id = reading.snapshot_ids[table.id]
-            reading.windows[table.id] = self._appender.begin_chunks(table, snapshot_id, floor)
+            snapshot_id = run.snapshot_ids[table.id]
+            run.windows[table.id] = self._appender.open_window(table, snapshot_id, floor)
 
-    async def _settle(self, reading: SnapshotRun, snapshot: Snapshot) -> None:
+    async def _settle(self, run: SnapshotRun, snapshot: Snapshot) -> None:
         """Wait until chunks see all that the stream delivered below the point."""
-        await self._passed(snapshot.point, snapshot)
+        await self._wait_until_passed(snapshot.point, snapshot)
         while any(
             self._table_set.is_read_by(n, snapshot_id)
-            for n, snapshot_id in reading.snapshot_ids.items()
+            for n, snapshot_id in run.snapshot_ids.items()
         ):
             seen = await self._capture.current_snapshot()
-            if all(t.is_settled(snapshot.point, seen) for t in reading.windows.values()):
+            if all(t.is_settled(snapshot.point, seen) for t in run.windows.values()):
                 return
-            for window in reading.windows.values():
+            for window in run.windows.values():
                 window.advance_floor(seen)
             await asyncio.sleep(self._policy.patience_s)
 
-    async def _patiently(
-        self, reading: SnapshotRun, beginning: Coroutine[Any, Any, Snapshot]
+    async def _warn_if_slow(
+        self, run: SnapshotRun, beginning: Coroutine[Any, Any, Snapshot]
     ) -> Snapshot:
         """Wait for a snapshot to begin, and warn if that takes long."""
         return await warn_if_slow(
-            beginning, lambda: self._telemetry.reading_waits(list(reading.snapshot_ids))
+            beginning, lambda: self._telemetry.reading_waits(list(run.snapshot_ids))
         )
 
-    async def _passed(self, position: Lsn, snapshot: Snapshot) -> None:
+    async def _wait_until_passed(self, position: Lsn, snapshot: Snapshot) -> None:
         """Wait until the stream has passed a position; an idle server needs a nudge."""
         reached = asyncio.ensure_future(self._barrier.reached(position))
         try:
@@ -321,108 +321,104 @@ class SnapshotReader:
         finally:
             reached.cancel()
 
-    async def _until_durable(self, position: Lsn) -> None:
+    async def _wait_until_durable(self, position: Lsn) -> None:
         """Wait until the lake is durable up to a position."""
         self._appender.flush_requested_lsn = max(self._appender.flush_requested_lsn, position)
         while self._durable() < position:  # noqa: ASYNC110 - several places advance it
             await asyncio.sleep(self._policy.patience_s)
 
-    # --- reading -----------------------------------------------------------------------------
+    # --- rows --------------------------------------------------------------------------------
 
     async def _read_items(
-        self, reading: SnapshotRun, tables: Sequence[Table], snapshot: Snapshot
+        self, run: SnapshotRun, tables: Sequence[Table], snapshot: Snapshot
     ) -> None:
         """Queue the tables' rows with their markers, and the end of each table."""
-        snapshot_ids = reading.snapshot_ids
-        reading.tables = {
+        snapshot_ids = run.snapshot_ids
+        run.tables = {
             t.id: t for t in tables if self._table_set.is_read_by(t.id, snapshot_ids[t.id])
         }
-        self._snapshots |= dict.fromkeys(reading.snapshot_ids, snapshot)
-        for name in reading.unended.keys() - reading.tables.keys():  # dropped, or cancelled
+        self._snapshots |= dict.fromkeys(run.snapshot_ids, snapshot)
+        for name in run.unended.keys() - run.tables.keys():  # dropped, or cancelled
             snapshot.abandon(name)
-            await reading.end_table(name)
-        for name, table in reading.tables.items():
-            if not reading.is_partial and self._table_set.has_marker_first(name):
-                await reading.give(_marker(table, reading, snapshot))
+            await run.end_table(name)
+        for name, table in run.tables.items():
+            if not run.is_partial and self._table_set.has_marker_first(name):
+                await run.enqueue(_marker(table, run, snapshot))
         moved_at = time.monotonic()
-        if not reading.tables:
+        if not run.tables:
             return
         async with aclosing(snapshot.items()) as items:
             async for item in items:
-                if _of(item) in reading.tables:
-                    await self._handle_item(reading, snapshot, item)
+                if _table_of(item) in run.tables:
+                    await self._handle_item(run, snapshot, item)
                 if time.monotonic() - moved_at >= self._policy.advance_interval_s:
                     await snapshot.advance_source()
                     moved_at = time.monotonic()
         await snapshot.advance_source()
 
-    async def _handle_item(
-        self, reading: SnapshotRun, snapshot: Snapshot, item: SnapshotItem
-    ) -> None:
+    async def _handle_item(self, run: SnapshotRun, snapshot: Snapshot, item: SnapshotItem) -> None:
         if isinstance(item, SnapshotPage):
             name = item.batch.table.id
-            await self._give_page(reading, snapshot, item)
+            await self._enqueue_page(run, snapshot, item)
             ratio = snapshot.progress(name)
             self._telemetry.snapshot_progress(name, ratio, nbytes=item.batch.nbytes)
         elif isinstance(item, SplitRead):
-            name, snapshot_id = item.table, reading.snapshot_ids[item.table]
-            snapshot_ids, oldest = reading.snapshot_ids.values(), snapshot.oldest()
-            await reading.give(
+            name, snapshot_id = item.table, run.snapshot_ids[item.table]
+            snapshot_ids, oldest = run.snapshot_ids.values(), snapshot.oldest()
+            await run.enqueue(
                 SplitDone(name, snapshot_id, item.where, snapshot.remainder, oldest, snapshot_ids)
             )
             self._telemetry.snapshot_progress(name, snapshot.progress(name))
-            window = reading.windows.get(name)
+            window = run.windows.get(name)
             owed = sys.maxsize
             while window is not None and self._policy.keys_at_once <= window.rows_to_read < owed:
                 owed = window.rows_to_read  # if writers are faster, the rest waits for the end
-                await self._complete(reading, snapshot, name)
+                await self._reread_incomplete(run, snapshot, name)
         elif isinstance(item, TableRead):
-            await self._end(reading, snapshot, item.table)
+            await self._end_table(run, snapshot, item.table)
         else:
-            await reading.fail(item)
+            await run.fail(item)
 
-    async def _end(self, reading: SnapshotRun, snapshot: Snapshot, name: TableId) -> None:
-        window = reading.windows.get(name)
+    async def _end_table(self, run: SnapshotRun, snapshot: Snapshot, name: TableId) -> None:
+        window = run.windows.get(name)
         if window is not None:
             window.close()
             while window.rows_to_read:
-                await self._complete(reading, snapshot, name)
+                await self._reread_incomplete(run, snapshot, name)
             if window.is_void:
                 raise TableReplacedError(name, "its replica identity changed while it was read")
-        owes_marker = not reading.is_partial and self._table_set.has_marker_last(name)
-        if owes_marker and name not in reading.marked:
-            await reading.give(_marker(reading.tables[name], reading, snapshot))
-        await reading.end_table(name)
+        owes_marker = not run.is_partial and self._table_set.has_marker_last(name)
+        if owes_marker and name not in run.marked:
+            await run.enqueue(_marker(run.tables[name], run, snapshot))
+        await run.end_table(name)
 
-    async def _complete(self, reading: SnapshotRun, snapshot: Snapshot, name: TableId) -> None:
+    async def _reread_incomplete(self, run: SnapshotRun, snapshot: Snapshot, name: TableId) -> None:
         """Read rows that lack unsent values by their keys."""
-        window = reading.windows[name]
+        window = run.windows[name]
         keys = window.pop_unsent_keys(self._policy.keys_at_once)
         again = set()
-        async with aclosing(snapshot.rows_of(reading.tables[name], keys)) as pages:
+        async with aclosing(snapshot.rows_of(run.tables[name], keys)) as pages:
             async for page in pages:
-                await self._give_page(reading, snapshot, page)
+                await self._enqueue_page(run, snapshot, page)
                 if page.seen is not None:
                     again |= window.superseded_keys(page.position, page.seen) & keys
         window.requeue_keys(again)
 
-    async def _give_page(
-        self, reading: SnapshotRun, snapshot: Snapshot, page: SnapshotPage
-    ) -> None:
+    async def _enqueue_page(self, run: SnapshotRun, snapshot: Snapshot, page: SnapshotPage) -> None:
         if page.seen is not None:
-            await self._passed(page.position, snapshot)
+            await self._wait_until_passed(page.position, snapshot)
         if page.batch.rows.num_rows or page.batch.resume is not None:
-            snapshot_id = reading.snapshot_ids[page.batch.table.id]
-            await reading.give(Page(page.batch, snapshot.at, snapshot_id, page.position, page.seen))
+            snapshot_id = run.snapshot_ids[page.batch.table.id]
+            await run.enqueue(Page(page.batch, snapshot.at, snapshot_id, page.position, page.seen))
 
 
-def _of(item: SnapshotItem) -> TableId:
+def _table_of(item: SnapshotItem) -> TableId:
     return item.batch.table.id if isinstance(item, SnapshotPage) else item.table
 
 
-def _marker(table: Table, reading: SnapshotRun, snapshot: Snapshot) -> Page:
+def _marker(table: Table, run: SnapshotRun, snapshot: Snapshot) -> Page:
     batch = marker_batch(table, snapshot.point, snapshot.at)
-    return Page(batch, snapshot.at, reading.snapshot_ids[table.id])
+    return Page(batch, snapshot.at, run.snapshot_ids[table.id])
 
 
 @asynccontextmanager

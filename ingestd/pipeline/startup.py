@@ -166,7 +166,7 @@ class Startup:
     def _accept_loss(self, verdict: Lost) -> None:
         """Report that changes were lost. Raises OperatorError where tables may not be re-read."""
         is_agreed = self._policy.resnapshot_when_lost or self._lost_lake is not None
-        refuse_lost(self._source, verdict, may_read=is_agreed and self._policy.snapshot)
+        refuse_lost(self._source, verdict, may_read=is_agreed and self._policy.reads_existing_rows)
         if self._lost_lake is None:
             self._telemetry.lost(verdict.reason)
 
@@ -197,7 +197,7 @@ class Startup:
     ) -> None:
         tables = [t for t in started.judgement.discovery.tables if t.id in names]
         started.table_set.set_cause([table.id for table in tables], cause)
-        await started.appender.enter(tables, TableState.SNAPSHOTTING, at_lsn)
+        await started.appender.record_state(tables, TableState.SNAPSHOTTING, at_lsn)
 
     def _prepare(self, judgement: Judgement) -> Awaitable[Prepared]:
         """Prepare the source; a new slot begins when all transactions that write now have ended."""

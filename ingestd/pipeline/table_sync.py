@@ -34,20 +34,26 @@ from ingestd.model.schema import Table, TableId
 from ingestd.pipeline.appender import EpochAppender
 from ingestd.pipeline.policy import SnapshotPolicy
 from ingestd.pipeline.snapshot_queue import Page, StreamBarrier
-from ingestd.pipeline.snapshot_reader import Give, LakeFault, SnapshotReader, SnapshotRun, Way
+from ingestd.pipeline.snapshot_reader import (
+    Enqueue,
+    LakeFault,
+    ReadStrategy,
+    SnapshotReader,
+    SnapshotRun,
+)
 from ingestd.pipeline.table_set import TableSet
 from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.ports import ChangeCapture, Sink, Snapshot
 
-READINGS = 8
+MAX_READS = 8
 """Maximum number of started reads: some wait for transactions (`SnapshotPolicy.at_once` read)."""
 FORGET_INTERVAL_S = 15.0
-LOOK_INTERVAL_S = 0.1
+BURST_S = 0.1
 POSTPONED_S = 2.0
-"""When it is tried again where a table was locked, or had gone."""
+"""When it is retried after a table was locked, or dropped meanwhile."""
 RETRIES = Backoff(1.0, 30.0)
 
-_PASSING = frozenset(
+_RETRIED_REASONS = frozenset(
     {
         "deadlock",
         "lock_timeout",
@@ -76,7 +82,7 @@ class TableSync:
         telemetry: SourceTelemetry,
         durable: Callable[[], Lsn],
         *,
-        reads: bool,
+        reads_existing_rows: bool,
         policy: SnapshotPolicy,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -85,7 +91,7 @@ class TableSync:
         self._appender = appender
         self._telemetry = telemetry
         self._durable = durable
-        self._reads = reads
+        self._reads_existing_rows = reads_existing_rows
         self._monotonic = monotonic
         self._requested = appender.wanted
         self.barrier = StreamBarrier()
@@ -94,9 +100,9 @@ class TableSync:
         self._reader = SnapshotReader(
             capture, sink, table_set, appender, telemetry, self.barrier, durable, policy
         )
-        self._readings: set[asyncio.Task[None]] = set()
+        self._read_tasks: set[asyncio.Task[None]] = set()
         self._not_before_s = 0.0
-        self._is_held_up = False
+        self._is_retrying = False
         self._failures = 0
 
     def request(self, tables: Sequence[TableId], where: str | None = None) -> None:
@@ -104,7 +110,7 @@ class TableSync:
 
         Raises OperatorError for a table that is not captured, or if nothing is ever read.
         """
-        if not self._reads:
+        if not self._reads_existing_rows:
             raise OperatorError(
                 'snapshot = "never": tables are not read',
                 remedy='set snapshot = "initial", send SIGHUP to the daemon, and retry',
@@ -120,10 +126,10 @@ class TableSync:
         """Cancel reads; return the coroutine that records it. Raises OperatorError without any."""
         asked = {table for table, _ in self._partial}
         self._partial = [(table, where) for table, where in self._partial if table not in tables]
-        whole, others = self._table_set.cancel([t for t in tables if t not in asked])
+        live, others = self._table_set.cancel([t for t in tables if t not in asked])
         for table in tables:
             self._reader.abandon(table)
-        return self._reader.record_cancelled(whole, others, self._reached())
+        return self._reader.record_cancelled(live, others, self._reached())
 
     async def begin_first_snapshot(self) -> SnapshotIds:
         """Take the snapshot of the tables to read before the stream begins; return their numbers.
@@ -141,34 +147,34 @@ class TableSync:
             self._first = snapshot_ids, snapshot
         return snapshot_ids
 
-    async def take_unread(self) -> None:
+    async def capture_without_reading(self) -> None:
         """Capture unknown tables without reading them (snapshot = "never")."""
         unknown = self._table_set.unknown()
         snapshot_ids = self._table_set.begin_snapshot(unknown)
-        await self._appender.enter(unknown, TableState.LIVE, self._durable())
+        await self._appender.record_state(unknown, TableState.LIVE, self._durable())
         self._table_set.end_snapshots(snapshot_ids.values())
 
-    async def run(self, give: Give) -> None:
+    async def run(self, enqueue: Enqueue) -> None:
         """Run indefinitely."""
-        forgetting = asyncio.create_task(self._forget())
+        dropping = asyncio.create_task(self._drop_visible_xids())
         try:
             while True:
                 if self._table_set.has_postponed:
                     asyncio.get_running_loop().call_later(POSTPONED_S, self._requested.set)
-                if self._reads:
-                    await self._start_reading(give)
+                if self._reads_existing_rows:
+                    await self._start_reading(enqueue)
                 else:
                     for name, snapshot_id in self._table_set.begin_snapshot(
                         self._table_set.to_read()
                     ).items():
-                        await give(Page(self._missed(name), _now(), snapshot_id))
+                        await enqueue(Page(self._missed(name), _now(), snapshot_id))
                 await self._until_tables_change()
-                await asyncio.sleep(LOOK_INTERVAL_S)  # catalog changes often come in bursts
+                await asyncio.sleep(BURST_S)  # catalog changes often come in bursts
                 await self._discover()
-                if not self._reads:
-                    await self.take_unread()
+                if not self._reads_existing_rows:
+                    await self.capture_without_reading()
         finally:
-            await _cancel([*self._readings, forgetting])
+            await _cancel([*self._read_tasks, dropping])
 
     def _missed(self, name: TableId) -> TableError:
         """Return why a table stops instead of being read; the recorded reason if it had stopped."""
@@ -188,7 +194,7 @@ class TableSync:
         try:
             discovery = await self._capture.discover(self._table_set.known)
         except TransientError as error:
-            self._hold_up(error)
+            self._retry_later(error)
             return
         self._table_set.update(discovery)
         self._telemetry.offered(discovery)
@@ -196,53 +202,53 @@ class TableSync:
         try:
             self._table_set.apply_prepared(await self._capture.prepare(discovery.tables))
         except TransientError as error:
-            self._hold_up(error)
+            self._retry_later(error)
             self._table_set.postpone([table.id for table in self._table_set.to_read()])
             return
-        self._is_held_up = False
+        self._is_retrying = False
         await self._appender.record(self._table_set.discovery_events(_now(), self.barrier.position))
 
-    def _hold_up(self, error: TransientError) -> None:
+    def _retry_later(self, error: TransientError) -> None:
         """Schedule a retry if the fault is transient; raise it otherwise."""
-        if error.reason not in _PASSING:
+        if error.reason not in _RETRIED_REASONS:
             raise error
-        if not self._is_held_up:
+        if not self._is_retrying:
             self._telemetry.reading_failed(error, POSTPONED_S)
-        self._is_held_up = True
+        self._is_retrying = True
         asyncio.get_running_loop().call_later(POSTPONED_S, self._requested.set)
 
     # --- reading ------------------------------------------------------------------------------
 
-    async def _start_reading(self, give: Give) -> None:
+    async def _start_reading(self, enqueue: Enqueue) -> None:
         """Start the reads that are due, alongside running ones."""
         first, self._first = self._first, None
         if first is not None:
             snapshot_ids, snapshot = first
-            reading = SnapshotRun(give, snapshot_ids)
-            self._begin(self._guarded(reading, self._reader.read_begun(reading, snapshot)))
+            run = SnapshotRun(enqueue, snapshot_ids)
+            self._begin(self._guarded(run, self._reader.read_begun(run, snapshot)))
         if self._monotonic() < self._not_before_s:
             return
         try:
-            while len(self._readings) < READINGS and self._partial:
+            while len(self._read_tasks) < MAX_READS and self._partial:
                 table, where = self._partial.pop(0)
                 snapshot_ids = {table: self._table_set.begin_partial(table)}
-                reading = SnapshotRun(give, snapshot_ids, is_partial=True)
-                work = self._reader.read_partial(reading, where)
-                self._begin(self._guarded_partial(reading, work))
-            while len(self._readings) < READINGS and self._table_set.to_read():
-                tables, way = await self._next_group()
+                run = SnapshotRun(enqueue, snapshot_ids, is_partial=True)
+                work = self._reader.read_partial(run, where)
+                self._begin(self._guarded_partial(run, work))
+            while len(self._read_tasks) < MAX_READS and self._table_set.to_read():
+                tables, strategy = await self._next_group()
                 wanted = {table.id for table in self._table_set.to_read()}
                 tables = [t for t in tables if t.id in wanted]  # without those cancelled meanwhile
                 if not tables:
                     continue
                 for table_ in tables:  # it may be requested while it is being read
                     self._reader.abandon(table_.id)
-                reading = SnapshotRun(give, self._table_set.begin_snapshot(tables))
-                self._begin(self._guarded(reading, way(reading)))
+                run = SnapshotRun(enqueue, self._table_set.begin_snapshot(tables))
+                self._begin(self._guarded(run, strategy(run)))
         except TransientError as error:
-            self._pass_or_raise(error)
+            self._back_off_or_raise(error)
 
-    async def _next_group(self) -> tuple[list[Table], Way]:
+    async def _next_group(self) -> tuple[list[Table], ReadStrategy]:
         """Return tables to read together, and how: unfinished ones first, one by one."""
         tables = self._table_set.to_read()
         begun = next((t for t in tables if self._table_set.remainder(t.id)), None)
@@ -251,51 +257,51 @@ class TableSync:
         able = await self._capture.chunked(tables, initial=False)
         chunked = [t for t in tables if t.id in able]
         if chunked:  # a few are read separately: one may have to wait
-            few = len(chunked) <= READINGS // 2
+            few = len(chunked) <= MAX_READS // 2
             return chunked[:1] if few else chunked, self._reader.read_in_chunks
         return tables, self._reader.read_at_point
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        self._readings.add(asyncio.create_task(work))
+        self._read_tasks.add(asyncio.create_task(work))
 
-    async def _guarded(self, reading: SnapshotRun, work: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, run: SnapshotRun, work: Coroutine[Any, Any, None]) -> None:
         """Run a read. Retry transient faults; stop its tables if an operator is needed."""
         try:
             await work
         except TransientError as error:
-            self._table_set.fail_snapshots(reading.unended)
-            self._pass_or_raise(error)
+            self._table_set.fail_snapshots(run.unended)
+            self._back_off_or_raise(error)
         except TableError as error:
-            await reading.fail(error)
-            self._table_set.fail_snapshots(reading.unended)
+            await run.fail(error)
+            self._table_set.fail_snapshots(run.unended)
         except OperatorError as error:
-            for name in reading.unended:
-                await reading.fail(TableError(name, error.what, remedy=error.remedy))
+            for name in run.unended:
+                await run.fail(TableError(name, error.what, remedy=error.remedy))
         else:
             self._failures = 0
-        for name in reading.unended:
-            await reading.end_table(name)
+        for name in run.unended:
+            await run.end_table(name)
 
-    async def _guarded_partial(self, reading: SnapshotRun, work: Coroutine[Any, Any, None]) -> None:
+    async def _guarded_partial(self, run: SnapshotRun, work: Coroutine[Any, Any, None]) -> None:
         """Run a partial read. Its faults are reported; the tables continue."""
         try:
             await work
         except TransientError as error:
-            if error.reason not in _PASSING:
+            if error.reason not in _RETRIED_REASONS:
                 raise
             failed: IngestdError = error
         except OperatorError as error:
             failed = error
         else:
-            for name in reading.unended:  # dropped, or cancelled
-                await reading.end_table(name)
+            for name in run.unended:  # dropped, or cancelled
+                await run.end_table(name)
             return
         what = failed.reason if isinstance(failed, TableError) else failed.what
-        for name in reading.unended:
-            await reading.fail(TableError(name, what, remedy=failed.remedy or "request it again"))
+        for name in run.unended:
+            await run.fail(TableError(name, what, remedy=failed.remedy or "request it again"))
 
-    def _pass_or_raise(self, error: TransientError) -> None:
-        if error.reason not in _PASSING:
+    def _back_off_or_raise(self, error: TransientError) -> None:
+        if error.reason not in _RETRIED_REASONS:
             raise error
         self._failures += 1
         delay_s = RETRIES.after(self._failures)
@@ -306,7 +312,7 @@ class TableSync:
     def _reached(self) -> Lsn:
         return max(self._durable(), self.barrier.position)
 
-    async def _forget(self) -> None:
+    async def _drop_visible_xids(self) -> None:
         """Periodically forget the transactions that every session sees."""
         while True:
             await asyncio.sleep(FORGET_INTERVAL_S)
@@ -325,8 +331,8 @@ class TableSync:
         tasks: list[asyncio.Task[object]] = [asyncio.ensure_future(w) for w in waits]
         try:
             while not any(task.done() for task in tasks):
-                await asyncio.wait([*tasks, *self._readings], return_when=asyncio.FIRST_COMPLETED)
-                if self._end_readings() and (self._table_set.to_read() or self._partial):
+                await asyncio.wait([*tasks, *self._read_tasks], return_when=asyncio.FIRST_COMPLETED)
+                if self._remove_ended_reads() and (self._table_set.to_read() or self._partial):
                     break  # another read can start
             for task in tasks:
                 if task.done():
@@ -335,10 +341,10 @@ class TableSync:
             await _cancel(tasks)
         self._requested.clear()
 
-    def _end_readings(self) -> bool:
+    def _remove_ended_reads(self) -> bool:
         """Remove reads that have ended; return whether there were any. Raises the error of one."""
-        ended = {task for task in self._readings if task.done()}
-        self._readings -= ended
+        ended = {task for task in self._read_tasks if task.done()}
+        self._read_tasks -= ended
         for task in ended:
             try:
                 task.result()

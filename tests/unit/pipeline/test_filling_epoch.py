@@ -42,11 +42,11 @@ def test_lossless_values_kept_as_text_are_counted() -> None:
 def test_an_epoch_begins_at_its_first_unlisted_or_new_row(replayed: int | None, first: int) -> None:
     """Rows left by a killed attempt come again from a source that replays, not from others."""
     epoch = FillingEpoch(Mock(rows=1), start=Lsn(100))
-    epoch.list_more(UnlistedRows(Lsn(200), Lsn(220), datetime(2026, 1, 2, tzinfo=UTC)))
+    epoch.add_unlisted(UnlistedRows(Lsn(200), Lsn(220), datetime(2026, 1, 2, tzinfo=UTC)))
     given = None if replayed is None else Lsn(replayed)
     for first_lsn in (given, None, Lsn(400)):
         chunk = Chunk((), Lsn(500), is_open=False, first_lsn=first_lsn, **NOTHING)
-        epoch.cover(chunk, 0.0)
+        epoch.add_chunk(chunk, 0.0)
     assert epoch.summary().first_lsn == first
 
 

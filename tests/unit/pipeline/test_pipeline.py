@@ -434,7 +434,7 @@ class HangingLake(MemoryLake):
 async def test_a_fault_of_the_source_waits_for_the_lake_for_a_time() -> None:
     base, disk = FakeDatabase([A]), MemoryDisk()
     lake = HangingLake(disk)
-    brief = replace(policy(), drain_limit_s=0.05)
+    brief = replace(policy(), finish_limit_s=0.05)
     async with running(base, disk, settings=brief, sink=lake) as task:
         await until(lambda: settled(base, disk))
         lake.hangs = True
@@ -524,7 +524,7 @@ async def test_columns_that_changed_while_no_daemon_ran_are_recorded() -> None:
 
 async def test_without_snapshots_a_gap_stops_the_source() -> None:
     base, disk = FakeDatabase([A]), MemoryDisk()
-    never = PipelinePolicy(EpochPolicy(0.0, 1 << 20), snapshot=False)
+    never = PipelinePolicy(EpochPolicy(0.0, 1 << 20), reads_existing_rows=False)
     async with running(base, disk, settings=never):
         await until(lambda: base.slot is not None)
         base.commit(put(A, 1))
