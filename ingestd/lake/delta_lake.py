@@ -120,7 +120,13 @@ class DeltaLake:
         self._writer = writer or WriterIdentity()
         self._is_claimed = is_claimed
         self._own_logs = tuple(
-            AppendLog(self.store, folder, self.layout.app_id(), self._later, writer=self._writer)
+            AppendLog(
+                self.store,
+                folder,
+                self.layout.app_id(),
+                self._checkpoint_in_background,
+                writer=self._writer,
+            )
             for folder in (self.layout.epochs, self.layout.tables)
         )
         self._epochs = EpochTable(self._own_logs[0], before_commit)
@@ -329,7 +335,9 @@ class DeltaLake:
 
     def _new_raw(self, table: TableId) -> RawTable:
         folder, app_id = self.layout.raw(table), self.layout.app_id(table)
-        log = AppendLog(self.store, folder, app_id, self._later, writer=self._writer)
+        log = AppendLog(
+            self.store, folder, app_id, self._checkpoint_in_background, writer=self._writer
+        )
         return RawTable(table, log)
 
     async def reload_if_damaged(self, table: TableId) -> RawTable:
@@ -402,7 +410,7 @@ class DeltaLake:
         await self.jobs.run(self._end_checkpoints)
         await self.jobs.settle()
 
-    def _later(self, checkpoint: Callable[[], None]) -> Future[None]:
+    def _checkpoint_in_background(self, checkpoint: Callable[[], None]) -> Future[None]:
         return self._checkpoints.submit(checkpoint)
 
     def _end_checkpoints(self) -> None:

@@ -35,7 +35,7 @@ from ingestd.lake.delta.commit import (
     TOKEN,
     WRITER,
     Commit,
-    Interposed,
+    CommitOrigin,
     commit_path,
     commit_text,
 )
@@ -73,14 +73,11 @@ def turn_of(folder: str) -> int:
     return zlib.crc32(folder.encode())
 
 
-Work = Callable[[], None]
-
-
-def _at_once(work: Work) -> None:
+def _run_at_once(work: Callable[[], None]) -> None:
     work()
 
 
-Later = Callable[[Work], Future[None] | None]
+RunInBackground = Callable[[Callable[[], None]], Future[None] | None]
 """Runs work in another thread and returns its future, or runs it at once and returns None."""
 
 
@@ -99,9 +96,9 @@ class ReplacedError(FolderError):
 class AppendLog(TableLog):
     """See TableLog. Raises OperatorError also if another writer appended.
 
-    `later`: runs work that need not be awaited (checkpoints), in any thread; the next append raises
-    its error. A log has at most one such work at a time. `writer`: the process that commits; by
-    default a new identity.
+    `run_in_background`: runs work that need not be awaited (checkpoints), in any thread; the next
+    append raises its error. A log has at most one such work at a time. `writer`: the process that
+    commits; by default a new identity.
     """
 
     def __init__(
@@ -109,23 +106,23 @@ class AppendLog(TableLog):
         store: Store,
         folder: str,
         app_id: str,
-        later: Later = _at_once,
+        run_in_background: RunInBackground = _run_at_once,
         *,
         writer: WriterIdentity | None = None,
     ) -> None:
         super().__init__(store, folder, app_id)
         self._writer = writer or WriterIdentity()
-        self._later = later
+        self._run_in_background = run_in_background
         self._commits = 0
         self._turn = turn_of(folder)
         self._checkpointing: Future[None] | None = None
         self._fault: IngestdError | None = None
-        self._made = (-1, "")
+        self._last_put = (-1, "")
         """The newest version that this object put, and its token."""
 
     def load(self, give_up: GiveUp | None = None) -> None:
         """Read the newest version, by any writer; see `TableLog.load`."""
-        self._made = (-1, "")
+        self._last_put = (-1, "")
         super().load(give_up)
 
     def ensure_unreplaced(self) -> None:
@@ -138,7 +135,7 @@ class AppendLog(TableLog):
             return
         commit = self._commit_if_any(self._version)
         if commit is not None:
-            version, token = self._made
+            version, token = self._last_put
             if version != self._version or commit.stamps.get(TOKEN) == token:
                 return
             what = f"a copy took its place: its version {version} is a different commit"
@@ -275,7 +272,7 @@ class AppendLog(TableLog):
             self.ensure_unreplaced()
         token = uuid.uuid4().hex
         stamps = self._stamps(token, resume, is_fence=is_fence)
-        content = commit_text(fragments, stamps, self._carried(app_version))
+        content = commit_text(fragments, stamps, self._app_transactions(app_version))
         for _ in range(ATTEMPTS):
             self.ensure_writable()
             failure: OSError | None = None
@@ -289,10 +286,10 @@ class AppendLog(TableLog):
             known = self._version
             if is_ours:
                 self._version += 1
-                self._made = self._version, token
+                self._last_put = self._version, token
                 committed: int | None = self._version
             else:
-                committed = self._look_on(token, failure)
+                committed = self._read_intervening(token, failure)
             if committed is not None:
                 # The content was durable before the name existed.
                 with storage_faults(self.uri):
@@ -304,7 +301,7 @@ class AppendLog(TableLog):
                 self._doubt(known + 1)  # the other put may be an earlier attempt of this process
                 what = f"lake table {self.uri}: the store refused a commit though none exists there"
                 raise TransientError(what, reason="storage")
-        raise self._outrun()
+        raise self._outrun_error()
 
     def _done(self, committed: int, app_version: int | None) -> int:
         self._table = None
@@ -312,7 +309,7 @@ class AppendLog(TableLog):
             self._app_version, self._knows_app_version = app_version, True
         is_under_way = self._checkpointing is not None and not self._checkpointing.done()
         if self.is_due(committed) and not is_under_way:
-            self._checkpointing = self._later(self._checkpoint_or_note)
+            self._checkpointing = self._run_in_background(self._checkpoint_or_note)
         return committed
 
     def is_due(self, version: int) -> bool:
@@ -329,13 +326,13 @@ class AppendLog(TableLog):
                 raise
             raise storage_fault(failure, self.uri) from failure
 
-    def _look_on(self, token: str, failure: OSError | None) -> int | None:
-        """Read the commits that came between, without listing; return our own if it exists."""
+    def _read_intervening(self, token: str, failure: OSError | None) -> int | None:
+        """Read the commits since this version, without listing; return our own if it exists."""
         ours: int | None = None
         is_changed = False
         while self._has_next(failure):
             commit = self._commit_at(self._version + 1)
-            if self._pass(self._version + 1, commit, token, self.schema()) is Interposed.OURS:
+            if self._judge(self._version + 1, commit, token, self.schema()) is CommitOrigin.OURS:
                 ours = self._version + 1
             self._version += 1
             is_changed |= commit.alters
@@ -396,17 +393,17 @@ class AppendLog(TableLog):
         is_fence: bool = False,
     ) -> CommitProperties:
         # No last_updated: with it, log cleanup may drop the transaction (I3).
-        carried = [Transaction(*each) for each in self._carried(app_version)]
+        transactions = [Transaction(*each) for each in self._app_transactions(app_version)]
         stamps = self._stamps(token, resume, is_fence=is_fence)
         if files is not None:
-            stamps[HOLDS] = str(files + len(carried))
+            stamps[HOLDS] = str(files + len(transactions))
         return CommitProperties(
             custom_metadata=stamps,
             max_commit_retries=0,
-            app_transactions=carried or None,
+            app_transactions=transactions or None,
         )
 
-    def _carried(self, app_version: int | None) -> list[tuple[str, int]]:
+    def _app_transactions(self, app_version: int | None) -> list[tuple[str, int]]:
         return [] if app_version is None else [(self.app_id, app_version)]
 
     def _stamps(self, token: str, resume: str, *, is_fence: bool = False) -> dict[str, str]:
@@ -433,67 +430,67 @@ class AppendLog(TableLog):
             except (DeltaError, OSError) as error:
                 failure = error
                 self._doubt(expected)
-            committed = self._follow(expected, token, failure)
+            committed = self._read_since(expected, token, failure)
             if committed is not None:
                 self._sync(committed)
                 return committed
             if failure is None or self._version < expected:
                 # Nothing came between: the failure is the storage's own.
                 raise storage_fault(failure or OSError("commit not found"), self.uri) from failure
-        raise self._outrun() from failure
+        raise self._outrun_error() from failure
 
     def _doubt(self, version: int) -> None:
         if not self.store.syncs:  # on a local file system a failed commit can't appear later
             self._writer.doubt(self.folder, version)
 
-    def _outrun(self) -> OperatorError:
+    def _outrun_error(self) -> OperatorError:
         return OperatorError(
             f"lake table {self.uri}: another commit came first {ATTEMPTS} times in a row",
             remedy="run OPTIMIZE, VACUUM and ALTER on it less often",
         )
 
-    def _follow(self, expected: int, token: str, failure: Exception | None) -> int | None:
-        """Read the current log; return the version of our commit if it exists."""
+    def _read_since(self, expected: int, token: str, failure: Exception | None) -> int | None:
+        """Refresh the handle and read the commits from `expected` on; return our own's version."""
         before = self.schema()
         self._refresh(must_reopen=failure is not None)
         ours: int | None = None
         for version in range(expected, self._version + 1):
             if failure is None and version == expected == self._version:
                 return version  # compare-and-swap: it can't be another writer's
-            if self._pass(version, self._commit_at(version), token, before) is Interposed.OURS:
+            if self._judge(version, self._commit_at(version), token, before) is CommitOrigin.OURS:
                 ours = version
         return ours
 
-    def _pass(
+    def _judge(
         self, version: int, commit: Commit, token: str, before: pa.Schema | None
-    ) -> Interposed:
+    ) -> CommitOrigin:
         """Refuse a commit of another writer; make one without data durable, as ours follow it.
 
         `before`: the schema that the commit follows. A commit that drops a column is refused too.
         """
         verdict, signed = commit.judge(token), commit.writer
-        if verdict in {Interposed.FENCE, Interposed.FOREIGN} and signed == self._writer.name:
+        if verdict in {CommitOrigin.FENCE, CommitOrigin.FOREIGN} and signed == self._writer.name:
             raise TransientError(
                 f"lake table {self.uri}: a commit that had failed appeared after all, as version"
                 f" {version}",
                 reason="storage",
                 remedy="nothing to do: the lake is re-read",
             )
-        if verdict is Interposed.FENCE:
+        if verdict is CommitOrigin.FENCE:
             self._writer.refuse_if_taken_over(signed, self.store.uri(""))
             raise TransientError(
                 f"lake table {self.uri}: another ingestd has taken over (version {version})",
                 reason="claimed",
                 remedy="stop one of the two; this one stands by until the other has stopped",
             )
-        if verdict is Interposed.FOREIGN:
+        if verdict is CommitOrigin.FOREIGN:
             is_ours = not commit.is_foreign_change
             raise (AppendedByAnotherError if is_ours else ForeignCommitError)(
                 f"lake table {self.uri}: another writer appended version {version}",
                 remedy="stop the other daemon or job that writes there, or give this source"
                 " another name or lake; a raw table must have one writer only",
             )
-        if verdict is Interposed.WITHOUT_DATA:
+        if verdict is CommitOrigin.WITHOUT_DATA:
             self._sync(version)
             given = commit.schema_json
             if given is not None and before is not None:

@@ -103,8 +103,8 @@ _NUMBERS = frozenset({"_cdc_lsn", "_cdc_seq", "_cdc_epoch", "epoch"})
 """Columns whose bounds are compared."""
 
 
-class Interposed(Enum):
-    """The kinds of commit that can stand where another was expected."""
+class CommitOrigin(Enum):
+    """Who made a commit that stands where one of ours was expected, and what it changes."""
 
     OURS = auto()
     WITHOUT_DATA = auto()
@@ -171,13 +171,13 @@ class Commit:
         """Return the files that it removes."""
         return (f for f in self.files if f.kind == "remove")
 
-    def judge(self, token: str) -> Interposed:
+    def judge(self, token: str) -> CommitOrigin:
         """Return who made the commit and whether it changed data."""
         if self.stamps.get(TOKEN) == token:
-            return Interposed.OURS
+            return CommitOrigin.OURS
         if FENCE in self.stamps:
-            return Interposed.FENCE
-        return Interposed.FOREIGN if self.is_ours or self.has_data else Interposed.WITHOUT_DATA
+            return CommitOrigin.FENCE
+        return CommitOrigin.FOREIGN if self.is_ours or self.has_data else CommitOrigin.WITHOUT_DATA
 
     def resume(self, app_id: str) -> str | None:
         """Return its resume text; None if it has no such app transaction."""
@@ -203,7 +203,7 @@ def parse_commit(content: bytes, path: str) -> Commit:
     return parsed.commit()
 
 
-def is_whole(content: bytes, path: str, *, makes_table: bool = False) -> bool:
+def is_complete_commit(content: bytes, path: str, *, makes_table: bool = False) -> bool:
     """Return whether the content is a complete commit, not one truncated by a power failure.
 
     A file whose content was not durable may end anywhere, also between two actions. `makes_table`:
@@ -397,12 +397,14 @@ def _refuse_constant(name: str) -> None:
 
 
 def commit_text(
-    fragments: Sequence[Fragment], stamps: Mapping[str, str], carried: Sequence[tuple[str, int]]
+    fragments: Sequence[Fragment],
+    stamps: Mapping[str, str],
+    transactions: Sequence[tuple[str, int]],
 ) -> bytes:
-    """Return a commit that adds files; `carried`: app transactions, name and version."""
-    stamps = {**stamps, HOLDS: str(len(fragments) + len(carried))}
+    """Return a commit that adds files; `transactions`: app transactions, name and version."""
+    stamps = {**stamps, HOLDS: str(len(fragments) + len(transactions))}
     actions = [_info("WRITE", {"mode": "Append", "partitionBy": "[]"}, stamps)]
-    actions += ({"txn": {"appId": app_id, "version": number}} for app_id, number in carried)
+    actions += ({"txn": {"appId": app_id, "version": number}} for app_id, number in transactions)
     actions += (_add(f, is_change=True) for f in fragments)
     return _joined(actions)
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable
 from typing import Protocol
 
-from ingestd.lake.delta.commit import is_whole
+from ingestd.lake.delta.commit import is_complete_commit
 from ingestd.lake.delta.log_files import (
     MOST_COMMIT_BYTES,
     MOST_POINTER_BYTES,
@@ -61,7 +61,7 @@ def set_aside_torn(
         found = []
         if commits and log.store.size(f"{path}/{commits[-1]}") is not None:
             content, version = _content(log.store, f"{path}/{commits[-1]}"), _version(commits[-1])
-            if not is_whole(content, log.uri, makes_table=version == 0):
+            if not is_complete_commit(content, log.uri, makes_table=version == 0):
                 give_up(version)
                 if _content(log.store, f"{path}/{commits[-1]}") != content:
                     what = f"lake table {log.uri}: commit {version} changed while it was checked"

@@ -13,7 +13,13 @@ import pyarrow as pa
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from ingestd.lake.delta.commit import Commit, commit_path, is_whole, parse_commit, read_commit
+from ingestd.lake.delta.commit import (
+    Commit,
+    commit_path,
+    is_complete_commit,
+    parse_commit,
+    read_commit,
+)
 from ingestd.lake.delta.crash_recovery import set_aside_torn
 from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES, open_table
 from ingestd.lake.delta.table_features import NotWritableError, Obstacle, TableTraits, find_obstacle
@@ -93,11 +99,11 @@ class TableLog:
         Then an incomplete newest commit or checkpoint is set aside (see `crash_recovery`), after
         `give_up` was called with the commit's version. If it raises, nothing is changed.
         """
-        self._table = self._open() if give_up is None else self._open_mended(give_up)
+        self._table = self._open() if give_up is None else self._open_repaired(give_up)
         self._version = -1 if self._table is None else self._table.version()
         self._read_state()
 
-    def _open_mended(self, give_up: GiveUp) -> DeltaTable | None:
+    def _open_repaired(self, give_up: GiveUp) -> DeltaTable | None:
         if not self.store.syncs:
             return self._open()
         while True:  # a commit and a checkpoint at most
@@ -125,7 +131,7 @@ class TableLog:
         path = commit_path(self.folder, self._version)
         with storage_faults(self.uri):
             content = self.store.read(path, MOST_COMMIT_BYTES)
-            if not is_whole(content, self.store.uri(path)):
+            if not is_complete_commit(content, self.store.uri(path)):
                 raise cut_short(self.uri)
             return parse_commit(content, self.store.uri(path))
 

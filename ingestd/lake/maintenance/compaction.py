@@ -188,7 +188,7 @@ class TableMaintenance:
             self._step("write")
             writer.write(_row_groups(self._rows(piece, schema)))
             fragments = writer.finish()
-            self._ensure_whole(piece, fragments)
+            self._ensure_complete(piece, fragments)
             self._step("commit")
         except BaseException:
             writer.abort()
@@ -200,7 +200,7 @@ class TableMaintenance:
         writer.abort()
         return []
 
-    def _ensure_whole(self, piece: Sequence[DataFile], fragments: Sequence[Fragment]) -> None:
+    def _ensure_complete(self, piece: Sequence[DataFile], fragments: Sequence[Fragment]) -> None:
         rows = sum(self._stated_rows(file) for file in piece)
         found = sum(f.rows for f in fragments)
         if found != rows:
@@ -242,8 +242,8 @@ class TableMaintenance:
         token = uuid.uuid4().hex
         at = self._log.version
         for _ in range(ATTEMPTS):
-            failure = self._try(fragments, removed, token, at)
-            found = self._look_on(at, token, removed)
+            failure = self._try_commit(fragments, removed, token, at)
+            found = self._read_intervening(at, token, removed)
             if found.is_ours:
                 return True
             if found.is_taken:
@@ -253,7 +253,7 @@ class TableMaintenance:
             at = found.version
         return False
 
-    def _try(
+    def _try_commit(
         self, fragments: Sequence[Fragment], removed: dict[str, int], token: str, at: int
     ) -> Exception | None:
         try:
@@ -285,7 +285,7 @@ class TableMaintenance:
             post_commithook_properties=_NO_HOOKS,
         )
 
-    def _look_on(self, at: int, token: str, removed: dict[str, int]) -> _Seen:
+    def _read_intervening(self, at: int, token: str, removed: dict[str, int]) -> _Intervening:
         """Read the commits after a version, for ours, or one that removed our files."""
         is_ours = is_taken = False
         with storage_faults(self._log.uri):
@@ -297,7 +297,7 @@ class TableMaintenance:
                     self._store.sync(f"{self._folder}/_delta_log", [f"{at:020}.json"])
                 else:
                     is_taken |= any(file.path in removed for file in commit.removed())
-        return _Seen(at, is_ours, is_taken)
+        return _Intervening(at, is_ours, is_taken)
 
     # --- cleaning ---------------------------------------------------------------------------
 
@@ -317,7 +317,7 @@ class TableMaintenance:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _Intervening:
     version: int
     is_ours: bool
     is_taken: bool

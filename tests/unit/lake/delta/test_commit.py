@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ingestd.lake.delta.commit import CONTENT, STAMPS, commit_path, is_whole, parse_commit
+from ingestd.lake.delta.commit import CONTENT, STAMPS, commit_path, is_complete_commit, parse_commit
 from ingestd.lake.delta.tail import CommitTail
 from ingestd.lake.reference.log import ReferenceLog
 from ingestd.lake.store.paths import OddFileError
@@ -45,7 +45,7 @@ def test_odd_characters_in_statistics_cut_no_commit(tmp_path: Path, *, is_escape
                 parse_commit(commit.encode(), "x")
             continue
         found = parse_commit(commit.encode(), "x")
-        assert is_whole(commit.encode(), "x")
+        assert is_complete_commit(commit.encode(), "x")
         assert len(found.files) == len(found.app_ids) == 1
         assert found.writer == "w"
         assert found.resume("a") == text

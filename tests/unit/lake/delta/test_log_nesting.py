@@ -14,7 +14,7 @@ import pytest
 
 import ingestd
 from ingestd.lake.delta.append_log import AppendLog, Creation
-from ingestd.lake.delta.commit import is_whole, parse_commit
+from ingestd.lake.delta.commit import is_complete_commit, parse_commit
 from ingestd.lake.delta.log import TableLog
 from ingestd.lake.delta.log_nesting import FEW_BRACKETS, MOST_DEPTH
 from ingestd.lake.store.paths import OddFileError
@@ -143,8 +143,8 @@ def test_the_limit_of_depth_is_exact(place: str) -> None:
 def test_a_truncated_large_commit_counts_as_torn() -> None:
     many = [add(f"part-{n}.parquet", stats=json.dumps({"minValues": {}})) for n in range(2_000)]
     content = commit_of(many).encode()
-    assert is_whole(content, "here")
-    assert not is_whole(content[:-20], "here")
+    assert is_complete_commit(content, "here")
+    assert not is_complete_commit(content[:-20], "here")
 
 
 def test_a_checkpoint_with_a_column_twice_is_refused(tmp_path: Path) -> None:
