@@ -108,16 +108,18 @@ async def _verify(  # noqa: PLR0917 - of one source
         # Privileges that capture lacks (`coverage.faults`) don't prevent reading the tables.
         coverage = await connector.coverage(await lake.known(), LOOK_LIMIT_S)
         tables, outcomes = asked_for(coverage, settings, patterns)
-        looks = {
-            t.id: _looks_at(t.id, settings) for t in tables if isinstance(settings, PollingSettings)
+        polling = {
+            t.id: _tolerance_of(t.id, settings)
+            for t in tables
+            if isinstance(settings, PollingSettings)
         }
-        verification = Verification(where, open_point, lake, chosen, progress, looks=looks)
+        verification = Verification(where, open_point, lake, chosen, progress, polling=polling)
         outcomes += await verification.run(tables)
     lsn = None if verification.point is None else verification.point.lsn
     return VerifyReport(name, lsn, sorted(outcomes, key=lambda o: o.table))
 
 
-def _looks_at(table: TableId, settings: PollingSettings) -> PollingTolerance:
+def _tolerance_of(table: TableId, settings: PollingSettings) -> PollingTolerance:
     controls = settings.controls(table)
     interval_s = settings.interval if controls.interval is None else controls.interval
     return PollingTolerance(interval_s * QUIETEST, controls.detect_deletes)

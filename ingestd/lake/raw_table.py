@@ -19,10 +19,10 @@ from ingestd.lake.delta.append_log import (
     AppendLog,
     Creation,
 )
+from ingestd.lake.delta.file_statistics import has_statistics
 from ingestd.lake.delta.log import GiveUp, TableLog
 from ingestd.lake.delta.log_paths import file_of
 from ingestd.lake.delta.read import read_each
-from ingestd.lake.parquet_writer import has_statistics
 from ingestd.lake.schema_evolution import SchemaConflictError, additions, evolved
 from ingestd.lake.store.errors import storage_faults
 from ingestd.model.changes import EPOCH_FIELD, MARKER_SEQ, change_schema

@@ -1,11 +1,8 @@
-"""When failed work is retried (design section 6), and when slow work is reported."""
+"""When failed work is retried (design section 6)."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from ingestd.model.backoff import Backoff
 from ingestd.model.errors import IngestdError, TransientError
@@ -39,24 +36,3 @@ class RetryPolicy:
 
 RETRY = RetryPolicy()
 """The policy of a source that was given no other."""
-
-
-# --- slow waits ------------------------------------------------------------
-
-WAITING_S = 5.0
-"""How long a read or a new slot may wait for other transactions before a warning."""
-
-T = TypeVar("T")
-
-
-async def warn_if_slow(work: Coroutine[Any, Any, T], tell: Callable[[], None]) -> T:
-    """Await `work`; call `tell` once if it exceeds `WAITING_S`. The work has ended on return."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.wait([task], timeout=WAITING_S)
-        if not task.done():
-            tell()
-        return await task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)

@@ -40,7 +40,7 @@ from ingestd.model.schema import Table, TableId
 from ingestd.pipeline.appender import EpochAppender
 from ingestd.pipeline.dedup_window import DedupWindow
 from ingestd.pipeline.policy import SnapshotPolicy
-from ingestd.pipeline.retry import warn_if_slow
+from ingestd.pipeline.slow_waits import warn_if_slow
 from ingestd.pipeline.snapshot_queue import (
     Page,
     SnapshotDone,

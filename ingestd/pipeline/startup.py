@@ -18,7 +18,7 @@ from ingestd.model.schema import TableId
 from ingestd.pipeline.appender import EpochAppender
 from ingestd.pipeline.known_lake import KnownLake, LakeRoot, lake_lost, read_lake
 from ingestd.pipeline.policy import PipelinePolicy
-from ingestd.pipeline.retry import warn_if_slow
+from ingestd.pipeline.slow_waits import warn_if_slow
 from ingestd.pipeline.table_set import TableSet
 from ingestd.pipeline.telemetry.source import SourceTelemetry
 from ingestd.ports import (

@@ -34,12 +34,13 @@ from deltalake.transaction import AddAction, RemoveAction
 from ingestd.failpoints import lost, reach
 from ingestd.lake.delta.append_log import AppendLog
 from ingestd.lake.delta.commit import COMPACTION, commit_path, read_commit, rewrite_text
+from ingestd.lake.delta.file_statistics import has_statistics
 from ingestd.lake.delta.log_files import open_table
 from ingestd.lake.delta.log_paths import OWN_FILE
 from ingestd.lake.delta.read import conform, list_actions, open_parquet
 from ingestd.lake.maintenance.log_cleanup import CleanupResult, LogCleaner
 from ingestd.lake.maintenance.plan import DataFile, pieces, small_files
-from ingestd.lake.parquet_writer import ROW_GROUP_BYTES, FragmentWriter, has_statistics
+from ingestd.lake.parquet_writer import ROW_GROUP_BYTES, FragmentWriter
 from ingestd.lake.store.errors import storage_fault, storage_faults
 from ingestd.lake.store.store import Store
 from ingestd.model.errors import FolderError

@@ -11,11 +11,12 @@ from functools import cached_property
 import pyarrow as pa
 
 from ingestd.lake.delta.arrow_types import conformed
+from ingestd.lake.delta.file_statistics import has_statistics
 from ingestd.lake.delta.read import conform, list_files, open_parquet
 from ingestd.lake.layout import Layout
 from ingestd.lake.marker import read_marker
 from ingestd.lake.opening import never_refuse, refuse_foreign
-from ingestd.lake.parquet_writer import FragmentSink, FragmentWriter, has_statistics
+from ingestd.lake.parquet_writer import FragmentSink, FragmentWriter
 from ingestd.lake.reference.changes import ReferenceChanges
 from ingestd.lake.reference.digest import ContentDigest
 from ingestd.lake.reference.log import RETENTION, ReferenceLog

@@ -31,7 +31,7 @@ from ingestd.ports.verify import (
 )
 
 POLL_S, _MAX_POLL_S = 0.125, 2.0
-_RESTS_TO_LOOKS = 9
+_RESTS_TO_CHECKS = 9
 _MAX_REST_S = 30.0
 _POLL_SLACK = 1.1
 """A poll takes time, too."""
@@ -50,7 +50,7 @@ class PollingTolerance:
 class Verification:
     """Verifies tables of one source, one after the other.
 
-    `looks`: for polled tables; the lake gets the changes of others as they happen. `where` begins
+    `polling`: of polled tables; the lake gets the changes of others as they happen. `where` begins
     an error's text.
     """
 
@@ -62,14 +62,14 @@ class Verification:
         settings: VerifySettings,
         progress: VerifyProgress,
         *,
-        looks: Mapping[TableId, PollingTolerance],
+        polling: Mapping[TableId, PollingTolerance],
     ) -> None:
         self._where = where
         self._open_point = open_point
         self._lake = lake
         self._settings = settings
         self._progress = progress
-        self._looks = looks
+        self._polling = polling
         self._prints: dict[TableId, Hashes] = {}
         self._stayed: dict[TableId, Hashes] = {}
         self._outcomes: dict[TableId, VerifyOutcome] = {}
@@ -151,7 +151,7 @@ class Verification:
     ) -> TransientError:
         moved = "it did not move meanwhile" if first == position else f"it was at {first} before"
         remedy = "allow more time: --wait"
-        quiet_s = min((looks.poll_s for looks in self._looks.values()), default=0.0)
+        quiet_s = min((one.poll_s for one in self._polling.values()), default=0.0)
         if quiet_s > self._settings.wait_s:
             remedy = f"quiet tables are polled every {quiet_s:g} s: --wait {2 * quiet_s:g}s"
         if first == position:
@@ -229,8 +229,8 @@ class Verification:
     def _without_unswept(self, table: Table, comparison: TableCompared) -> str | None:
         """Leave out rows that exist only in the lake if deletes are not detected; return a note."""
         extra = comparison.counts.get(Kind.EXTRA, 0)
-        looks = self._looks.get(table.id)
-        if not extra or (looks is not None and looks.sweep_s is not None):
+        tolerance = self._polling.get(table.id)
+        if not extra or (tolerance is not None and tolerance.sweep_s is not None):
             return None
         comparison.without(Kind.EXTRA)
         return (
@@ -241,8 +241,8 @@ class Verification:
     def _without_early(self, table: Table, comparison: TableCompared, taken_s: float) -> str | None:
         """Leave out rows that a sweep may still find deleted; return a note."""
         extra = comparison.counts.get(Kind.EXTRA, 0)
-        looks = self._looks.get(table.id)
-        every_s = (looks.sweep_s if looks is not None else None) or 0.0
+        tolerance = self._polling.get(table.id)
+        every_s = (tolerance.sweep_s if tolerance is not None else None) or 0.0
         if not extra or taken_s >= every_s:
             return None
         comparison.without(Kind.EXTRA)
@@ -258,22 +258,24 @@ class Verification:
 
         `taken_s`: from the start of the verification until the lake's state was taken.
         """
-        looks = self._looks.get(table.id)
-        if looks is None:
+        tolerance = self._polling.get(table.id)
+        if tolerance is None:
             return None
         rows = f"table {table.id}: {comparison.counts.total():,} rows"
-        if set(comparison.counts) == {Kind.EXTRA} and taken_s < (every_s := looks.sweep_s or 0.0):
+        if set(comparison.counts) == {Kind.EXTRA} and taken_s < (
+            every_s := tolerance.sweep_s or 0.0
+        ):
             fault = TransientError(
                 f"{rows} may have been deleted in the source since the last sweep of its keys",
                 reason="not_swept",
                 remedy=f"wait longer than detect_deletes: --wait {2 * every_s:g}s",
             )
-        elif taken_s < _POLL_SLACK * looks.poll_s:
+        elif taken_s < _POLL_SLACK * tolerance.poll_s:
             fault = TransientError(
                 f"{rows} may differ only since the last poll: while quiet, the table is polled"
-                f" every {looks.poll_s:g} s",
+                f" every {tolerance.poll_s:g} s",
                 reason="not_polled",
-                remedy=f"wait longer than that: --wait {2 * looks.poll_s:g}s",
+                remedy=f"wait longer than that: --wait {2 * tolerance.poll_s:g}s",
             )
         else:
             return None
@@ -285,7 +287,7 @@ def rest_between(rest_s: float, *, took_s: float) -> float:
 
     Longer each time, and longer where a check is slow, as in an object store.
     """
-    return max(min(2 * rest_s, _MAX_POLL_S), _RESTS_TO_LOOKS * took_s)
+    return max(min(2 * rest_s, _MAX_POLL_S), _RESTS_TO_CHECKS * took_s)
 
 
 def _outcome(table: Table, comparison: TableCompared) -> VerifyOutcome:

@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingestd.lake.delta.append_log import AppendLog, Creation
+from ingestd.lake.delta.file_statistics import MAX_TEXT
 from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES
 from ingestd.lake.delta.log_paths import OWN_FILE, file_of
 from ingestd.lake.delta.newest_rows import newest_rows
@@ -28,7 +29,6 @@ from ingestd.lake.delta.read import read_raw
 from ingestd.lake.delta.tail import CommitTail
 from ingestd.lake.delta_lake import DeltaLake
 from ingestd.lake.maintenance.process import maintain
-from ingestd.lake.parquet_writer import MAX_TEXT
 from ingestd.lake.raw_table import raw_schema, statistics_columns
 from ingestd.lake.reference.log import ReferenceLog
 from ingestd.lake.reference.source import RawReferenceSource

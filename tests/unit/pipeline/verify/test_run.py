@@ -120,7 +120,7 @@ def verification(
 ) -> Verification:
     """A verification with `fields` of VerifySettings."""
     settings = replace(VerifySettings(1 << 20, wait_s=wait_s), **fields)
-    return Verification("source shop", source.open, lake, settings, Untold(), looks=looks or {})
+    return Verification("source shop", source.open, lake, settings, Untold(), polling=looks or {})
 
 
 async def verified(
@@ -200,7 +200,7 @@ async def test_a_fault_before_anything_was_begun_is_raised() -> None:
         yield Source(tables)
 
     one = Verification(
-        "source shop", closed, Lake(ONE), VerifySettings(1 << 20), Untold(), looks={}
+        "source shop", closed, Lake(ONE), VerifySettings(1 << 20), Untold(), polling={}
     )
     with pytest.raises(TransientError, match="refused"):
         await one.run([TABLE])

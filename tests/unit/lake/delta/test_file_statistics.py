@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ingestd.lake.parquet_writer import file_statistics, has_statistics
+from ingestd.lake.delta.file_statistics import file_statistics, has_statistics
 
 
 def stats(tmp_path: Path, table: pa.Table, *, row_group_size: int = 2) -> Any:

@@ -1,0 +1,25 @@
+"""Warns when work waits long for other transactions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+WAITING_S = 5.0
+"""How long a read or a new slot may wait for other transactions before a warning."""
+
+T = TypeVar("T")
+
+
+async def warn_if_slow(work: Coroutine[Any, Any, T], warn: Callable[[], None]) -> T:
+    """Await `work`; call `warn` once if it exceeds `WAITING_S`. The work has ended on return."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait([task], timeout=WAITING_S)
+        if not task.done():
+            warn()
+        return await task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
