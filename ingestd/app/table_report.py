@@ -19,7 +19,7 @@ T = TypeVar("T")
 IDENTITIES = {"d": "default", "n": "nothing", "f": "full", "i": "index"}
 """REPLICA IDENTITY in the words of ALTER TABLE, by pg_class.relreplident."""
 
-Told = Mapping[str, Mapping[str, Any]]
+StatesByTable = Mapping[str, Mapping[str, Any]]
 """Tables by name, each as in the `tables` of a source in /status."""
 
 
@@ -76,7 +76,7 @@ async def report_tables(
     settings: SourceSettings,
     *,
     schema: str | None,
-    running: Told | None,
+    running: StatesByTable | None,
     timeout_s: float,
 ) -> SourceReport:
     """Query database and lake; `running`: the running daemon's status of the tables, if any.
@@ -117,7 +117,7 @@ async def _or_fault(asking: Awaitable[T]) -> T | IngestdError:
         return error
 
 
-def _recorded(source: str, known: Mapping[TableId, RegisteredTable]) -> Told:
+def _recorded(source: str, known: Mapping[TableId, RegisteredTable]) -> StatesByTable:
     """Return the lake's records of the tables, in the format of /status."""
     return {
         str(name): {
@@ -155,7 +155,7 @@ class SourceFindings:
     settings: SourceSettings
     infos: Sequence[TableInfo]
     coverage: Coverage | None
-    states: Told
+    states: StatesByTable
 
     def tables(self, schema: str | None) -> list[dict[str, Any]]:
         """Return all tables of the schema, or of all schemas; missing tables come last."""

@@ -35,7 +35,7 @@ Given = Callable[[str], "pa.Array | None"]
 """Returns the values of a lake column in some rows; None if it has no column of that name."""
 AsNewest = Callable[["pa.Array"], "tuple[pa.Array, Mapping[int, str]]"]
 """Returns values of an older type as the newest; and, by row, texts of those it can't hold."""
-Value = Any
+ComparedValue = Any
 """Arrow's Python value, a `DigestedText` for one its column can't hold, None for null."""
 
 
@@ -59,7 +59,7 @@ class ComparedColumn:
     type: pa.DataType
     is_masked: bool = False
     since_lsn: int = 0
-    missing: Value = None
+    missing: ComparedValue = None
     as_newest: AsNewest = field(default=lambda values: (values, {}), compare=False)
 
     @property
@@ -136,9 +136,9 @@ def _stored_digests(  # noqa: PLR0917 - of one lake column
 
 def values_of(
     column: ComparedColumn, given: Given, raw: RawTexts, rows: int, prefix: str = ""
-) -> list[Value]:
+) -> list[ComparedValue]:
     """Return each row's value of a column."""
-    found: list[Value] = [None] * rows
+    found: list[ComparedValue] = [None] * rows
     for name in column.stored:
         values = given(name)
         if values is not None:
@@ -164,7 +164,7 @@ def _as_last(
     return column.as_newest(values)
 
 
-def value_hashes(values: Sequence[Value], kind: pa.DataType) -> Hashes:
+def value_hashes(values: Sequence[ComparedValue], kind: pa.DataType) -> Hashes:
     """Hash values of a column, as `column_digests` does."""
     plain = [None if isinstance(v, DigestedText) else v for v in values]
     found = column_hashes(pa.array(plain, kind))

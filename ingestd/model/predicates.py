@@ -19,7 +19,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-Value = bool | int | float | Decimal | str | bytes | date | datetime
+PredicateValue = bool | int | float | Decimal | str | bytes | date | datetime
 """Never null. A datetime is aware for timestamptz, naive for timestamp."""
 Operator = Literal["=", "<>", "<", "<=", ">", ">="]
 
@@ -30,7 +30,7 @@ class ColumnPredicate:
 
     column: str
     operator: Operator
-    value: Value
+    value: PredicateValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class OneOf:
     """`column` IN `values`; with no values it is true for no row."""
 
     column: str
-    values: tuple[Value, ...]
+    values: tuple[PredicateValue, ...]
 
 
 @dataclass(frozen=True, slots=True)

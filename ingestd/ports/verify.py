@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from ingestd.digests.row_digests import ComparedColumn, Value
+    from ingestd.digests.row_digests import ComparedColumn, ComparedValue
     from ingestd.digests.value_hashes import Hashes
     from ingestd.model.errors import IngestdError
     from ingestd.model.lake_state import RegisteredTable
@@ -105,7 +105,7 @@ class Digested:
         return found
 
 
-Rows = list[dict[str, "Value"]]
+ValueRows = list[dict[str, "ComparedValue"]]
 """Rows as values, by the source's column names."""
 
 
@@ -161,7 +161,7 @@ class VerifiedLake(Protocol):
         """Yield the numbers of the surveyed changes, in any order."""
         ...
 
-    async def rows_of(self, digested: Digested, keys: Collection[int]) -> Rows:
+    async def rows_of(self, digested: Digested, keys: Collection[int]) -> ValueRows:
         """Return the rows with these hashes of their keys (or of themselves), by the plain fold."""
         ...
 

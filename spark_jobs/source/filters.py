@@ -26,7 +26,7 @@ from ingestd.model.predicates import (
     OneOf,
     Operator,
     Predicate,
-    Value,
+    PredicateValue,
 )
 from ingestd.model.schema import Column
 from ingestd.postgres.snapshot.pushdown import condition
@@ -94,7 +94,7 @@ def _may_be_another(value: object) -> bool:
 def _comparison(name: str, inner: Filter, *, is_negated: bool) -> Predicate | None:
     operator = _OPERATORS.get(type(inner))
     value = getattr(inner, "value", None)
-    if operator is None or not isinstance(value, Value) or _may_be_another(value):
+    if operator is None or not isinstance(value, PredicateValue) or _may_be_another(value):
         return None
     if is_negated:
         if isinstance(inner, EqualNullSafe):  # true for null, unlike `<>`

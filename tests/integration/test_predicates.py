@@ -22,7 +22,7 @@ from tests.integration.test_pages import WHOLE, exported, table_named
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ingestd.model.predicates import Predicate, Value
+    from ingestd.model.predicates import Predicate, PredicateValue
     from ingestd.model.schema import Table
     from ingestd.ports import Split
     from tests.harness.databases import Database
@@ -33,7 +33,7 @@ NOON = datetime.fromisoformat("2024-02-29T12:00:00.5")
 EARLIEST = datetime.fromisoformat("0001-01-01T00:00:00")
 LATEST = datetime.fromisoformat("9999-12-31T23:59:59.999999")
 
-COLUMNS: dict[str, tuple[str, list[str], list[Value]]] = {
+COLUMNS: dict[str, tuple[str, list[str], list[PredicateValue]]] = {
     "i2": ("smallint", ["-32768", "0", "7"], [0, 7, 8, -40_000, 1 << 40]),
     "i4": ("int", ["-1", "0", "7"], [0, 7, 1 << 40]),
     "i8": ("bigint", ["-9223372036854775808", "7", "9223372036854775807"], [7, 8, (1 << 63) - 1]),

@@ -12,7 +12,7 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
+ArrowRows = TypeVar("ArrowRows", pa.Table, pa.RecordBatch)
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:  # noqa: PLR0911 - one a kind
@@ -34,7 +34,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:  # noqa: PLR0911 - one a kind
     return kind
 
 
-def plain(rows: Rows) -> Rows:
+def plain(rows: ArrowRows) -> ArrowRows:
     """Return the rows with each column converted to its `plain_type`."""
     schema = pa.schema([_plain_field(field) for field in rows.schema])
     if schema.equals(rows.schema):

@@ -71,14 +71,14 @@ class ReferenceChanges:
     def _filled(self, old: pa.Table, numbers: Ints) -> pa.Table:
         """Fill in the values that did not change."""
         assert self._base is not None
-        place = np.full(self.keys.count, -1, np.int64)
-        place[numbers] = np.arange(len(numbers))
+        row_of_key = np.full(self.keys.count, -1, np.int64)
+        row_of_key[numbers] = np.arange(len(numbers))
         columns = []
         for name in self._table.schema.names:
             column = self._table[name].combine_chunks()
             rows = self._unchanged.get(name)
             if rows is not None:
-                taken = place[self._base[rows]]
+                taken = row_of_key[self._base[rows]]
                 if (taken < 0).any() or (self._base[rows] < 0).any():
                     raise self._missing()
                 source = np.arange(len(column))

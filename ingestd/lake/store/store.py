@@ -587,7 +587,7 @@ def _refuse_overwriting(uri: str, options: Mapping[str, str]) -> None:
         if value.strip().lower() in _OVERWRITING.get(short, ()):
             raise OperatorError(
                 f"lake {uri}: {key} = {value}: two writers could overwrite each other's commits",
-                remedy="leave it out: the store must refuse a commit whose version exists",
+                remedy="remove this option: the store must refuse a commit whose version exists",
             )
 
 

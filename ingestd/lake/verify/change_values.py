@@ -8,17 +8,17 @@ from ingestd.digests.row_digests import RawTexts, given_by, values_of
 from ingestd.lake.verify.change_digests import BEFORE, UNCHANGED
 from ingestd.lake.verify.visible_changes import PLACE
 from ingestd.model.changes import OF_BEFORE, field_of
-from ingestd.ports.verify import Digested, Rows
+from ingestd.ports.verify import Digested, ValueRows
 
 
-def values_of_changes(batch: pa.RecordBatch, digested: Digested) -> Rows:
+def values_of_changes(batch: pa.RecordBatch, digested: Digested) -> ValueRows:
     """Return changes as `ingestd.lake.fold.plain` expects them, with the source's column names."""
     count = batch.num_rows
     raw = RawTexts(batch.column("_cdc_raw"))
     given = given_by(batch)
     before = given(BEFORE)
     lsn = batch.column("_cdc_lsn").to_pylist()
-    rows: Rows = [dict.fromkeys(("_cdc_raw", BEFORE, UNCHANGED)) for _ in range(count)]
+    rows: ValueRows = [dict.fromkeys(("_cdc_raw", BEFORE, UNCHANGED)) for _ in range(count)]
     for name in PLACE[:3]:
         for row, value in zip(rows, batch.column(name).to_pylist(), strict=True):
             row[name] = value

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ingestd.decode.values.cast import cast
 from ingestd.decode.values.text_column import ByteBuffer, TextColumn
-from ingestd.digests.row_digests import ComparedColumn, DigestedText, Value
+from ingestd.digests.row_digests import ComparedColumn, ComparedValue, DigestedText
 from ingestd.lake.fold.older_types import as_newest
 from ingestd.model.errors import FolderError, TableChangedError, TableError, resnapshot_command
 from ingestd.model.lake_state import TableState
@@ -152,7 +152,7 @@ def _since(name: str, described: Sequence[Event]) -> tuple[int, str | None]:
     return since, missing
 
 
-def _typed(text: str, column: Column) -> Value:
+def _typed(text: str, column: Column) -> ComparedValue:
     data = text.encode()
     texts = TextColumn(ByteBuffer(data), np.zeros(1, np.int64), np.full(1, len(data), np.int64))
     array, refused = cast(texts, column.type, is_override=column.is_override)

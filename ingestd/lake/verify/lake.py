@@ -64,7 +64,7 @@ from ingestd.model.errors import FolderError, TableChangedError, TableError
 from ingestd.model.lake_state import RegisteredTable, TableState
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Table, TableId
-from ingestd.ports.verify import Digested, Matrix, Rows, VerifyPoint
+from ingestd.ports.verify import Digested, Matrix, ValueRows, VerifyPoint
 
 _RELEASED_EVERY = 8
 """Batches after which memory that was allocated for them and freed is returned to the system."""
@@ -82,7 +82,7 @@ class DeltaVerifiedLake:
         source: str,
         *,
         storage_options: Mapping[str, str] | None = None,
-        values: Callable[[pa.RecordBatch, Digested], Rows] = values_of_changes,
+        values: Callable[[pa.RecordBatch, Digested], ValueRows] = values_of_changes,
     ) -> None:
         self._values = values
         self._layout = Layout(source)
@@ -117,7 +117,7 @@ class DeltaVerifiedLake:
         async for found in ahead(self._matrices(digested)):
             yield found
 
-    async def rows_of(self, digested: Digested, keys: Collection[int]) -> Rows:
+    async def rows_of(self, digested: Digested, keys: Collection[int]) -> ValueRows:
         """Fold the changes of these keys, row by row."""
         with self._faults_of(digested.table):
             return await self._jobs.run(self._rows_of, digested, keys)
@@ -272,12 +272,12 @@ class DeltaVerifiedLake:
                 if number % _RELEASED_EVERY == 0:
                     pa.default_memory_pool().release_unused()
 
-    def _rows_of(self, digested: Digested, keys: Collection[int]) -> Rows:
+    def _rows_of(self, digested: Digested, keys: Collection[int]) -> ValueRows:
         wanted = np.fromiter(keys, np.uint64, len(keys))
         if len(digested.linked) and digested.is_linked(wanted).any():
             wanted = reached(wanted, np.concatenate(self._links(digested), axis=1))
         names = names_of(digested, range(len(digested.columns)))
-        changes: Rows = []
+        changes: ValueRows = []
         for batch in batches_of(self._looked[digested.table.id], names):
             rows = counting(batch)
             if not rows.num_rows:

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from ingestd.digests.row_digests import (
     RAW,
+    ComparedValue,
     RawTexts,
-    Value,
     digests_of,
     given_by,
     key_digests,
@@ -29,7 +29,7 @@ from ingestd.ports.verify import (
     Difference,
     Digested,
     Kind,
-    Rows,
+    ValueRows,
     VerifiedLake,
     VerifiedSource,
 )
@@ -71,20 +71,20 @@ class DifferingRows:
                 found.append(difference)
         return tuple(found)
 
-    async def _rows_of(self, shown: Sequence[Differing]) -> Rows:
+    async def _rows_of(self, shown: Sequence[Differing]) -> ValueRows:
         """Re-read the splits that contain them."""
         wanted: dict[int, set[int]] = defaultdict(set)
         for one in shown:
             if one.split is not None:
                 wanted[one.split].add(one.key)
-        found: Rows = []
+        found: ValueRows = []
         for number, keys in sorted(wanted.items()):
             async with contextlib.aclosing(self._source.batches(self._splits[number])) as batches:
                 async for batch in batches:
                     found += await asyncio.to_thread(_chosen, batch, self._digested, keys)
         return found
 
-    def _named(self, one: Differing, source: Rows, lake: Rows) -> Difference | None:
+    def _named(self, one: Differing, source: ValueRows, lake: ValueRows) -> Difference | None:
         digested = self._digested
         columns: tuple[str, ...] = ()
         if one.kind is Kind.DIFFERENT:
@@ -105,7 +105,7 @@ class DifferingRows:
         )
 
 
-def _chosen(batch: pa.RecordBatch, digested: Digested, keys: Collection[int]) -> Rows:
+def _chosen(batch: pa.RecordBatch, digested: Digested, keys: Collection[int]) -> ValueRows:
     """Return the rows with these keys as values."""
     hashes, _ = digests_of(batch, digested.columns, digested.key)
     flags = np.isin(hashes, np.fromiter(keys, np.uint64, len(keys)))
@@ -118,7 +118,7 @@ def _chosen(batch: pa.RecordBatch, digested: Digested, keys: Collection[int]) ->
     return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
 
 
-def _by_key(rows: Rows, digested: Digested) -> Mapping[int, Rows]:
+def _by_key(rows: ValueRows, digested: Digested) -> Mapping[int, ValueRows]:
     hashes: dict[int, Hashes] = {
         i: value_hashes([row[c.name] for row in rows], c.type)
         for i, c in enumerate(digested.columns)
@@ -129,14 +129,14 @@ def _by_key(rows: Rows, digested: Digested) -> Mapping[int, Rows]:
         keys = key_digests(((hashes[i], kinds[i]) for i in digested.key), count)
     else:
         keys = row_digests(hashes, count)
-    found: dict[int, Rows] = defaultdict(list)
+    found: dict[int, ValueRows] = defaultdict(list)
     for key, row in zip(keys.tolist(), rows, strict=True):
         found[key].append(row)
     return found
 
 
 def _differing(
-    source: Mapping[str, Value], lake: Mapping[str, Value], digested: Digested
+    source: Mapping[str, ComparedValue], lake: Mapping[str, ComparedValue], digested: Digested
 ) -> tuple[str, ...]:
     found = []
     for column in digested.columns:
@@ -146,21 +146,21 @@ def _differing(
     return tuple(found)
 
 
-def _key_of(rows: Rows, one: Differing, digested: Digested) -> Mapping[str, str | None]:
+def _key_of(rows: ValueRows, one: Differing, digested: Digested) -> Mapping[str, str | None]:
     """Return the texts of a row's key; a hash if it has none, or the row no longer exists."""
     if not digested.key or not rows:
         return {"row": f"{one.key:016x}"}
     return _texts(rows, tuple(digested.columns[i].name for i in digested.key), digested)
 
 
-def _texts(rows: Rows, names: Sequence[str], digested: Digested) -> Mapping[str, str | None]:
+def _texts(rows: ValueRows, names: Sequence[str], digested: Digested) -> Mapping[str, str | None]:
     if not rows:
         return {}
     masked = {c.name for c in digested.columns if c.is_masked}
     return {n: MASKED if n in masked else text(rows[0][n]) for n in names}
 
 
-def text(value: Value) -> str | None:
+def text(value: ComparedValue) -> str | None:
     """Return a value as text for display."""
     if value is None or isinstance(value, str):
         return value

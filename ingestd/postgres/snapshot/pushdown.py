@@ -28,7 +28,7 @@ from ingestd.model.predicates import (
     OneOf,
     Operator,
     Predicate,
-    Value,
+    PredicateValue,
 )
 from ingestd.model.schema import Column
 
@@ -48,7 +48,7 @@ class _Kind:
     """
 
     literal_type: str
-    literal: Callable[[Value], str | None]
+    literal: Callable[[PredicateValue], str | None]
     operators: frozenset[Operator] = _EVERY
     held: LiteralString | None = None
     is_null_known: bool = True
@@ -112,34 +112,34 @@ def _comparison(
 # --- literals --------------------------------------------------------------------------------
 
 
-def _bool(value: Value) -> str | None:
+def _bool(value: PredicateValue) -> str | None:
     return str(value) if isinstance(value, bool) else None
 
 
-def _integer(value: Value) -> str | None:
+def _integer(value: PredicateValue) -> str | None:
     is_integer = isinstance(value, int) and not isinstance(value, bool) and value in _INT8
     return str(value) if is_integer else None
 
 
-def _float(value: Value) -> str | None:
+def _float(value: PredicateValue) -> str | None:
     return repr(value) if isinstance(value, float) and not math.isnan(value) else None
 
 
-def _decimal(value: Value) -> str | None:
+def _decimal(value: PredicateValue) -> str | None:
     return str(value) if isinstance(value, Decimal) and value.is_finite() else None
 
 
-def _bytes(value: Value) -> str | None:
+def _bytes(value: PredicateValue) -> str | None:
     return "\\x" + value.hex() if isinstance(value, bytes) else None
 
 
-def _ascii(value: Value) -> str | None:
+def _ascii(value: PredicateValue) -> str | None:
     """Return ASCII texts only: the database's encoding may lack other characters."""
     is_safe = isinstance(value, str) and value.isascii() and "\0" not in value
     return str(value) if is_safe else None
 
 
-def _uuid(value: Value) -> str | None:
+def _uuid(value: PredicateValue) -> str | None:
     """Return canonical texts only: the lake has the server's text, whose order is the bytes'."""
     try:
         return value if isinstance(value, str) and str(UUID(value)) == value else None
@@ -147,19 +147,19 @@ def _uuid(value: Value) -> str | None:
         return None
 
 
-def _date(value: Value) -> str | None:
+def _date(value: PredicateValue) -> str | None:
     if isinstance(value, datetime) or not isinstance(value, date):
         return None
     return value.isoformat()
 
 
-def _timestamp(value: Value) -> str | None:
+def _timestamp(value: PredicateValue) -> str | None:
     if not isinstance(value, datetime) or value.tzinfo is not None:
         return None
     return value.isoformat()
 
 
-def _timestamptz(value: Value) -> str | None:
+def _timestamptz(value: PredicateValue) -> str | None:
     if not isinstance(value, datetime) or value.tzinfo is None:
         return None
     try:

@@ -14,7 +14,7 @@ from ingestd.model.errors import IngestdError, TransientError
 from ingestd.model.schema import Table, in_name_order
 from ingestd.ports import ReferenceState
 
-Row = Mapping[str, object]
+FakeRow = Mapping[str, object]
 
 
 class FakeReferenceTable:
@@ -26,13 +26,13 @@ class FakeReferenceTable:
     def __init__(self, table: Table) -> None:
         self.table = table
         self.faults: list[IngestdError] = []
-        self.log: list[tuple[str, Row]] = []
+        self.log: list[tuple[str, FakeRow]] = []
 
-    def upsert(self, row: Row) -> None:
+    def upsert(self, row: FakeRow) -> None:
         """Insert or update a row."""
         self.log.append(("u", row))
 
-    def delete(self, row: Row) -> None:
+    def delete(self, row: FakeRow) -> None:
         """Delete the row with this key."""
         self.log.append(("d", row))
 
@@ -40,9 +40,9 @@ class FakeReferenceTable:
         """Remove all rows."""
         self.log.append(("t", {}))
 
-    def rows(self, version: int) -> list[Row]:
+    def rows(self, version: int) -> list[FakeRow]:
         """Return the rows after the first `version` entries of the log."""
-        held: dict[tuple[object, ...], Row] = {}
+        held: dict[tuple[object, ...], FakeRow] = {}
         for op, row in self.log[:version]:
             if op == "t":
                 held.clear()

@@ -14,7 +14,7 @@ from ingestd.model.predicates import Predicate
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import Split, TableInfo
 
-Row = Mapping[str, object]
+FakeRow = Mapping[str, object]
 
 ROW_BYTES = 100
 """The size of a row that a fake reports."""
@@ -55,10 +55,10 @@ class FakeTables:
     """Tables with rows, and snapshots of them."""
 
     def __init__(self) -> None:
-        self._rows: dict[TableId, list[Row]] = {}
-        self._snapshots: dict[str, dict[TableId, tuple[Row, ...]]] = {}
+        self._rows: dict[TableId, list[FakeRow]] = {}
+        self._snapshots: dict[str, dict[TableId, tuple[FakeRow, ...]]] = {}
 
-    def insert(self, table: TableId, rows: Sequence[Row]) -> None:
+    def insert(self, table: TableId, rows: Sequence[FakeRow]) -> None:
         """Add rows: a value for each column, as pyarrow accepts it for the column's type."""
         self._rows.setdefault(table, []).extend(rows)
 
@@ -76,7 +76,7 @@ class FakeTables:
         """Remove a snapshot."""
         del self._snapshots[name]
 
-    def seen_by(self, snapshot: str, table: TableId) -> tuple[Row, ...]:
+    def seen_by(self, snapshot: str, table: TableId) -> tuple[FakeRow, ...]:
         """Return a table's rows under a snapshot. Raises TransientError (``snapshot_gone``)."""
         if snapshot not in self._snapshots:
             raise TransientError(

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from ingestd.app.table_report import (
     SourceReport,
-    Told,
+    StatesByTable,
     report_tables,
     report_to_json,
     require_schema,
@@ -109,7 +109,9 @@ def shop(
     return Shop(coverage, {} if lake is None else lake)
 
 
-async def report(of: Shop, *, schema: str | None = None, told: Told | None = None) -> SourceReport:
+async def report(
+    of: Shop, *, schema: str | None = None, told: StatesByTable | None = None
+) -> SourceReport:
     return await report_tables(
         "shop",
         cast("Connector", of),

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ingestd.ports.verify import Digested, Rows
+    from ingestd.ports.verify import Digested, ValueRows
 
 TABLE = make_table("orders")
 FOLDER = "shop/public/orders"
@@ -54,7 +54,7 @@ def live(raw: RawLake, *tables: Table, at_lsn: int | None = None) -> None:
     raw.record("live", *tables, snapshot_lsn=100, at_lsn=at_lsn)
 
 
-async def rows_at(raw: RawLake, table: Table, point: VerifyPoint) -> Rows:
+async def rows_at(raw: RawLake, table: Table, point: VerifyPoint) -> ValueRows:
     """The existing rows, as values; the same by numbers."""
     lake = DeltaVerifiedLake(str(raw.uri), "shop")
     try:
@@ -256,7 +256,7 @@ async def test_rows_whose_key_changed_are_folded_with_what_they_were(raw: RawLak
     await asyncio.to_thread(write)
     found = []
 
-    def counted(batch: pa.RecordBatch, digested: Digested) -> Rows:
+    def counted(batch: pa.RecordBatch, digested: Digested) -> ValueRows:
         found.extend(batch.column("id").to_pylist())
         return values_of_changes(batch, digested)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ingestd.model.lake_state import RegisteredTable
     from ingestd.model.schema import Table, TableId
-    from ingestd.ports.verify import Matrix, Rows, VerifiedSource
+    from ingestd.ports.verify import Matrix, ValueRows, VerifiedSource
 
 TABLE = make_table("orders")
 ONE, TWO, OTHER = {"id": 1, "note": "a"}, {"id": 2, "note": "b"}, {"id": 2, "note": "c"}
@@ -98,7 +98,7 @@ class Lake:
     async def changes(self, digested: Digested) -> AsyncGenerator[Matrix, None]:
         yield digest_changes(make_batch(TABLE, self._changes).rows, digested)
 
-    async def rows_of(self, digested: Digested, keys: Collection[int]) -> Rows:
+    async def rows_of(self, digested: Digested, keys: Collection[int]) -> ValueRows:
         assert keys
         batch = make_batch(digested.table, self._changes).rows
         return fold_rows(batch.to_pylist(), ["id", "note"], ["id"])
