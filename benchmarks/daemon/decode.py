@@ -156,7 +156,7 @@ def rows_per_s_as_daemon(
 
 # --- sixty columns ---------------------------------------------------------------------------
 
-Column = tuple[int, int, Callable[[int], str]]
+ColumnFeed = tuple[int, int, Callable[[int], str]]
 """Type OID, typmod, the n-th value's text."""
 
 _NUMERIC_12_2, _NUMERIC_18_4 = (12 << 16 | 2) + 4, (18 << 16 | 4) + 4
@@ -167,7 +167,7 @@ def _day(n: int) -> str:
     return f"2024-{n % 12 + 1:02}-{n % 28 + 1:02}"
 
 
-MIXED: tuple[Column, ...] = (
+MIXED: tuple[ColumnFeed, ...] = (
     *((23, -1, lambda n, k=k: str(n * 7919 % (100_000 + k))) for k in range(8)),
     *((20, -1, lambda n, k=k: str(10**9 * k - n)) for k in range(6)),
     *((21, -1, lambda n: str(n % 30_000)),) * 2,
@@ -196,7 +196,7 @@ def measure_mixed() -> dict[str, float]:
     return {"values": values, "seconds": seconds, "values_per_s": values / seconds}
 
 
-def _feeds_of(columns: Sequence[Column], rows: int) -> list[Feed]:
+def _feeds_of(columns: Sequence[ColumnFeed], rows: int) -> list[Feed]:
     """Return the inserts of one transaction."""
     named = [(f"c{i}", oid, typmod) for i, (oid, typmod, _) in enumerate(columns)]
     messages = [struct.pack(">cQqI", b"B", 1000, 0, 1), _relation(named)]

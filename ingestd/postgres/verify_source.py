@@ -51,7 +51,7 @@ _SNAPSHOT = (
     "SELECT pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_export_snapshot(),"
     " pg_catalog.clock_timestamp()"
 )
-Files = Mapping[int, Mapping[int, int]]
+FilesByOid = Mapping[int, Mapping[int, int]]
 """The files of tables and of their partitions, by table OID."""
 
 
@@ -86,7 +86,7 @@ class SourceAtPoint:
         exported: str,
         point: VerifyPoint,
         at: datetime,
-        files: Files,
+        files: FilesByOid,
         pace: ReadThrottle,
         row_limit_bytes: int,
     ) -> None:
@@ -133,7 +133,7 @@ class SourceAtPoint:
 
     @classmethod
     async def _at_snapshot(
-        cls, settings: PostgresSettings, files: Files, pace: ReadThrottle, row_limit_bytes: int
+        cls, settings: PostgresSettings, files: FilesByOid, pace: ReadThrottle, row_limit_bytes: int
     ) -> Self:
         keeper = await connect(settings.dsn.get_secret_value(), autocommit=False)
         try:

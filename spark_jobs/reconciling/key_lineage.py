@@ -16,7 +16,7 @@ Position = tuple[int, int]
 START: Position = (0, 0)
 
 
-class Key(NamedTuple):
+class KeyHashes(NamedTuple):
     """The two hashes of a key."""
 
     h1: int
@@ -27,8 +27,8 @@ class Key(NamedTuple):
 class KeyMove:
     """From `position` on, the row with the key `old` has the key `new`."""
 
-    old: Key
-    new: Key
+    old: KeyHashes
+    new: KeyHashes
     position: Position
 
 
@@ -39,16 +39,16 @@ class Lineage:
     Before its first lineage, and if it is in no move, a key belongs to the row (key, START).
     """
 
-    key: Key
+    key: KeyHashes
     start: Position
     end: Position | None
-    first: Key
+    first: KeyHashes
     since: Position
 
 
 def lineages(moves: Iterable[KeyMove]) -> list[Lineage]:
     """Return the lineages of all keys in these moves, in any order."""
-    begun: dict[Key, list[tuple[Position, Key, Position]]] = {}
+    begun: dict[KeyHashes, list[tuple[Position, KeyHashes, Position]]] = {}
     for move in sorted(moves, key=lambda m: m.position):
         had = begun.get(move.old)
         first, since = had[-1][1:] if had else (move.old, START)

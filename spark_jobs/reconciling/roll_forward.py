@@ -18,7 +18,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import DataType, LongType, StructField, StructType
 
 from ingestd.model.changes import OF_BEFORE
-from spark_jobs.reconciling.key_lineage import Key, KeyMove, Position, lineages
+from spark_jobs.reconciling.key_lineage import KeyHashes, KeyMove, Position, lineages
 from spark_jobs.reconciling.row_hashes import (
     RAW,
     WEIGHT,
@@ -100,7 +100,10 @@ def _survey(changes: DataFrame, *, has_key: bool) -> _ChangeSurvey:
         moves.alias("moves"),
     ).collect()
     emptied = None if summary["emptied"] is None else tuple(summary["emptied"])
-    found = [KeyMove(Key(r[2], r[3]), Key(r[0], r[1]), (r[4], r[5])) for r in summary["moves"]]
+    found = [
+        KeyMove(KeyHashes(r[2], r[3]), KeyHashes(r[0], r[1]), (r[4], r[5]))
+        for r in summary["moves"]
+    ]
     above = [move for move in found if emptied is None or move.position > emptied]
     return _ChangeSurvey(emptied, summary["changes"], summary["unsent"], above)
 

@@ -8,10 +8,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 
+import pytest
+
 from tests.harness.source_code import (
     READS_CODE,
     modules,
     name_of,
+    parsed,
     statements,
     text_of,
     walk_statements,
@@ -24,14 +27,61 @@ VAGUE = re.compile(
 )
 
 
-def test_a_class_name_exists_once() -> None:
-    found: defaultdict[str, list[str]] = defaultdict(list)
+ALIAS = re.compile(r"[A-Z][A-Za-z]*[a-z][A-Za-z]*\Z")
+FOLD_ALIASES = {"Key": "ingestd/lake/fold/outcomes.py"}
+"""Aliases whose name exists elsewhere too: the fold knows no keys but its own."""
+
+
+def type_aliases(module: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield the public type aliases at module level, and the type that each stands for."""
+    for node in module.body:
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) == "TypeAlias":
+            targets: list[ast.expr] = [node.target]
+        elif isinstance(node, ast.Assign) and is_type(node.value):
+            targets = node.targets
+        else:
+            continue
+        for target in targets:
+            if isinstance(target, ast.Name) and ALIAS.match(target.id) and node.value is not None:
+                yield target.id, ast.unparse(node.value)
+
+
+def is_type(value: ast.expr) -> bool:
+    """Return whether an expression can be a type: a name, `X[...]` or `X | Y`."""
+    if isinstance(value, ast.BinOp):
+        return isinstance(value.op, ast.BitOr) and is_type(value.left)
+    return isinstance(value, ast.Name | ast.Attribute | ast.Subscript)
+
+
+def test_the_name_of_a_class_or_type_alias_exists_once() -> None:
+    """An alias may be repeated where it is the same type, as an array of numbers is."""
+    classes: defaultdict[str, list[str]] = defaultdict(list)
+    aliases: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for path in modules("ingestd", "spark_jobs", "benchmarks"):
         for node in statements(text_of(path)):
             if isinstance(node, ast.ClassDef):
-                found[node.name].append(name_of(path))
-    assert len(found) > 500
-    assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}
+                classes[node.name].append(name_of(path))
+        for name, of_type in type_aliases(parsed(text_of(path))):
+            if FOLD_ALIASES.get(name) != name_of(path):
+                aliases[name][of_type] = name_of(path)
+    assert len(classes) > 500
+    assert len(aliases) > 50
+    assert {name: paths for name, paths in classes.items() if len(paths) > 1} == {}
+    assert {name: found for name, found in aliases.items() if len(found) > 1} == {}
+    assert aliases.keys() & classes.keys() == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Work = Callable[[], None]", ["Work"]),
+        ("Give: TypeAlias = 'Later'", ["Give"]),
+        ("Item = int | str", ["Item"]),
+        ("T = TypeVar('T')\nOPS = int\n_Own = int\nMost = 7\nNames = {'a'}", []),
+    ],
+)
+def test_a_type_alias_is_found(text: str, found: list[str]) -> None:
+    assert [name for name, _ in type_aliases(ast.parse(text))] == found
 
 
 MOST_CLASSES = 8

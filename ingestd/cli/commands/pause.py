@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ingestd.cli.requests.pause import PauseCommand
     from ingestd.ports import PauseMark
 
-Limit = Annotated[
+PauseLimit = Annotated[
     str, typer.Option("--limit", metavar="DURATION", help="How long to wait for the daemon.")
 ]
 
@@ -28,7 +28,7 @@ def pause(
     *,
     config: DaemonConfig = None,
     url: DaemonUrl = None,
-    limit: Limit = "30s",
+    limit: PauseLimit = "30s",
     debug: Debug = False,
 ) -> None:
     """Pause a source until it is resumed. Its slot retains the WAL."""
@@ -43,7 +43,7 @@ def resume(
     *,
     config: DaemonConfig = None,
     url: DaemonUrl = None,
-    limit: Limit = "30s",
+    limit: PauseLimit = "30s",
     debug: Debug = False,
 ) -> None:
     """Resume a paused source where it stopped."""

@@ -27,10 +27,10 @@ from ingestd.postgres.polling.polled_table import PolledTable
 from ingestd.postgres.polling.progress import (
     MAX_AGE,
     MAX_SEEN,
+    FullXids,
     PollPosition,
     PollProgress,
     SeenXids,
-    Xids,
 )
 from ingestd.postgres.polling.queries import (
     NearRows,
@@ -91,7 +91,7 @@ class TablePoll:
     page_rows: int
     row_limit_bytes: int
     limit_s: float | None = None
-    found: list[Xids] = field(default_factory=list)
+    found: list[FullXids] = field(default_factory=list)
     peak: str | None = None
 
     def saw(self, rows: FoundRows) -> FoundRows:
@@ -303,5 +303,5 @@ async def _peak(
     return None if row is None else row[0]
 
 
-def _all(found: Sequence[Xids]) -> Xids:
+def _all(found: Sequence[FullXids]) -> FullXids:
     return np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)

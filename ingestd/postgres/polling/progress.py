@@ -39,9 +39,9 @@ from ingestd.model.recorded import Recorded, RecordError, read_json
 from ingestd.postgres.polling.keys.lake_keys import WHOLE, KeyPartition
 from ingestd.postgres.polling.polled_table import PolledTable
 
-Xids = NDArray[np.int64]
+FullXids = NDArray[np.int64]
 
-_NONE: Xids = np.empty(0, np.int64)
+_NONE: FullXids = np.empty(0, np.int64)
 MAX_AGE = (1 << 31) - 1
 """The maximum age of a transaction id: Postgres can't distinguish older ones."""
 MAX_SEEN = 1_000_000
@@ -76,7 +76,7 @@ class SeenXids:
     """Transactions whose rows were read: all below `below`, and `xids` (sorted, int64)."""
 
     below: int = 0
-    xids: Xids = field(default_factory=lambda: _NONE)
+    xids: FullXids = field(default_factory=lambda: _NONE)
 
     def __eq__(self, other: object) -> bool:
         """Return whether both are the same transactions."""
@@ -86,7 +86,7 @@ class SeenXids:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def with_more(self, moment: PollPosition, *more: Xids) -> SeenXids:
+    def with_more(self, moment: PollPosition, *more: FullXids) -> SeenXids:
         """Return these after a poll that read rows of `more`, and perhaps of some of these."""
         below = max(self.below, moment.oldest)
         xids = np.unique(np.concatenate([self.xids, *more]))
@@ -133,7 +133,7 @@ class PollProgress:
 
     @classmethod
     def initial(
-        cls, moment: PollPosition, xids: Xids, peak: str | None, polled: PolledTable
+        cls, moment: PollPosition, xids: FullXids, peak: str | None, polled: PolledTable
     ) -> PollProgress:
         """Return the progress after a table has been read: its rows' `xids`, highest cursor."""
         seen = SeenXids().with_more(moment, xids)
@@ -164,11 +164,11 @@ class PollProgress:
         """Return whether nothing can have been written since the last full scan."""
         return self.whole.below >= moment.end
 
-    def after_near(self, moment: PollPosition, found: Xids) -> PollProgress:
+    def after_near(self, moment: PollPosition, found: FullXids) -> PollProgress:
         """Return the progress after a near scan that read rows of these transactions."""
         return replace(self, last=self.last.with_more(moment, found))
 
-    def after_whole(self, moment: PollPosition, found: Xids, peak: str | None) -> PollProgress:
+    def after_whole(self, moment: PollPosition, found: FullXids, peak: str | None) -> PollProgress:
         """Return the progress after a full scan that read rows of these transactions."""
         seen = self.whole.with_more(moment, self.last.xids, found)
         if moment.oldest < self.ahead_end:
@@ -265,7 +265,7 @@ def _seen_text(seen: SeenXids) -> list[Any]:
     return [seen.below, base64.b85encode(zlib.compress(_steps(seen).tobytes())).decode()]
 
 
-def _steps(seen: SeenXids) -> Xids:
+def _steps(seen: SeenXids) -> FullXids:
     return np.diff(seen.xids, prepend=seen.below)
 
 

@@ -19,7 +19,7 @@ from ingestd.model.errors import ProtocolError
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Table
 from ingestd.postgres.polling.polled_table import PolledTable
-from ingestd.postgres.polling.progress import Xids
+from ingestd.postgres.polling.progress import FullXids
 from ingestd.postgres.polling.queries import AGE, CURSOR, DELETED
 
 _XIDS = 1 << 32
@@ -41,7 +41,7 @@ class PollRowOrigin:
     at: datetime
     seq: int = 1
 
-    def next(self, op: str, count: int, xids: Xids | None) -> CdcColumns:
+    def next(self, op: str, count: int, xids: FullXids | None) -> CdcColumns:
         """Return the change columns of the next `count` rows."""
         first, self.seq = self.seq, self.seq + count
         return CdcColumns(
@@ -59,7 +59,7 @@ class FoundRows:
 
     polled: PolledTable
     rows: CopiedRows
-    xids: Xids
+    xids: FullXids
 
     @classmethod
     def from_copy(cls, polled: PolledTable, rows: CopiedRows, next_xid: int) -> FoundRows:

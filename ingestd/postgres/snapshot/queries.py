@@ -28,7 +28,7 @@ _TEXT_BY_CAST = frozenset(
 """Built-in types whose cast to text is their output function, or changes nothing."""
 
 
-class Rows(Protocol):
+class RowSelection(Protocol):
     """The rows to read."""
 
     @property
@@ -42,7 +42,9 @@ class Rows(Protocol):
         ...
 
 
-def rows_query(table: Table, rows: Rows, conditions: Sequence[sql.Composable] = ()) -> sql.Composed:
+def rows_query(
+    table: Table, rows: RowSelection, conditions: Sequence[sql.Composable] = ()
+) -> sql.Composed:
     """Return the COPY of the table's columns, each the text of its value: for CopyDecoder."""
     columns = sql.SQL(", ").join(map(sendable, table.columns))
     return sql.SQL("COPY (SELECT {} FROM {}{}) TO STDOUT (FORMAT binary)").format(
@@ -50,7 +52,7 @@ def rows_query(table: Table, rows: Rows, conditions: Sequence[sql.Composable] = 
     )
 
 
-def probe_query(table: Table, rows: Rows) -> sql.Composed:
+def probe_query(table: Table, rows: RowSelection) -> sql.Composed:
     """Return a query like `rows_query` that reads no row, but raises what would prevent reading."""
     columns = sql.SQL(", ").join(map(sendable, table.columns))
     return sql.SQL("SELECT {} FROM {}{} LIMIT 0").format(

@@ -19,7 +19,7 @@ from ingestd.postgres.snapshot.read_view import ReadView, RowOrigin
 ITEMS_PER_WORKER = 1
 
 Items = asyncio.Queue[SnapshotItem]
-Plan = Callable[[Table], Awaitable[tuple[Sequence[Split], int]]]
+PlanSplits = Callable[[Table], Awaitable[tuple[Sequence[Split], int]]]
 """Returns a table's splits, and the bytes (by the source's estimate) that were read before."""
 
 
@@ -36,7 +36,7 @@ class SplitReaders:
         self,
         dsn: str,
         tables: Sequence[Table],
-        plan: Plan,
+        plan: PlanSplits,
         view: ReadView,
         *,
         workers: int,

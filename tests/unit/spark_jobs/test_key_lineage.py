@@ -3,16 +3,18 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.reconciling.key_lineage import START, Key, KeyMove, Position, lineages
+from spark_jobs.reconciling.key_lineage import START, KeyHashes, KeyMove, Position, lineages
 
 KEYS = st.integers(0, 4)
 
 
-def key(number: int) -> Key:
-    return Key(number, -number)
+def key(number: int) -> KeyHashes:
+    return KeyHashes(number, -number)
 
 
-def row_at(found: list[KeyMove], asked: Key, position: Position) -> tuple[Key, Position]:
+def row_at(
+    found: list[KeyMove], asked: KeyHashes, position: Position
+) -> tuple[KeyHashes, Position]:
     """The lineages' result for a key at a position."""
     named = [
         (one.first, one.since)
@@ -26,7 +28,7 @@ def row_at(found: list[KeyMove], asked: Key, position: Position) -> tuple[Key, P
 @given(st.lists(st.tuples(KEYS, KEYS).filter(lambda pair: pair[0] != pair[1]), max_size=12))
 def test_each_key_is_of_the_row_that_came_to_it_last(pairs: list[tuple[int, int]]) -> None:
     moves: list[KeyMove] = []
-    holder: dict[int, tuple[Key, Position]] = {}
+    holder: dict[int, tuple[KeyHashes, Position]] = {}
     for seq, (old, new) in enumerate(pairs, 1):
         position = (100 + seq // 3, seq)
         moves.append(KeyMove(key(old), key(new), position))
