@@ -59,10 +59,10 @@ def run(config_path: Path, accepted: Collection[str] = ()) -> int:
 def _arm_failpoints() -> None:
     log = structlog.get_logger("ingestd")
 
-    def tell(point: str, action: str, time: int) -> None:
+    def warn(point: str, action: str, time: int) -> None:
         log.warning("failpoint.reached", point=point, action=action, time=time)
 
-    if failpoints.arm(text := os.environ.get(failpoints.VARIABLE, ""), tell):
+    if failpoints.arm(text := os.environ.get(failpoints.VARIABLE, ""), warn):
         log.warning("failpoints.on", entries=text, remedy=f"unset {failpoints.VARIABLE}")
 
 

@@ -26,7 +26,7 @@ from ingestd.postgres.polling.intervals import QUIETEST
 from ingestd.postgres.settings import PollingSettings, PostgresSettings
 from ingestd.postgres.verify_source import ReadThrottle, SourceAtPoint
 
-LOOK_LIMIT_S = 60.0
+COVERAGE_LIMIT_S = 60.0
 """Timeout of the catalog query of a verification."""
 
 
@@ -106,7 +106,7 @@ async def _verify(  # noqa: PLR0917 - of one source
         lake = lake_of(config).verified(name)
         stack.push_async_callback(lake.close)
         # Privileges that capture lacks (`coverage.faults`) don't prevent reading the tables.
-        coverage = await connector.coverage(await lake.known(), LOOK_LIMIT_S)
+        coverage = await connector.coverage(await lake.known(), COVERAGE_LIMIT_S)
         tables, outcomes = asked_for(coverage, settings, patterns)
         polling = {
             t.id: _tolerance_of(t.id, settings)

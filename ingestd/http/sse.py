@@ -42,7 +42,7 @@ class _Reader:
         self._request = request
 
     @property
-    def is_gone(self) -> bool:
+    def is_closed(self) -> bool:
         """True once the client has closed; aiohttp reports this only at the next write."""
         return self._request.transport is None or self._request.transport.is_closing()
 
@@ -96,7 +96,7 @@ class EventsFeed:
         if self._monotonic() >= self.sample_at:
             self.sample_at = self._monotonic() + INTERVAL_S
             self.history.observe(self._status.sources, self._now())
-        for reader in [reader for reader in self._readers if reader.is_gone]:
+        for reader in [reader for reader in self._readers if reader.is_closed]:
             self._readers.discard(reader)
             reader.put(None)
         if self._readers:

@@ -386,16 +386,16 @@ class DeltaLake:
             tables[table] = TableInEpoch(
                 table, version, unlisted.rows + (known.rows if known else 0)
             )
-        whole = CommittedEpoch(
+        complete = CommittedEpoch(
             epoch.epoch,
             epoch.summary,
             epoch.committed_at,
             tuple(sorted(tables.values(), key=_id)),
         )
         async with self._epochs_lock:
-            await self.jobs.run(self._epochs.append_epoch, whole)
+            await self.jobs.run(self._epochs.append_epoch, complete)
         self._unlisted = {}
-        return whole
+        return complete
 
     # --- opening ----------------------------------------------------------------------------
 
@@ -496,11 +496,11 @@ class DeltaLake:
         """Mark existing tables whose newest commit is missing, so that they are re-read first."""
         for raw in tables:
             try:
-                is_there = not raw.log.exists or raw.log.has_commit(raw.log.version)
+                has_newest = not raw.log.exists or raw.log.has_commit(raw.log.version)
             except FolderError as error:
                 self.set_damaged(raw.id, error)
             else:
-                if not is_there:
+                if not has_newest:
                     what = f"lake table {raw.log.uri}: its newest commit is missing"
                     self.set_damaged(raw.id, FolderError(what))
 

@@ -134,11 +134,11 @@ class RawTable:
                 found.append(RowRange(rows.num_rows, *lsns, pc.max(rows["_cdc_ts"]).as_py()))
         if not found:
             return None
-        whole = reduce(RowRange.with_more, found)
-        if whole.rows > _MOST_ROWS:
-            msg = f"its files claim {whole.rows} rows in one epoch"
+        union = reduce(RowRange.with_more, found)
+        if union.rows > _MOST_ROWS:
+            msg = f"its files claim {union.rows} rows in one epoch"
             raise ValueError(msg)
-        return whole
+        return union
 
     def files(self) -> frozenset[str]:
         """Return the paths of its data files. Blocks."""
@@ -162,9 +162,9 @@ class RawTable:
 
         schema = pa.schema([present.field(name) for name in ("_cdc_lsn", "_cdc_seq")])
         for part in read_each(log.handle, log.store, log.folder, schema, keep=may_hold):
-            is_there = pc.equal(part["_cdc_lsn"], int(point))
+            is_at_point = pc.equal(part["_cdc_lsn"], int(point))
             is_marker = pc.equal(part["_cdc_seq"], MARKER_SEQ)
-            if pc.any(pc.and_(is_there, is_marker)).as_py():
+            if pc.any(pc.and_(is_at_point, is_marker)).as_py():
                 return True
         return False
 

@@ -283,17 +283,17 @@ class TableSet:
             known = self.known.get(refused.table.id)
             event = stopped(refused.table, refused.error, at, at_lsn)
             if known is not None and known.oid and not refused.table.oid:  # it existed once
-                gone = Table(known.table, known.oid, ())
-                event = replace(event, table=gone, state=TableState.DROPPED)
+                dropped = Table(known.table, known.oid, ())
+                event = replace(event, table=dropped, state=TableState.DROPPED)
             if known is None or (known.state, known.reason) != (event.state, event.reason):
                 events.append(event)
         present = set(self._entries) | {r.table.id for r in self._discovery.refused}
         for name, known in self.known.items():
             if name not in present and known.state is not TableState.DROPPED:
-                gone = Table(name, known.oid, ())
+                dropped = Table(name, known.oid, ())
                 reason = "no longer in the source, or not matched by `tables`"
                 events.append(
-                    TableEvent(gone, TableState.DROPPED, at, at_lsn, known.snapshot_lsn, reason)
+                    TableEvent(dropped, TableState.DROPPED, at, at_lsn, known.snapshot_lsn, reason)
                 )
         return events
 

@@ -31,9 +31,9 @@ from ingestd.model.lsn import Lsn
 
 Matrix = np.ndarray[tuple[int, int], np.dtype[np.uint64]]
 """Rows of numbers; the first is a hash, whose upper bits select the partition."""
-KEY, ROW, LSN, SEQ, THERE, OLD = range(6)
-"""Columns of a change's numbers. `THERE`: 1 if the row exists after it, 0 if it was deleted. `OLD`:
-the key of the row that unsent values come from, if `Digested.linked` has any."""
+KEY, ROW, LSN, SEQ, EXISTS, OLD = range(6)
+"""Columns of a change's numbers. `EXISTS`: 1 if the row exists after it, 0 if it was deleted.
+`OLD`: the key of the row that unsent values come from, if `Digested.linked` has any."""
 SPLIT = 2
 """Column of a source row's numbers: the index of its split."""
 UNSENT = np.uint64(0)
@@ -165,7 +165,7 @@ class VerifiedLake(Protocol):
         """Return the rows with these hashes of their keys (or of themselves), by the plain fold."""
         ...
 
-    async def ensure_whole(self, table: Table) -> None:
+    async def ensure_unchanged(self, table: Table) -> None:
         """Raise TableChangedError if the table has been re-read or is no longer live."""
         ...
 

@@ -84,7 +84,7 @@ class MaintenanceProcess:
         with tempfile.TemporaryFile() as complaints:
             async with aclosing(self._lines(order, complaints)) as lines:
                 async for line in lines:
-                    yield _told(json.loads(line))
+                    yield _maintained_table(json.loads(line))
 
     async def _lines(
         self, order: Mapping[str, Any], complaints: IO[bytes]
@@ -129,7 +129,7 @@ class MaintenanceProcess:
             ) from error
 
 
-def _told(line: Mapping[str, Any]) -> MaintainedTable:
+def _maintained_table(line: Mapping[str, Any]) -> MaintainedTable:
     error: IngestdError | None = None
     if "error" in line:
         error = (

@@ -108,7 +108,7 @@ def s3_objects(uri: str, options: Mapping[str, str], environment: Mapping[str, s
             retry_config=_retry(config),
         )
     except (BaseError, ValueError) as error:
-        raise NotSureError(f"an option can't be read: {_told(error)}") from error
+        raise NotSureError(f"an option can't be read: {_text_of(error)}") from error
     return S3Objects(store)
 
 
@@ -262,14 +262,14 @@ def _as_os_error(*, keeps_missing: bool = False) -> Iterator[None]:
     try:
         yield
     except AlreadyExistsError as error:
-        raise FileExistsError(_told(error)) from error
+        raise FileExistsError(_text_of(error)) from error
     except FileNotFoundError as error:
         if keeps_missing:
             raise
-        raise OSError(_told(error)) from error
+        raise OSError(_text_of(error)) from error
     except (BaseError, OSError) as error:  # also FileNotFoundError for a missing bucket
-        raise OSError(_told(error)) from error
+        raise OSError(_text_of(error)) from error
 
 
-def _told(error: Exception) -> str:
+def _text_of(error: Exception) -> str:
     return str(error).partition(_DETAILS)[0]

@@ -22,7 +22,7 @@ from ingestd.digests.row_digests import (
 )
 from ingestd.digests.value_hashes import Hashes
 from ingestd.model.changes import DELETE, OF_BEFORE, UPDATE, field_of
-from ingestd.ports.verify import KEY, LSN, OLD, ROW, SEQ, THERE, UNSENT, Digested, Matrix
+from ingestd.ports.verify import EXISTS, KEY, LSN, OLD, ROW, SEQ, UNSENT, Digested, Matrix
 
 Flags = NDArray[np.bool_]
 
@@ -39,7 +39,7 @@ class ChangeBatch:
         self._columns = columns
         self._lsn: NDArray[np.int64] = batch.column("_cdc_lsn").to_numpy()
         self._raw = RawTexts(given_by(batch)(RAW))
-        self.is_gone: Flags = _flags(pc.equal(batch.column("_cdc_op"), DELETE))
+        self.is_delete: Flags = _flags(pc.equal(batch.column("_cdc_op"), DELETE))
         before = given_by(batch)(BEFORE)
         self.has_before: Flags = np.zeros(self.rows, np.bool_)
         if before is not None and before.null_count < self.rows:
@@ -170,7 +170,7 @@ def _of_keyed(changes: ChangeBatch, digested: Digested) -> Matrix:
     found[:, KEY] = key_digests(((hashes[i], kinds[i]) for i in key), changes.rows)
     found[:, ROW] = row_digests({i: h for i, h in hashes.items() if i not in lazy}, changes.rows)
     _place(found, changes)
-    found[:, THERE] = ~changes.is_gone
+    found[:, EXISTS] = ~changes.is_delete
     lacks = np.zeros(changes.rows, np.bool_)
     for place, number in enumerate(lazy, digested.first_lazy):
         own = hashes[number]
@@ -194,12 +194,12 @@ def _of_keyed(changes: ChangeBatch, digested: Digested) -> Matrix:
 
 def _gone(moved: Matrix, old: Hashes, digested: Digested) -> Matrix:
     """Return the changes that remove rows from their old keys."""
-    gone = np.zeros_like(moved)
-    gone[:, KEY] = old
-    gone[:, LSN], gone[:, SEQ] = moved[:, LSN], moved[:, SEQ]
+    removed = np.zeros_like(moved)
+    removed[:, KEY] = old
+    removed[:, LSN], removed[:, SEQ] = moved[:, LSN], moved[:, SEQ]
     if len(digested.linked):
-        gone[:, OLD] = old
-    return gone
+        removed[:, OLD] = old
+    return removed
 
 
 def _of_multiset(changes: ChangeBatch, digested: Digested) -> Matrix:
@@ -208,14 +208,14 @@ def _of_multiset(changes: ChangeBatch, digested: Digested) -> Matrix:
     found[:, ROW] = row_digests({i: changes.own(i) for i in numbers}, changes.rows)
     found[:, KEY] = found[:, ROW]
     _place(found, changes)
-    found[:, THERE] = ~changes.is_gone
+    found[:, EXISTS] = ~changes.is_delete
     if not changes.has_before.any():
         return found
-    gone = found[changes.has_before].copy()
+    removed = found[changes.has_before].copy()
     before = row_digests({i: changes.before(i) for i in numbers}, changes.rows)
-    gone[:, ROW] = gone[:, KEY] = before[changes.has_before]
-    gone[:, THERE] = 0
-    return np.concatenate([gone, found])
+    removed[:, ROW] = removed[:, KEY] = before[changes.has_before]
+    removed[:, EXISTS] = 0
+    return np.concatenate([removed, found])
 
 
 def _place(found: Matrix, changes: ChangeBatch) -> None:

@@ -92,7 +92,7 @@ class DeltaVerifiedLake:
         self._jobs = WorkerThreads(at_once=1)
         self._events: Mapping[str, Sequence[Event]] = {}
         self._read: tuple[int, Mapping[str, Sequence[Event]]] = (-1, {})
-        self._looked: dict[TableId, PinnedChanges] = {}
+        self._pinned: dict[TableId, PinnedChanges] = {}
 
     async def known(self) -> Mapping[TableId, RegisteredTable]:
         """Return the recorded state of the tables, and remember it."""
@@ -122,9 +122,9 @@ class DeltaVerifiedLake:
         with self._faults_of(digested.table):
             return await self._jobs.run(self._rows_of, digested, keys)
 
-    async def ensure_whole(self, table: Table) -> None:
+    async def ensure_unchanged(self, table: Table) -> None:
         """Check `_tables` again."""
-        await self._jobs.run(self._ensure_whole, table)
+        await self._jobs.run(self._ensure_unchanged, table)
 
     async def close(self) -> None:
         """Wait until the current read has ended."""
@@ -158,10 +158,10 @@ class DeltaVerifiedLake:
         self._read = self._tables.version, found
         return found
 
-    def _ensure_whole(self, table: Table) -> None:
+    def _ensure_unchanged(self, table: Table) -> None:
         self._tables.load()
         now = self._read_events().get(str(table.id), ())
-        since = now[len(self._looked[table.id].events) :]
+        since = now[len(self._pinned[table.id].events) :]
         if any(e["state"] != TableState.LIVE for e in since):
             raise TableChangedError(
                 table.id,
@@ -187,17 +187,17 @@ class DeltaVerifiedLake:
         events = self._read_events().get(str(table.id), ())
         before = self._events[str(table.id)]
         folder = self._layout.raw(table.id)
-        looked = PinnedChanges(self._store, folder, files, schema, before, point, (-1, -2))
-        self._looked[table.id] = looked
-        self._ensure_whole(table)
+        pinned = PinnedChanges(self._store, folder, files, schema, before, point, (-1, -2))
+        self._pinned[table.id] = pinned
+        self._ensure_unchanged(table)
         now = _described(table, events)
         if _shape(now) != _shape(described):
             raise TableChangedError(
                 table.id, "was altered while it was compared", remedy="compare it again"
             )
         with self._faults_of(table):
-            found = self._gone_through(looked, now, most_linked)
-        ensure_one_key(self._layout.source, table, events, self._looked[table.id].void[0])
+            found = self._survey_changes(pinned, now, most_linked)
+        ensure_one_key(self._layout.source, table, events, self._pinned[table.id].void[0])
         return found
 
     def _raw(self, table: Table, events: Sequence[Event]) -> tuple[pa.Schema, list[File]]:
@@ -221,12 +221,12 @@ class DeltaVerifiedLake:
             uri = self._store.uri(self._layout.raw(table.id))
             raise table_fault(error, self._layout.source, table.id, uri) from error
 
-    def _gone_through(
-        self, looked: PinnedChanges, digested: Digested, most_linked: int
+    def _survey_changes(
+        self, pinned: PinnedChanges, digested: Digested, most_linked: int
     ) -> Digested:
-        void, lazy = looked.void, set[int]()
+        void, lazy = pinned.void, set[int]()
         changes = 0
-        for batch in batches_of(looked, (*PLACE, UNCHANGED)):
+        for batch in batches_of(pinned, (*PLACE, UNCHANGED)):
             changes += batch.num_rows
             ops = batch.column("_cdc_op")
             marks = batch.filter(pc.equal(ops, TRUNCATE))
@@ -234,8 +234,8 @@ class DeltaVerifiedLake:
                 void = max(void, (row["_cdc_lsn"], row["_cdc_seq"]))
             if UNCHANGED in batch.schema.names:
                 lazy |= lazy_columns(batch.column(UNCHANGED), digested.columns)
-        looked = replace(looked, void=void)
-        self._looked[digested.table.id] = looked
+        pinned = replace(pinned, void=void)
+        self._pinned[digested.table.id] = pinned
         if not digested.key:
             return replace(digested, changes=changes)
         found = replace(digested, lazy=tuple(sorted(lazy - set(digested.key))), changes=changes)
@@ -248,7 +248,7 @@ class DeltaVerifiedLake:
             return []
         names = names_of(digested, sorted({*digested.lazy, *digested.key}))
         found, count = list[Hashes](), 0
-        for batch in batches_of(self._looked[digested.table.id], names):
+        for batch in batches_of(self._pinned[digested.table.id], names):
             pairs = linked_keys(counting(batch), digested.columns, digested.key)
             count += pairs.size
             if most is not None and count > most:
@@ -265,7 +265,7 @@ class DeltaVerifiedLake:
     def _matrices(self, digested: Digested) -> Generator[Matrix, None, None]:
         names = names_of(digested, range(len(digested.columns)))
         with self._faults_of(digested.table):
-            for number, batch in enumerate(batches_of(self._looked[digested.table.id], names), 1):
+            for number, batch in enumerate(batches_of(self._pinned[digested.table.id], names), 1):
                 rows = counting(batch)
                 if rows.num_rows:
                     yield digest_changes(rows, digested)
@@ -278,7 +278,7 @@ class DeltaVerifiedLake:
             wanted = reached(wanted, np.concatenate(self._links(digested), axis=1))
         names = names_of(digested, range(len(digested.columns)))
         changes: ValueRows = []
-        for batch in batches_of(self._looked[digested.table.id], names):
+        for batch in batches_of(self._pinned[digested.table.id], names):
             rows = counting(batch)
             if not rows.num_rows:
                 continue

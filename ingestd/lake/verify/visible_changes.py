@@ -57,21 +57,21 @@ def names_of(digested: Digested, numbers: Collection[int]) -> tuple[str, ...]:
     return (*own, *PLACE, BEFORE, UNCHANGED, "_cdc_raw")
 
 
-def batches_of(looked: PinnedChanges, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def batches_of(pinned: PinnedChanges, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Yield the visible rows above the newest `t`, with those of the columns that exist.
 
     Raise DamagedError if a file's column has a type whose values the table's type can't hold.
     """
-    for path, statistics in looked.files:
+    for path, statistics in pinned.files:
         high = statistics.get("maxValues", {}).get("_cdc_lsn")
-        if high is not None and high < looked.void[0]:
+        if high is not None and high < pinned.void[0]:
             continue
-        where = f"{looked.folder}/{path}"
-        with open_parquet(looked.store, where, **IN_PARTS) as file:
+        where = f"{pinned.folder}/{path}"
+        with open_parquet(pinned.store, where, **IN_PARTS) as file:
             present = [n for n in dict.fromkeys(names) if n in file.schema_arrow.names]
             count = batch_rows(file, present, most_rows=BATCH_ROWS)
             for batch in file.iter_batches(count, columns=present, use_threads=False):
-                yield _seen(_typed(plain(batch), looked.schema), looked)
+                yield _seen(_typed(plain(batch), pinned.schema), pinned)
 
 
 def _typed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -85,13 +85,13 @@ def _typed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([c.combine_chunks() for c in rows.columns], schema=wanted)
 
 
-def _seen(batch: pa.RecordBatch, looked: PinnedChanges) -> pa.RecordBatch:
+def _seen(batch: pa.RecordBatch, pinned: PinnedChanges) -> pa.RecordBatch:
     lsn: NDArray[np.int64] = batch.column("_cdc_lsn").to_numpy()
     xids: Any = batch.column("_cdc_xid")
     seq: NDArray[np.int64] = batch.column("_cdc_seq").to_numpy()
-    flags = looked.point.sees(lsn, seq, pc.fill_null(xids, -1).to_numpy())
-    if looked.void[0] >= 0:
-        at, number = looked.void
+    flags = pinned.point.sees(lsn, seq, pc.fill_null(xids, -1).to_numpy())
+    if pinned.void[0] >= 0:
+        at, number = pinned.void
         flags &= (lsn > at) | ((lsn == at) & (seq > number))
     return batch if flags.all() else batch.filter(pa.array(flags))
 

@@ -19,7 +19,7 @@ class StorageTelemetry:
     def __init__(self, status: DaemonStatus, log: FilteringBoundLogger) -> None:
         self._status = status
         self._log = log
-        self._told: dict[str, StorageWait] = {}
+        self._reported: dict[str, StorageWait] = {}
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -31,7 +31,7 @@ class StorageTelemetry:
         """Log what is new."""
         waits = dict(self._waits())
         for name, wait in waits.items():
-            if name not in self._told:
+            if name not in self._reported:
                 self._log.warning(
                     "storage.waits",
                     source=name,
@@ -39,10 +39,10 @@ class StorageTelemetry:
                     seconds=round(wait.seconds, 1),
                     remedy=wait.remedy,
                 )
-        for name, wait in self._told.items():
+        for name, wait in self._reported.items():
             if name not in waits:
                 self._log.info("storage.answered", source=name, path=wait.path)
-        self._told = waits
+        self._reported = waits
 
     def _waits(self) -> Iterator[tuple[str, StorageWait]]:
         for name, source in self._status.sources.items():

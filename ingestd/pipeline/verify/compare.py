@@ -120,10 +120,10 @@ def _keyed(source: Matrix, folded: FoldedHashes) -> list[Matrix]:
     rows = folded.rows[at] if len(folded.rows) else np.zeros(len(keys), np.uint64)
     differs = is_there & (rows != source[:, ROW])
     _, is_known = _find(keys, folded.keys)
-    gone = source[~is_there]
+    missing = source[~is_there]
     other = source[differs]
     return [
-        _rows(Kind.MISSING, gone[:, KEY], gone[:, ROW], split=gone[:, SPLIT]),
+        _rows(Kind.MISSING, missing[:, KEY], missing[:, ROW], split=missing[:, SPLIT]),
         _rows(Kind.DIFFERENT, other[:, KEY], other[:, ROW], rows[differs], split=other[:, SPLIT]),
         _rows(Kind.EXTRA, folded.keys[~is_known], lake=folded.rows[~is_known]),
     ]

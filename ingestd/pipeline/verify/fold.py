@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ingestd.digests.row_digests import NULL, salted
 from ingestd.digests.value_hashes import Hashes
-from ingestd.ports.verify import KEY, LSN, OLD, ROW, SEQ, THERE, UNSENT, Digested, Matrix
+from ingestd.ports.verify import EXISTS, KEY, LSN, OLD, ROW, SEQ, UNSENT, Digested, Matrix
 
 Flags = NDArray[np.bool_]
 Places = NDArray[np.int64]
@@ -65,7 +65,7 @@ def _fold_keyed(changes: Matrix, digested: Digested) -> FoldedHashes:
     keys = changes[order, KEY]
     is_new = _differs(keys)
     ends = np.flatnonzero(np.append(is_new[1:], True))
-    is_there = changes[order[ends], THERE] == 1
+    is_there = changes[order[ends], EXISTS] == 1
     last = ends[is_there]
     rows = changes[order[last], ROW]
     if digested.lazy:
@@ -79,13 +79,13 @@ def _unsent_parts(
 ) -> Hashes:
     """Return what the lazy columns add to the rows that exist after the changes at `last`."""
     numbers = np.arange(len(order))
-    is_gone = changes[order, THERE] == 0
-    gone = np.maximum.accumulate(np.where(is_gone, numbers, -1))[last]
+    is_delete = changes[order, EXISTS] == 0
+    gone = np.maximum.accumulate(np.where(is_delete, numbers, -1))[last]
     least = np.maximum(begins, gone + 1)
     found = np.zeros(len(last), np.uint64)
     for place, number in enumerate(digested.lazy, digested.first_lazy):
         hashes = changes[order, place]
-        is_sent = (hashes != UNSENT) & ~is_gone
+        is_sent = (hashes != UNSENT) & ~is_delete
         at = np.maximum.accumulate(np.where(is_sent, numbers, -1))[last]
         own = np.where(at >= least, hashes[at], NULL)
         found += salted(own, number)
@@ -103,7 +103,7 @@ def fold_linked(changes: Matrix, digested: Digested) -> FoldedHashes:
         return NOTHING
     doubled = changes[_order(changes)]
     doubled = doubled[_is_repeated(doubled, np.arange(len(doubled))), KEY]
-    changes = changes[np.lexsort([changes[:, n] for n in (THERE, SEQ, LSN)])]
+    changes = changes[np.lexsort([changes[:, n] for n in (EXISTS, SEQ, LSN)])]
     last, came_from = _followed(changes)
     rows = changes[last, ROW]
     for place, number in enumerate(digested.lazy, digested.first_lazy):
@@ -127,7 +127,7 @@ def _followed(changes: Matrix) -> tuple[Places, Places]:
     old key, which leaves nothing.
     """
     count = len(changes)
-    is_there = changes[:, THERE] == 1
+    is_there = changes[:, EXISTS] == 1
     moved = np.flatnonzero(is_there & (changes[:, OLD] != changes[:, KEY]))
     keys = np.concatenate([changes[:, KEY], changes[moved, OLD]])
     times = np.concatenate([np.arange(count), moved])
@@ -148,7 +148,7 @@ def _fold_multiset(changes: Matrix) -> FoldedHashes:
     order = _order(changes)
     keys = changes[order, KEY]
     begins = np.flatnonzero(_differs(keys))
-    steps = np.where(changes[order, THERE] == 1, 1, -1)
+    steps = np.where(changes[order, EXISTS] == 1, 1, -1)
     sums = np.cumsum(steps)
     sums -= np.repeat(sums[begins] - steps[begins], np.diff(np.append(begins, len(keys))))
     # Deleting a missing row has no effect.
@@ -161,7 +161,7 @@ def _fold_multiset(changes: Matrix) -> FoldedHashes:
 
 def _order(changes: Matrix) -> Places:
     """Return the order by key, then position; deletes precede inserts."""
-    columns = [changes[:, n] for n in (THERE, SEQ, LSN, KEY)]
+    columns = [changes[:, n] for n in (EXISTS, SEQ, LSN, KEY)]
     order: Places = np.lexsort(columns)
     return order
 
@@ -175,7 +175,7 @@ def _differs(values: Hashes) -> Flags:
 def _is_repeated(changes: Matrix, order: Places) -> Flags:
     found = np.zeros(len(order), np.bool_)
     same = np.ones(max(0, len(order) - 1), np.bool_)
-    for column in (KEY, LSN, SEQ, THERE):
+    for column in (KEY, LSN, SEQ, EXISTS):
         values = changes[order, column]
         same &= values[1:] == values[:-1]
     found[1:] = same

@@ -136,7 +136,7 @@ class TableVerification:
             for number in range(count):
                 await asyncio.to_thread(self._compare, comparison, number, changes, linked)
         if not comparison.is_equal:
-            await self._lake.ensure_whole(self._table)
+            await self._lake.ensure_unchanged(self._table)
         return comparison
 
     def _linked_limit_bytes(self) -> int:

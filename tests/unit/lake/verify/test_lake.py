@@ -72,7 +72,7 @@ async def rows_at(raw: RawLake, table: Table, point: VerifyPoint) -> ValueRows:
         else:
             keys = set()
         rows = await lake.rows_of(digested, keys)
-        await lake.ensure_whole(table)
+        await lake.ensure_unchanged(table)
     finally:
         await lake.close()
     assert len(rows) == found.total()
@@ -228,11 +228,11 @@ async def test_a_table_resnapshotted_meanwhile_is_detected(raw: RawLake) -> None
     lake = DeltaVerifiedLake(str(raw.uri), "shop")
     await lake.known()
     await lake.survey(await lake.describe(TABLE), everything(raw), most_linked=0)
-    await lake.ensure_whole(TABLE)
+    await lake.ensure_unchanged(TABLE)
     await asyncio.to_thread(raw.record, "snapshotting", TABLE)
     await asyncio.to_thread(live, raw, TABLE)
     with pytest.raises(TableChangedError, match="was re-read"):
-        await lake.ensure_whole(TABLE)
+        await lake.ensure_unchanged(TABLE)
     with pytest.raises(TableChangedError, match="was re-read"):
         await lake.survey(await lake.describe(TABLE), everything(raw), most_linked=0)
     await lake.close()

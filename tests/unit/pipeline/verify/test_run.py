@@ -103,7 +103,7 @@ class Lake:
         batch = make_batch(digested.table, self._changes).rows
         return fold_rows(batch.to_pylist(), ["id", "note"], ["id"])
 
-    async def ensure_whole(self, table: Table) -> None:
+    async def ensure_unchanged(self, table: Table) -> None:
         assert table is TABLE
 
     async def close(self) -> None:
