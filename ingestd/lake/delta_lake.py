@@ -35,7 +35,7 @@ from ingestd.lake.store.pending_calls import StorageCalls
 from ingestd.lake.store.plain_files import Durability
 from ingestd.lake.store.store import Store, linked, open_store
 from ingestd.lake.table_folders import raw_tables
-from ingestd.lake.threads import WorkerThreads, ahead
+from ingestd.lake.threads import WorkerThreads, prefetch
 from ingestd.model.changes import RESERVED_PREFIX, CommittedEpoch, EpochSummary, TableInEpoch
 from ingestd.model.errors import FolderError, OperatorError, TableError, TransientError
 from ingestd.model.lake_state import (
@@ -261,7 +261,7 @@ class DeltaLake:
         """
         rows = read_batches(self.store, self.layout.raw(table), columns)
         with self._faults_of(table):
-            async with aclosing(ahead(rows)) as batches:
+            async with aclosing(prefetch(rows)) as batches:
                 async for batch in batches:
                     yield batch
 
@@ -349,7 +349,7 @@ class DeltaLake:
             async with self._reading_lock:  # one handle for a log
                 if table in self._damaged:
                     found = self._new_raw(table)
-                    await self.jobs.run(self._read_again, found)
+                    await self.jobs.run(self._reload, found)
                     self._raw[table] = found
                     del self._damaged[table]
                     self._ends.pop(table, None)
@@ -504,7 +504,7 @@ class DeltaLake:
                     what = f"lake table {raw.log.uri}: its newest commit is missing"
                     self.set_damaged(raw.id, FolderError(what))
 
-    def _read_again(self, raw: RawTable) -> None:
+    def _reload(self, raw: RawTable) -> None:
         try:
             with unreadable(raw.log.uri):
                 self._load_raw(raw)

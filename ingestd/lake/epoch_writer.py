@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ingestd.lake.parquet_writer import FragmentSink, FragmentWriter
 from ingestd.lake.raw_table import RawTable, statistics_columns
-from ingestd.lake.threads import together
+from ingestd.lake.threads import gather_fail_fast
 from ingestd.model.changes import (
     EPOCH_FIELD,
     CommittedEpoch,
@@ -214,7 +214,7 @@ class DeltaEpochWriter:
                 break
             kept_bytes -= part.sink.open_bytes
             closing.append(self._of_table(part, part.sink.close_file()))
-        await together(closing)
+        await gather_fail_fast(closing)
 
     def _waiting_bytes(self) -> int:
         """Return the buffered bytes of this epoch and of the one being committed."""
@@ -229,7 +229,7 @@ class DeltaEpochWriter:
 
     async def _finish(self) -> list[tuple[_TablePart, Sequence[Fragment]]]:
         parts = list(self._parts.values())
-        finished = await together(self._unless_failed(p, p.sink.finish()) for p in parts)
+        finished = await gather_fail_fast(self._unless_failed(p, p.sink.finish()) for p in parts)
         found = zip(parts, finished, strict=True)
         return [(part, files) for part, files in found if files is not None]
 
@@ -282,7 +282,7 @@ class DeltaEpochWriter:
         self, fragments: Sequence[tuple[_TablePart, Sequence[Fragment]]], summary: EpochSummary
     ) -> tuple[TableInEpoch, ...]:
         await self._make_tables()
-        tables = await together(
+        tables = await gather_fail_fast(
             self._unless_failed(
                 part,
                 self._lake.jobs.run(self._commit_table, part, files, summary.end_lsn),
@@ -302,7 +302,7 @@ class DeltaEpochWriter:
         """
         new = [part for part in self._parts.values() if not part.raw.log.exists]
         if new:
-            await together(
+            await gather_fail_fast(
                 self._unless_failed(
                     part, self._lake.jobs.run(part.raw.make, part.table, part.schema)
                 )

@@ -241,7 +241,7 @@ class FragmentSink:
         self._buffer_bytes = buffer_bytes
         self._waiting: list[pa.RecordBatch] = []
         self._jobs = WorkerThreads(at_once=1, within=jobs)
-        self._ahead: asyncio.Task[None] | None = None
+        self._background_write: asyncio.Task[None] | None = None
         self._is_over = False
         self._queued_bytes = 0
         self.waiting_bytes = 0
@@ -260,11 +260,11 @@ class FragmentSink:
             self.waiting_bytes += nbytes
             self._queued_bytes += nbytes
             self.rows += rows.num_rows
-        if self._ahead is not None and self._ahead.done():
-            ahead, self._ahead = self._ahead, None
-            ahead.result()
-        if self._ahead is None and self._queued_bytes >= ROW_GROUP_BYTES:
-            self._ahead = asyncio.create_task(self._write())
+        if self._background_write is not None and self._background_write.done():
+            write, self._background_write = self._background_write, None
+            write.result()
+        if self._background_write is None and self._queued_bytes >= ROW_GROUP_BYTES:
+            self._background_write = asyncio.create_task(self._write())
         return nbytes
 
     async def append_rows(self, rows: pa.RecordBatch) -> None:
@@ -275,9 +275,9 @@ class FragmentSink:
 
     async def spill(self) -> None:
         """Write the buffered rows."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            await ahead
+        write, self._background_write = self._background_write, None
+        if write is not None:
+            await write
         await self._write()
 
     @property
@@ -296,9 +296,9 @@ class FragmentSink:
         """
         self._refuse_if_over()
         self._is_over = True
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            await ahead
+        write, self._background_write = self._background_write, None
+        if write is not None:
+            await write
         fragments = await self._write_by(self._writer.finish)
         await self._jobs.settle()
         return fragments
@@ -309,9 +309,9 @@ class FragmentSink:
         self._waiting = []
         self.waiting_bytes -= self._queued_bytes
         self._queued_bytes = 0
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            await asyncio.gather(ahead, return_exceptions=True)
+        write, self._background_write = self._background_write, None
+        if write is not None:
+            await asyncio.gather(write, return_exceptions=True)
         try:
             await self._jobs.run(self._writer.abort)
         finally:

@@ -74,7 +74,7 @@ class WorkerThreads:
             future.exception()  # mark as retrieved: the caller was cancelled or gets it raised
 
 
-async def ahead(items: Generator[T, None, None]) -> AsyncGenerator[T, None]:
+async def prefetch(items: Generator[T, None, None]) -> AsyncGenerator[T, None]:
     """Yield the items of a blocking generator, computed in a thread one item ahead.
 
     It is always the same thread, so memory that it allocates and others free can be reused.
@@ -95,7 +95,7 @@ def _next(items: Generator[T, None, None]) -> T | None:
     return next(items, None)
 
 
-async def together(works: Iterable[Coroutine[object, object, T]]) -> list[T]:
+async def gather_fail_fast(works: Iterable[Coroutine[object, object, T]]) -> list[T]:
     """Await all; on the first failure cancel the others and raise it."""
     try:
         async with asyncio.TaskGroup() as group:

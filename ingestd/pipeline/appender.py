@@ -73,7 +73,7 @@ class EpochAppender:
             if self._table_set.end_partial(page.snapshot_id) is not None:
                 self._telemetry.snapshot_failed(content.table, content)
             elif isinstance(content, TableChangedError):
-                self._read_again(content)
+                self._reread(content)
             else:
                 await self.stop_table(epoch, content)
         elif self._table_set.is_read_by(content.table.id, page.snapshot_id):
@@ -86,10 +86,10 @@ class EpochAppender:
             await self._append(epoch, content, from_snapshot=True)
             epoch.add_page(content, page.at, self._monotonic())
 
-    def _read_again(self, error: TableChangedError) -> None:
+    def _reread(self, error: TableChangedError) -> None:
         """Re-read a table: at once, or with growing delays if it keeps being altered."""
         is_void = isinstance(error, TableReplacedError)
-        failures = self._table_set.read_again(error.table, from_the_start=is_void)
+        failures = self._table_set.record_altered(error.table, from_the_start=is_void)
         if failures <= ALTERED_LIMIT:
             self.wanted.set()
             return

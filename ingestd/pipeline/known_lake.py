@@ -29,8 +29,8 @@ from ingestd.model.lake_state import LakeState
 from ingestd.model.lsn import ZERO, Lsn
 from ingestd.ports import ChangeCapture, Continuity, LakeLost, Sink
 
-_LOOKS = 5
-_LOOK_S = 0.1
+_REREADS = 5
+_CHECK_INTERVAL_S = 0.1
 
 
 @dataclass(slots=True)
@@ -61,18 +61,18 @@ class KnownLake:
             "copy"
         )
 
-    def is_found(self, lake: str) -> None:
+    def mark_found(self, lake: str) -> None:
         """Record that the source is written to this lake."""
         self.lake = lake
         self.lost.clear()
         self.found.set()
 
-    def is_lost(self) -> None:
+    def mark_lost(self) -> None:
         """Record that nothing may be written."""
         self.found.clear()
         self.lost.set()
 
-    def has_begun(self, position: Lsn) -> None:
+    def note_position(self, position: Lsn) -> None:
         """Record a durable position: it ends the operator's agreement."""
         self.position = position
         self.is_accepted = False
@@ -86,23 +86,23 @@ class LakeRoot:
 
     def __init__(self, patience_s: float = 10.0) -> None:
         self._patience_s = patience_s
-        self._said: dict[str, str | None] = {}
+        self._reports: dict[str, str | None] = {}
         self._waited_for: set[str] = set()
         self._news = asyncio.Event()
 
     def expect(self, source: str) -> None:
         """Expect a finding of this source."""
-        self._said.pop(source, None)
+        self._reports.pop(source, None)
         self._waited_for.add(source)
 
     def drop_source(self, source: str) -> None:
         """Record that a source was removed."""
-        self._said.pop(source, None)
+        self._reports.pop(source, None)
         self._settle(source)
 
-    def say(self, source: str, lost: str | None) -> None:
+    def report(self, source: str, lost: str | None) -> None:
         """Record why a source's lake is lost; None if there is no sign of that."""
-        self._said[source] = lost
+        self._reports[source] = lost
         self._settle(source)
 
     def fail(self, source: str) -> None:
@@ -114,7 +114,7 @@ class LakeRoot:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
-    async def may_begin(self, source: str) -> None:
+    async def ensure_not_lost(self, source: str) -> None:
         """Return unless another source reports a lost lake. Waits for reports for a limited time.
 
         Raises LakeLostError.
@@ -135,7 +135,7 @@ class LakeRoot:
             )
 
     def _others(self, source: str) -> list[str]:
-        return [name for name, why in self._said.items() if why is not None and name != source]
+        return [name for name, why in self._reports.items() if why is not None and name != source]
 
 
 async def read_lake(
@@ -149,7 +149,7 @@ async def read_lake(
     steps: then the lake has grown since.
     """
     committed = await open_lake(sink, capture, patience_s)
-    for _ in range(_LOOKS):
+    for _ in range(_REREADS):
         verdict = await capture.continuity(committed)
         if not isinstance(verdict, LakeLost):
             break
@@ -181,7 +181,7 @@ async def open_lake(sink: Sink, capture: ChangeCapture, patience_s: float = 0.0)
         )
         if not (is_awaited and end.in_recovery and time.monotonic() < until):
             break
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_CHECK_INTERVAL_S)
     refused = sink.refuse_beyond(max(end.lsn, position))
     return committed.without(refused) if refused else committed
 

@@ -259,8 +259,8 @@ class Pipeline:
             try:
                 await self._sink.ensure_exists()
             except LakeLostError as lost:
-                self._known.is_lost()
-                self._root.say(self._telemetry.source, lost.what)
+                self._known.mark_lost()
+                self._root.report(self._telemetry.source, lost.what)
                 raise lake_lost(self._telemetry.source, lost.what) from error
             except IngestdError:
                 return
@@ -386,7 +386,7 @@ class Pipeline:
     async def _confirm(self, position: Lsn) -> None:
         """Confirm a position that has just become durable (I1)."""
         self._durable = position
-        self._known.has_begun(position)
+        self._known.note_position(position)
         if not self._may_confirm:
             return
         await self._capture.confirm(position)

@@ -240,20 +240,20 @@ def _types(fields: Iterable[pa.Field]) -> dict[str, str]:
 
 
 class References:
-    """A source's reference tables; `asked`: those that are read on request."""
+    """A source's reference tables; `on_request`: those that are read on request."""
 
     def __init__(
         self,
         keepers: Mapping[TableId, ReferenceJob],
         telemetry: ReferenceTelemetry,
-        asked: frozenset[TableId],
+        on_request: frozenset[TableId],
         *,
         retry: RetryPolicy = RETRY,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._keepers = keepers
         self._telemetry = telemetry
-        self.asked = asked
+        self.on_request = on_request
         self._retry = retry
         self._jitter = jitter
         self._woken = {table: asyncio.Event() for table in keepers}
@@ -272,7 +272,7 @@ class References:
             self._telemetry.telemetry.listeners.remove(self._wake)
 
     def request(self, tables: Sequence[TableId]) -> None:
-        """Read tables of `asked` now. Raises TransientError while the source does not run."""
+        """Read tables of `on_request` now. Raises TransientError while the source does not run."""
         fault = self._telemetry.telemetry.not_running()
         if fault is not None:
             raise fault

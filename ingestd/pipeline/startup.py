@@ -128,12 +128,12 @@ class Startup:
         if lost is not None:
             self._accept_lost_lake(lost)
         elif committed.lake is None and committed.has_nothing:
-            await self._root.may_begin(self._source)
+            await self._root.ensure_not_lost(self._source)
         is_new = committed.has_nothing and committed.lake is None
-        self._known.is_found(await self._sink.mark(None if is_new else self._known.lake))
+        self._known.mark_found(await self._sink.mark(None if is_new else self._known.lake))
         if committed.has_nothing and self._known.lake is not None:
             self._telemetry.begins(self._known.lake)
-        self._root.say(self._source, None)
+        self._root.report(self._source, None)
         self._telemetry.lake_found()
         not_fenced = await self._sink.fence()
         return replace(committed, damaged={**committed.damaged, **not_fenced})
@@ -141,8 +141,8 @@ class Startup:
     def _accept_lost_lake(self, why: str) -> None:
         """Record that the lake is lost, where the operator accepted that. Raises LakeLostError."""
         if not (self._policy.resnapshot_when_lake_lost or self._known.is_accepted):
-            self._known.is_lost()
-            self._root.say(self._source, why)
+            self._known.mark_lost()
+            self._root.report(self._source, why)
             raise lake_lost(self._source, why)
         self._lost_lake = LakeLost(why)
 

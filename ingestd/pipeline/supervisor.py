@@ -100,7 +100,7 @@ class Supervisor:
         asked = self._of(source).source
         asked.telemetry.refuse_if_paused()
         references = asked.references
-        own = [t for t in tables if references is not None and t in references.asked]
+        own = [t for t in tables if references is not None and t in references.on_request]
         others = [t for t in tables if t not in own]
         if own and where is not None:
             raise refused(own)
@@ -119,7 +119,7 @@ class Supervisor:
         asked = self._of(source).source
         asked.telemetry.refuse_if_paused()
         references = asked.references
-        own = [t for t in tables if references is not None and t in references.asked]
+        own = [t for t in tables if references is not None and t in references.on_request]
         if own:
             raise refused(own)
         self._pipeline(source).cancel_snapshot(tables)

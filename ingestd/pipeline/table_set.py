@@ -209,7 +209,7 @@ class TableSet:
     def _doubted(self, table: Table) -> Table:
         return replace(table, storage=self._doubts.get(table.id, table.storage))
 
-    def read_again(self, name: TableId, *, from_the_start: bool) -> int:
+    def record_altered(self, name: TableId, *, from_the_start: bool) -> int:
         """Record that a table was altered while it was read; a partial read may be void.
 
         Return how often that has happened since it was complete.

@@ -25,7 +25,7 @@ _RAW = "_cdc_raw_name"
 _SALT = "_cdc_salt"
 
 
-class WholeRows:
+class KeylessRows:
     """Counts the rows of one share; they may be added in any order."""
 
     def __init__(self, definition: ReferenceDefinition, share: int, shares: int) -> None:
@@ -33,9 +33,9 @@ class WholeRows:
         self._names = [c.raw for c in definition.columns]
         self._share, self._shares = share, shares
         self._salt = secrets.randbits(63)
-        self._came: list[pa.Table] = []
-        self._came_hashes: list[NDArray[np.uint64]] = []
-        self._went: list[NDArray[np.uint64]] = []
+        self._added: list[pa.Table] = []
+        self._added_hashes: list[NDArray[np.uint64]] = []
+        self._removed_hashes: list[NDArray[np.uint64]] = []
 
     def add_changes(self, rows: pa.Table) -> None:
         """Add change rows with the schema of `change_rows_schema`; no `t` may be among them."""
@@ -43,22 +43,22 @@ class WholeRows:
         is_delete = pc.equal(rows["_cdc_op"], DELETE)
         has_before = rows["_cdc_before"].is_valid()
         came, hashes = self._own(rows.filter(pc.invert(is_delete)), is_new=True)
-        self._came.append(came)
-        self._came_hashes.append(hashes)
+        self._added.append(came)
+        self._added_hashes.append(hashes)
         for gone in (
             self._before(rows.filter(has_before)),
             rows.filter(pc.and_(is_delete, pc.invert(has_before))),
         ):
-            self._went.append(self._own(gone, is_new=False)[1])
+            self._removed_hashes.append(self._own(gone, is_new=False)[1])
 
     def rows(self) -> pa.Table:
         """Return the remaining rows, in an order that depends only on their values.
 
         Raise TableError if a column can't hold one of their values.
         """
-        came = pa.concat_tables(self._came)
-        hashes = np.concatenate(self._came_hashes)
-        both = np.concatenate([hashes, *self._went])
+        came = pa.concat_tables(self._added)
+        hashes = np.concatenate(self._added_hashes)
+        both = np.concatenate([hashes, *self._removed_hashes])
         _, numbers = np.unique(both, return_inverse=True)
         own = numbers[: len(hashes)]
         count = int(numbers.max(initial=-1)) + 1

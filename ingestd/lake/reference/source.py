@@ -22,7 +22,7 @@ from ingestd.lake.delta.read import list_files, read_files
 from ingestd.lake.delta.tail import CommitTail, EpochEnd, File
 from ingestd.lake.layout import Layout
 from ingestd.lake.reference.definition import ReferenceDefinition, read_definition
-from ingestd.lake.reference.keyless_rows import WholeRows
+from ingestd.lake.reference.keyless_rows import KeylessRows
 from ingestd.lake.reference.last_rows import last_rows
 from ingestd.lake.reference.raw_changes import (
     POSITION,
@@ -95,7 +95,7 @@ class RawReferenceSource:
         self._definition: ReferenceDefinition | None = None
         self._plan: _Plan | None = None
         self._batches: Iterator[pa.RecordBatch] | None = None
-        self._given = 0
+        self._returned = 0
         self._resumed: int | None = None
         self._is_complete = False
         self._epoch = 0
@@ -127,7 +127,7 @@ class RawReferenceSource:
     def checkpoint(self) -> bytes:
         """Return the epoch, and how many batches of the snapshot were returned."""
         passes = self._resumed if self._plan is None else self._plan.passes
-        return json.dumps([self.position, self._given, passes, self._is_complete]).encode()
+        return json.dumps([self.position, self._returned, passes, self._is_complete]).encode()
 
     def restore(self, checkpoint: bytes) -> bool:
         """Resume at that epoch: the same share of the same fold."""
@@ -137,7 +137,7 @@ class RawReferenceSource:
             return True
         if given == 0:
             return True
-        self._epoch, self._given, self._resumed = epoch, given, passes
+        self._epoch, self._returned, self._resumed = epoch, given, passes
         return True
 
     def resume(self, epoch: int) -> None:
@@ -163,28 +163,28 @@ class RawReferenceSource:
             return None
         if self._plan is None:
             definition, epoch = self._find_definition()
-            if self._given:
+            if self._returned:
                 epoch = self._epoch
             elif not definition.is_live or not epoch:
                 raise TransientError(
                     f"table {self._table}: its own snapshot is not complete", reason="not_whole"
                 )
             with self._raw_faults():
-                self._plan = self._planned(definition, epoch)
+                self._plan = self._make_plan(definition, epoch)
         plan = self._plan
         batches, self._batches = self._batches, None  # an error ends a generator; begin a new one
         with self._raw_faults():
             if batches is None:
                 batches = self._folded(plan)
-                for _ in range(self._given):  # skip batches that were returned before
+                for _ in range(self._returned):  # skip batches that were returned before
                     next(batches, None)
             batch = next(batches, None)
         if batch is not None:
             self._batches = batches
-            self._given += 1
+            self._returned += 1
             return batch
         self._plan = None
-        self._given, self._is_complete, self._epoch = 0, True, plan.epoch
+        self._returned, self._is_complete, self._epoch = 0, True, plan.epoch
         self._tail, self._reach = plan.tail, plan.reach
         self._tail.requeue(f for f in plan.files if epochs_of(f[1])[1] > plan.epoch)
         return None
@@ -224,7 +224,7 @@ class RawReferenceSource:
         events = sorted(own.to_pylist(), key=lambda e: e["at"])
         return read_definition(self._table, events) if events else nothing
 
-    def _planned(self, definition: ReferenceDefinition, epoch: int) -> _Plan:
+    def _make_plan(self, definition: ReferenceDefinition, epoch: int) -> _Plan:
         self._raw.load()
         tail = CommitTail(self._store, self._raw.folder, self._raw.version)
         files = self._files()
@@ -287,14 +287,14 @@ class RawReferenceSource:
             if definition.key:
                 current = self._last_rows(plan, share, linked)
             else:
-                current = self._whole_rows(plan, share)
+                current = self._keyless_rows(plan, share)
             if not len(current):
                 continue
             # In an order independent of the files' order, as `restore` counts batches.
             order = np.argsort(hashes_of(current, definition.key or names), kind="stable")
             current = current.select(names).take(pa.array(order))
-            whole = current.rename_columns(definition.schema.names).cast(definition.schema)
-            yield from whole.to_batches(max_chunksize=self._batch_rows)
+            rows = current.rename_columns(definition.schema.names).cast(definition.schema)
+            yield from rows.to_batches(max_chunksize=self._batch_rows)
 
     def _last_rows(self, plan: _Plan, share: int, linked: NDArray[np.uint64] | None) -> pa.Table:
         """Return the current rows whose keys are in a share."""
@@ -308,14 +308,14 @@ class RawReferenceSource:
         current = last_rows(rows, definition.key, definition.refusal)
         return current.filter(pc.equal(current["_cdc_op"], "u"))
 
-    def _whole_rows(self, plan: _Plan, share: int) -> pa.Table:
+    def _keyless_rows(self, plan: _Plan, share: int) -> pa.Table:
         """Return the current rows in a share, of a table without a key."""
-        whole = WholeRows(plan.definition, share, plan.passes)
+        keyless = KeylessRows(plan.definition, share, plan.passes)
         names = [c.raw for c in plan.definition.columns]
-        whole.add_changes(change_rows_schema(plan.definition, names).empty_table())
+        keyless.add_changes(change_rows_schema(plan.definition, names).empty_table())
         for rows in self._changes_of(plan):
-            whole.add_changes(rows)
-        return whole.rows()
+            keyless.add_changes(rows)
+        return keyless.rows()
 
     def _changes_of(self, plan: _Plan) -> Iterator[pa.Table]:
         names = [c.raw for c in plan.definition.columns]
@@ -341,7 +341,7 @@ class RawReferenceSource:
             with self._raw_faults():
                 found = self._changes_to(definition, epoch)
         if found is None:  # start over
-            self._is_complete, self._plan, self._batches, self._given = False, None, None, 0
+            self._is_complete, self._plan, self._batches, self._returned = False, None, None, 0
             self._tail = None
         return found
 

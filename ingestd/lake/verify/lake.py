@@ -32,7 +32,7 @@ from ingestd.lake.registry_table import SCHEMA as TABLES_SCHEMA
 from ingestd.lake.registry_table import RegistryTable
 from ingestd.lake.store.errors import table_fault
 from ingestd.lake.store.store import open_store
-from ingestd.lake.threads import WorkerThreads, ahead
+from ingestd.lake.threads import WorkerThreads, prefetch
 from ingestd.lake.verify.change_digests import (
     UNCHANGED,
     change_keys,
@@ -114,7 +114,7 @@ class DeltaVerifiedLake:
 
     async def changes(self, digested: Digested) -> AsyncGenerator[Matrix, None]:
         """Read the relevant changes again."""
-        async for found in ahead(self._matrices(digested)):
+        async for found in prefetch(self._matrices(digested)):
             yield found
 
     async def rows_of(self, digested: Digested, keys: Collection[int]) -> ValueRows:

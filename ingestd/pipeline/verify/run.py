@@ -19,7 +19,7 @@ from ingestd.model.errors import FolderError, IngestdError, TableError, Transien
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Table, TableId
 from ingestd.pipeline.verify.compare import TableCompared
-from ingestd.pipeline.verify.table import TableVerification, VerifySettings, together
+from ingestd.pipeline.verify.table import TableVerification, VerifySettings, gather_fail_fast
 from ingestd.ports.verify import (
     Kind,
     VerifiedLake,
@@ -170,7 +170,7 @@ class Verification:
         """Compare a table; return None if it must be compared again: never from `late` on."""
         with TableVerification(source, self._lake, table, self._settings, self._progress) as one:
             try:
-                await together(one.read(), self._await_lake(source.point, limit))
+                await gather_fail_fast(one.read(), self._await_lake(source.point, limit))
                 taken_s = self._now() - self._began  # the lake is as it is now
                 comparison = await one.compare()
                 notes = [one.digested.note]

@@ -187,7 +187,7 @@ class TableVerification:
                         await asyncio.to_thread(self._add_batch, batch, number, digested)
                 self._has_read(split.estimated_bytes)
 
-        await together(*(work() for _ in range(self._settings.workers)))
+        await gather_fail_fast(*(work() for _ in range(self._settings.workers)))
         self._progress.table(str(self._table.id), 1.0)
 
     def _has_read(self, nbytes: int) -> None:
@@ -211,7 +211,7 @@ def _parts(matrix: Matrix, digested: Digested, count: int) -> NDArray[np.int64]:
     return parts
 
 
-async def together(*works: Any) -> None:  # noqa: ANN401 - coroutines
+async def gather_fail_fast(*works: Any) -> None:  # noqa: ANN401 - coroutines
     """Await all; the first failure cancels the others and is raised."""
     try:
         async with asyncio.TaskGroup() as group:

@@ -41,17 +41,17 @@ def test_a_lake_is_held_against_what_this_process_wrote(
 ) -> None:
     known = KnownLake()
     assert known.difference(committed) is None  # nothing is known at first
-    known.is_found("a")
-    known.has_begun(Lsn(500))
+    known.mark_found("a")
+    known.note_position(Lsn(500))
     found = known.difference(committed)
     assert found is None if told is None else told in (found or "")
 
 
 def test_what_was_agreed_to_holds_until_the_source_has_begun() -> None:
     known = KnownLake(is_accepted=True)
-    known.is_found("a")
+    known.mark_found("a")
     assert known.is_accepted
-    known.has_begun(Lsn(1))
+    known.note_position(Lsn(1))
     assert not known.is_accepted
 
 
@@ -59,18 +59,18 @@ async def test_a_lake_is_not_begun_while_it_is_lost_to_another_source() -> None:
     root = LakeRoot()
     for name in ("shop", "crm", "polled"):
         root.expect(name)
-    waiting = asyncio.create_task(root.may_begin("polled"))
+    waiting = asyncio.create_task(root.ensure_not_lost("polled"))
     root.fail("crm")  # unknown: its database does not answer
     await asyncio.sleep(0)
     assert not waiting.done()
-    root.say("shop", "it has nothing")
+    root.report("shop", "it has nothing")
     with pytest.raises(LakeLostError, match="lost to source shop"):
         await waiting
-    root.say("shop", None)
-    await root.may_begin("polled")
-    root.say("shop", "lost again")
+    root.report("shop", None)
+    await root.ensure_not_lost("polled")
+    root.report("shop", "lost again")
     root.drop_source("shop")
-    await root.may_begin("polled")
+    await root.ensure_not_lost("polled")
 
 
 async def test_sources_that_all_begin_do_not_wait_for_each_other() -> None:
@@ -78,13 +78,13 @@ async def test_sources_that_all_begin_do_not_wait_for_each_other() -> None:
     for name in ("shop", "crm"):
         root.expect(name)
     async with asyncio.timeout(1):
-        await asyncio.gather(root.may_begin("shop"), root.may_begin("crm"))
+        await asyncio.gather(root.ensure_not_lost("shop"), root.ensure_not_lost("crm"))
 
 
 async def test_one_that_knows_nothing_is_not_waited_for_long() -> None:
     root = LakeRoot(patience_s=0.01)
     root.expect("hangs")
-    await root.may_begin("shop")
+    await root.ensure_not_lost("shop")
 
 
 @pytest.mark.parametrize("grows", [True, False])

@@ -15,7 +15,7 @@ from ingestd.digests.value_hashes import row_hashes
 from ingestd.lake.delta.read import conform
 from ingestd.lake.fold.plain import fold
 from ingestd.lake.reference.definition import ReferenceColumn, ReferenceDefinition
-from ingestd.lake.reference.keyless_rows import WholeRows
+from ingestd.lake.reference.keyless_rows import KeylessRows
 from ingestd.lake.reference.raw_changes import change_rows_schema
 from ingestd.model.changes import change_schema
 from ingestd.model.errors import TableError
@@ -86,7 +86,7 @@ def left(log: Sequence[dict[str, Any]], shares: int, pieces: int = 1) -> list[di
     found: list[dict[str, Any]] = []
     schema = change_rows_schema(DEFINITION, NAMES)
     for share in range(shares):
-        whole = WholeRows(DEFINITION, share, shares)
+        whole = KeylessRows(DEFINITION, share, shares)
         for piece in range(pieces):
             whole.add_changes(conform(table(log[piece::pieces], SCHEMA), schema))
         found += whole.rows().to_pylist()
@@ -158,14 +158,14 @@ def test_rows_with_an_intentional_hash_collision_are_kept_apart() -> None:
         {**other, "_cdc_op": "c", "_cdc_lsn": 1, "_cdc_seq": 2},
         {**one, "_cdc_op": "d", "_cdc_before": one, "_cdc_lsn": 2, "_cdc_seq": 1},
     ]
-    whole = WholeRows(definition, 0, 1)
+    whole = KeylessRows(definition, 0, 1)
     schema = change_rows_schema(definition, ["a", "b"])
     whole.add_changes(conform(table(log, change_schema(two)), schema))
     assert whole.rows().to_pylist() == [other]
 
 
 def test_it_is_arrow_of_the_tables_types() -> None:
-    whole = WholeRows(DEFINITION, 0, 1)
+    whole = KeylessRows(DEFINITION, 0, 1)
     whole.add_changes(change_rows_schema(DEFINITION, NAMES).empty_table())
     assert whole.rows().schema.types == [c.type for c in KEYLESS.columns]
     assert isinstance(whole.rows(), pa.Table)
