@@ -22,8 +22,8 @@ from ingestd.model.lsn import Lsn
 from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.schema import Table, TableId, with_before
 from ingestd.postgres.captured.columns import as_published, controlled, refuse_shown
-from ingestd.postgres.captured.departed_tables import (
-    Departed,
+from ingestd.postgres.captured.dropped_tables import (
+    DroppedTables,
     as_registered,
     row_of,
     with_dropped_types,
@@ -331,7 +331,7 @@ class TableDefinitions:
         self._partitioned: set[int] = set()
         self._uses: Mapping[int, tuple[TypeUse, ...]] = {}
         self._too_large: Mapping[int, str] = {}
-        self._departed: Departed = {}
+        self._dropped: DroppedTables = {}
 
     async def use_catalog(
         self,
@@ -357,9 +357,9 @@ class TableDefinitions:
             self._present.setdefault(name, {c.name: c for c in entry.columns})
         return self._types
 
-    def take_departed(self, departed: Departed) -> None:
+    def use_dropped(self, dropped: DroppedTables) -> None:
         """Describe these, too: the stream may still contain their changes."""
-        self._departed = departed
+        self._dropped = dropped
 
     def take_publication(self, catalog: Catalog) -> None:
         """Use only the publication of this catalog."""
@@ -441,25 +441,25 @@ class TableDefinitions:
             rows.get(_shape(c)) or _bare(relation.oid, number, c)
             for number, c in enumerate(relation.columns, start=1)
         ]
-        departed = self._departed.get((relation.oid, name))
-        if departed is not None:
-            row = row_of(departed, relation.replica_identity)
+        dropped = self._dropped.get((relation.oid, name))
+        if dropped is not None:
+            row = row_of(dropped, relation.replica_identity)
         else:
             row = replace(self._rows[relation.oid], schema=name.schema, name=name.name)
         identity = {c.name: c.identity for c in relation.columns}
         table = table_of(row, columns, self._types)
         self._refuse_shown(table, [rows[_shape(c)] for c in relation.columns if _shape(c) in rows])
-        known = self._lake.get(name, {}).values() if departed is None else departed.columns
+        known = self._lake.get(name, {}).values() if dropped is None else dropped.columns
         columns_ = with_dropped_types(table.columns, known, self._types)
         table = replace(
             table,
             columns=tuple(replace(c, identity=identity[c.name]) for c in columns_),
             replica_identity=relation.replica_identity,
         )
-        if departed is not None:
-            table = as_registered(table, departed)
+        if dropped is not None:
+            table = as_registered(table, dropped)
         table = with_before(table, full=self._is_full)
-        return self._captured(table, strict=False, is_present=departed is None)
+        return self._captured(table, strict=False, is_present=dropped is None)
 
     @property
     def _is_full(self) -> bool:

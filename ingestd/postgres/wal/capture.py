@@ -204,7 +204,7 @@ class WalCapture:
     ) -> Prepared:
         """Create, alter or check publication and slot."""
         control = await self._control.connection()
-        self._relations.use_tables(tables, self._tables.departed)
+        self._relations.use_tables(tables, self._tables.dropped)
         self._stream.resolve_again()
         with self._control.errors("prepare"):
             unpublished = await prepare_publication(

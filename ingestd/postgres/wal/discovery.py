@@ -20,7 +20,7 @@ from ingestd.model.row_checks import WITHOUT_ITS_VALUE
 from ingestd.model.schema import Table, TableId
 from ingestd.ports import Discovery, Refused
 from ingestd.postgres.captured.definition import Catalog, TableDefinitions, read_catalog
-from ingestd.postgres.captured.departed_tables import Departed, find_departed
+from ingestd.postgres.captured.dropped_tables import DroppedTables, find_dropped
 from ingestd.postgres.captured.selection import is_left_out, missing_tables, unmatched_notices
 from ingestd.postgres.catalog.publication import Publication, Published
 from ingestd.postgres.catalog.replica_identity import incomplete
@@ -124,7 +124,7 @@ class SourceTables:
         self._looks = FingerprintTracker(settings.dsn.get_secret_value())
         self.evidence = evidence or StreamEvidence()
         self.texts = self.evidence.texts
-        self.departed: Departed = {}
+        self.dropped: DroppedTables = {}
         self._accepted: frozenset[TableId] = frozenset()
         self._replaced: set[int] = set()
         self._rewritten: set[int] = set()
@@ -151,8 +151,8 @@ class SourceTables:
         known = dict(known)
         catalog = await self._read_catalog(self._settings, self._catalog.published)
         types = await self._definitions.use_catalog(connection, catalog, known)
-        departed = await find_departed(connection, known.values(), self._settings.streams)
-        self._definitions.take_departed(departed)
+        dropped = await find_dropped(connection, known.values(), self._settings.streams)
+        self._definitions.use_dropped(dropped)
         last = {row.oid: self._last(row, known.get(row.id)) for row in catalog.rows}
         self.evidence.read(read_at(known.values()))
         self.evidence.ddl.read(read_at(known.values()))
@@ -186,7 +186,7 @@ class SourceTables:
             voided,
             read_at(known.values()),
         )
-        self._catalog, self.departed = catalog, departed
+        self._catalog, self.dropped = catalog, dropped
         self._accepted = frozenset(t.id for t in accepted)
         self._is_told = True
         return Discovery(
@@ -198,7 +198,7 @@ class SourceTables:
             catalog.lsn,
             catalog.seen,
             self._doubts(),
-            frozenset(departed),
+            frozenset(dropped),
             (*unmatched_notices(self._settings, catalog.present, catalog.others), *self._notices()),
         )
 

@@ -45,21 +45,21 @@ class Relations:
         self._is_wanted = is_selected
         self._loop: asyncio.AbstractEventLoop | None = None
         self._kept: dict[int, Table] = {}
-        self._departed: Collection[tuple[int, TableId]] = ()
+        self._dropped: Collection[tuple[int, TableId]] = ()
         self._resolved: dict[int, tuple[Relation, Table | None]] = {}
         self._looking_up: set[asyncio.Task[Table | None]] = set()
         self.noticed = asyncio.Event()
         self._left_out: set[TableId] = set()
 
     def use_tables(
-        self, tables: Iterable[Table], departed: Collection[tuple[int, TableId]] = ()
+        self, tables: Iterable[Table], dropped: Collection[tuple[int, TableId]] = ()
     ) -> None:
         """Resolve to these tables from now on. Call it on the loop that will describe them.
 
-        `departed`: OIDs and names of other tables whose last changes may still arrive.
+        `dropped`: OIDs and names of other tables whose last changes may still arrive.
         """
         self._loop = asyncio.get_running_loop()
-        self._departed = departed
+        self._dropped = dropped
         self._kept = {t.oid: t for t in tables}
         self._resolved = {}
 
@@ -133,8 +133,8 @@ class Relations:
 
     async def _found(self, relation: Relation) -> Table | None:
         kept = self._kept.get(relation.oid)
-        if (relation.oid, relation.id) in self._departed:
-            return await self._describe_departed(relation)
+        if (relation.oid, relation.id) in self._dropped:
+            return await self._describe_dropped(relation)
         if kept is None:
             if self._is_wanted(relation.id):
                 self.noticed.set()
@@ -149,7 +149,7 @@ class Relations:
             self.noticed.set()
         return table
 
-    async def _describe_departed(self, relation: Relation) -> Table | None:
+    async def _describe_dropped(self, relation: Relation) -> Table | None:
         try:
             return await self._describe(relation, relation.id)
         except TableError:  # it can't be re-read

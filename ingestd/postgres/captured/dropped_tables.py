@@ -20,7 +20,7 @@ from ingestd.model.lake_state import RegisteredColumn, RegisteredTable, TableSta
 from ingestd.model.schema import Column, ReplicaIdentity, Table, TableId
 from ingestd.postgres.catalog.tables import TableRow
 
-Departed = Mapping[tuple[int, TableId], RegisteredTable]
+DroppedTables = Mapping[tuple[int, TableId], RegisteredTable]
 """By OID and the name under which it was captured."""
 
 _PRESENT = """
@@ -30,7 +30,7 @@ SELECT c.oid::int8, n.nspname::text, c.relname::text FROM pg_catalog.pg_class c
 _ARRAY = re.compile(r"array<(.*)>", re.ASCII)
 
 
-async def find_departed(
+async def find_dropped(
     connection: AsyncConnection[Any],
     known: Iterable[RegisteredTable],
     is_selected: Callable[[TableId], bool],
