@@ -49,10 +49,10 @@ def add_page(app: web.Application) -> None:
     for name in FILES:
         body = (folder / name).read_bytes()
         path = "/" if name == "page.html" else f"/page/{name}"
-        app.router.add_get(path, partial(_give, body, _TYPES[name.rpartition(".")[2]]))
+        app.router.add_get(path, partial(_respond, body, _TYPES[name.rpartition(".")[2]]))
 
 
-async def _give(body: bytes, kind: str, _: web.Request) -> web.Response:
+async def _respond(body: bytes, kind: str, _: web.Request) -> web.Response:
     return web.Response(
         body=body,
         content_type=kind,

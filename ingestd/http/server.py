@@ -115,7 +115,7 @@ class HttpServer:
             # Only once it listens: until then the port, and so the file, may be another daemon's.
             self.commands.write(self.address.port, os.environ)
         self._feeding = asyncio.create_task(self.feed.run())
-        self._feeding.add_done_callback(_tell_failed)
+        self._feeding.add_done_callback(_log_failure)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -220,7 +220,7 @@ def _one_line(reason: str, remedy: str | None) -> str:
     return one_line(text)
 
 
-def _tell_failed(feeding: asyncio.Task[None]) -> None:
+def _log_failure(feeding: asyncio.Task[None]) -> None:
     """Log that the page no longer receives updates; replication continues."""
     if not feeding.cancelled() and (error := feeding.exception()) is not None:
         structlog.get_logger("ingestd").error("page.failed", exc_info=error)

@@ -22,11 +22,11 @@ from ingestd.lake.fencing import WriterIdentity
 from ingestd.lake.layout import Layout
 from ingestd.lake.marker import note_source, read_marker, removed, require_marker, write_marker
 from ingestd.lake.opening import (
-    cut_short,
     missing_error,
     never_refuse,
     notices_of,
     refuse_foreign,
+    torn_commit_error,
 )
 from ingestd.lake.raw_table import RawTable, RowRange, raw_schema
 from ingestd.lake.registry_table import RegistryTable
@@ -570,12 +570,12 @@ class DeltaLake:
     def _accept_torn_registry(self, version: int) -> None:
         """Raise if later commits may depend on the incomplete commit of `_tables`."""
         if self._epochs.position is not None:
-            raise cut_short(self._own_logs[1], version)
+            raise torn_commit_error(self._own_logs[1], version)
 
     def _accept_torn_commit(self, raw: RawTable, version: int) -> None:
         """Raise if an epoch lists the incomplete commit: its rows were acknowledged."""
         if self._epochs.listed().get(str(raw.id), -1) >= version:
-            raise cut_short(raw.log, version)
+            raise torn_commit_error(raw.log, version)
 
     def _refuse_if_missing(self) -> None:
         """Raise if a lake lacks `_epochs` or `_tables`, which are created before all others."""

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ingestd.failpoints import lost, reach
 from ingestd.lake.delta.append_log import CHECKPOINT_INTERVAL, AppendLog, Creation, ReplacedError
-from ingestd.lake.delta.log import GiveUp
+from ingestd.lake.delta.log import AcceptTorn
 from ingestd.lake.delta.read import read_files
 from ingestd.lake.parquet_writer import FragmentWriter
 from ingestd.model.changes import CommittedEpoch
@@ -87,9 +87,9 @@ class EpochTable:
                 found[entry["table"]] = max(entry["version"], found.get(entry["table"], -1))
         return found
 
-    def load(self, give_up: GiveUp | None = None) -> None:
-        """Read the last epoch, the position and the origin; `give_up`: see `TableLog.load`."""
-        self._log.load(give_up)
+    def load(self, accept_torn: AcceptTorn | None = None) -> None:
+        """Read the last epoch, the position and the origin; `accept_torn`: see `TableLog.load`."""
+        self._log.load(accept_torn)
         self.last_epoch, self.end_lsn, self.position = 0, None, None
         self.newest = {}
         self.origin = self._log.configuration().get(ORIGIN)

@@ -15,7 +15,7 @@ def never_refuse(_version: int) -> None:
     """
 
 
-def cut_short(log: TableLog, version: int) -> FolderError:
+def torn_commit_error(log: TableLog, version: int) -> FolderError:
     """Return the error for an incomplete commit that can't be dropped."""
     return FolderError(
         f"lake table {log.uri}: commit {version} is incomplete, although later work was"

@@ -74,7 +74,7 @@ class LakePauseMark:
             if store.size(self._path) is None:
                 return None
             try:
-                return _told_in(store.read(self._path, _MOST_BYTES)) or self._written(store)
+                return _time_in(store.read(self._path, _MOST_BYTES)) or self._written(store)
             except FileNotFoundError:
                 return None  # it was removed meanwhile
 
@@ -115,7 +115,7 @@ class LakePauseMark:
             return was_there
 
 
-def _told_in(content: bytes) -> datetime | None:
+def _time_in(content: bytes) -> datetime | None:
     try:
         return read_json(content, _MOST_BYTES).field("since").instant()
     except RecordError:

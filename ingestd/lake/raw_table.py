@@ -20,7 +20,7 @@ from ingestd.lake.delta.append_log import (
     Creation,
 )
 from ingestd.lake.delta.file_statistics import has_statistics
-from ingestd.lake.delta.log import GiveUp, TableLog
+from ingestd.lake.delta.log import AcceptTorn, TableLog
 from ingestd.lake.delta.log_paths import file_of
 from ingestd.lake.delta.read import read_each
 from ingestd.lake.schema_evolution import SchemaConflictError, additions, evolved
@@ -95,9 +95,9 @@ class RawTable:
         self._planned_for: pa.Schema | None = None
         self._compared: tuple[pa.Schema, pa.Schema] | None = None
 
-    def load(self, give_up: GiveUp | None = None) -> None:
-        """Read the lake's state; `give_up`: see `TableLog.load`. Blocks."""
-        self.log.load(give_up)
+    def load(self, accept_torn: AcceptTorn | None = None) -> None:
+        """Read the lake's state; `accept_torn`: see `TableLog.load`. Blocks."""
+        self.log.load(accept_torn)
         self.planned_schema = self.log.schema()
         version = self.log.app_version()
         self.watermark = None if version is None else Lsn(version)

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ingestd.failpoints import lost, reach
 from ingestd.lake.delta.append_log import CHECKPOINT_INTERVAL, AppendLog, Creation
-from ingestd.lake.delta.log import GiveUp
+from ingestd.lake.delta.log import AcceptTorn
 from ingestd.lake.delta.read import read_files
 from ingestd.lake.parquet_writer import FragmentWriter
 from ingestd.lake.schema_evolution import additions
@@ -73,9 +73,9 @@ class RegistryTable:
         """Return whether `load` found it or it was created."""
         return self._log.exists
 
-    def load(self, give_up: GiveUp | None = None) -> None:
-        """Read the last row of every table; `give_up`: see `TableLog.load`."""
-        self._log.load(give_up)
+    def load(self, accept_torn: AcceptTorn | None = None) -> None:
+        """Read the last row of every table; `accept_torn`: see `TableLog.load`."""
+        self._log.load(accept_torn)
         self._last, self._tables = {}, {}
         if not self._log.exists:
             return

@@ -89,14 +89,14 @@ class Maintainer:
         self._new.update(names)
         self._telemetry.added(names)
 
-    def _pressing(self) -> frozenset[str]:
+    def _tables_due(self) -> frozenset[str]:
         if self._join_due_s is None:
             return frozenset()
         return frozenset(name for name, count in self._new.items() if count >= MANY)
 
     def _delay_s(self) -> float | None:
         """Return the time until a task is due; None: never."""
-        if self._pressing():
+        if self._tables_due():
             return 0.0
         due = [at for at in (self._join_due_s, self._clean_due_s) if at is not None]
         return max(0.0, min(due) - self._monotonic()) if due else None
@@ -116,7 +116,7 @@ class Maintainer:
             began_s = self._monotonic()
             joins = self._join_due_s is not None and began_s >= self._join_due_s
             cleans = self._clean_due_s is not None and began_s >= self._clean_due_s
-            pressing = self._pressing()
+            pressing = self._tables_due()
             only = None if joins or cleans else pressing
             taken = self._reset_counts(only)
             error: IngestdError | None = None

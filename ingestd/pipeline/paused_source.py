@@ -38,20 +38,20 @@ class Paused:
         while True:
             try:
                 if not self._telemetry.knows_lake:
-                    await self._look_at_lake()
-                await self._hold()
+                    await self._show_lake()
+                await self._keep_claim()
             except IngestdError as error:
                 self._telemetry.not_measured(error)
             await asyncio.sleep(RETRY_S)
 
-    async def _look_at_lake(self) -> None:
+    async def _show_lake(self) -> None:
         sink = self._make_sink()
         try:
             self._telemetry.found(await sink.open())
         finally:
             await sink.close()
 
-    async def _hold(self) -> None:
+    async def _keep_claim(self) -> None:
         capture = self._make_capture()
         try:
             await capture.claim()

@@ -39,7 +39,7 @@ from ingestd.lake.delta.commit import (
     commit_path,
     commit_text,
 )
-from ingestd.lake.delta.log import RESUMES, GiveUp, TableLog, arrow_schema
+from ingestd.lake.delta.log import RESUMES, AcceptTorn, TableLog, arrow_schema
 from ingestd.lake.delta.log_files import ensure_readable_log
 from ingestd.lake.fencing import WriterIdentity
 from ingestd.lake.store.errors import storage_fault, storage_faults
@@ -120,10 +120,10 @@ class AppendLog(TableLog):
         self._last_put = (-1, "")
         """The newest version that this object put, and its token."""
 
-    def load(self, give_up: GiveUp | None = None) -> None:
+    def load(self, accept_torn: AcceptTorn | None = None) -> None:
         """Read the newest version, by any writer; see `TableLog.load`."""
         self._last_put = (-1, "")
-        super().load(give_up)
+        super().load(accept_torn)
 
     def ensure_unreplaced(self) -> None:
         """Raise ReplacedError if the commit that the next one would follow is missing.

@@ -22,7 +22,7 @@ from ingestd.lake.delta.log_files import (
     MOST_POINTER_VALUES,
     POINTER,
 )
-from ingestd.lake.store.errors import cut_short, storage_faults
+from ingestd.lake.store.errors import storage_faults, truncated_log_error
 from ingestd.lake.store.store import Store
 from ingestd.model.errors import TransientError
 from ingestd.model.recorded import RecordError, TruncatedRecordError, read_json
@@ -45,11 +45,11 @@ class Log(Protocol):
 
 
 def set_aside_torn(
-    log: Log, give_up: Callable[[int], None], *, newest: int | None = None
+    log: Log, accept_torn: Callable[[int], None], *, newest: int | None = None
 ) -> list[str]:
     """Set aside incomplete files; return their names.
 
-    `give_up`: called with the version before a commit is set aside; may refuse by raising.
+    `accept_torn`: called with the version before a commit is set aside; may refuse by raising.
     `newest`: the newest version of a table that can be opened; without it, the newest commit is
     searched for and checkpoints are examined too. Raise FolderError if an older commit is empty,
     and whatever `storage_fault` makes of an error.
@@ -62,7 +62,7 @@ def set_aside_torn(
         if commits and log.store.size(f"{path}/{commits[-1]}") is not None:
             content, version = _content(log.store, f"{path}/{commits[-1]}"), _version(commits[-1])
             if not is_complete_commit(content, log.uri, makes_table=version == 0):
-                give_up(version)
+                accept_torn(version)
                 if _content(log.store, f"{path}/{commits[-1]}") != content:
                     what = f"lake table {log.uri}: commit {version} changed while it was checked"
                     raise TransientError(what, reason="claimed")
@@ -84,7 +84,7 @@ def _refuse_empty(log: Log, path: str, newest: int) -> None:
     for version in range(newest - 1, -1, -1):
         size = log.store.size(f"{path}/{version:020}.json")
         if size == 0:
-            raise cut_short(log.uri, f"commit {version} is empty")
+            raise truncated_log_error(log.uri, f"commit {version} is empty")
         if not size or log.store.size(f"{path}/{version:020}.checkpoint.parquet") is not None:
             return
 

@@ -24,7 +24,7 @@ from ingestd.lake.delta.crash_recovery import set_aside_torn
 from ingestd.lake.delta.log_files import MOST_COMMIT_BYTES, open_table
 from ingestd.lake.delta.table_features import NotWritableError, Obstacle, TableTraits, find_obstacle
 from ingestd.lake.schema_evolution import lost_fields
-from ingestd.lake.store.errors import cut_short, storage_fault, storage_faults, unreadable
+from ingestd.lake.store.errors import storage_fault, storage_faults, truncated_log_error, unreadable
 from ingestd.lake.store.store import Store
 from ingestd.model.errors import FolderError, OperatorError
 
@@ -41,7 +41,7 @@ class _TableState:
     obstacle: Obstacle | None
 
 
-GiveUp = Callable[[int], None]
+AcceptTorn = Callable[[int], None]
 """Called with the version of an incomplete commit; raises if that commit is indispensable."""
 
 
@@ -93,30 +93,30 @@ class TableLog:
             self._table = self._present(self._version)
         return self._table
 
-    def load(self, give_up: GiveUp | None = None) -> None:
-        """Read the newest version; pass `give_up` at a start, to recover from a crash.
+    def load(self, accept_torn: AcceptTorn | None = None) -> None:
+        """Read the newest version; pass `accept_torn` at a start, to recover from a crash.
 
         Then an incomplete newest commit or checkpoint is set aside (see `crash_recovery`), after
-        `give_up` was called with the commit's version. If it raises, nothing is changed.
+        `accept_torn` was called with the commit's version. If it raises, nothing is changed.
         """
-        self._table = self._open() if give_up is None else self._open_repaired(give_up)
+        self._table = self._open() if accept_torn is None else self._open_repaired(accept_torn)
         self._version = -1 if self._table is None else self._table.version()
         self._read_state()
 
-    def _open_repaired(self, give_up: GiveUp) -> DeltaTable | None:
+    def _open_repaired(self, accept_torn: AcceptTorn) -> DeltaTable | None:
         if not self.store.syncs:
             return self._open()
         while True:  # a commit and a checkpoint at most
             try:
                 table = self._open()
             except OperatorError:
-                found = set_aside_torn(self, give_up)
+                found = set_aside_torn(self, accept_torn)
                 if not found:
                     raise
             else:
                 if table is None:
                     return None
-                found = set_aside_torn(self, give_up, newest=table.version())
+                found = set_aside_torn(self, accept_torn, newest=table.version())
                 if not found:
                     return table
             self.set_aside += found
@@ -132,7 +132,7 @@ class TableLog:
         with storage_faults(self.uri):
             content = self.store.read(path, MOST_COMMIT_BYTES)
             if not is_complete_commit(content, self.store.uri(path)):
-                raise cut_short(self.uri)
+                raise truncated_log_error(self.uri)
             return parse_commit(content, self.store.uri(path))
 
     def foreign_version(self) -> int | None:

@@ -120,7 +120,7 @@ class TableMaintenance:
         Raise whatever `storage_fault` makes of an error.
         """
         self._log.load()
-        if not self._log.is_writable or self._is_anothers():
+        if not self._log.is_writable or self._has_foreign_folders():
             return MaintenanceResult()
         target = self._policy.target_bytes
         done = MaintenanceResult()
@@ -141,7 +141,7 @@ class TableMaintenance:
             done = _with(done, cleaner.clean(live))
         return done
 
-    def _is_anothers(self) -> bool:
+    def _has_foreign_folders(self) -> bool:
         with storage_faults(self._log.uri):
             own = {name for name in self._store.folders(self._folder) if name.startswith("_")}
         return bool(own - {"_delta_log", "_symlink_format_manifest", "_change_data"})

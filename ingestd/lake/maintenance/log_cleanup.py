@@ -81,24 +81,24 @@ class LogCleaner:
         with storage_faults(self._store.uri(self._folder)):
             found = self._store.written(self._log_folder)
             log = log_files(found)
-            cut = cut_of(log, self._before_s, self._newest_looked_for(log))
+            cut = cut_of(log, self._before_s, self._newest_with_data(log))
             if cut is not None and not self._is_checkpoint_sound(cut):
                 cut = None
             commits = [n for n in sorted(log.commits) if cut is not None and n < cut]
             data = 0
             for number in commits:  # one after another: a kill loses no progress
-                data += self._take_files_of(number, live)
+                data += self._remove_files_of(number, live)
                 self._store.remove(f"{self._log_folder}/{number:020}.json")
             checkpoints = needless_checkpoints(log, cut, self._before_s)
             for number in checkpoints:
                 self._store.remove(f"{self._log_folder}/{number:020}.checkpoint.parquet")
-            left = self._remove_left_overs(found)
+            left = self._remove_unfinished(found)
             if cut is not None:
                 left += self._remove_of_others(found, cut)
             data += self._remove_orphans(live)
             return CleanupResult(len(commits) + len(checkpoints) + left, data)
 
-    def _newest_looked_for(self, log: LogFiles) -> int:
+    def _newest_with_data(self, log: LogFiles) -> int:
         for number in range(log.newest, -1, -1):
             if number not in log.commits:
                 break
@@ -117,15 +117,15 @@ class LogCleaner:
         self._store.sync(self._log_folder, [name])
         return rows > 0
 
-    def _take_files_of(self, number: int, live: frozenset[str]) -> int:
+    def _remove_files_of(self, number: int, live: frozenset[str]) -> int:
         """Delete the files that a commit removed from the table and whose names are like ours."""
         paths = [self._file_of(file.path) for file in self._commit(number).removed()]
-        gone = [path for path in paths if OWN_FILE.match(path) and path not in live]
-        for path in gone:
+        removable = [path for path in paths if OWN_FILE.match(path) and path not in live]
+        for path in removable:
             self._store.remove(f"{self._folder}/{path}")
-        return len(gone)
+        return len(removable)
 
-    def _remove_left_overs(self, found: Mapping[str, float]) -> int:
+    def _remove_unfinished(self, found: Mapping[str, float]) -> int:
         """Remove unfinished commits of earlier runs; keep files that were set aside."""
         hidden = [n for n in found if n.startswith(".") and not n.endswith(SET_ASIDE)]
         old = [name for name in hidden if found[name] < self._orphaned_s]

@@ -55,10 +55,10 @@ def pieces(files: Iterable[DataFile], target_bytes: int) -> list[list[DataFile]]
             nbytes = 0
         runs[-1].append(file)
         nbytes += file.size_bytes
-    return [piece for run in runs if len(piece := _without_giants(run)) >= LEAST_FILES]
+    return [piece for run in runs if len(piece := _without_large(run)) >= LEAST_FILES]
 
 
-def _without_giants(run: Sequence[DataFile]) -> list[DataFile]:
+def _without_large(run: Sequence[DataFile]) -> list[DataFile]:
     left, nbytes = list(run), sum(f.size_bytes for f in run)
     while left:
         largest = max(left, key=lambda f: f.size_bytes)

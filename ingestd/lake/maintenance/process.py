@@ -155,7 +155,7 @@ def main() -> None:
     failpoints.arm(os.environ.get(failpoints.VARIABLE, ""), _send_failpoint, only="maintenance.")
     order = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _step_back()
+    _lower_priority()
     code = 0
     try:
         for line in maintain(order):
@@ -178,7 +178,7 @@ def _end_with_parent() -> None:
     os._exit(0)
 
 
-def _step_back() -> None:
+def _lower_priority() -> None:
     """Lower the priority of this process below all others."""
     import pyarrow as pa  # noqa: PLC0415 - after the order was read: imports take time
 

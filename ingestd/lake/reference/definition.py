@@ -68,7 +68,7 @@ class ReferenceDefinition:
     def refusal(self, raw_name: str) -> TableError:
         """Return the error for a column that can't hold a value."""
         source = next((c.source_name for c in self.columns if c.raw == raw_name), raw_name)
-        return unheld(self.table, source)
+        return unrepresentable_error(self.table, source)
 
     def with_missing(self, rows: pa.Table) -> pa.Table:
         """Fill in columns that were added after the rows were written, as the source has them."""
@@ -95,7 +95,7 @@ class ReferenceDefinition:
         return array
 
 
-def unheld(table: TableId, column: str) -> TableError:
+def unrepresentable_error(table: TableId, column: str) -> TableError:
     """Return the error for a column of a reference table that can't hold a value of the source."""
     return TableError(
         table,

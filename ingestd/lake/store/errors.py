@@ -136,9 +136,9 @@ _ANSWER = re.compile(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", re.D
 def table_fault(fault: FolderError, source: str, table: TableId, uri: str) -> TableError:
     """Return the fault of a raw table's folder as that table's own (I8)."""
     again = resnapshot_command(source, table)
-    moved = _moved_away(fault, uri, depth=3)
+    moved = _removal_remedy(fault, uri, depth=3)
     then = f" && {again}" if ": " in moved else f"; then: {again}"
-    right = _put_right(fault, uri)
+    right = _repair_remedy(fault, uri)
     return TableError(table, fault.what, remedy=f"{right}, or {moved}{then}")
 
 
@@ -147,19 +147,19 @@ def reference_fault(fault: FolderError, table: TableId, uri: str) -> TableError:
     return TableError(
         table,
         fault.what,
-        remedy=f"{_put_right(fault, uri)}, or {_moved_away(fault, uri, depth=4)};"
+        remedy=f"{_repair_remedy(fault, uri)}, or {_removal_remedy(fault, uri, depth=4)};"
         " ingestd re-creates the table from the source's rows within a minute",
     )
 
 
-def _put_right(fault: FolderError, uri: str) -> str:
+def _repair_remedy(fault: FolderError, uri: str) -> str:
     if isinstance(fault, LinkError):
         return fault.allowed()
     undo = fault.undo if isinstance(fault, FeatureError) else ""
     return f"repair {uri}" + (f" (in Spark: {undo})" if undo else "")
 
 
-def _moved_away(fault: FolderError, uri: str, *, depth: int) -> str:
+def _removal_remedy(fault: FolderError, uri: str, *, depth: int) -> str:
     """Return how to move a folder, or the link that leads to it, away, with the command.
 
     The target is outside the lake, which is `depth` folders above: inside, the folder would be
@@ -248,7 +248,7 @@ def _by_cause(error: Exception, uri: str) -> IngestdError:
             remedy=_PUT_BACK,
         )
     if _CUT_SHORT.search(full):
-        return cut_short(uri, said)
+        return truncated_log_error(uri, said)
     return FolderError(f"lake {uri}: {said}", remedy=_CHECK)
 
 
@@ -280,7 +280,7 @@ def _without_values(text: str) -> str:
     return text[: found.end("kind")] + (place[0] if place else "")
 
 
-def cut_short(uri: str, said: str = "its newest commit") -> FolderError:
+def truncated_log_error(uri: str, said: str = "its newest commit") -> FolderError:
     """Return the error for a truncated log file."""
     return FolderError(
         f"lake {uri}: a file of the table's log is truncated: {said}",

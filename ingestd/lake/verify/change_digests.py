@@ -189,10 +189,10 @@ def _of_keyed(changes: ChangeBatch, digested: Digested) -> Matrix:
         is_moved &= ~lacks
     if not is_moved.any():
         return found
-    return np.concatenate([found, _gone(found[is_moved], old[is_moved], digested)])
+    return np.concatenate([found, _removals(found[is_moved], old[is_moved], digested)])
 
 
-def _gone(moved: Matrix, old: Hashes, digested: Digested) -> Matrix:
+def _removals(moved: Matrix, old: Hashes, digested: Digested) -> Matrix:
     """Return the changes that remove rows from their old keys."""
     removed = np.zeros_like(moved)
     removed[:, KEY] = old

@@ -185,12 +185,12 @@ class TableVerification:
                 async with contextlib.aclosing(self._source.batches(split)) as batches:
                     async for batch in batches:
                         await asyncio.to_thread(self._add_batch, batch, number, digested)
-                self._has_read(split.estimated_bytes)
+                self._report_progress(split.estimated_bytes)
 
         await gather_fail_fast(*(work() for _ in range(self._settings.workers)))
         self._progress.table(str(self._table.id), 1.0)
 
-    def _has_read(self, nbytes: int) -> None:
+    def _report_progress(self, nbytes: int) -> None:
         self._read_bytes += nbytes
         ratio = self._read_bytes / self._total_bytes if self._total_bytes else 1.0
         self._progress.table(str(self._table.id), ratio)
