@@ -137,7 +137,7 @@ def count_before(xids: Xids, subxid: int) -> int:
     return int(earlier[-1]) + 1 if len(earlier) else 0
 
 
-Told = dict[int, tuple[int, bytes]]
+LastRelations = dict[int, tuple[int, bytes]]
 """By the relation's OID: the number of its last RELATION message, and the message."""
 
 
@@ -145,13 +145,13 @@ class NewestRelations:
     """The definitions that hold after the commit of a streamed transaction."""
 
     def __init__(self) -> None:
-        self._newest: Told = {}
+        self._newest: LastRelations = {}
 
     def record(self, oid: int, number: int, message: bytes) -> None:
         """Record a RELATION message sent outside of segments while a transaction is open."""
         self._newest[oid] = (number, message)
 
-    def committed(self, relations: Told) -> list[bytes]:
+    def committed(self, relations: LastRelations) -> list[bytes]:
         """Return the newer messages to repeat at the end of a transaction that sent these."""
         newer = []
         for oid, last in relations.items():
@@ -303,9 +303,9 @@ class StreamedTransactions:
             raise ProtocolError(msg)
         origin = self._origins.get(commit.xid)
         yield commit.begin_messages(*([] if origin is None else [origin]))
-        relations: Told = {}
+        relations: LastRelations = {}
         for messages in self._spool.pop_transaction(commit.xid):
-            relations |= {oid: (number, told_by) for oid, number, told_by in messages.relations()}
+            relations |= {oid: (number, message) for oid, number, message in messages.relations()}
             yield messages.buffer, messages.starts, messages.ends
         newer = self._newest.committed(relations)
         self._close(commit.xid)

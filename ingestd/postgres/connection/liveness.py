@@ -125,7 +125,7 @@ class LivenessCheckedConnection(LimitedConnection):
     _elsewhere: Mapping[str, Any] | None = None
     _pid = 0
     _server: ServerInstance | None = None
-    _is_told = False
+    _is_warned = False
     why_lost = ""
 
     def watch(self, parameters: Mapping[str, Any]) -> None:
@@ -273,7 +273,7 @@ class LivenessCheckedConnection(LimitedConnection):
         except psycopg.OperationalError:
             return _Doing.WORKING
         except psycopg.Error as error:
-            self._tell_blindness(error)
+            self._warn_blind(error)
             return _Doing.WORKING
         finally:
             await other.close()  # first: psycopg waits for the end of a query that it cancels
@@ -291,12 +291,12 @@ class LivenessCheckedConnection(LimitedConnection):
             return False
         return waits is None or bool(waits)
 
-    def _tell_blindness(self, error: psycopg.Error) -> None:
+    def _warn_blind(self, error: psycopg.Error) -> None:
         """Log, once, that only a completely unreachable server will be detected."""
-        if not self._is_told:
+        if not self._is_warned:
             structlog.get_logger("ingestd").warning(
                 "watch.refused",
                 reason=loggable_message(error),
                 remedy="GRANT SELECT ON pg_catalog.pg_stat_activity TO this role (the default)",
             )
-        self._is_told = True
+        self._is_warned = True

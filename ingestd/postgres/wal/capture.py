@@ -155,13 +155,13 @@ class WalCapture:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.discover_interval):
                     await self._relations.noticed.wait()
-            was_told = self._relations.noticed.is_set()
+            was_noticed = self._relations.noticed.is_set()
             self._relations.noticed.clear()
             try:
                 if await self._have_changed():
                     return
             except asyncio.CancelledError:
-                if was_told:
+                if was_noticed:
                     self._relations.noticed.set()
                 raise
 

@@ -412,8 +412,8 @@ class ChangeStream:
         hold_bytes = min(8 << 20, bytes_of(DECODED, self._memory_bytes))
         self._decoder = PgoutputDecoder(
             self._relations.resolve,
-            tell_partition=self._relations.tell_partition,
-            tell_message=self._relations.tell_ddl,
+            report_partition=self._relations.report_partition,
+            report_message=self._relations.report_ddl,
             hold_bytes=hold_bytes,
             row_limit_bytes=self._row_limit_bytes,
             encoding=self._encoding,

@@ -128,9 +128,9 @@ class SourceTables:
         self._accepted: frozenset[TableId] = frozenset()
         self._replaced: set[int] = set()
         self._rewritten: set[int] = set()
-        self._mended = ""
+        self._publication_as_altered = ""
         self._ddl_fault: DdlLogFault | None = None
-        self._is_told = True
+        self._is_reported = True
         self._enums: dict[int, EnumColumns] = {}
         self._awaited: dict[int, _Awaited] = {}
         self._reached = ZERO
@@ -188,7 +188,7 @@ class SourceTables:
         )
         self._catalog, self.departed = catalog, departed
         self._accepted = frozenset(t.id for t in accepted)
-        self._is_told = True
+        self._is_reported = True
         return Discovery(
             tuple(accepted),
             tuple(found.refused),
@@ -207,7 +207,7 @@ class SourceTables:
 
         Also true if it lacks something that the stream reported.
         """
-        if not self._is_told or any(a.lsn <= self._reached for a in self._awaited.values()):
+        if not self._is_reported or any(a.lsn <= self._reached for a in self._awaited.values()):
             return True
         if self._kept_out and time.monotonic() - self._tried_at_s >= TRY_AGAIN_S:
             return True
@@ -271,20 +271,20 @@ class SourceTables:
             then, now = ours.get(table), catalog.published[table]
             if then is None:
                 ours[table] = now
-                self._is_told = False
+                self._is_reported = False
                 storages |= self._published(rows.get(table), catalog)
             elif then.membership and now.membership not in {None, then.membership}:
                 ours[table] = now
-                self._is_told = False
+                self._is_reported = False
                 if now.columns != then.columns:
                     self._replaced.add(now.membership)
         before, publication = self._catalog.publication, catalog.publication
         if before is not None and publication is not None and not before.is_complete:
-            self._is_told &= publication == before
-            self._mended = publication.altered
+            self._is_reported &= publication == before
+            self._publication_as_altered = publication.altered
         self._catalog = replace(self._catalog, published=ours)
         self._definitions.take_publication(catalog)
-        return not self._is_told, storages
+        return not self._is_reported, storages
 
     def _published(self, row: TableRow | None, catalog: Catalog) -> dict[TableId, str]:
         """Return the storage of a table that is now published; nothing if it was replaced."""
@@ -497,7 +497,7 @@ class SourceTables:
         if is_another or (was_sent is not None and was_sent.entry != sent.entry):
             return "the publication lacked it for a time"
         is_altered = then is not None and _was_altered(then.publication, now.publication)
-        if is_altered and now.publication != self._mended:
+        if is_altered and now.publication != self._publication_as_altered:
             return "the publication or its owner was changed"
         if sent.columns is not None and not sent.columns.issuperset(c.name for c in table.columns):
             return "the publication lacked columns of it"

@@ -97,7 +97,7 @@ class Reading:
     def __init__(self, *, limit_bytes: int | None = None, most_open: int = MOST_OPEN) -> None:
         self.chunks: list[Chunk] = []
         self.decoder = PgoutputDecoder(
-            resolve, tell_message=lambda *_: True, row_limit_bytes=limit_bytes or 1 << 31
+            resolve, report_message=lambda *_: True, row_limit_bytes=limit_bytes or 1 << 31
         )
         self.order = StreamedTransactions(MemorySpool(), most_open=most_open)
         self.cutter = Cutter()

@@ -71,48 +71,48 @@ THEN = stored("id", "n")
 def test_i6_a_column_that_no_look_saw(
     told: list[str], now: TableFingerprint, reason: str | None
 ) -> None:
-    tellings = StreamEvidence()
+    evidence = StreamEvidence()
     for names in told:
-        tellings.columns(relation(*names.split()), THEN)
-    assert tellings.by(SEEN).difference(TABLE, now.after(THEN)) == reason
+        evidence.columns(relation(*names.split()), THEN)
+    assert evidence.by(SEEN).difference(TABLE, now.after(THEN)) == reason
 
 
 def test_i6_unpublished_columns_are_in_no_list() -> None:
-    tellings = StreamEvidence()
-    tellings.columns(relation("id", "x"), THEN)
+    evidence = StreamEvidence()
+    evidence.columns(relation("id", "x"), THEN)
     now = stored("id", "n", "x")
-    assert tellings.by(SEEN).difference(TABLE, now.after(THEN)) == RENAMED
-    assert tellings.by(SEEN).difference(TABLE, replace(now, unlisted=frozenset({2}))) is None
+    assert evidence.by(SEEN).difference(TABLE, now.after(THEN)) == RENAMED
+    assert evidence.by(SEEN).difference(TABLE, replace(now, unlisted=frozenset({2}))) is None
 
 
 def test_i6_a_type_that_only_the_stream_knows() -> None:
-    tellings = StreamEvidence()
-    tellings.columns(relation("id", "n", type_oid=INT), stored("id", "n", types=(INT, TEXT)))
+    evidence = StreamEvidence()
+    evidence.columns(relation("id", "n", type_oid=INT), stored("id", "n", types=(INT, TEXT)))
     now = stored("id", "n", types=(INT, TEXT))
-    assert tellings.by(SEEN).difference(TABLE, now) == RETYPED
+    assert evidence.by(SEEN).difference(TABLE, now) == RETYPED
 
 
 def test_i6_a_column_that_came_and_went_is_a_former_one() -> None:
-    tellings = StreamEvidence()
-    tellings.columns(relation("id", "n", "x"), THEN)
-    unseen = tellings.by(SEEN)
+    evidence = StreamEvidence()
+    evidence.columns(relation("id", "n", "x"), THEN)
+    unseen = evidence.by(SEEN)
     assert unseen.has_news(TABLE, THEN)
     now = unseen.taken(TABLE, THEN)
     assert now.former == {digest("x")}
-    tellings.clear(unseen, SEEN, {TABLE: now}, [])
-    tellings.columns(relation("id", "n", "x"), now)  # when the stream is read again
-    assert not tellings.by(SEEN).has_news(TABLE, now)
+    evidence.clear(unseen, SEEN, {TABLE: now}, [])
+    evidence.columns(relation("id", "n", "x"), now)  # when the stream is read again
+    assert not evidence.by(SEEN).has_news(TABLE, now)
 
 
 def test_i7_what_a_look_can_not_see_yet_is_judged_later() -> None:
-    tellings = StreamEvidence()
-    tellings.columns(relation("id", "n", "x"), THEN)
-    tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
-    early = tellings.by(BEFORE)
+    evidence = StreamEvidence()
+    evidence.columns(relation("id", "n", "x"), THEN)
+    evidence.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
+    early = evidence.by(BEFORE)
     assert not early.has_news(TABLE, THEN)
     assert early.taken(TABLE, THEN) == THEN
-    tellings.clear(early, BEFORE, {TABLE: THEN}, [])
-    late = tellings.by(SEEN)
+    evidence.clear(early, BEFORE, {TABLE: THEN}, [])
+    late = evidence.by(SEEN)
     now = stored("id", "n", "x", leaves=(LEAF,)).after(THEN)
     assert late.difference(TABLE, now) is None
     assert late.difference(TABLE, stored("id", "n", "y").after(THEN)) == RENAMED
@@ -120,91 +120,91 @@ def test_i7_what_a_look_can_not_see_yet_is_judged_later() -> None:
 
 
 def test_i6_evidence_during_a_catalog_poll_counts_for_the_next() -> None:
-    tellings = StreamEvidence()
-    tellings.columns(relation("id", "n", "x"), THEN)
-    unseen = tellings.by(SEEN)
-    tellings.columns(relation("id", "n", "z"), THEN)
-    tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
+    evidence = StreamEvidence()
+    evidence.columns(relation("id", "n", "x"), THEN)
+    unseen = evidence.by(SEEN)
+    evidence.columns(relation("id", "n", "z"), THEN)
+    evidence.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
     now = unseen.taken(TABLE, stored("id", "n", "x").after(THEN))
-    tellings.clear(unseen, SEEN, {TABLE: now}, [])
-    assert tellings.by(SEEN).difference(TABLE, stored("id", "n", "y").after(now)) == RENAMED
-    assert tellings.by(SEEN).difference(TABLE, stored("id", "n")) == WENT
+    evidence.clear(unseen, SEEN, {TABLE: now}, [])
+    assert evidence.by(SEEN).difference(TABLE, stored("id", "n", "y").after(now)) == RENAMED
+    assert evidence.by(SEEN).difference(TABLE, stored("id", "n")) == WENT
 
 
 def test_i6_evidence_recorded_by_earlier_runs_counts() -> None:
-    tellings = StreamEvidence()
-    tellings.recorded(TABLE, ["id", "n", "x"], stored("id", "n", "y"))
-    unseen = tellings.by(SEEN)
+    evidence = StreamEvidence()
+    evidence.recorded(TABLE, ["id", "n", "x"], stored("id", "n", "y"))
+    unseen = evidence.by(SEEN)
     assert unseen.difference(TABLE, stored("id", "n", "x")) is None
     assert unseen.difference(TABLE, stored("id", "n", "y")) == RENAMED
 
 
 def test_i7_what_is_void_is_not_judged() -> None:
-    tellings = StreamEvidence()
-    tellings.clear(tellings.by(SEEN), SEEN, {TABLE: THEN}, [TABLE])
-    tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
-    tellings.columns(relation("id", "n", "x"), THEN)
+    evidence = StreamEvidence()
+    evidence.clear(evidence.by(SEEN), SEEN, {TABLE: THEN}, [TABLE])
+    evidence.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
+    evidence.columns(relation("id", "n", "x"), THEN)
     now = stored("id", "n", "y").after(THEN)
-    assert tellings.by(SEEN).difference(TABLE, now) is None
-    assert tellings.by(SEEN).taken(TABLE, now).former == {digest("x")}
-    assert tellings.partition(leaf(LEAF, LSN, 820), TABLE, THEN)  # after that poll
+    assert evidence.by(SEEN).difference(TABLE, now) is None
+    assert evidence.by(SEEN).taken(TABLE, now).former == {digest("x")}
+    assert evidence.partition(leaf(LEAF, LSN, 820), TABLE, THEN)  # after that poll
 
 
 def test_i7_evidence_below_the_snapshot_point_is_not_judged() -> None:
-    tellings = StreamEvidence()
-    tellings.read({TABLE: Lsn(LSN + 1)})
-    assert not tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
-    assert tellings.partition(leaf(LEAF, Lsn(LSN + 1), XID), TABLE, THEN)
+    evidence = StreamEvidence()
+    evidence.read({TABLE: Lsn(LSN + 1)})
+    assert not evidence.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
+    assert evidence.partition(leaf(LEAF, Lsn(LSN + 1), XID), TABLE, THEN)
 
 
 def test_i6_a_partition_that_no_look_saw() -> None:
-    tellings = StreamEvidence()
-    tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
-    tellings.partition(leaf(LEAF, LSN, XID), TABLE + 1, THEN)  # where it went then
-    now, unseen = stored("id", "n", leaves=(LEAF + 1,)), tellings.by(SEEN)
+    evidence = StreamEvidence()
+    evidence.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
+    evidence.partition(leaf(LEAF, LSN, XID), TABLE + 1, THEN)  # where it went then
+    now, unseen = stored("id", "n", leaves=(LEAF + 1,)), evidence.by(SEEN)
     assert unseen.difference(TABLE, now) == WENT
     assert unseen.difference(TABLE + 1, stored("id", leaves=(LEAF,))) is None
-    tellings.clear(unseen, SEEN, {TABLE: now}, [TABLE])
-    tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)  # when the stream is replayed
-    assert not tellings.by(SEEN).has_news(TABLE, now)
-    tellings.partition(leaf(LEAF, LSN, 820), TABLE, THEN)  # it came and went once more
-    assert tellings.by(PgSnapshot(830, 830)).has_news(TABLE, now)
+    evidence.clear(unseen, SEEN, {TABLE: now}, [TABLE])
+    evidence.partition(leaf(LEAF, LSN, XID), TABLE, THEN)  # when the stream is replayed
+    assert not evidence.by(SEEN).has_news(TABLE, now)
+    evidence.partition(leaf(LEAF, LSN, 820), TABLE, THEN)  # it came and went once more
+    assert evidence.by(PgSnapshot(830, 830)).has_news(TABLE, now)
 
 
 def test_i7_a_partition_that_a_look_saw_is_for_the_looks() -> None:
-    tellings, then = StreamEvidence(), stored("id", "n", leaves=(LEAF,))
-    tellings.clear(tellings.by(SEEN), SEEN, {TABLE: then}, [])
-    assert not tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
+    evidence, then = StreamEvidence(), stored("id", "n", leaves=(LEAF,))
+    evidence.clear(evidence.by(SEEN), SEEN, {TABLE: then}, [])
+    assert not evidence.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
     gone = replace(then, files={}, places={})
-    assert tellings.by(SEEN).difference(TABLE, gone) is None
-    assert not tellings.partition(leaf(LEAF, LSN, 820), TABLE, THEN)  # no reason to poll at once
-    assert tellings.by(PgSnapshot(830, 830)).difference(TABLE, gone) == WENT
+    assert evidence.by(SEEN).difference(TABLE, gone) is None
+    assert not evidence.partition(leaf(LEAF, LSN, 820), TABLE, THEN)  # no reason to poll at once
+    assert evidence.by(PgSnapshot(830, 830)).difference(TABLE, gone) == WENT
 
 
 def test_i6_a_partition_loaded_when_made_counts_until_a_reread() -> None:
-    tellings, now = StreamEvidence(), stored("id", "n", leaves=(LEAF,))
-    tellings.expect_made(TABLE, {LEAF: XID})
-    tellings.clear(tellings.by(SEEN), SEEN, {TABLE: now}, [])
-    assert tellings.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
-    tellings.clear(tellings.by(SEEN), SEEN, {TABLE: now}, [])  # it came during that poll
-    assert tellings.loaded_when_made(TABLE) is not None
-    tellings.clear(tellings.by(SEEN), SEEN, {TABLE: now}, [TABLE])
-    assert tellings.loaded_when_made(TABLE) is None
+    evidence, now = StreamEvidence(), stored("id", "n", leaves=(LEAF,))
+    evidence.expect_made(TABLE, {LEAF: XID})
+    evidence.clear(evidence.by(SEEN), SEEN, {TABLE: now}, [])
+    assert evidence.partition(leaf(LEAF, LSN, XID), TABLE, THEN)
+    evidence.clear(evidence.by(SEEN), SEEN, {TABLE: now}, [])  # it came during that poll
+    assert evidence.loaded_when_made(TABLE) is not None
+    evidence.clear(evidence.by(SEEN), SEEN, {TABLE: now}, [TABLE])
+    assert evidence.loaded_when_made(TABLE) is None
 
 
 def test_i6_what_is_settled_of_new_partitions_is_not_kept() -> None:
-    tellings, now = StreamEvidence(), stored("id", "n", leaves=(LEAF,))
-    tellings.expect_made(TABLE, {LEAF: XID})
-    tellings.clear(tellings.by(SEEN), SEEN, {TABLE: now}, [])
-    tellings.partition(leaf(LEAF, LSN, XID + 1), TABLE, THEN)  # another transaction was the first
-    tellings.partition(leaf(LEAF + 1, LSN, XID), TABLE + 1, THEN)  # of a table that is not captured
-    tellings.clear(tellings.by(SEEN), SEEN, {TABLE: now}, [])
-    assert not tellings.makers
-    assert not tellings.first
-    tellings.expect_made(TABLE, {LEAF: XID + 2})
-    tellings.partition(leaf(LEAF, LSN, XID + 2), TABLE, THEN)
-    tellings.clear(tellings.by(SEEN), SEEN, {}, [])  # it can't be captured any more
-    assert tellings.loaded_when_made(TABLE) is None
+    evidence, now = StreamEvidence(), stored("id", "n", leaves=(LEAF,))
+    evidence.expect_made(TABLE, {LEAF: XID})
+    evidence.clear(evidence.by(SEEN), SEEN, {TABLE: now}, [])
+    evidence.partition(leaf(LEAF, LSN, XID + 1), TABLE, THEN)  # another transaction was the first
+    evidence.partition(leaf(LEAF + 1, LSN, XID), TABLE + 1, THEN)  # of a table that is not captured
+    evidence.clear(evidence.by(SEEN), SEEN, {TABLE: now}, [])
+    assert not evidence.makers
+    assert not evidence.first
+    evidence.expect_made(TABLE, {LEAF: XID + 2})
+    evidence.partition(leaf(LEAF, LSN, XID + 2), TABLE, THEN)
+    evidence.clear(evidence.by(SEEN), SEEN, {}, [])  # it can't be captured any more
+    assert evidence.loaded_when_made(TABLE) is None
 
 
 @pytest.mark.parametrize(
@@ -224,19 +224,19 @@ def test_i6_what_is_settled_of_new_partitions_is_not_kept() -> None:
     ],
 )
 def test_i6_another_replica_identity_of_a_partition(root: str, sent: str, *, is_told: bool) -> None:
-    tellings = StreamEvidence()
+    evidence = StreamEvidence()
     then = replace(THEN, key=KeyMark.parse(root), files={LEAF: LEAF}, places={LEAF: ".1"})
-    tellings.clear(tellings.by(SEEN), SEEN, {TABLE: then}, [])
-    assert tellings.partition(leaf(identity=sent), TABLE, then) is is_told
-    assert (tellings.by(SEEN).difference(TABLE, then) is not None) is is_told
-    assert (TABLE in tellings.unjudged()) is is_told
+    evidence.clear(evidence.by(SEEN), SEEN, {TABLE: then}, [])
+    assert evidence.partition(leaf(identity=sent), TABLE, then) is is_told
+    assert (evidence.by(SEEN).difference(TABLE, then) is not None) is is_told
+    assert (TABLE in evidence.unjudged()) is is_told
 
 
 def test_i6_a_change_while_its_partition_is_found_empty_counts() -> None:
-    tellings, then = StreamEvidence(), stored("id", "n", leaves=(LEAF,))
-    tellings.clear(tellings.by(SEEN), SEEN, {TABLE: then}, [])
-    told = tellings.by(SEEN)
-    tellings.partition(leaf(), TABLE, then)
-    tellings.expect_quiet(LEAF, TABLE, SEEN)
-    tellings.clear(told, SEEN, {TABLE: then}, [])
-    assert tellings.by(SEEN).difference(TABLE, then) == "a partition was truncated directly"
+    evidence, then = StreamEvidence(), stored("id", "n", leaves=(LEAF,))
+    evidence.clear(evidence.by(SEEN), SEEN, {TABLE: then}, [])
+    told = evidence.by(SEEN)
+    evidence.partition(leaf(), TABLE, then)
+    evidence.expect_quiet(LEAF, TABLE, SEEN)
+    evidence.clear(told, SEEN, {TABLE: then}, [])
+    assert evidence.by(SEEN).difference(TABLE, then) == "a partition was truncated directly"
