@@ -139,7 +139,7 @@ class EpochAppender:
         }
         progressed = [
             self._table_set.progressed(
-                split.table, snapshot_id, split.left(split.table, self._done[snapshot_id])
+                split.table, snapshot_id, split.remainder_of(split.table, self._done[snapshot_id])
             )
             for snapshot_id, split in last.items()
         ]

@@ -84,7 +84,7 @@ class BackfillReading:
         tables: Sequence[TableBackfill],
     ) -> None:
         """Take over plans that are still valid; remove what the others left."""
-        able = await capture.chunked([t.table for t in tables], initial=False)
+        able = await capture.choose_incremental([t.table for t in tables], initial=False)
         confirmed = (await capture.lag()).confirmed_lsn
         for table in tables:
             plan = await asyncio.to_thread(table.record.last_plan)

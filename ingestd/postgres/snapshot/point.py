@@ -33,7 +33,7 @@ class PointSnapshot:
     the exporting session keeps it open; `place`: the position and time of its rows.
     """
 
-    is_chunked = False
+    is_incremental = False
 
     def __init__(
         self,

@@ -39,9 +39,9 @@ from ingestd.postgres.connection.session import connect
 from ingestd.postgres.connection.wal_position import is_standby
 from ingestd.postgres.rewrites.stream_evidence import StreamEvidence
 from ingestd.postgres.settings import WalSettings
-from ingestd.postgres.snapshot.chunked import (
-    ChunkedSnapshot,
-    can_be_chunked,
+from ingestd.postgres.snapshot.incremental import (
+    IncrementalSnapshot,
+    can_be_incremental,
     next_xid,
     sizes,
 )
@@ -102,7 +102,7 @@ class WalCapture:
         self._monitor_lock = asyncio.Lock()
         self._exported: ExportedPoint | None = None
         self._memory_bytes = memory_bytes
-        self._snapshots: list[TableSnapshot | ChunkedSnapshot] = []
+        self._snapshots: list[TableSnapshot | IncrementalSnapshot] = []
         self._past = past or SlotDecodeGap()
         self._tables = SourceTables(settings, evidence, unsendable=self._past.unsendable)
         self._relations = Relations(
@@ -241,12 +241,14 @@ class WalCapture:
                     self._stream.confirmation.reset()
         return Prepared(busy, storages)
 
-    async def chunked(self, tables: Sequence[Table], *, initial: bool) -> frozenset[TableId]:
+    async def choose_incremental(
+        self, tables: Sequence[Table], *, initial: bool
+    ) -> frozenset[TableId]:
         """Return the tables to read in chunks: on the first load only the large ones.
 
         None on a standby, whose snapshots hide running transactions.
         """
-        able = [t for t in tables if can_be_chunked(t)]
+        able = [t for t in tables if can_be_incremental(t)]
         least = self._settings.snapshot_chunked_above if initial else 0
         with self._control.errors("sizes"):
             async with await connect(
@@ -261,23 +263,23 @@ class WalCapture:
         self,
         tables: Sequence[Table],
         *,
-        chunked: bool = False,
+        incremental: bool = False,
         newly_published: bool = False,
-        left: str = "",
+        remainder: str = "",
         where: str | None = None,
     ) -> Snapshot:
         """Return a snapshot in chunks, or at the point of the new or of a temporary slot."""
         self._snapshots = [s for s in self._snapshots if not s.is_closed]
-        snapshot: TableSnapshot | ChunkedSnapshot
-        if chunked:
+        snapshot: TableSnapshot | IncrementalSnapshot
+        if incremental:
             with self._control.errors("snapshot"):
-                snapshot = await ChunkedSnapshot.start(
+                snapshot = await IncrementalSnapshot.start(
                     self._settings,
                     tables,
                     began=self._began,
                     newly_published=newly_published
                     and any(t.oid not in self._sent_whole for t in tables),
-                    left=left,
+                    remainder=remainder,
                     where=where,
                     memory_bytes=self._memory_bytes,
                 )

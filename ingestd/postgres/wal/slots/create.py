@@ -29,8 +29,8 @@ from ingestd.postgres.connection.liveness import LivenessPolicy
 from ingestd.postgres.connection.session import connect, end_without_client
 from ingestd.postgres.connection.wal_position import flush_position, is_standby
 from ingestd.postgres.settings import WalSettings
-from ingestd.postgres.snapshot.chunked import advance_wal, can_be_chunked
 from ingestd.postgres.snapshot.ctid_splits import enter_snapshot
+from ingestd.postgres.snapshot.incremental import advance_wal, can_be_incremental
 from ingestd.postgres.snapshot.point import PointSnapshot
 from ingestd.postgres.snapshot.read_view import RowOrigin
 from ingestd.postgres.snapshot.resume import unread
@@ -449,7 +449,7 @@ class TableSnapshot(PointSnapshot):
     def remainder(self, table: TableId, done: Collection[str]) -> str:
         """See the port: the remainder is read in chunks, or the table is read again."""
         described = self._tables[table]
-        if not can_be_chunked(described):
+        if not can_be_incremental(described):
             return ""
         nbytes, splits = self._readers.nbytes(table), self._readers.splits(table)
         return unread(described, self.point, nbytes, splits, done)

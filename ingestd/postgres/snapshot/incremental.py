@@ -68,7 +68,7 @@ SELECT DISTINCT l.virtualtransaction, coalesce(l.pid, 0)::int8, x.transactionid:
 _IDLE = "SELECT pid::int8 FROM pg_catalog.pg_stat_activity WHERE state = 'idle in transaction'"
 
 
-def can_be_chunked(table: Table) -> bool:
+def can_be_incremental(table: Table) -> bool:
     """Return whether rows can be identified, and found by the keys that the stream sends."""
     key = [table.column(n) for n in table.identifying]
     return bool(key) and all(map(can_be_found, key))
@@ -170,17 +170,17 @@ class _Start:
     seen: PgSnapshot
 
 
-class ChunkedSnapshot:
+class IncrementalSnapshot:
     """See `ingestd.ports.Snapshot`. Created by `start`."""
 
-    is_chunked = True
+    is_incremental = True
 
     def __init__(
         self,
         connection: AsyncConnection[Any],
         tables: Sequence[Table],
         start: _Start,
-        left: SnapshotRemainder | None,
+        remainder: SnapshotRemainder | None,
         *,
         settings: WalSettings,
         memory_bytes: int,
@@ -191,7 +191,7 @@ class ChunkedSnapshot:
         self._chunk_bytes = settings.snapshot_chunk
         self._row_limit_bytes = row_limit_bytes(memory_bytes)
         self._start = start
-        self._left = left
+        self._remainder = remainder
         self._where = where
         self._is_partial = where is not None
         self._lock = asyncio.Lock()
@@ -217,15 +217,15 @@ class ChunkedSnapshot:
         *,
         began: int,
         newly_published: bool = False,
-        left: str = "",
+        remainder: str = "",
         where: str | None = None,
         memory_bytes: int,
-    ) -> ChunkedSnapshot:
+    ) -> IncrementalSnapshot:
         """Record where it begins; `began`: the `next_xid` at the start of `live`.
 
         Raises psycopg.Error, TableReplacedError; TableError for a `where` that is not a condition.
         """
-        unread_ = _parse(left, tables[0]) if left else None
+        rest = _parse(remainder, tables[0]) if remainder else None
         dsn = settings.dsn.get_secret_value()
         if where is not None:
             await check_condition(dsn, tables, where)
@@ -239,7 +239,7 @@ class ChunkedSnapshot:
             cursor = await connection.execute(_NOW)
             row = await cursor.fetchone()
             assert row is not None
-            point = await insert_position(connection) if unread_ is None else unread_.point
+            point = await insert_position(connection) if rest is None else rest.point
             await await_earlier_writers(connection, tables, began)
         except BaseException:
             await connection.close()
@@ -249,7 +249,7 @@ class ChunkedSnapshot:
             connection,
             tables,
             start,
-            unread_,
+            rest,
             settings=settings,
             memory_bytes=memory_bytes,
             where=where,
@@ -335,9 +335,9 @@ class ChunkedSnapshot:
             raise snapshot_error(error, table.id, self._dsn) from error
         if not all(leaf.is_cut and not leaf.is_whole for leaf in leaves):
             raise TableReplacedError(table.id, "can no longer be read by blocks")
-        if self._left is not None:
-            splits = self._left.splits(table, leaves, self._sized(self._left.nbytes))
-            return splits, max(0, self._left.nbytes - sum(s.estimated_bytes for s in splits))
+        if self._remainder is not None:
+            splits = self._remainder.splits(table, leaves, self._sized(self._remainder.nbytes))
+            return splits, max(0, self._remainder.nbytes - sum(s.estimated_bytes for s in splits))
         # Blocks added later are covered by the stream.
         size = self._sized(sum(leaf.nbytes for leaf in leaves))
         return [
@@ -364,12 +364,12 @@ async def _refuse_standby(connection: AsyncConnection[Any], table: Table) -> Non
         raise TableReplacedError(table.id, "can't be read in chunks from a standby")
 
 
-def _parse(left: str, table: Table) -> SnapshotRemainder:
+def _parse(text: str, table: Table) -> SnapshotRemainder:
     """Return the remainder of a table. Raises TableReplacedError if it can't be continued."""
     try:
-        found = SnapshotRemainder.parse(left)
+        found = SnapshotRemainder.parse(text)
     except RecordError as error:
         raise TableReplacedError(table.id, "has no readable record of its snapshot") from error
-    if found.key != table.identifying or not can_be_chunked(table):
+    if found.key != table.identifying or not can_be_incremental(table):
         raise TableReplacedError(table.id, "has another replica identity than before")
     return found
