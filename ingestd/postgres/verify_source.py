@@ -35,14 +35,15 @@ from ingestd.postgres.polling.polled_table import PolledTable
 from ingestd.postgres.polling.queries import is_deleted
 from ingestd.postgres.rewrites.fingerprint_queries import read_files
 from ingestd.postgres.settings import PollingSettings, PostgresSettings, WalSettings
-from ingestd.postgres.snapshot.ctid_splits import (
-    LOCK_TIMEOUT_S,
-    enter_snapshot,
-    read_error,
-    splits_seen,
-)
+from ingestd.postgres.snapshot.ctid_splits import splits_seen
+from ingestd.postgres.snapshot.errors import read_error
 from ingestd.postgres.snapshot.page_reader import TablePages
-from ingestd.postgres.snapshot.read_view import ExportedView, RowOrigin
+from ingestd.postgres.snapshot.read_view import (
+    LOCK_TIMEOUT_S,
+    ExportedView,
+    RowOrigin,
+    enter_snapshot,
+)
 from ingestd.postgres.wal.slots.create import ExportedPoint, temporary_point
 
 SLOT_LIMIT_S = 120.0

@@ -17,7 +17,8 @@ from ingestd.model.schema import Table
 from ingestd.ports import Split
 from ingestd.postgres.connection.errors import classify
 from ingestd.postgres.connection.session import connect
-from ingestd.postgres.snapshot.ctid_splits import read_error, splits_seen
+from ingestd.postgres.snapshot.ctid_splits import splits_seen
+from ingestd.postgres.snapshot.errors import read_error
 from spark_jobs.source.split_packing import Bins, packed
 from spark_jobs.source.table import SourceTable
 

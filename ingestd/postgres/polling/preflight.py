@@ -39,7 +39,7 @@ from ingestd.postgres.polling.server import (
 )
 from ingestd.postgres.server_capacity import demand_of, room_lines
 from ingestd.postgres.settings import PollingSettings
-from ingestd.postgres.snapshot.ctid_splits import read_error
+from ingestd.postgres.snapshot.errors import read_error
 
 CLOCK_S = 60.0
 """The difference of clocks above which to warn."""

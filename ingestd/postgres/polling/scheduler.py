@@ -37,7 +37,7 @@ from ingestd.postgres.polling.progress import PollProgress
 from ingestd.postgres.polling.rows import PollRowOrigin, vanished_rows
 from ingestd.postgres.polling.table_state import PolledState
 from ingestd.postgres.settings import PollingSettings
-from ingestd.postgres.snapshot.ctid_splits import read_error
+from ingestd.postgres.snapshot.errors import read_error
 
 FAILURES = 5
 """Consecutive polls that a lock or a statement timeout may fail before a table is stopped."""

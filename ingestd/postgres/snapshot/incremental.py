@@ -30,10 +30,11 @@ from ingestd.postgres.connection.errors import classify
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.connection.wal_position import insert_position, is_standby
 from ingestd.postgres.settings import WalSettings
-from ingestd.postgres.snapshot.ctid_splits import LOCK_TIMEOUT_S, cut, snapshot_error
+from ingestd.postgres.snapshot.ctid_splits import cut
+from ingestd.postgres.snapshot.errors import snapshot_error
 from ingestd.postgres.snapshot.key_lookup import KeyedRelation, can_be_found
 from ingestd.postgres.snapshot.page_reader import TablePages
-from ingestd.postgres.snapshot.read_view import OwnView, current_snapshot
+from ingestd.postgres.snapshot.read_view import LOCK_TIMEOUT_S, OwnView, current_snapshot
 from ingestd.postgres.snapshot.resume import SnapshotRemainder, unread
 from ingestd.postgres.snapshot.split_pool import SplitReaders
 from ingestd.postgres.snapshot.where import check_condition, joined

@@ -36,9 +36,10 @@ from ingestd.postgres.connection.session import (
     read_bytes_as_they_are,
     sent_encoding,
 )
-from ingestd.postgres.snapshot.ctid_splits import LOCK_TIMEOUT_S, enter_snapshot, snapshot_error
+from ingestd.postgres.snapshot.errors import snapshot_error
 from ingestd.postgres.snapshot.key_lookup import RUNS_CODE
 from ingestd.postgres.snapshot.key_range import KeyColumn, KeyRange
+from ingestd.postgres.snapshot.read_view import LOCK_TIMEOUT_S, enter_snapshot
 
 SAMPLED_BLOCKS_PER_SPLIT = 64
 """With more blocks splits are more even; this many vary by about a quarter if keys follow the

@@ -30,10 +30,10 @@ from ingestd.model.row_checks import refuse_too_large
 from ingestd.ports import SnapshotPage, Split
 from ingestd.postgres.catalog.block_range import BlockRange
 from ingestd.postgres.connection.session import connect
-from ingestd.postgres.snapshot.ctid_splits import LOCK_TIMEOUT_S, snapshot_error
+from ingestd.postgres.snapshot.errors import snapshot_error
 from ingestd.postgres.snapshot.key_lookup import KeyedRelation, KeyList
 from ingestd.postgres.snapshot.queries import columns_query, rows_query
-from ingestd.postgres.snapshot.read_view import ReadView, RowOrigin
+from ingestd.postgres.snapshot.read_view import LOCK_TIMEOUT_S, ReadView, RowOrigin
 from ingestd.postgres.transport.copy_out import LARGE_BLOCK_BYTES, Block, CopyOut
 
 BLOCKS_PER_RUN = 64

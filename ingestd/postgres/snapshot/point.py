@@ -16,13 +16,14 @@ from ingestd.model.schema import Table, TableId
 from ingestd.ports import SnapshotItem, SnapshotPage, Split
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.settings import PostgresSettings
-from ingestd.postgres.snapshot.ctid_splits import (
+from ingestd.postgres.snapshot.ctid_splits import splits_seen
+from ingestd.postgres.snapshot.errors import snapshot_error
+from ingestd.postgres.snapshot.read_view import (
     LOCK_TIMEOUT_S,
+    ExportedView,
+    RowOrigin,
     enter_snapshot,
-    snapshot_error,
-    splits_seen,
 )
-from ingestd.postgres.snapshot.read_view import ExportedView, RowOrigin
 from ingestd.postgres.snapshot.split_pool import SplitReaders
 
 

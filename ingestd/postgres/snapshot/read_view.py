@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
+import psycopg
 from psycopg import AsyncConnection, sql
 
-from ingestd.model.errors import TableChangedError, TableReplacedError
+from ingestd.model.errors import TableChangedError, TableReplacedError, TransientError
 from ingestd.model.lsn import Lsn
 from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.schema import Table
@@ -29,7 +30,9 @@ from ingestd.postgres.catalog.relation_lock import lock_table
 from ingestd.postgres.connection.session import connect
 from ingestd.postgres.connection.wal_position import insert_position
 from ingestd.postgres.rewrites.fingerprint import TableFingerprint, digest
-from ingestd.postgres.snapshot.ctid_splits import enter_snapshot
+
+LOCK_TIMEOUT_S = 10.0
+"""How long a reader waits for a table that is locked for DDL."""
 
 _SEEN = "SELECT pg_catalog.pg_current_snapshot()::text, pg_catalog.clock_timestamp()"
 _FILE = "SELECT pg_catalog.pg_relation_filenode(%s::oid)::int8"
@@ -110,6 +113,22 @@ class OwnView:
         assert row is not None
         seen, at = row
         return RowOrigin(await self._position(connection), at, PgSnapshot.parse(seen))
+
+
+async def enter_snapshot(connection: AsyncConnection[Any], snapshot: str) -> None:
+    """Begin a transaction that sees an exported snapshot; psycopg must not be in one.
+
+    Raises TransientError (``snapshot_gone``) if the exporting session has ended.
+    """
+    begin = sql.SQL(
+        "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT {}"
+    )
+    try:
+        await connection.execute(begin.format(snapshot))
+    except (psycopg.errors.UndefinedObject, psycopg.errors.InvalidParameterValue) as error:
+        raise TransientError(
+            f"snapshot {snapshot}: the session that exported it has ended", reason="snapshot_gone"
+        ) from error
 
 
 async def current_snapshot(connection: AsyncConnection[Any]) -> PgSnapshot:

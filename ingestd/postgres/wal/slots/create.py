@@ -29,10 +29,9 @@ from ingestd.postgres.connection.liveness import LivenessPolicy
 from ingestd.postgres.connection.session import connect, end_without_client
 from ingestd.postgres.connection.wal_position import flush_position, is_standby
 from ingestd.postgres.settings import WalSettings
-from ingestd.postgres.snapshot.ctid_splits import enter_snapshot
 from ingestd.postgres.snapshot.incremental import advance_wal, can_be_incremental
 from ingestd.postgres.snapshot.point import PointSnapshot
-from ingestd.postgres.snapshot.read_view import RowOrigin
+from ingestd.postgres.snapshot.read_view import RowOrigin, enter_snapshot
 from ingestd.postgres.snapshot.resume import unread
 from ingestd.postgres.wal.server import lineage_of, refuse_other
 from ingestd.postgres.wal.slots.slot import (
