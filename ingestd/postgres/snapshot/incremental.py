@@ -20,7 +20,7 @@ from ingestd.model.errors import TableError, TableReplacedError
 from ingestd.model.keys import Key
 from ingestd.model.lsn import Lsn
 from ingestd.model.memory_shares import SNAPSHOT_PAGES, bytes_of
-from ingestd.model.pg_snapshot import PgSnapshot, is_before
+from ingestd.model.pg_snapshot import PgSnapshot
 from ingestd.model.recorded import RecordError
 from ingestd.model.row_checks import row_limit_bytes
 from ingestd.model.schema import Table, TableId
@@ -28,9 +28,15 @@ from ingestd.ports import SnapshotItem, SnapshotPage, Split
 from ingestd.postgres.catalog.partitions import leaves_of
 from ingestd.postgres.connection.errors import classify
 from ingestd.postgres.connection.session import connect
-from ingestd.postgres.connection.wal_position import insert_position, is_standby
+from ingestd.postgres.connection.wal_position import (
+    advance_wal,
+    insert_position,
+    is_standby,
+    own_position,
+)
 from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.snapshot.ctid_splits import cut
+from ingestd.postgres.snapshot.earlier_transactions import await_earlier_writers, await_running
 from ingestd.postgres.snapshot.errors import snapshot_error
 from ingestd.postgres.snapshot.key_lookup import KeyedRelation, can_be_found
 from ingestd.postgres.snapshot.page_reader import TablePages
@@ -39,34 +45,11 @@ from ingestd.postgres.snapshot.resume import SnapshotRemainder, unread
 from ingestd.postgres.snapshot.split_pool import SplitReaders
 from ingestd.postgres.snapshot.where import check_condition, joined
 
-COMMITS_PATIENCE_S = 0.05
 CHUNKS = 4096
 LARGEST = 4
 """A table of more than CHUNKS chunks has chunks of up to LARGEST times the size."""
 
 _NOW = "SELECT pg_catalog.clock_timestamp()"
-# Flushed, unlike a message outside of transactions: a reader of the position need not wait for the
-# WAL writer. Waiting for a standby is not needed.
-_LOCAL = "SET LOCAL synchronous_commit = 'local'"
-_MOVE_ON = "SELECT pg_catalog.pg_logical_emit_message(true, 'ingestd', '')::text"
-# A transaction keeps its locks until others see it, whatever it waits for after its commit is in
-# the WAL. Every role can see them, and those of prepared transactions.
-_WRITERS = """
-WITH RECURSIVE tree AS (
-  SELECT unnest(%s::oid[]) AS oid
-  UNION ALL
-  SELECT i.inhrelid FROM tree t JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid)
-SELECT DISTINCT l.virtualtransaction, coalesce(l.pid, 0)::int8, x.transactionid::text::int8
-  FROM pg_catalog.pg_locks l
-  JOIN pg_catalog.pg_locks x ON x.virtualtransaction = l.virtualtransaction
-       AND x.locktype = 'transactionid' AND x.mode = 'ExclusiveLock' AND x.granted
- WHERE l.locktype = 'relation' AND l.granted AND l.relation IN (SELECT oid FROM tree)
-   AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
-   AND l.mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock',
-                  'AccessExclusiveLock')
-"""
-# Queried after the locks: a session that is idle now has not committed what its locks are for.
-_IDLE = "SELECT pid::int8 FROM pg_catalog.pg_stat_activity WHERE state = 'idle in transaction'"
 
 
 def can_be_incremental(table: Table) -> bool:
@@ -92,76 +75,6 @@ async def sizes(connection: AsyncConnection[Any], tables: Sequence[Table]) -> di
         if all(leaf.is_cut and not leaf.is_whole for leaf in leaves):
             found[table.id] = sum(leaf.nbytes for leaf in leaves)
     return found
-
-
-async def advance_wal(connection: AsyncConnection[Any]) -> None:
-    """Write a flushed WAL record that is no change; do nothing on a standby, which keeps moving."""
-    if not await is_standby(connection):
-        await own_position(connection)
-
-
-async def own_position(connection: AsyncConnection[Any]) -> Lsn:
-    """Write a message to a primary's WAL, flushed, and return a position inside it.
-
-    No other record has that position: records, commits among them, begin and end elsewhere. What
-    was visible before precedes it. Source: src/backend/replication/logical/message.c
-    (LogLogicalMessage).
-    """
-    async with connection.transaction():
-        await connection.execute(_LOCAL)
-        cursor = await connection.execute(_MOVE_ON)
-        row = await cursor.fetchone()
-        assert row is not None
-        return Lsn(Lsn.parse(row[0]) - 1)
-
-
-async def await_running(connection: AsyncConnection[Any]) -> None:
-    """Wait for the transactions that are running now, as creating a slot does."""
-    until = await next_xid(connection)
-    while (await current_snapshot(connection)).xmin < until:  # noqa: ASYNC110 - the server sends no notice
-        await asyncio.sleep(COMMITS_PATIENCE_S)
-
-
-async def next_xid(connection: AsyncConnection[Any]) -> int:
-    """Return an id above those of all running transactions, on a connection that is in none.
-
-    It assigns an id: a snapshot's xmax is only above those that have ended. Returns 0 on a standby,
-    where no id can be assigned and none is needed.
-    """
-    if await is_standby(connection):
-        return 0
-    cursor = await connection.execute("SELECT pg_catalog.pg_current_xact_id()::text")
-    row = await cursor.fetchone()
-    assert row is not None
-    return int(row[0])
-
-
-async def await_earlier_writers(
-    connection: AsyncConnection[Any], tables: Sequence[Table], began: int
-) -> None:
-    """Wait for transactions that wrote to these tables and are below `began`, except idle ones.
-
-    Their commits may be in the WAL and not visible yet (while a synchronous standby is waited for).
-    An earlier run may have received them from the stream; this run would not know.
-    """
-    waiting = await _earlier_writers(connection, tables, began)
-    while waiting:
-        await asyncio.sleep(COMMITS_PATIENCE_S)
-        waiting &= await _earlier_writers(connection, tables, began)
-
-
-async def _earlier_writers(
-    connection: AsyncConnection[Any], tables: Sequence[Table], began: int
-) -> set[str]:
-    cursor = await connection.execute(_WRITERS, ([t.oid for t in tables],))
-    writers = await cursor.fetchall()
-    cursor = await connection.execute(_IDLE)
-    idle = {pid for (pid,) in await cursor.fetchall()}
-    return {
-        transaction
-        for transaction, pid, xid in writers
-        if pid not in idle and is_before(xid, began)
-    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,12 +39,8 @@ from ingestd.postgres.connection.session import connect
 from ingestd.postgres.connection.wal_position import is_standby
 from ingestd.postgres.rewrites.stream_evidence import StreamEvidence
 from ingestd.postgres.settings import WalSettings
-from ingestd.postgres.snapshot.incremental import (
-    IncrementalSnapshot,
-    can_be_incremental,
-    next_xid,
-    sizes,
-)
+from ingestd.postgres.snapshot.earlier_transactions import next_xid
+from ingestd.postgres.snapshot.incremental import IncrementalSnapshot, can_be_incremental, sizes
 from ingestd.postgres.snapshot.read_view import current_snapshot
 from ingestd.postgres.wal.change_stream import ChangeStream
 from ingestd.postgres.wal.continuity import continuity_of, server_end

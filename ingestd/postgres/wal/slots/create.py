@@ -27,9 +27,9 @@ from ingestd.postgres.connection.claim_session import take_claim
 from ingestd.postgres.connection.errors import FREE_A_SLOT, classify, cut_off
 from ingestd.postgres.connection.liveness import LivenessPolicy
 from ingestd.postgres.connection.session import connect, end_without_client
-from ingestd.postgres.connection.wal_position import flush_position, is_standby
+from ingestd.postgres.connection.wal_position import advance_wal, flush_position, is_standby
 from ingestd.postgres.settings import WalSettings
-from ingestd.postgres.snapshot.incremental import advance_wal, can_be_incremental
+from ingestd.postgres.snapshot.incremental import can_be_incremental
 from ingestd.postgres.snapshot.point import PointSnapshot
 from ingestd.postgres.snapshot.read_view import RowOrigin, enter_snapshot
 from ingestd.postgres.snapshot.resume import unread
