@@ -16,9 +16,9 @@ import psycopg
 from numpy.typing import NDArray
 from psycopg import sql
 
-from ingestd.decode.pgoutput.backend_messages import ERROR, MOST_BYTES, READY, CutMessages
-from ingestd.decode.pgoutput.shortening import DroppedMessage, Shortener
 from ingestd.decode.values.encodings import Encoding
+from ingestd.decode.wire.backend_messages import ERROR, MOST_BYTES, READY, CutMessages
+from ingestd.decode.wire.shortener import DroppedMessage, Shortener
 from ingestd.model.errors import TableError
 from ingestd.postgres.connection.errors import lost
 from ingestd.postgres.connection.liveness import LivenessCheckedConnection

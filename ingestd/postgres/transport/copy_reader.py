@@ -25,7 +25,7 @@ import psycopg
 from numpy.typing import NDArray
 from psycopg.pq import DiagnosticField
 
-from ingestd.decode.pgoutput.backend_messages import (
+from ingestd.decode.wire.backend_messages import (
     ASIDES,
     COPY_BOTH,
     COPY_OUT,
@@ -37,7 +37,7 @@ from ingestd.decode.pgoutput.backend_messages import (
     error_fields,
     length_of,
 )
-from ingestd.decode.pgoutput.shortening import DroppedMessage, Shortener
+from ingestd.decode.wire.shortener import DroppedMessage, Shortener
 from ingestd.postgres.connection.liveness import LivenessCheckedConnection
 from ingestd.postgres.transport.channels.channel import Channel, is_last
 from ingestd.postgres.transport.channels.libpq import LibpqChannel, is_encrypted_by_kerberos

@@ -17,13 +17,13 @@ from ingestd.decode.copy.columnar import ColumnarDecoder
 from ingestd.decode.copy.message_rows import MessageRows
 from ingestd.decode.copy.packing import Packing, fields_of
 from ingestd.decode.copy.rows import CopyDecoder, CopyRows
-from ingestd.decode.pgoutput.backend_messages import Cutter, error_fields
 from ingestd.decode.pgoutput.decoder import PgoutputDecoder
 from ingestd.decode.pgoutput.relation import Relation, table_of
 from ingestd.decode.pgoutput.reordered_drain import ReorderedDrain
 from ingestd.decode.pgoutput.shortening import CopiedChange, StreamedChange
 from ingestd.decode.pgoutput.streamed_transactions import MOST_OPEN, StreamedTransactions
 from ingestd.decode.type_mapping import lake_type
+from ingestd.decode.wire.backend_messages import Cutter, error_fields
 from ingestd.model.errors import ProtocolError
 from ingestd.model.lsn import Lsn
 from ingestd.model.schema import Column, Mask, Table, TableId, with_before
