@@ -223,7 +223,7 @@ async def _whole(
     for leaf in await leaves_of(connection, look.polled.table):
         if leaf.is_whole:
             ranges = [BlockRange(leaf.schema, leaf.name, is_whole=True, oid=leaf.oid)]
-        elif not leaf.is_cut:
+        elif not leaf.is_splittable:
             ranges = [BlockRange(leaf.schema, leaf.name, oid=leaf.oid)]
         else:
             starts = range(0, max(1, leaf.blocks), PAGE_BLOCKS)

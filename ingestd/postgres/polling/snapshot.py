@@ -112,7 +112,7 @@ class PollingSnapshot(PointSnapshot):
     async def close(self) -> None:
         """Release the snapshot."""
         self._reads.close()
-        await self._close_cutter()
+        await self._close_split_connection()
         await self._connection.close()
 
     # --- inside ------------------------------------------------------------------------------

@@ -1,4 +1,6 @@
-"""Cuts tables into ranges of blocks, to be read under one exported snapshot.
+"""Splits tables into ranges of blocks, to be read under one exported snapshot.
+
+The daemon's own snapshots, verification, reference tables and Spark's data source use it.
 
 A range is read by a TID range scan, PostgreSQL 14 or newer. Source: PostgreSQL documentation,
 "System Columns" (ctid), "SET TRANSACTION".
@@ -34,7 +36,7 @@ class CtidSplits:
         self._dsn = dsn
 
     async def splits(self, table: Table, snapshot: str, target_bytes: int) -> Sequence[Split]:
-        """Cut `table`; TableError if it is no longer a table, or never was one."""
+        """Split `table`; TableError if it is no longer a table, or never was one."""
         if target_bytes <= 0:
             msg = f"target_bytes must be above 0, not {target_bytes}"
             raise ValueError(msg)
@@ -43,35 +45,37 @@ class CtidSplits:
                 self._dsn, autocommit=False, lock_timeout_s=LOCK_TIMEOUT_S
             ) as connection:
                 await enter_snapshot(connection, snapshot)
-                return await splits_seen(connection, table, snapshot, target_bytes)
+                return await split_table(connection, table, snapshot, target_bytes)
         except psycopg.Error as error:
             raise snapshot_error(error, table.id, self._dsn) from error
 
 
-async def splits_seen(
+async def split_table(
     connection: AsyncConnection[Any], table: Table, snapshot: str, target_bytes: int
 ) -> Sequence[Split]:
-    """Cut `table` on a connection that is in the snapshot. Raises psycopg.Error, TableError."""
+    """Split `table` on a connection that is in the snapshot. Raises psycopg.Error, TableError."""
     return [
         Split(table, snapshot, blocks.to_text(), nbytes)
         for leaf in await leaves_of(connection, table)
-        for blocks, nbytes in ranges_of(leaf, target_bytes)
+        for blocks, nbytes in split_leaf(leaf, target_bytes)
     ]
 
 
-def ranges_of(leaf: Leaf, target_bytes: int) -> list[tuple[BlockRange, int]]:
-    """Cut by blocks, with sizes. The last range is open: it includes blocks added since."""
+def split_leaf(leaf: Leaf, target_bytes: int) -> list[tuple[BlockRange, int]]:
+    """Split by blocks, with sizes. The last range is open: it includes blocks added since."""
     if leaf.is_whole:
         return [(BlockRange(leaf.schema, leaf.name, is_whole=True, oid=leaf.oid), leaf.nbytes)]
-    if not leaf.is_cut:
+    if not leaf.is_splittable:
         return [(BlockRange(leaf.schema, leaf.name, oid=leaf.oid, file=leaf.file), leaf.nbytes)]
-    return cut(leaf, 0, None, target_bytes)
+    return split_blocks(leaf, 0, None, target_bytes)
 
 
-def cut(leaf: Leaf, first: int, end: int | None, target_bytes: int) -> list[tuple[BlockRange, int]]:
-    """Cut the blocks of a leaf from `first` to `end` (None: to the last one, and any later).
+def split_blocks(
+    leaf: Leaf, first: int, end: int | None, target_bytes: int
+) -> list[tuple[BlockRange, int]]:
+    """Split the blocks of a leaf from `first` to `end` (None: to the last one, and any later).
 
-    Only blocks that exist are cut: `end` may be from a record in the lake.
+    Only blocks that exist are split: `end` may be from a record in the lake.
     """
     blocks = max(0, min(leaf.blocks, leaf.blocks if end is None else end) - first)
     nbytes = leaf.nbytes * blocks // max(1, leaf.blocks)

@@ -35,13 +35,13 @@ from ingestd.postgres.connection.wal_position import (
     own_position,
 )
 from ingestd.postgres.settings import WalSettings
-from ingestd.postgres.snapshot.ctid_splits import cut
+from ingestd.postgres.snapshot.ctid_splits import split_blocks
 from ingestd.postgres.snapshot.earlier_transactions import await_earlier_writers, await_running
 from ingestd.postgres.snapshot.errors import snapshot_error
 from ingestd.postgres.snapshot.key_lookup import KeyedRelation, can_be_found
 from ingestd.postgres.snapshot.page_reader import TablePages
 from ingestd.postgres.snapshot.read_view import LOCK_TIMEOUT_S, OwnView, current_snapshot
-from ingestd.postgres.snapshot.resume import SnapshotRemainder, unread
+from ingestd.postgres.snapshot.resume import SnapshotRemainder, remainder_text
 from ingestd.postgres.snapshot.split_pool import SplitReaders
 from ingestd.postgres.snapshot.where import check_condition, joined
 
@@ -72,7 +72,7 @@ async def sizes(connection: AsyncConnection[Any], tables: Sequence[Table]) -> di
         except psycopg.errors.LockNotAvailable:
             found[table.id] = 0
             continue
-        if all(leaf.is_cut and not leaf.is_whole for leaf in leaves):
+        if all(leaf.is_splittable and not leaf.is_whole for leaf in leaves):
             found[table.id] = sum(leaf.nbytes for leaf in leaves)
     return found
 
@@ -81,7 +81,7 @@ async def sizes(connection: AsyncConnection[Any], tables: Sequence[Table]) -> di
 class _Start:
     point: Lsn
     at: datetime
-    seen: PgSnapshot
+    pg_snapshot: PgSnapshot
 
 
 class IncrementalSnapshot:
@@ -115,12 +115,12 @@ class IncrementalSnapshot:
         self._readers = SplitReaders(
             dsn,
             [_only(table, where) for table in tables],
-            self._cut,
+            self._split,
             OwnView(self._own_position) if self._is_partial else OwnView(),
             workers=workers,
             hold_bytes=hold_bytes,
             row_limit_bytes=self._row_limit_bytes,
-            floor=start.seen,
+            floor=start.pg_snapshot,
         )
 
     @classmethod
@@ -149,7 +149,7 @@ class IncrementalSnapshot:
             await advance_wal(connection)  # an earlier snapshot may have rows at the end of the WAL
             if newly_published:
                 await await_running(connection)
-            seen = await current_snapshot(connection)
+            pg_snapshot = await current_snapshot(connection)
             cursor = await connection.execute(_NOW)
             row = await cursor.fetchone()
             assert row is not None
@@ -158,7 +158,7 @@ class IncrementalSnapshot:
         except BaseException:
             await connection.close()
             raise
-        start = _Start(point, row[0], seen)
+        start = _Start(point, row[0], pg_snapshot)
         return cls(
             connection,
             tables,
@@ -216,7 +216,7 @@ class IncrementalSnapshot:
         if self._is_partial:
             return ""
         nbytes, splits = self._readers.nbytes(table), self._readers.splits(table)
-        return unread(self._tables[table], self.point, nbytes, splits, done)
+        return remainder_text(self._tables[table], self.point, nbytes, splits, done)
 
     async def advance_source(self) -> None:
         """Write a message to the WAL; pgoutput skips it, but the position passes it."""
@@ -239,7 +239,7 @@ class IncrementalSnapshot:
         async with self._lock:
             return await own_position(self._connection)
 
-    async def _cut(self, table: Table) -> tuple[Sequence[Split], int]:
+    async def _split(self, table: Table) -> tuple[Sequence[Split], int]:
         try:
             async with await connect(
                 self._dsn, lock_timeout_s=LOCK_TIMEOUT_S, reads_names=True
@@ -247,7 +247,7 @@ class IncrementalSnapshot:
                 leaves = await leaves_of(connection, table)
         except psycopg.Error as error:
             raise snapshot_error(error, table.id, self._dsn) from error
-        if not all(leaf.is_cut and not leaf.is_whole for leaf in leaves):
+        if not all(leaf.is_splittable and not leaf.is_whole for leaf in leaves):
             raise TableReplacedError(table.id, "can no longer be read by blocks")
         if self._remainder is not None:
             splits = self._remainder.splits(table, leaves, self._sized(self._remainder.nbytes))
@@ -257,7 +257,7 @@ class IncrementalSnapshot:
         return [
             Split(table, "", blocks.to_text(), nbytes)
             for leaf in leaves
-            for blocks, nbytes in cut(leaf, 0, leaf.blocks, size)
+            for blocks, nbytes in split_blocks(leaf, 0, leaf.blocks, size)
         ], 0
 
     def _sized(self, nbytes: int) -> int:

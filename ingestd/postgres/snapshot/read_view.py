@@ -34,7 +34,7 @@ from ingestd.postgres.rewrites.fingerprint import TableFingerprint, digest
 LOCK_TIMEOUT_S = 10.0
 """How long a reader waits for a table that is locked for DDL."""
 
-_SEEN = "SELECT pg_catalog.pg_current_snapshot()::text, pg_catalog.clock_timestamp()"
+_SNAPSHOT_AND_TIME = "SELECT pg_catalog.pg_current_snapshot()::text, pg_catalog.clock_timestamp()"
 _FILE = "SELECT pg_catalog.pg_relation_filenode(%s::oid)::int8"
 
 NotePosition = Callable[[AsyncConnection[Any]], Awaitable[Lsn]]
@@ -46,7 +46,7 @@ class RowOrigin:
 
     position: Lsn
     at: datetime
-    seen: PgSnapshot | None = None
+    pg_snapshot: PgSnapshot | None = None
 
 
 class ReadView(Protocol):
@@ -61,11 +61,11 @@ class ReadView(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExportedView:
-    """A snapshot that another session exported, at `place`."""
+    """A snapshot that another session exported; `origin`: the position and time of its rows."""
 
     dsn: str
     snapshot: str
-    place: RowOrigin
+    origin: RowOrigin
 
     async def enter(
         self, connection: AsyncConnection[Any], table: Table, blocks: BlockRange
@@ -77,7 +77,7 @@ class ExportedView:
         await enter_snapshot(connection, self.snapshot)
         await lock_unless_rewritten(connection, self.dsn, table, blocks)
         await ensure_described(connection, table)
-        return self.place
+        return self.origin
 
 
 class OwnView:
@@ -95,24 +95,24 @@ class OwnView:
     async def enter(
         self, connection: AsyncConnection[Any], table: Table, blocks: BlockRange
     ) -> RowOrigin:
-        """Begin, unless the relation is not the one that the split was cut from."""
+        """Begin, unless the relation is not the one that the split was made from."""
         await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         await lock_table(connection, table, blocks, before_snapshot=True)
-        place = await self._now(connection)
+        origin = await self._now(connection)
         await ensure_described(connection, table)
         if blocks.file:
             cursor = await connection.execute(_FILE, (blocks.oid,))
             row = await cursor.fetchone()
             if row is None or row[0] != blocks.file:
                 raise TableReplacedError(table.id, "was rewritten or truncated while it was read")
-        return place
+        return origin
 
     async def _now(self, connection: AsyncConnection[Any]) -> RowOrigin:
-        cursor = await connection.execute(_SEEN)
+        cursor = await connection.execute(_SNAPSHOT_AND_TIME)
         row = await cursor.fetchone()
         assert row is not None
-        seen, at = row
-        return RowOrigin(await self._position(connection), at, PgSnapshot.parse(seen))
+        pg_snapshot, at = row
+        return RowOrigin(await self._position(connection), at, PgSnapshot.parse(pg_snapshot))
 
 
 async def enter_snapshot(connection: AsyncConnection[Any], snapshot: str) -> None:

@@ -32,7 +32,7 @@ from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.snapshot.incremental import can_be_incremental
 from ingestd.postgres.snapshot.point import PointSnapshot
 from ingestd.postgres.snapshot.read_view import RowOrigin, enter_snapshot
-from ingestd.postgres.snapshot.resume import unread
+from ingestd.postgres.snapshot.resume import remainder_text
 from ingestd.postgres.wal.server import lineage_of, refuse_other
 from ingestd.postgres.wal.slots.slot import (
     FIRST_WITH_FAILOVER,
@@ -451,7 +451,7 @@ class TableSnapshot(PointSnapshot):
         if not can_be_incremental(described):
             return ""
         nbytes, splits = self._readers.nbytes(table), self._readers.splits(table)
-        return unread(described, self.point, nbytes, splits, done)
+        return remainder_text(described, self.point, nbytes, splits, done)
 
     async def advance_source(self) -> None:
         """Write a message to the WAL; pgoutput skips it, but the position passes it."""
@@ -468,5 +468,5 @@ class TableSnapshot(PointSnapshot):
 
     async def close(self) -> None:
         """Release the snapshot, and drop a temporary slot."""
-        await self._close_cutter()
+        await self._close_split_connection()
         await self._held.close()
