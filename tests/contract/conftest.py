@@ -95,10 +95,10 @@ class PostgresWorld:
     """Cut by blocks, or by the key."""
 
     def __init__(
-        self, database: Database, cutter: Callable[[str], SplitManager] = CtidSplits
+        self, database: Database, manager: Callable[[str], SplitManager] = CtidSplits
     ) -> None:
         self._database = database
-        self._splitting = cutter
+        self._manager = manager
         database.execute('CREATE TABLE "Größe x" (id bigint PRIMARY KEY, name text)')
         self.table = make_table(database.value("""SELECT '"Größe x"'::regclass::oid::int8"""))
 
@@ -117,7 +117,7 @@ class PostgresWorld:
             yield name
 
     def splits(self) -> SplitManager:
-        return self._splitting(self._database.dsn)
+        return self._manager(self._database.dsn)
 
     def page_source(
         self,

@@ -38,9 +38,9 @@ from ingestd.decode.pgoutput.streamed_transactions import (
     STOP,
     STREAM_COMMIT,
     LastRelations,
+    MessageRun,
     NewestRelations,
     StreamCommit,
-    Stretch,
     ensure_few_open,
     is_from,
     relation_oid,
@@ -190,7 +190,7 @@ class ReorderedDrain:
         self._is_in_segment = False
         self._last: int | None = None
 
-    def feed(self, buffer: bytes, starts: Ints, ends: Ints) -> Iterator[Stretch]:
+    def feed(self, buffer: bytes, starts: Ints, ends: Ints) -> Iterator[MessageRun]:
         """Consume complete messages, yield those that are due. Raises ProtocolError."""
         if len(starts) == 0:
             return
@@ -234,7 +234,7 @@ class ReorderedDrain:
         self._expect(follows and self._given is None and not self._is_in_segment, message)
         self._span = span
 
-    def _control(self, message: bytes) -> Iterator[Stretch]:
+    def _control(self, message: bytes) -> Iterator[MessageRun]:
         if message[0] == START:
             _, xid, _ = START_FORM.unpack(message)
             if self._given is None:
@@ -258,7 +258,7 @@ class ReorderedDrain:
 
     def _messages(
         self, buffer: bytes, starts: Ints, ends: Ints, types: NDArray[np.uint8]
-    ) -> Iterator[Stretch]:
+    ) -> Iterator[MessageRun]:
         """Process messages of one segment, or outside of any."""
         if len(starts) == 0:
             return

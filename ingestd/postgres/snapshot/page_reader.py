@@ -34,7 +34,7 @@ from ingestd.postgres.snapshot.errors import snapshot_error
 from ingestd.postgres.snapshot.key_lookup import KeyedRelation, KeyList
 from ingestd.postgres.snapshot.queries import columns_query, rows_query
 from ingestd.postgres.snapshot.read_view import LOCK_TIMEOUT_S, ReadView, RowOrigin
-from ingestd.postgres.transport.copy_out import LARGE_BLOCK_BYTES, Block, CopyOut
+from ingestd.postgres.transport.copy_out import LARGE_BLOCK_BYTES, CopyBlock, CopyOut
 
 BLOCKS_PER_RUN = 64
 """Half a MB of a table: a few thousand rows. Their packed columns are one message, up to a hundred
@@ -94,7 +94,7 @@ class TablePages:
         self._entered = entered
         self._copy: CopyOut | None = None
         self._encoding: Encoding | None = None
-        self._reading: asyncio.Task[Block] | None = None
+        self._reading: asyncio.Task[CopyBlock] | None = None
 
     async def pages(self) -> AsyncGenerator[SnapshotPage, None]:
         """Yield the rows.

@@ -45,7 +45,7 @@ from ingestd.postgres.snapshot.read_view import current_snapshot
 from ingestd.postgres.wal.change_stream import ChangeStream
 from ingestd.postgres.wal.continuity import continuity_of, server_end
 from ingestd.postgres.wal.discovery import SourceTables
-from ingestd.postgres.wal.drain.drain import CatchUpPolicy
+from ingestd.postgres.wal.drain.drain import DrainPolicy
 from ingestd.postgres.wal.publication import prepare_publication
 from ingestd.postgres.wal.publication_sql import is_locked
 from ingestd.postgres.wal.relation_cache import Relations
@@ -84,7 +84,7 @@ class WalCapture:
         settings: WalSettings,
         *,
         memory_bytes: int,
-        catch_up: CatchUpPolicy,
+        drain_policy: DrainPolicy,
         spool: SpoolPolicy | None = None,
         evidence: StreamEvidence | None = None,
         past: SlotDecodeGap | None = None,
@@ -114,7 +114,7 @@ class WalCapture:
             slot_position=self._slot_position,
             server_position=self._server_position,
             memory_bytes=memory_bytes,
-            catch_up=catch_up,
+            drain_policy=drain_policy,
             spool=spool or SpoolPolicy(settings.open_transaction_spool),
             past=self._past,
         )

@@ -45,8 +45,8 @@ from ingestd.postgres.settings import WalSettings
 from ingestd.postgres.wal.block_decoder import BlockDecoder
 from ingestd.postgres.wal.drain.decision import DrainDecision
 from ingestd.postgres.wal.drain.drain import (
-    CatchUpPolicy,
     Drain,
+    DrainPolicy,
     PartFailedError,
 )
 from ingestd.postgres.wal.relation_cache import Relations
@@ -86,7 +86,7 @@ class ChangeStream:
         slot_position: Callable[[], Awaitable[Lsn]],
         server_position: AskPosition,
         memory_bytes: int,
-        catch_up: CatchUpPolicy,
+        drain_policy: DrainPolicy,
         spool: SpoolPolicy,
         past: SlotDecodeGap,
     ) -> None:
@@ -98,7 +98,7 @@ class ChangeStream:
         self._relations = relations
         self._memory_bytes = memory_bytes
         self._row_limit_bytes = row_limit_bytes(memory_bytes)
-        self._catch_up = catch_up
+        self._drain_policy = drain_policy
         self._spool = spool
         self._past = past
         self._position = ZERO
@@ -106,8 +106,8 @@ class ChangeStream:
         self._encoding: Encoding | None = None
         self._drain: Drain | None = None
         self._decoder: PgoutputDecoder | None = None
-        self._decision = DrainDecision(catch_up)
-        step_bytes = min(ADVANCE_BYTES, catch_up.part_bytes)
+        self._decision = DrainDecision(drain_policy)
+        step_bytes = min(ADVANCE_BYTES, drain_policy.part_bytes)
         self.confirmation = SlotConfirmation(
             SlotAdvance(self._dsn, settings.slot, source, step_bytes=step_bytes)
         )
@@ -122,7 +122,7 @@ class ChangeStream:
         self._server_at.mark_uncertain()
         self.confirmation.begin(start, server.lineage)
         while True:
-            async with contextlib.aclosing(self._backlogs()) as chunks:
+            async with contextlib.aclosing(self._drain_backlogs()) as chunks:
                 async for chunk in chunks:
                     await self._server_at.ensure_reached(chunk.position, self._lineage)
                     yield self._deliver(chunk)
@@ -131,7 +131,7 @@ class ChangeStream:
                 async for chunk in chunks:
                     yield chunk
 
-    async def _backlogs(self) -> AsyncGenerator[Chunk, None]:
+    async def _drain_backlogs(self) -> AsyncGenerator[Chunk, None]:
         """Drain what is behind, and what was written meanwhile, until it does not pay."""
         decision = self._decision
         pays = decision.pays_at(self._position)
@@ -139,7 +139,7 @@ class ChangeStream:
             self._report_rereading(decision.reread_bytes)
         while pays:
             begin, target = self._position, decision.flushed
-            async with contextlib.aclosing(self._backlog(begin, target)) as chunks:
+            async with contextlib.aclosing(self._drain_backlog(begin, target)) as chunks:
                 async for chunk in chunks:
                     yield chunk
             if self._position > begin:  # else the server refused
@@ -324,7 +324,7 @@ class ChangeStream:
             await self._drain.close()
         await self.confirmation.close()
 
-    async def _backlog(self, start: Lsn, target: Lsn) -> AsyncGenerator[Chunk, None]:
+    async def _drain_backlog(self, start: Lsn, target: Lsn) -> AsyncGenerator[Chunk, None]:
         """Yield the transactions from `start` to about `target`, drained by SQL functions.
 
         If the server refuses, yield nothing: the backlog is streamed. If it fails later, the source
@@ -332,11 +332,11 @@ class ChangeStream:
         """
         decoder = self._new_decoder()
         decoder.idle(start)
-        has_given = False
+        has_yielded = False
         try:
-            async with contextlib.aclosing(self._drained(start, target, decoder)) as chunks:
+            async with contextlib.aclosing(self._run_drain(start, target, decoder)) as chunks:
                 async for chunk in chunks:
-                    has_given = True
+                    has_yielded = True
                     yield chunk
         except PartFailedError as error:
             what = f"source {self._source}, catch-up: {error}"
@@ -345,16 +345,16 @@ class ChangeStream:
         except ProtocolError as error:
             raise self._placed(error, "catch-up", decoder.position) from error
         except psycopg.Error as error:
-            self._refuse_to_drain(error, has_given=has_given)
+            self._refuse_to_drain(error, has_yielded=has_yielded)
 
-    async def _drained(
+    async def _run_drain(
         self, start: Lsn, target: Lsn, decoder: PgoutputDecoder
     ) -> AsyncGenerator[Chunk, None]:
         backlog = self._drain = await Drain.start(
             self._dsn,
             self._settings.slot,
             self._settings.publication,
-            self._catch_up,
+            self._drain_policy,
             target - start,
             lineage=self._lineage,
             row_limit_bytes=self._row_limit_bytes,
@@ -367,23 +367,23 @@ class ChangeStream:
             self._drain = None
             await backlog.close()
         if backlog.reread_bytes:
-            self._catch_up.pause(self._catch_up.pause_s)
+            self._drain_policy.pause(self._drain_policy.pause_s)
             self._report_rereading(backlog.reread_bytes)
         else:
-            self._catch_up.finished()
+            self._drain_policy.finished()
 
-    def _refuse_to_drain(self, error: psycopg.Error, *, has_given: bool) -> None:
+    def _refuse_to_drain(self, error: psycopg.Error, *, has_yielded: bool) -> None:
         """Stream for a time. Raises TransientError if that can't continue from here."""
-        pause_s = self._catch_up.refused_pause_s
+        pause_s = self._drain_policy.refused_pause_s
         fault = classify(error, f"source {self._source}, catch-up", self._dsn)
         if isinstance(fault, TransientError) and not is_of_a_row(error):
-            if has_given or fault.reason != FULL:
+            if has_yielded or fault.reason != FULL:
                 raise fault from error
-            pause_s = self._catch_up.pause_s  # streaming takes fewer connections
+            pause_s = self._drain_policy.pause_s  # streaming takes fewer connections
         what, remedy = fault.what, fault.remedy
-        self._catch_up.pause(pause_s)
+        self._drain_policy.pause(pause_s)
         self._report_streaming(what, remedy)
-        if has_given:
+        if has_yielded:
             raise TransientError(what, reason="catch_up_refused", remedy=remedy) from error
 
     def _report_rereading(self, reread_bytes: int) -> None:
