@@ -76,7 +76,7 @@ class Catalog:
     columns that are structs in the lake. `published`: by name. `generated`: generated columns, sent
     or not, by table OID. `minds_unsent`: the server refuses UPDATE and DELETE if an identity
     contains an unsent column (18+). `partitions`: see `list_partitions`, by OID of the root. `lsn`:
-    all of it holds at that position. `seen`: the transactions that precede it. Without a
+    all of it holds at that position. `pg_snapshot`: the transactions that precede it. Without a
     publication: `indexes`, the unique ones by table OID; `hiding`, OIDs of the tables whose row
     security hides rows from this role. `type_oids`: the types of the columns, except of tables in
     `too_large`: by table OID, why its types are not read. `uses`: by type OID, the types whose text
@@ -106,7 +106,7 @@ class Catalog:
     uses: Mapping[int, tuple[TypeUse, ...]] = field(default_factory=dict)
     texts: Mapping[int, TableTexts] = field(default_factory=dict)
     lsn: Lsn = field(default=Lsn(0), compare=False)
-    seen: PgSnapshot = field(default=PgSnapshot(0, 0), compare=False)
+    pg_snapshot: PgSnapshot = field(default=PgSnapshot(0, 0), compare=False)
 
     def sending(self, row: TableRow) -> PublishedIdentity:
         """Return what decides, besides a table's replica identity, which changes can be sent."""
@@ -155,7 +155,7 @@ class Catalog:
             frozenset(map(digest, generated.values())) - {c.name for c in columns},
             membership=how.entry,
             types=tuple(sorted(types, key=lambda t: t.oid)),
-            ended=self.seen.xmin,
+            ended=self.pg_snapshot.xmin,
             places=self.places.get(row.oid, {}),
             publication=self.publication.altered if self.publication else "",
             numbered=row.numbered,
@@ -210,7 +210,7 @@ async def _read_catalog(
         structs={r.oid: _structs(settings, r.id) for r in wanted},
         generated=await list_generated(connection, oids),
         lsn=lsn,
-        seen=await current_snapshot(connection),
+        pg_snapshot=await current_snapshot(connection),
     )
     if settings.sent_by is None:
         catalog = await _with_indexes(connection, catalog, oids)
