@@ -281,7 +281,9 @@ def their_names(columns: Mapping[int, Mapping[int, str]]) -> dict[int, tuple[str
     return {oid: tuple(named.values()) for oid, named in columns.items()}
 
 
-async def list_hiding(connection: AsyncConnection[Any], tables: Iterable[int]) -> frozenset[int]:
+async def list_with_hidden_rows(
+    connection: AsyncConnection[Any], tables: Iterable[int]
+) -> frozenset[int]:
     """Return which of these tables (OIDs) have policies that hide rows from this role."""
     cursor = await connection.execute(_HIDING, (list(tables),))
     return frozenset([oid for (oid,) in await cursor.fetchall()])

@@ -67,7 +67,7 @@ class PolledTables:
         self.ahead = {name: p for name, p in self.ahead.items() if name in listed}
         await self._definitions.use_catalog(connection, catalog, known)
         polled: dict[TableId, PolledTable] = {}
-        refused = missing_tables(self._settings, catalog.present, catalog.others)
+        refused = missing_tables(self._settings, catalog.present, catalog.not_tables)
         interrupted, rewritten, fingerprints = {}, {}, {}
         async with self._tracker.comparing() as comparison:
             for row in catalog.rows:
@@ -117,7 +117,7 @@ class PolledTables:
             interrupted,
             rewritten,
             catalog.lsn,
-            notices=unmatched_notices(self._settings, catalog.present, catalog.others),
+            notices=unmatched_notices(self._settings, catalog.present, catalog.not_tables),
         )
 
     async def have_changed(self) -> bool:
@@ -212,7 +212,7 @@ def describe(
         no = refusal(row, definitions.table(plain, columns), role, also_read=["xmin"])
         if no is not None:
             raise no.error
-        if row.oid in catalog.hiding:
+        if row.oid in catalog.with_hidden_rows:
             raise _hidden(row.id, role)
         indexes = catalog.indexes.get(row.oid, ())
         is_partitioned = row.oid not in catalog.files.get(row.oid, {})

@@ -93,7 +93,7 @@ async def _check_server(
     found.note("connection", "ok", f"{server.role}@{info.host}:{info.port}/{server.database}")
     _server(server, settings, now, found)
     catalog = await read_catalog(settings)
-    for missing in missing_tables(settings, catalog.present, catalog.others):
+    for missing in missing_tables(settings, catalog.present, catalog.not_tables):
         error = missing.error
         found.note(f"table {missing.table.id}", "fail", error.reason, error.remedy)
     definitions = TableDefinitions(settings)
@@ -118,7 +118,7 @@ async def _check_server(
         _captured(looked, found)
         await _cursor(connection, settings.dsn.get_secret_value(), looked, found)
         _deletes(polled, found)
-    for notice in unmatched_notices(settings, catalog.present, catalog.others):
+    for notice in unmatched_notices(settings, catalog.present, catalog.not_tables):
         found.notice(notice)
     found.lines += room_lines({source: await demand_of(connection, claim_of_polling(source), {})})
 

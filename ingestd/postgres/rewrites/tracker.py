@@ -79,7 +79,7 @@ class FingerprintComparison:
         self, now: TableFingerprint, then: TableFingerprint | None
     ) -> TableFingerprint:
         """Return it with the partitions that have no blocks. Raises psycopg.Error."""
-        if not now.places:
+        if not now.attach_xids:
             return now
         empty = () if then is None else then.empty
         same = {p for p in empty if then is not None and then.files.get(p) == now.files.get(p)}

@@ -160,7 +160,7 @@ class SourceTables:
         pending = self.evidence.visible_to(catalog.pg_snapshot)
         by_ddl = self.evidence.ddl.visible_to(catalog.pg_snapshot)
         await self._try_to_publish(catalog)
-        refused = missing_tables(self._settings, catalog.present, catalog.others)
+        refused = missing_tables(self._settings, catalog.present, catalog.not_tables)
         found = _Found(refused)
         async with self._tracker.comparing() as comparison:
             read = _Readings(catalog, server.role, known, last, pending, by_ddl, comparison)
@@ -200,7 +200,10 @@ class SourceTables:
             catalog.pg_snapshot,
             self._doubts(),
             frozenset(departed),
-            (*unmatched_notices(self._settings, catalog.present, catalog.others), *self._notices()),
+            (
+                *unmatched_notices(self._settings, catalog.present, catalog.not_tables),
+                *self._notices(),
+            ),
         )
 
     async def have_changed(self) -> bool:

@@ -28,7 +28,9 @@ def stored(
         StoredColumn(number, kind, -1, 700, has_missing=False, name=digest(name))
         for number, (name, kind) in enumerate(zip(names, kinds, strict=True), start=1)
     )
-    return TableFingerprint(columns, {o: o for o in leaves}, places=dict.fromkeys(leaves, ".1"))
+    return TableFingerprint(
+        columns, {o: o for o in leaves}, attach_xids=dict.fromkeys(leaves, ".1")
+    )
 
 
 def relation(*names: str, type_oid: int = INT, xid: int = XID, lsn: Lsn = LSN) -> Relation:
@@ -192,7 +194,7 @@ def test_i7_a_partition_that_a_look_saw_is_for_the_looks() -> None:
     evidence, then = StreamEvidence(), stored("id", "n", leaves=(LEAF,))
     evidence.clear(evidence.visible_to(SEEN), SEEN, {TABLE: then}, [])
     assert not evidence.record_partition(leaf(LEAF, LSN, XID), TABLE, THEN)
-    gone = replace(then, files={}, places={})
+    gone = replace(then, files={}, attach_xids={})
     assert evidence.visible_to(SEEN).difference(TABLE, gone) is None
     assert not evidence.record_partition(
         leaf(LEAF, LSN, 820), TABLE, THEN
@@ -250,7 +252,7 @@ def test_i6_another_replica_identity_of_a_partition(
     root: str, sent: str, *, is_reported: bool
 ) -> None:
     evidence = StreamEvidence()
-    then = replace(THEN, key=KeyMark.parse(root), files={LEAF: LEAF}, places={LEAF: ".1"})
+    then = replace(THEN, key=KeyMark.parse(root), files={LEAF: LEAF}, attach_xids={LEAF: ".1"})
     evidence.clear(evidence.visible_to(SEEN), SEEN, {TABLE: then}, [])
     assert evidence.record_partition(leaf(identity=sent), TABLE, then) is is_reported
     assert (evidence.visible_to(SEEN).difference(TABLE, then) is not None) is is_reported
