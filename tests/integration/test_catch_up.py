@@ -631,7 +631,7 @@ async def test_i1_the_slot_position_is_read_before_any_status_is_sent(database: 
         memory_bytes=8 << 20,
         drain_policy=DrainPolicy(above_bytes=1 << 30),
         spool=SpoolPolicy(1 << 30),
-        past=SlotDecodeGap(),
+        decode_gap=SlotDecodeGap(),
     )
     async with await connect(database.dsn) as connection:
         server = await inspect_server(connection, database.dsn)

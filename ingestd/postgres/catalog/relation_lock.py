@@ -183,7 +183,7 @@ async def _ensure_meant(
         ) from error
     if row is None or not row[0]:
         raise TableChangedError(
-            table, f"{name} is not the relation that should be read", remedy=PUT_BACK
+            table, f"{name} is a different relation than the one discovered", remedy=PUT_BACK
         )
     for (column, expected), present, seen in zip(columns.items(), row[1], row[2], strict=True):
         if present != expected or seen not in {0, expected}:

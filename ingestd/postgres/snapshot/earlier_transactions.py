@@ -57,21 +57,22 @@ async def next_xid(connection: AsyncConnection[Any]) -> int:
 
 
 async def await_earlier_writers(
-    connection: AsyncConnection[Any], tables: Sequence[Table], began: int
+    connection: AsyncConnection[Any], tables: Sequence[Table], live_since_xid: int
 ) -> None:
-    """Wait for transactions that wrote to these tables and are below `began`, except idle ones.
+    """Wait for transactions that wrote to these tables before the stream, except idle ones.
 
     Their commits may be in the WAL and not visible yet (while a synchronous standby is waited for).
     An earlier run may have received them from the stream; this run would not know.
+    `live_since_xid`: the `next_xid` when the stream began, above their ids.
     """
-    waiting = await _earlier_writers(connection, tables, began)
+    waiting = await _earlier_writers(connection, tables, live_since_xid)
     while waiting:
         await asyncio.sleep(COMMITS_PATIENCE_S)
-        waiting &= await _earlier_writers(connection, tables, began)
+        waiting &= await _earlier_writers(connection, tables, live_since_xid)
 
 
 async def _earlier_writers(
-    connection: AsyncConnection[Any], tables: Sequence[Table], began: int
+    connection: AsyncConnection[Any], tables: Sequence[Table], live_since_xid: int
 ) -> set[str]:
     cursor = await connection.execute(_WRITERS, ([t.oid for t in tables],))
     writers = await cursor.fetchall()
@@ -80,5 +81,5 @@ async def _earlier_writers(
     return {
         transaction
         for transaction, pid, xid in writers
-        if pid not in idle and is_before(xid, began)
+        if pid not in idle and is_before(xid, live_since_xid)
     }

@@ -129,13 +129,13 @@ class IncrementalSnapshot:
         settings: WalSettings,
         tables: Sequence[Table],
         *,
-        began: int,
+        live_since_xid: int,
         newly_published: bool = False,
         remainder: str = "",
         where: str | None = None,
         memory_bytes: int,
     ) -> IncrementalSnapshot:
-        """Record where it begins; `began`: the `next_xid` at the start of `live`.
+        """Record where it begins; `live_since_xid`: the `next_xid` at the start of `live`.
 
         Raises psycopg.Error, TableReplacedError; TableError for a `where` that is not a condition.
         """
@@ -154,7 +154,7 @@ class IncrementalSnapshot:
             row = await cursor.fetchone()
             assert row is not None
             point = await insert_position(connection) if rest is None else rest.point
-            await await_earlier_writers(connection, tables, began)
+            await await_earlier_writers(connection, tables, live_since_xid)
         except BaseException:
             await connection.close()
             raise

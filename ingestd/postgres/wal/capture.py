@@ -52,10 +52,9 @@ from ingestd.postgres.wal.relation_cache import Relations
 from ingestd.postgres.wal.server import WalServer, inspect_server, position_of, server_notices
 from ingestd.postgres.wal.slots.create import (
     ExportedPoint,
-    TableSnapshot,
+    free_walsender,
     prepare_slot,
     temporary_point,
-    without_walsender,
 )
 from ingestd.postgres.wal.slots.slot import (
     SlotDecodeGap,
@@ -65,6 +64,7 @@ from ingestd.postgres.wal.slots.slot import (
     skipped,
     vanished_slot,
 )
+from ingestd.postgres.wal.slots.table_snapshot import TableSnapshot
 from ingestd.postgres.wal.spool import SpoolPolicy
 
 DDL_PATIENCE_S = 0.2
@@ -87,7 +87,7 @@ class WalCapture:
         drain_policy: DrainPolicy,
         spool: SpoolPolicy | None = None,
         evidence: StreamEvidence | None = None,
-        past: SlotDecodeGap | None = None,
+        decode_gap: SlotDecodeGap | None = None,
     ) -> None:
         self._where = f"source {source}"
         self._settings = settings
@@ -99,8 +99,8 @@ class WalCapture:
         self._exported: ExportedPoint | None = None
         self._memory_bytes = memory_bytes
         self._snapshots: list[TableSnapshot | IncrementalSnapshot] = []
-        self._past = past or SlotDecodeGap()
-        self._tables = SourceTables(settings, evidence, unsendable=self._past.unsendable)
+        self._decode_gap = decode_gap or SlotDecodeGap()
+        self._tables = SourceTables(settings, evidence, unsendable=self._decode_gap.unsendable)
         self._relations = Relations(
             self._describe,
             settings.streams,
@@ -116,13 +116,17 @@ class WalCapture:
             memory_bytes=memory_bytes,
             drain_policy=drain_policy,
             spool=spool or SpoolPolicy(settings.open_transaction_spool),
-            past=self._past,
+            decode_gap=self._decode_gap,
         )
         self._is_live = False
-        self._unread_above: Lsn | None = None  # nothing was read from a slot above this
-        self._reach: Lsn | None = None  # the slot's highest valid position before the stream
-        self._began = 0
-        self._sent_whole: frozenset[int] = frozenset()
+        # A slot above this was created by an earlier start: nothing was read from it.
+        self._unread_above: Lsn | None = None
+        # The highest position at which the slot has all changes that the lake lacks.
+        self._slot_limit: Lsn | None = None
+        # Above the ids of all transactions that ran when `live` began.
+        self._live_since_xid = 0
+        # The tables (OIDs) of which the slot sends every change: creating it waited for writers.
+        self._sent_completely: frozenset[int] = frozenset()
 
     async def claim(self) -> None:
         """Take the claim on the slot's name."""
@@ -187,9 +191,14 @@ class WalCapture:
         with self._control.errors("continuity"):
             server = await self._checked_server(control)
             found = await continuity_of(
-                control, server, self._settings, committed, past=self._past, where=self._where
+                control,
+                server,
+                self._settings,
+                committed,
+                decode_gap=self._decode_gap,
+                where=self._where,
             )
-        self._reach = committed.position if isinstance(found, Resumed) else None
+        self._slot_limit = committed.position if isinstance(found, Resumed) else None
         reads_all = self._settings.snapshot == "initial"
         is_unread = isinstance(found, Fresh) and reads_all
         self._unread_above = (committed.position or ZERO) if is_unread else None
@@ -212,7 +221,7 @@ class WalCapture:
             if is_news:
                 self._relations.noticed.set()
             if self._is_live:
-                self._sent_whole = frozenset()
+                self._sent_completely = frozenset()
             else:
                 unread_above = self._unread_above
                 if unread_above is not None and read_to is not None:
@@ -225,14 +234,14 @@ class WalCapture:
                     where=self._where,
                 )
                 if exported is not None:
-                    self._past.renewed()
-                    exported = await without_walsender(self._settings, exported)
-                self._reach = exported.point if exported is not None else self._reach
-                if self._reach is None:  # an unmanaged slot, valid at any position
-                    self._reach = await self._slot_position()
+                    self._decode_gap.renewed()
+                    exported = await free_walsender(self._settings, exported)
+                self._slot_limit = exported.point if exported is not None else self._slot_limit
+                if self._slot_limit is None:  # an unmanaged slot, valid at any position
+                    self._slot_limit = await self._slot_position()
                 if exported is not None:
                     # Creating the slot waited for writers that began before the publication.
-                    self._sent_whole = frozenset(t.oid for t in tables if t.id not in busy)
+                    self._sent_completely = frozenset(t.oid for t in tables if t.id not in busy)
                     self._exported = exported
                     self._stream.confirmation.reset()
         return Prepared(busy, storages)
@@ -272,9 +281,9 @@ class WalCapture:
                 snapshot = await IncrementalSnapshot.start(
                     self._settings,
                     tables,
-                    began=self._began,
+                    live_since_xid=self._live_since_xid,
                     newly_published=newly_published
-                    and any(t.oid not in self._sent_whole for t in tables),
+                    and any(t.oid not in self._sent_completely for t in tables),
                     remainder=remainder,
                     where=where,
                     memory_bytes=self._memory_bytes,
@@ -290,7 +299,7 @@ class WalCapture:
             try:
                 with self._control.errors("snapshot"):
                     exported = await temporary_point(self._settings, is_claimed=True)
-                    exported = await without_walsender(self._settings, exported)
+                    exported = await free_walsender(self._settings, exported)
             except (OperatorError, TransientError) as error:
                 is_slot = isinstance(error.__cause__, psycopg.errors.ConfigurationLimitExceeded)
                 if not (is_slot or error.remedy == FREE_A_SENDER):
@@ -307,14 +316,14 @@ class WalCapture:
         control = await self._control.connection()
         with self._control.errors("live"):
             await self._drop_export()
-            self._began = await next_xid(control)
+            self._live_since_xid = await next_xid(control)
             server = await inspect_server(control, self._dsn)
             slot = await find_slot(control, self._slot)
         if slot is None or slot.confirmed_lsn is None:
             raise self._without_slot()
-        reach = max(self._reach or slot.confirmed_lsn, self._stream.confirmation.confirmed)
-        if slot.confirmed_lsn > reach:
-            raise moved_slot(self._slot, skipped(slot.confirmed_lsn, reach))
+        limit = max(self._slot_limit or slot.confirmed_lsn, self._stream.confirmation.confirmed)
+        if slot.confirmed_lsn > limit:
+            raise moved_slot(self._slot, skipped(slot.confirmed_lsn, limit))
         start = max(after or ZERO, slot.confirmed_lsn)
         self._stream.server_is_at(Lsn.parse(slot.flushed), slot.reread_bytes)
         changes = self._stream.changes(start, server)

@@ -35,7 +35,7 @@ class WalConnector(PostgresConnector):
         self._drain_policy = drain_policy
         self._spool = SpoolPolicy(settings.open_transaction_spool)
         self._evidence = StreamEvidence()
-        self._past = SlotDecodeGap()
+        self._decode_gap = SlotDecodeGap()
 
     async def _read_coverage(
         self, connection: AsyncConnection[Any], known: Mapping[TableId, RegisteredTable]
@@ -54,7 +54,7 @@ class WalConnector(PostgresConnector):
             drain_policy=self._drain_policy,
             spool=self._spool,
             evidence=self._evidence,
-            past=self._past,
+            decode_gap=self._decode_gap,
         )
 
     async def check(self) -> Sequence[CheckLine]:

@@ -389,7 +389,7 @@ def _slot(
         found.note(subject, "ok", f"at {slot.confirmed}, {behind}{copied}")
 
 
-MAY_STOP = "an UPDATE that moves a row there without its large values stops the table"
+MAY_STOP = "an UPDATE that moves a row into the filter without its TOASTed values stops the table"
 
 # Without a TOAST table there are no out-of-line values. Partitioned tables: see the partitions.
 # (pg_partition_tree would lock them.)
