@@ -38,7 +38,12 @@ from ingestd.decode.pgoutput.messages import (
     read_transactions,
     report_messages,
 )
-from ingestd.decode.pgoutput.relation import Relation, ReportPartition, Resolve, parse_relation
+from ingestd.decode.pgoutput.relation import (
+    Relation,
+    ReportPartition,
+    ResolveRelation,
+    parse_relation,
+)
 from ingestd.decode.pgoutput.shortening import LEFT_OUT, columns_left_out
 from ingestd.decode.values.encodings import Encoding
 from ingestd.model.changes import Chunk, TableBatch, idle_chunk
@@ -93,7 +98,7 @@ class PgoutputDecoder:
 
     def __init__(
         self,
-        resolve: Resolve,
+        resolve: ResolveRelation,
         *,
         report_partition: ReportPartition = lambda *_: None,
         report_message: ReportMessage = lambda *_: False,

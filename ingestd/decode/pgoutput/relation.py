@@ -47,7 +47,7 @@ class Relation:
     xid: int = field(default=0, compare=False)
 
 
-Resolve = Callable[[Relation], Table | None]
+ResolveRelation = Callable[[Relation], Table | None]
 """Returns the captured table of a relation; None: its changes are dropped and not counted."""
 ReportPartition = Callable[[Relation, int], None]
 """Called with a partition, and the OID of the table as which its changes are sent."""
