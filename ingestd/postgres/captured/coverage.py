@@ -28,7 +28,7 @@ async def coverage_of(
     *,
     timeout_s: float,
 ) -> Coverage:
-    """Return the coverage, using a kind's `poll` of the catalog; see `ingestd.ports.Connector.coverage`."""
+    """Return the coverage, by a kind's `poll` of it; see `ingestd.ports.Connector.coverage`."""
     where = f"source {source}, coverage"
     # Rewrites are not checked: that might scan a table.
     known = {name: replace(table, storage="") for name, table in known.items()}
