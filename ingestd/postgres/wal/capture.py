@@ -119,9 +119,9 @@ class WalCapture:
             decode_gap=self._decode_gap,
         )
         self._is_live = False
-        # A slot above this was created by an earlier start: nothing was read from it.
+        # Nothing was read from a slot above this: an earlier start may have created it.
         self._unread_above: Lsn | None = None
-        # The highest position at which the slot has all changes that the lake lacks.
+        # The highest valid position of the slot before the stream: above it, changes are missing.
         self._slot_limit: Lsn | None = None
         # Above the ids of all transactions that ran when `live` began.
         self._live_since_xid = 0
